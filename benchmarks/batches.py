@@ -38,10 +38,10 @@ SIZES = (1, 8, 64)
 def jobs_of(recipe: SamplingRecipe, policy: LocalPolicy, arguments: argparse.Namespace) -> list[Job]:
     """One job a completion, in an order that mixes prompts."""
     rng = random.Random(arguments.seed)
-    with tempfile.TemporaryDirectory() as cache, Environment(recipe, Path(cache)) as bench:
-        questions = [question.text for question in bench.questions("train", arguments.prompts + 3)]
-        [(predictor, _)] = bench.program().named_predictors()
-        found = bench.retriever.search(questions, 3)
+    with tempfile.TemporaryDirectory() as cache, Environment(recipe, Path(cache)) as environment:
+        questions = [question.text for question in environment.tasks("train", arguments.prompts + 3)]
+        [(predictor, _)] = environment.program().named_predictors()
+        found = environment.retriever.search(questions, 3)
         calls = [
             {"question": text, "context": [str(passage) for passage in ranking]}
             for text, ranking in zip(questions, found, strict=True)
@@ -49,7 +49,7 @@ def jobs_of(recipe: SamplingRecipe, policy: LocalPolicy, arguments: argparse.Nam
         demos = [{**call, "query": call["question"]} for call in calls[:3]]
         bank = [Prompt(str(n), {predictor: demos[:n]}) for n in range(4)]
         messages = [
-            bench.formatter.messages(
+            environment.formatter.messages(
                 predictor, {**call, "context": call["context"][: rng.choice((0, 0, 1, 3))]}, rng.choice(bank)
             )
             for call in calls[3:]

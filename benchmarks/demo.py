@@ -1,6 +1,6 @@
 """The demo's loop on several seeds, and prompt-diverse against temperature-only sampling at the same number of calls.
 
-    python benchmarks/demo.py --seeds 0 1 2 --out runs/bench/demo
+    python benchmarks/demo.py --seeds 0 1 2 --out runs/environment/demo
 
 Each seed is another world, another sampling and another training; the policy as shipped is the same. Finished runs are
 kept, so that a stopped benchmark goes on. Prints Markdown.
@@ -105,7 +105,7 @@ def sampling_facts(out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("runs/bench/demo"))
+    parser.add_argument("--out", type=Path, default=Path("runs/environment/demo"))
     parser.add_argument("--arms", nargs="+", choices=["prompts", "temperature"], default=["prompts", "temperature"])
     arguments = parser.parse_args()
     arms = {name: {"prompts": diverse, "temperature": temperature_only}[name] for name in arguments.arms}

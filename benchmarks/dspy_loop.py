@@ -69,16 +69,16 @@ class Loop(dspy.Module):
         return list(made.completions.query)
 
 
-def dspy_loop(bench: Environment, prompts: Sequence[Prompt], questions: int, n: int) -> Timed:
+def dspy_loop(environment: Environment, prompts: Sequence[Prompt], questions: int, n: int) -> Timed:
     """A recipe's sampling by ``dspy.Evaluate``, a thread a question; nothing is stored.
 
     Args:
-        bench: of a recipe with a served policy.
+        environment: of a recipe with a served policy.
         prompts: of the bank.
         questions: how many.
         n: completions a prompt and state, in one request.
     """
-    policy = bench.recipe.policy
+    policy = environment.recipe.policy
     lm = dspy.LM(
         f"openai/{policy.model}",
         api_base=policy.urls[0],
@@ -90,16 +90,16 @@ def dspy_loop(bench: Environment, prompts: Sequence[Prompt], questions: int, n: 
     counted: list[int] = []
     examples = [
         dspy.Example(question=q.text, gold=list(q.gold)).with_inputs("question", "gold")
-        for q in bench.questions(limit=questions)
+        for q in environment.tasks(limit=questions)
     ]
 
     def count(example: Any, prediction: Any, trace: Any = None) -> float:
         counted.append(prediction.samples)
         return 0.0
 
-    loop = Loop(bench.program(), prompts, n)
+    loop = Loop(environment.program(), prompts, n)
     evaluate = dspy.Evaluate(devset=examples, metric=count, num_threads=THREADS, display_progress=False)
-    with dspy.context(lm=lm, adapter=bench.adapter, rm=bench.retriever):
+    with dspy.context(lm=lm, adapter=environment.adapter, rm=environment.retriever):
         began, cpu = time.perf_counter(), time.process_time()
         evaluate(loop)
         wall_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu

@@ -1,7 +1,7 @@
 """HotpotQA on several seeds: the policy made from MiniLM's weights, its controls, and the baselines.
 
     leret pretrain sampling/hotpotqa.yaml --set data.questions=FILE --set data.corpus=FILE
-    python benchmarks/hotpotqa.py --seeds 0 1 2 --questions 250 --test 250 --out runs/bench/hotpotqa
+    python benchmarks/hotpotqa.py --seeds 0 1 2 --questions 250 --test 250 --out runs/environment/hotpotqa
 
 Each seed is another draw of training questions, another sampling and another training, from one pretrained policy. The
 test questions are the same for all. `copy` is the untrained policy under a prompt whose demos copy the question.
@@ -128,7 +128,7 @@ def main():
     parser.add_argument("--questions", type=int, default=250, help="training questions that are sampled")
     parser.add_argument("--test", type=int, default=250, help="test questions")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/hotpotqa"))
-    parser.add_argument("--out", type=Path, default=Path("runs/bench/hotpotqa"))
+    parser.add_argument("--out", type=Path, default=Path("runs/environment/hotpotqa"))
     arguments = parser.parse_args()
     outs = [arguments.out / f"seed-{seed}" for seed in arguments.seeds]
     runs = [

@@ -106,25 +106,25 @@ def leret(*words: str) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def prepared(bench: Bench, runs: Path, world: int, seed: int) -> Run:
+def prepared(environment: Bench, runs: Path, world: int, seed: int) -> Run:
     """A sampled run with its sft policy."""
     path = runs / f"world-{world}-{seed}"
-    keys = (key.format(world=world, seed=seed) for key in bench.sampling)
+    keys = (key.format(world=world, seed=seed) for key in environment.sampling)
     if not (path / "sample.done").is_file():
-        leret("sample", bench.recipes[0], "--run", str(path), *(word for key in keys for word in ("--set", key)))
+        leret("sample", environment.recipes[0], "--run", str(path), *(word for key in keys for word in ("--set", key)))
     if not (path / "policies" / "sft").is_dir():
-        leret("train", bench.recipes[1], "--run", str(path), "--set", f"seed={seed}")
+        leret("train", environment.recipes[1], "--run", str(path), "--set", f"seed={seed}")
     return Run.open(path)
 
 
-def trained(bench: Bench, run: Run, algorithm: str, rate: float, init: str, seed: int) -> str:
+def trained(environment: Bench, run: Run, algorithm: str, rate: float, init: str, seed: int) -> str:
     """The name of a policy, trained where it is not there; its CPU-seconds are kept beside it."""
     recipe, keys, _ = ALGORITHMS[algorithm]
     name = f"{algorithm}-{init}-{rate:g}"
     if not (run.policies / name).is_dir():
         given = {
             **keys,
-            **bench.rounds.get(algorithm, {}),
+            **environment.rounds.get(algorithm, {}),
             "name": name,
             "init_from": init,
             "learning_rate": rate,
@@ -136,10 +136,10 @@ def trained(bench: Bench, run: Run, algorithm: str, rate: float, init: str, seed
     return name
 
 
-def measured(bench: Bench, run: Run, names: list[str], split: str, baseline: str) -> dict[str, dict[str, Any]]:
+def measured(environment: Bench, run: Run, names: list[str], split: str, baseline: str) -> dict[str, dict[str, Any]]:
     """Recall and AP after the last hop, with recall's interval; ``ahead``: its difference to the baseline's, paired."""
     given = [f"split={split}", f"systems={json.dumps(names)}", f"baseline={baseline}"]
-    summary = evaluate(load_recipe(bench.recipes[2], EvalRecipe, given), run).summary
+    summary = evaluate(load_recipe(environment.recipes[2], EvalRecipe, given), run).summary
     last = {row["system"]: row["hops"][-1] for row in summary["rows"]}
     found = {n: {"recall": last[n]["recall"], "ap": last[n]["ap"], "ci": last[n]["recall_ci"]} for n in names}
     for row in summary["comparisons"]:
@@ -156,12 +156,12 @@ def facts(run: Run, name: str) -> str:
     return f"{seconds:6.0f} CPU s {record['examples']:7,} examples"
 
 
-def sweep(bench: Bench, runs: Path, world: int, algorithms: list[str], init: str) -> None:
+def sweep(environment: Bench, runs: Path, world: int, algorithms: list[str], init: str) -> None:
     """Each algorithm at each rate, on the dev split."""
-    run = prepared(bench, runs, world, 0)
+    run = prepared(environment, runs, world, 0)
     for algorithm in algorithms:
-        names = {rate: trained(bench, run, algorithm, rate, init, 0) for rate in bench.swept[algorithm]}
-        found = measured(bench, run, [init, *names.values()], "dev", init)
+        names = {rate: trained(environment, run, algorithm, rate, init, 0) for rate in environment.swept[algorithm]}
+        found = measured(environment, run, [init, *names.values()], "dev", init)
         for rate, name in names.items():
             row = found[name]
             print(f"{algorithm:13s} {rate:7g}  recall {row['recall']:.3f}  AP {row['ap']:.3f}", facts(run, name))
@@ -169,13 +169,15 @@ def sweep(bench: Bench, runs: Path, world: int, algorithms: list[str], init: str
         print(f"{algorithm:13s} best: {best:g}  ({init}: {found[init]['recall']:.3f})", flush=True)
 
 
-def table(bench: Bench, runs: Path, world: int, seeds: list[int], algorithms: list[str], init: str) -> None:
+def table(environment: Bench, runs: Path, world: int, seeds: list[int], algorithms: list[str], init: str) -> None:
     """The best rates on the test split, a row for each seed; compared with the first IPO among them, else with sft."""
     for seed in seeds:
-        run = prepared(bench, runs, world, seed)
-        names = [trained(bench, run, algorithm, bench.rates[algorithm], init, seed) for algorithm in algorithms]
+        run = prepared(environment, runs, world, seed)
+        names = [
+            trained(environment, run, algorithm, environment.rates[algorithm], init, seed) for algorithm in algorithms
+        ]
         baseline = next((name for name in names if name.startswith("ipo")), "sft")
-        for name, row in measured(bench, run, ["base", "sft", *names], "test", baseline).items():
+        for name, row in measured(environment, run, ["base", "sft", *names], "test", baseline).items():
             more = facts(run, name) if name in names else ""
             print(f"seed {seed}  {name:22s} recall {row['recall']:.3f} {row['ci']}  AP {row['ap']:.3f} ", more)
             if name != baseline:
@@ -193,13 +195,13 @@ def main() -> None:
     parser.add_argument("--hotpotqa", metavar="DATA")
     parser.add_argument("--model", help="with --hotpotqa: the directory of the policy")
     given = parser.parse_args()
-    bench = hotpotqa(given.hotpotqa, given.model) if given.hotpotqa else Bench()
+    environment = hotpotqa(given.hotpotqa, given.model) if given.hotpotqa else Bench()
     algorithms = given.algorithms.split(",")
     if given.what == "sweep":
-        sweep(bench, given.runs, 1 if given.world is None else given.world, algorithms, given.init)
+        sweep(environment, given.runs, 1 if given.world is None else given.world, algorithms, given.init)
     else:
         seeds = [int(seed) for seed in given.seeds.split(",")]
-        table(bench, given.runs, given.world or 0, seeds, algorithms, given.init)
+        table(environment, given.runs, given.world or 0, seeds, algorithms, given.init)
 
 
 if __name__ == "__main__":

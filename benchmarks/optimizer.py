@@ -1,6 +1,6 @@
 """leret.LeReT on programs of several shapes, and DSPy's own optimizers at as many LM calls, on the demo's world.
 
-    python benchmarks/optimizer.py --seeds 0 1 2 --out runs/bench/optimizer
+    python benchmarks/optimizer.py --seeds 0 1 2 --out runs/environment/optimizer
     python benchmarks/optimizer.py --programs two --systems LeReT LeReT-grpo BootstrapFinetune GRPO BootstrapRS
     python benchmarks/optimizer.py --policy agent --programs react tutorial --parsed
 
@@ -332,7 +332,7 @@ def main():
     parser.add_argument("--test", type=int, default=300)
     parser.add_argument("--policy", choices=POLICIES, default="demo")
     parser.add_argument("--parsed", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("runs/bench/optimizer"))
+    parser.add_argument("--out", type=Path, default=Path("runs/environment/optimizer"))
     options = parser.parse_args()
     if options.parsed:
         return print_parsed(options)

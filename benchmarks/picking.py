@@ -284,9 +284,9 @@ RULES: dict[str, Callable[[Candidate, int], float]] = {
 }
 
 
-def recalls(bench: Environment, policy: object, tasks: Sequence[Task]) -> list[float]:
+def recalls(environment: Environment, policy: object, tasks: Sequence[Task]) -> list[float]:
     """Of all gold documents, at the end of each task."""
-    found = asyncio.run(Validation(bench, tasks, "recall")._rollouts(policy))  # type: ignore[arg-type]
+    found = asyncio.run(Validation(environment, tasks, "recall")._rollouts(policy))  # type: ignore[arg-type]
     ids = [{passage.doc_id for passage in rollout.ranking} for rollout in found]
     return [len(own & {*task.gold}) / len({*task.gold}) for own, task in zip(ids, tasks, strict=True)]
 
@@ -304,8 +304,8 @@ def opened(run: Path, data: Path, name: str) -> tuple[Environment, list[Task]]:
     files = {"kind": "jsonl", "questions": str(data / questions), "corpus": str(data / corpus / "corpus.jsonl.gz")}
     of_set = {"split": "all", "limit": 400, **files}
     recipe = sampling.model_copy(update={"data": sampling.data.model_copy(update=of_set)})
-    bench = Environment(recipe, run.parent / f"cache-{name}")
-    return bench, bench.questions("all", 400, check=False)
+    environment = Environment(recipe, run.parent / f"cache-{name}")
+    return environment, environment.tasks("all", 400, check=False)
 
 
 def expand(arguments: argparse.Namespace) -> dict[str, object]:
@@ -318,21 +318,21 @@ def expand(arguments: argparse.Namespace) -> dict[str, object]:
         own = settings(f"seed={seed}", f"name={name}", f"loss={loss}", *LOSSES[loss], *arguments.set)
         seconds[name] = leret("train", f"training/{recipe}", "--run", run, *own)
     seconds["eval"] = leret("eval", f"eval/{recipe}", "--run", run)
-    with Environment.open(Run.open(run)) as bench:
-        dev, test = (bench.questions(split) for split in ("dev", "test"))
-        worth = {name: float(np.mean(recalls(bench, Rule(rule), dev))) for name, rule in RULES.items()}
+    with Environment.open(Run.open(run)) as environment:
+        dev, test = (environment.tasks(split) for split in ("dev", "test"))
+        worth = {name: float(np.mean(recalls(environment, Rule(rule), dev))) for name, rule in RULES.items()}
         best = max(worth, key=worth.__getitem__)
-        raw = recalls(bench, Rule(lambda one, step: one.data.get("question", 0.0)), test)
-        rule = recalls(bench, Rule(RULES[best]), test)
-        rows = {name: recalls(bench, pickers(run, name), test) for name, _, _ in names}
+        raw = recalls(environment, Rule(lambda one, step: one.data.get("question", 0.0)), test)
+        rule = recalls(environment, Rule(RULES[best]), test)
+        rows = {name: recalls(environment, pickers(run, name), test) for name, _, _ in names}
         for loss in arguments.losses:
             rows[loss] = np.mean([rows[name] for name, own, _ in names if own == loss], axis=0).tolist()
     others = {}
     for name in SETS:
-        bench, tasks = opened(run, arguments.data, name)
-        with bench:
-            found = recalls(bench, pickers(run, names[0][0]), tasks)
-            alone = recalls(bench, Rule(lambda one, step: one.data.get("question", 0.0)), tasks)
+        environment, tasks = opened(run, arguments.data, name)
+        with environment:
+            found = recalls(environment, pickers(run, names[0][0]), tasks)
+            alone = recalls(environment, Rule(lambda one, step: one.data.get("question", 0.0)), tasks)
         others[name] = [len(tasks), float(np.mean(alone)), float(np.mean(found)), difference(found, alone)]
     return {
         "n": len(test), "raw": float(np.mean(raw)), "rules_on_dev": worth, "best_rule": [best, float(np.mean(rule))],

@@ -60,11 +60,11 @@ def write_run(directory: Path, n_samples: int, rng: random.Random) -> Run:
         }
     )
     run = Run.create(directory / "run")
-    bench = Environment(recipe, run.cache)
+    environment = Environment(recipe, run.cache)
     run.update(sampling=recipe.model_dump(mode="json"), digests={"policy": "P"})
     origin, ap = SamplingParams("made up", "P", "Z", 1.0, 1.0, 24), reward("ap")
     with Store(run.store) as store:
-        for task in bench.questions():
+        for task in environment.tasks():
             put(store, origin, task, ap, rng)
     return run
 

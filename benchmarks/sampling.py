@@ -139,7 +139,7 @@ def speed(arguments: argparse.Namespace) -> None:
         for n in (1, 8):
             recipe = recipe_of(arguments, url, n, work, limit=arguments.questions or (1200 if n == 1 else 400))
             rates, costs, loops, shares = [], [], [], Shares()
-            bench = Environment(recipe, work)
+            environment = Environment(recipe, work)
             for repeat in range(arguments.repeats + 1):
                 profiled = arguments.profile and repeat == arguments.repeats
                 watch = Watch(shares=shares if profiled else None)
@@ -150,7 +150,7 @@ def speed(arguments: argparse.Namespace) -> None:
                     rates.append(samples / (wall_end - wall))
                     costs.append(1000 * (cpu_end - cpu) / samples)
                 if arguments.dspy:
-                    loops.append(dspy_rate(bench, work, n))
+                    loops.append(dspy_rate(environment, work, n))
             rate, cost = statistics.median(rates), statistics.median(costs)
             print(f"| {n} | {rate:,.0f} ({min(rates):,.0f}-{max(rates):,.0f}) | {rate / AIMS[n]:.2f} | {cost:.3f} "
                   f"| {1000 / cost:,.0f} | {1000 / cost / AIMS[n]:.2f} |", flush=True)  # fmt: skip
@@ -163,12 +163,12 @@ def speed(arguments: argparse.Namespace) -> None:
         print(f"\nWhere the CPU-seconds go, {n} samples a prompt:\n\n{shares.table()}")
 
 
-def dspy_rate(bench: Environment, work: Path, n: int) -> float:
+def dspy_rate(environment: Environment, work: Path, n: int) -> float:
     """Scored samples a second of the loop that one writes in DSPy alone."""
     from dspy_loop import THREADS, dspy_loop
 
     prompts = [Prompt.load(path) for path in sorted((work / "prompts").glob("*.json"))]
-    return dspy_loop(bench, prompts, max(THREADS, (bench.recipe.data.limit or 0) // 4), n).rate
+    return dspy_loop(environment, prompts, max(THREADS, (environment.recipe.data.limit or 0) // 4), n).rate
 
 
 def write_questions(arguments: argparse.Namespace, path: Path, n: int) -> None:
@@ -193,8 +193,8 @@ def opened_mb(recipe: SamplingRecipe) -> float:
         from kills import preload
 
         preload()
-        bench = Environment(recipe, Path())
-        bench.retriever.search(["film"], 3)
+        environment = Environment(recipe, Path())
+        environment.retriever.search(["film"], 3)
         os.write(writing, str(resident_mb()).encode())
         os._exit(0)
     os.close(writing)

@@ -1,6 +1,6 @@
 """A training by leret against a bare TRL script with the same settings, by turns.
 
-    python benchmarks/training_speed.py --out runs/bench/training-speed --turns 3 --steps 40
+    python benchmarks/training_speed.py --out runs/environment/training-speed --turns 3 --steps 40
 
 Both begin with the same targets or pairs in memory, and end with a policy on disk: load, encode, reference, train,
 save. What leret does besides, its checks, counts for it. The bare script has TRL read the conversations and pad its

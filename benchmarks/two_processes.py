@@ -1,6 +1,6 @@
 """Do two CPU processes over gloo train as one does? Largest difference of the logged losses, by algorithm.
 
-    python benchmarks/two_processes.py --out runs/bench/two-processes [--sharded fsdp | zero3]
+    python benchmarks/two_processes.py --out runs/environment/two-processes [--sharded fsdp | zero3]
 
 The two share a batch in halves, and whole batches alone are looked at: at the end of an epoch accelerate repeats
 examples, so that both have as many. With --sharded they are launched by `leret train --launch` with the shipped

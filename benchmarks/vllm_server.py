@@ -191,14 +191,14 @@ def server(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
 
 
 def measured(
-    sampler: Sampler, bench: Environment, prompts: Sequence[Prompt], questions: int, n: int, rounds: int
+    sampler: Sampler, environment: Environment, prompts: Sequence[Prompt], questions: int, n: int, rounds: int
 ) -> dict[str, list[Timed]]:
     """Print one case: every round, the medians, the ratios."""
     recorder = Recorder(sampler.url)
     with recorder.listening() as url:
         sampler.run(questions, n, url)
     few = max(CONNECTIONS, questions // 8)
-    dspy_loop(bench, prompts, CONNECTIONS, n)  # warm
+    dspy_loop(environment, prompts, CONNECTIONS, n)  # warm
     kept: dict[str, list[Timed]] = {"leret": [], "bare": [], "dspy": []}
     for i in range(rounds):
         load = os.getloadavg()[0]
@@ -206,7 +206,7 @@ def measured(
         order = [
             ("leret", lambda: sampler.run(questions, n)[0]),
             ("bare", lambda: bare(sampler.url, recorder.bodies)),
-            ("dspy", lambda: dspy_loop(bench, prompts, few, n)),
+            ("dspy", lambda: dspy_loop(environment, prompts, few, n)),
         ]
         for name, job in order[i % 2 :] + order[: i % 2]:
             kept[name].append(job())
@@ -240,17 +240,17 @@ def main() -> None:
     if arguments.url and not arguments.model:
         parser.error("--url needs --model")
     prepare(False)
-    with tempfile.TemporaryDirectory(prefix="leret-bench-") as folder, server(arguments) as (url, model):
+    with tempfile.TemporaryDirectory(prefix="leret-environment-") as folder, server(arguments) as (url, model):
         sampler = Sampler(Path(folder), url, model)
         _, first, run = sampler.run(120, 1)
         sampler.bank = run.prompts
-        bench = Environment(sampler.recipe(arguments.questions, 1), run.cache)
+        environment = Environment(sampler.recipe(arguments.questions, 1), run.cache)
         prompts = [Prompt.load(run.prompts / f"{name}.json") for name in first.prompts]
         print(f"{len(prompts)} prompts; {os.cpu_count()} cores, load {os.getloadavg()}\n", flush=True)
         for name, n in CASES.items():
             questions = arguments.questions if n == 1 else max(CONNECTIONS, arguments.questions // 4)
             print(f"{name}, {questions} questions a round", flush=True)
-            report(measured(sampler, bench, prompts, questions, n, arguments.rounds))
+            report(measured(sampler, environment, prompts, questions, n, arguments.rounds))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def train(
     if launch is not None:
         stage.refuse_processes(settings)
     if dry_run:
-        console.facts(stage.plan(settings, opened))
+        console.facts(stage.estimate(settings, opened))
         return
     if launch is not None:
         debug = ["--debug"] * bool(context.find_root().params.get("debug"))
@@ -109,11 +109,11 @@ def evaluate(
     opened = Run.open(run)
     sampling = opened.section("sampling", "leret sample RECIPE")
     console.warn_of_demo(sampling["data"]["kind"], sampling["policy"]["model"])
-    from leret.evaluation.plan import plan  # after the recipe is read: a mistake in it is told at once
+    from leret.evaluation.plan import estimate  # after the recipe is read: a mistake in it is told at once
     from leret.evaluation.stage import evaluate as stage
 
     if dry_run:
-        console.facts(plan(settings, opened))
+        console.facts(estimate(settings, opened))
         return
     with shown() as progress:
         report = stage(settings, opened, progress=progress)

@@ -47,12 +47,12 @@ def sample(
     if engine == "ray" and (workers is None or shard is not None):
         raise ConfigError("--engine ray requires --workers N, and makes its own shards: leave --shard out")
     console.warn_of_demo(settings.data.kind, settings.policy.model)
-    from leret.sampling.plan import plan  # after the recipe is read: a mistake in it is told at once
+    from leret.sampling.estimate import estimate  # after the recipe is read: a mistake in it is told at once
     from leret.sampling.sharding import RayCluster, Shard, sample_shard
     from leret.sampling.stage import sample as stage
 
     if dry_run:
-        console.facts(plan(settings, Run(run)))
+        console.facts(estimate(settings, Run(run)))
         return
     if shard is not None:
         part = Shard.parse(shard)

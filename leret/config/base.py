@@ -159,7 +159,7 @@ def portable(settings: BaseModel, directory: Path) -> dict[str, Any]:
     return with_paths(settings, relative).model_dump(mode="json")
 
 
-def located(settings: M, directory: Path) -> M:
+def resolve_paths(settings: M, directory: Path) -> M:
     """Settings from a file in ``directory``, with paths that can be opened from here."""
 
     def found(key: Key, path: str, mark: RecipePath) -> str:

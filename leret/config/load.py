@@ -220,7 +220,7 @@ def _override(placed: Placed, override: str) -> list[str]:
     return []
 
 
-def recorded(run: Run, made_by: str = "leret sample RECIPE") -> SamplingRecipe:
+def sampling_recipe_of(run: Run, made_by: str = "leret sample RECIPE") -> SamplingRecipe:
     """The recipe that a run was sampled with, by the command ``made_by``.
 
     Raises:

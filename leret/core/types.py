@@ -197,7 +197,7 @@ class State:
     """
 
     id: str
-    question_id: str
+    task_id: str
     step: int
     predictor: str
     inputs: Mapping[str, Json]
@@ -207,7 +207,7 @@ class State:
     @property
     def draw(self) -> str:
         """What random draws at the state depend on: its inputs, and not how a prompt words them."""
-        return digest(self.question_id, self.predictor, self.inputs)
+        return digest(self.task_id, self.predictor, self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class Sample:
 
     id: str
     state_id: str
-    question_id: str
+    task_id: str
     step: int
     prompt: str
     index: int
@@ -333,7 +333,7 @@ class Rollout:
         steps: the LM calls, also those that no search follows.
     """
 
-    question_id: str
+    task_id: str
     hops: tuple[Hop, ...]
     finished: bool
     failure: Failure | None = None

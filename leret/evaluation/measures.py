@@ -49,7 +49,7 @@ class Scorer:
 
     def rows(self, rollout: Rollout) -> list[ScoredHop]:
         """One row a hop, and one more for a run that failed, ended unparsed, or never searched."""
-        task, steps, hops = self._tasks[rollout.question_id], rollout.steps, list(rollout.hops)
+        task, steps, hops = self._tasks[rollout.task_id], rollout.steps, list(rollout.hops)
         if rollout.failure is not None or not hops:
             hops.append(Hop((), rollout.ranking, len(steps)))
         rows: list[ScoredHop] = []

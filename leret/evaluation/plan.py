@@ -10,7 +10,7 @@ from typing import Any
 
 from leret.config.base import free_keys
 from leret.config.evaluation import EvalRecipe
-from leret.config.load import recorded
+from leret.config.load import sampling_recipe_of
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.progress import Progress, Silent
@@ -23,7 +23,7 @@ from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import BASE, System, available, select, training_facts
 from leret.rewards.functions import sources_digest
-from leret.sampling.plan import steps_of
+from leret.sampling.estimate import steps_of
 from leret.sampling.rollouts.environment import (
     Environment,
     questions_digest,
@@ -87,7 +87,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True)
-class EvalPlan:
+class EvalEstimate:
     """What is asked for, what is there (all of it where ``done``), and what the rest costs.
 
     ``steps`` are the LM calls of one run of the program, None where they cannot be told without an LM, or nothing is
@@ -102,15 +102,15 @@ class EvalPlan:
     done: bool
 
 
-def plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
+def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
     """What `leret.evaluation.stage.evaluate` would do; writes nothing, and fails like it where no policy is needed."""
     choice = choosing(resolve(recipe, run))
-    parts = [_plan(one, run) for one in (*recipe.each(), *([choice] if choice else []))]
+    parts = [_estimate(one, run) for one in (*recipe.each(), *([choice] if choice else []))]
     to_ask = tuple(dict.fromkeys(name for part in parts for name in part.to_ask))
     calls = [part.lm_calls for part in parts if part.lm_calls is not None]
     n_calls = sum(calls) if len(calls) == len(parts) else None
     n, done = sum(part.questions for part in parts), all(part.done for part in parts)
-    return EvalPlan(n, parts[0].systems, to_ask, parts[0].steps, n_calls, done)
+    return EvalEstimate(n, parts[0].systems, to_ask, parts[0].steps, n_calls, done)
 
 
 def choosing(evaluation: Evaluation) -> EvalRecipe | None:
@@ -129,12 +129,12 @@ def choosing(evaluation: Evaluation) -> EvalRecipe | None:
     return recipe.model_copy(update=changes)
 
 
-def _plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
+def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
     evaluation = resolve(recipe, run)
     names = tuple(system.name for system in evaluation.systems)
     before = evaluation.done()
     if before is not None:
-        return EvalPlan(before["n_questions"], names, (), None, 0, True)
+        return EvalEstimate(before["n_questions"], names, (), None, 0, True)
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)
         steps = steps_of(environment)
@@ -146,12 +146,12 @@ def _plan(recipe: EvalRecipe, run: Run) -> EvalPlan:
             runs = {s.name: sum(map(len, evaluator.missing(s)[1].values())) for s in evaluation.systems}
     n_calls = sum(runs[system.name] for system in evaluation.systems if system.prompt is not None)
     to_ask = tuple(name for name, n in runs.items() if n)
-    return EvalPlan(len(tasks), names, to_ask, steps, None if steps is None else steps * n_calls, done=False)
+    return EvalEstimate(len(tasks), names, to_ask, steps, None if steps is None else steps * n_calls, done=False)
 
 
 def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     """Everything that can be known without opening data or models; unknown systems, measures, baseline are refused."""
-    sampled = recorded(run)
+    sampled = sampling_recipe_of(run)
     known = available(run, recipe.demos, recipe.actors)
     systems = select(recipe.systems, known, (*recipe.demos, *recipe.actors))
     if recipe.baseline not in known:
@@ -163,7 +163,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     if shared:
         raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
     policies = Policies(sampled.policy, {**sampled.policies, **recipe.policies})
-    rounds = run.manifest().get("rounds", [])
+    rounds = run.manifest.rounds
     local = sampled.policy.kind == "local" and not recipe.policies and any(s.policy == BASE for s in systems)
     if local and rounds and policies.digest(known[BASE]) != rounds[0]["digest"]:
         changed = f"policy.model: {sampled.policy.model} is no longer the policy that {run.path} was sampled from"
@@ -172,7 +172,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         recipe,
         "a hop is a search",  # in older evaluations it was an LM call; they are refused when their rows are read
         run.section("sampling", "leret sample RECIPE"),
-        run.manifest().get("digests"),
+        run.manifest.digests,
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         recipe_stamps(sampled),
@@ -193,10 +193,10 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
             f"data: the run's data are of kind {data.kind}, and only babilong's can be changed; leave it out"
         )
     refuse_changed_files(run, environment)
-    own = environment.questions("all")
+    own = environment.tasks("all")
     if changes := recipe.changes | ({} if recipe.questions is None else {"questions": recipe.questions}):
         other = environment.recipe.model_copy(update={"data": data.model_copy(update=changes)})
-        split = Environment(other, environment.cache).questions(recipe.split)
+        split = Environment(other, environment.cache).tasks(recipe.split)
     else:
         split = _of_split(own, recipe.split, data.seed)
     chosen = limited(split, recipe.limit, data.seed)

@@ -198,7 +198,7 @@ class Evaluator:
                     ended(rollout)
             elif system.name == ORACLE:
                 places: dict[str, dict[int, int]] = {}
-                run_script(marked_question, lambda rollout: places.update({rollout.question_id: query_places(rollout)}))
+                run_script(marked_question, lambda rollout: places.update({rollout.task_id: query_places(rollout)}))
                 run_script(oracle_titles(self.corpus, places), ended)
             else:
                 run_script(raw_question, ended, rm3_retriever(setup.engine) if system.name == RM3 else setup.retriever)

@@ -135,7 +135,7 @@ class PolicySet:
             await policy.aclose()
 
 
-def together(by_predictor: Mapping[str, Policy]) -> Policy:
+def combine_policies(by_predictor: Mapping[str, Policy]) -> Policy:
     """A `PolicySet`, or its only policy."""
     return PolicySet(by_predictor) if len(by_predictor) > 1 else by_predictor[""]
 
@@ -150,7 +150,7 @@ def policy_for(policy: Policy, predictor: str) -> Policy:
 def open_policies(by_predictor: Mapping[str, PolicySettings], make: Callable[[PolicySettings], Policy]) -> Policy:
     """The policies that settings by predictor name, equal ones opened once."""
     opened = {settings: make(settings) for settings in dict.fromkeys(by_predictor.values())}
-    return together({predictor: opened[settings] for predictor, settings in by_predictor.items()})
+    return combine_policies({predictor: opened[settings] for predictor, settings in by_predictor.items()})
 
 
 async def probe(settings: PolicySettings) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 import dspy
 
-from leret.config.base import located, portable
+from leret.config.base import portable, resolve_paths
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
 from leret.core.aio import submit
 from leret.core.bundled import POLICIES
@@ -122,7 +122,7 @@ def policy_record(
 
 def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
     """The policy of a record in ``directory``, which answers picks; PolicyError where its files are not there."""
-    settings = located(PolicySettings.model_validate(record["policy"]), directory)
+    settings = resolve_paths(PolicySettings.model_validate(record["policy"]), directory)
     if isinstance(settings, LocalPolicySettings):
         _check_files(settings, record)
     return shared_policy(settings)
@@ -138,7 +138,7 @@ def open_lm(
     """
     if "policy" not in record:
         return _plain_lm(record)
-    settings, config = located(PolicySettings.model_validate(record["policy"]), directory), record["config"]
+    settings, config = resolve_paths(PolicySettings.model_validate(record["policy"]), directory), record["config"]
     local = isinstance(settings, LocalPolicySettings)
     if serve in {"local", "vllm"} and not local:
         raise PolicyError(

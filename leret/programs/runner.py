@@ -128,7 +128,7 @@ class ProgramRunner:
         messages = self.formatter.messages(need)
         return State(
             id=digest(task.id, need.predictor, messages),
-            question_id=task.id,
+            task_id=task.id,
             step=step,
             predictor=need.predictor,
             inputs=need.inputs,

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import dspy
 from dspy.predict.parameter import Parameter
 
-from leret.config.base import located, portable
+from leret.config.base import portable, resolve_paths
 from leret.config.data import DataSettings
 from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
@@ -247,10 +247,12 @@ def _load(
         saved["retriever"], saved.get("searches")
     ]  # fmt: skip
     _refuse_keys(used, keys, directory / _FILE)
-    searched = located(RetrieverSettings.model_validate(saved["retriever"]), directory) if saved["retriever"] else None
+    searched = (
+        resolve_paths(RetrieverSettings.model_validate(saved["retriever"]), directory) if saved["retriever"] else None
+    )
     program = program or _construct(saved["program"], directory, searched)
     if retriever is None and searched is not None:
-        retriever = _retriever(searched, located(DataSettings(**saved["data"]), directory), directory)
+        retriever = _retriever(searched, resolve_paths(DataSettings(**saved["data"]), directory), directory)
     rm = _open_searches(program, saved.get("searches", {}), directory, retriever)
     if serve is not None and lm is None and not any("policy" in record for record in saved["lms"]):
         raise ConfigError(f"serve={serve!r}: no predictor of this program has a leret policy; load it without serve")

@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leret.config.load import recorded
+from leret.config.load import sampling_recipe_of
 from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.progress import Progress, Silent
@@ -30,7 +30,7 @@ from leret.rewards.answers import ANSWERS
 from leret.rewards.functions import source_of
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.rollouts.credit import PREFIX, Crediting, credit_of
-from leret.sampling.rollouts.environment import Environment, located, refuse_changed_files
+from leret.sampling.rollouts.environment import Environment, refuse_changed_files, resolve_recipe
 from leret.sampling.rollouts.selection import select_next
 from leret.sampling.store.schema import StateSamples
 from leret.sampling.store.store import Store
@@ -74,20 +74,20 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         RunError: the run was not sampled, or is being sampled; or its program, corpus or questions have changed.
     """
     began, progress = time.monotonic(), progress or Silent()
-    recipe = recorded(run)
+    recipe = sampling_recipe_of(run)
     if reward is not None:
         recipe = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"reward": reward})})
-    recipe = located(recipe, Path.cwd())
+    recipe = resolve_recipe(recipe, Path.cwd())
     if recipe.sampling.credit == "final":
         raise ConfigError("sampling.credit is final: those rewards are of runs to the end that are not stored; sample")
     spec = recipe.sampling.reward
-    with Environment(recipe, run.cache, progress) as bench, Store(run.store) as store:
-        refuse_changed_files(run, bench, reward=False)
-        pass_over = _Rescoring(bench, store, scoring(spec, "--reward"))
+    with Environment(recipe, run.cache, progress) as environment, Store(run.store) as store:
+        refuse_changed_files(run, environment, reward=False)
+        pass_over = _Rescoring(environment, store, scoring(spec, "--reward"))
         progress.start("rescoring", len(store.question_ids()))
         new = asyncio.run(pass_over.samples(progress))
         progress.finish()
-        digests = {**run.manifest().get("digests", {}), "reward": bench.reward_digest}
+        digests = {**run.manifest.digests, "reward": environment.reward_digest}
         sections = {"sampling": recipe.model_dump(mode="json")}
         sections["digests"] = {name: value for name, value in digests.items() if value is not None}
         name = run.prepare(sections)
@@ -98,7 +98,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
     run.update()
     settings = recipe.sampling
     made = {"strategy": settings.strategy, "margin": settings.margin, "max_pairs": settings.max_pairs}
-    how: dict[str, Any] = made | run.manifest().get("preferences", {})
+    how: dict[str, Any] = {**made, **run.manifest.preferences}
     pairs = build_preferences(run, how["strategy"], how["margin"], how["max_pairs"])
     counts = pass_over.n_samples, pass_over.n_changed, pass_over.n_states, pass_over.n_other_choices
     seconds = round(time.monotonic() - began, 3)
@@ -116,13 +116,13 @@ def reads_prediction(spec: str | RewardSettings) -> bool:
 class _Rescoring:
     """One pass over the samples of a store, question by question."""
 
-    def __init__(self, bench: Environment, store: Store, step: Scoring) -> None:
-        settings = bench.recipe.sampling
-        self._bench, self._store, self._seed = bench, store, settings.seed
+    def __init__(self, environment: Environment, store: Store, step: Scoring) -> None:
+        settings = environment.recipe.sampling
+        self._environment, self._store, self._seed = environment, store, settings.seed
         self._crediting = Crediting(step, None, settings.final_weight)
         self._functions = self._crediting.functions
-        self._tasks = {task.id: task for task in bench.questions(check=False)}
-        self._corpus: Mapping[str, Document] = bench.corpus if function_names(settings.reward) else {}
+        self._tasks = {task.id: task for task in environment.tasks(check=False)}
+        self._corpus: Mapping[str, Document] = environment.corpus if function_names(settings.reward) else {}
         self._to_end = settings.end_reward is not None
         self._replays = reads_prediction(settings.reward)
         self.n_samples = self.n_changed = self.n_states = self.n_other_choices = self.n_final = 0
@@ -143,9 +143,11 @@ class _Rescoring:
         with ExitStack() as opened:
             runner = None
             if self._replays:
-                runner = self._bench.runner(opened.enter_context(closing(SearchBatcher(self._bench.retriever))))
+                runner = self._environment.runner(
+                    opened.enter_context(closing(SearchBatcher(self._environment.retriever)))
+                )
             for (policy, name), found in groupby(
-                self._store.groups(), lambda group: (group.policy_digest, group.state.question_id)
+                self._store.groups(), lambda group: (group.policy_digest, group.state.task_id)
             ):
                 task, groups = self._tasks.get(name), list(found)
                 if task is None:

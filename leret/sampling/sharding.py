@@ -33,7 +33,7 @@ from leret.core.memory import tune_malloc
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.types import Task
-from leret.sampling.rollouts.environment import Environment, located
+from leret.sampling.rollouts.environment import Environment, resolve_recipe
 from leret.sampling.rollouts.scheduler import SamplingStats, refuse_failures
 from leret.sampling.stage import begin, opened, sample_session
 from leret.sampling.store.store import Store
@@ -70,26 +70,26 @@ def sample_shard(recipe: SamplingRecipe, run: Run, shard: Shard, *, progress: Pr
     All shards share the run: the first of them makes the index and the bank, the others wait for it.
     """
     progress = progress or Silent()
-    with opened(located(recipe, Path.cwd()), run, progress) as parts:
+    with opened(resolve_recipe(recipe, Path.cwd()), run, progress) as parts:
         return _sample(parts, run, shard, progress)
 
 
 def _sample(
     parts: _Opened, run: Run, shard: Shard, progress: Progress, policy_digest: str | None = None
 ) -> SamplingStats:
-    bench, tasks, digests = parts
+    environment, tasks, digests = parts
     own = tasks[shard.index :: shard.count]
     with run.writing():
         run.shards.mkdir(exist_ok=True)
     with Store(shard.store(run)) as store:
-        policy = begin(run, bench, own, digests, policy_digest)
+        policy = begin(run, environment, own, digests, policy_digest)
         run.event("sample", "shard", shard=f"{shard.index}/{shard.count}", host=socket.gethostname(), pid=os.getpid())
         if run.store.is_file():  # what earlier commands have sampled
             with Store(run.store, read_only=True) as known:
                 done = known.done(policy.digest)
             own = [task for task in own if task.id not in done]
             store.merge(run.store, [task.id for task in own])
-        _, stats, _ = asyncio.run(sample_session(bench, run, policy, store, tasks, progress, only=own))
+        _, stats, _ = asyncio.run(sample_session(environment, run, policy, store, tasks, progress, only=own))
         return stats
 
 

@@ -41,11 +41,11 @@ from leret.sampling.preferences.report import PreferenceReport
 from leret.sampling.rollouts.branching import Role, SamplingPlan, StateSampler
 from leret.sampling.rollouts.environment import (
     Environment,
-    located,
     questions_digest,
     recipe_stamps,
     refuse_changed_files,
     refuse_changes,
+    resolve_recipe,
     scorable,
 )
 from leret.sampling.rollouts.scheduler import LOOKED_AT, SamplingStats, Scheduler, predictors_searched, refuse_unparsed
@@ -148,7 +148,7 @@ async def with_credit(
     n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
     if n_auto < 2 and not (n_auto and plan.final):  # a single one is sampled by its steps, or nothing is
         return replace(plan, searched={})
-    searched = None if run is None else run.manifest().get("searched")
+    searched = None if run is None else run.manifest.searched
     if searched is None:
         searched = await predictors_searched(runner, StateSampler(runner, store, plan), tasks)
         if run is not None:
@@ -178,18 +178,18 @@ def sample(
     """
     began = time.monotonic()
     progress = progress or Silent()
-    recipe = located(recipe, base_dir or Path.cwd())
+    recipe = resolve_recipe(recipe, base_dir or Path.cwd())
     key = stage_key(recipe, recipe_stamps(recipe))
     before = completed(run.path, "sample", key)
     if before is not None and run.held_out.is_file() and is_complete_parquet(run.preferences / "train.parquet"):
         now = {"already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
         return SampleReport(**{**before, **now})
-    with opened(recipe, run, progress) as (bench, tasks, digests), Store(run.store) as store:
+    with opened(recipe, run, progress) as (environment, tasks, digests), Store(run.store) as store:
         merge_shards(run, store=store)
-        policy = begin(run, bench, tasks, digests)
+        policy = begin(run, environment, tasks, digests)
         n_before = store.counts(policy.digest)["samples"]
         only = None if distribute is None else ()
-        bank, stats, notes = asyncio.run(sample_session(bench, run, policy, store, tasks, progress, only=only))
+        bank, stats, notes = asyncio.run(sample_session(environment, run, policy, store, tasks, progress, only=only))
         if distribute is not None:
             stats = distribute(recipe, run, policy.digest, tasks, progress)
             merge_shards(run, store=store)
@@ -218,52 +218,62 @@ def opened(
     refuse_changes(run, recipe, {})
     for settings in recipe.by_predictor.values():
         asyncio.run(probe(settings))
-    with Environment(recipe, run.cache, progress) as bench:
-        bench.check_policies(recipe.policies)
+    with Environment(recipe, run.cache, progress) as environment:
+        environment.check_policies(recipe.policies)
         progress.start("data and index", None)
-        refuse_changed_files(run, bench)
-        questions = bench.questions(recipe.data.split, recipe.data.limit, recipe.data.part)
+        refuse_changed_files(run, environment)
+        questions = environment.tasks(recipe.data.split, recipe.data.limit, recipe.data.part)
         with FileLock(run.setup_lock):
-            digests = {"corpus": bench.corpus.digest, "retriever": bench.retriever.digest}
-        digests |= {"program": bench.program_digest, "questions": questions_digest(questions)}
-        digests |= {} if bench.reward_digest is None else {"reward": bench.reward_digest}
+            digests = {"corpus": environment.corpus.digest, "retriever": environment.retriever.digest}
+        digests |= {"program": environment.program_digest, "questions": questions_digest(questions)}
+        digests |= {} if environment.reward_digest is None else {"reward": environment.reward_digest}
         progress.finish()
         refuse_changes(run, recipe, {"retriever": digests["retriever"]})
-        if bench.skipped:
-            run.event("sample", "skipped", **bench.skipped)
-        yield bench, scorable(questions, recipe), digests
+        if environment.skipped:
+            run.event("sample", "skipped", **environment.skipped)
+        yield environment, scorable(questions, recipe), digests
 
 
 def begin(
-    run: Run, bench: Environment, tasks: Sequence[Task], digests: Mapping[str, str], policy_digest: str | None = None
+    run: Run,
+    environment: Environment,
+    tasks: Sequence[Task],
+    digests: Mapping[str, str],
+    policy_digest: str | None = None,
 ) -> Policy:
     """Open the policy, which must be the one of ``policy_digest``, and note in run.yaml what later stages read.
 
     The policy of the run's recipe stays the one of the first round: the base of all others.
     """
-    policy = open_policies(bench.recipe.by_predictor, sampled_policy)
+    policy = open_policies(environment.recipe.by_predictor, sampled_policy)
     if policy_digest not in {None, policy.digest}:
-        raise RunError(f"policy.model: {bench.recipe.policy.model} is another model here than where sampling was begun")
+        raise RunError(
+            f"policy.model: {environment.recipe.policy.model} is another model here than where sampling was begun"
+        )
     with FileLock(run.setup_lock):
-        manifest = run.manifest()
-        section: dict[str, Any] = bench.recipe.model_dump(mode="json")
-        rounds: list[dict[str, Any]] = manifest.get("rounds", [])
+        manifest = run.manifest
+        section: dict[str, Any] = environment.recipe.model_dump(mode="json")
+        rounds = manifest.rounds
         if rounds and rounds[0]["digest"] != policy.digest:
-            section |= {name: manifest["sampling"].get(name, {}) for name in ("policy", "policies")}
+            section |= {name: (manifest.sampling or {}).get(name, {}) for name in ("policy", "policies")}
         if all(entry["digest"] != policy.digest for entry in rounds):
-            entry: dict[str, Any] = {"policy": policy.name, "model": bench.recipe.policy.model, "digest": policy.digest}
+            entry: dict[str, Any] = {
+                "policy": policy.name,
+                "model": environment.recipe.policy.model,
+                "digest": policy.digest,
+            }
             entry |= {"digests": policy.digests} if isinstance(policy, PolicySet) else {}
-            rounds = [*rounds, entry | ({"part": bench.recipe.data.part} if bench.recipe.data.part else {})]
-        known = {**manifest.get("digests", {}), **digests, "policy": policy.digest}
+            rounds = [*rounds, entry | ({"part": environment.recipe.data.part} if environment.recipe.data.part else {})]
+        known = {**manifest.digests, **digests, "policy": policy.digest}
         with run.writing():
-            write_atomically(run.held_out, json.dumps(sorted(bench.held_out), indent=0))
+            write_atomically(run.held_out, json.dumps(sorted(environment.held_out), indent=0))
         run.update(sampling=section, digests=known, rounds=rounds)
     run.event("sample", "started", questions=len(tasks), policy=policy.name, policy_digest=policy.digest)
     return policy
 
 
 async def sample_session(
-    bench: Environment,
+    environment: Environment,
     run: Run,
     policy: Policy,
     store: Store,
@@ -273,18 +283,18 @@ async def sample_session(
     only: Sequence[Task] | None = None,
 ) -> tuple[list[Prompt], SamplingStats, list[str]]:
     """The bank, which all tasks make; samples of them, or of ``only`` some or none; notes. Closes the policy."""
-    lm, settings = bench.recipe.policy, bench.recipe.sampling
-    search = SearchBatcher(bench.retriever)
+    lm, settings = environment.recipe.policy, environment.recipe.sampling
+    search = SearchBatcher(environment.retriever)
     try:
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
-            prompts = await load_or_build_bank(run, bench, policy, search, tasks, progress)
+            prompts = await load_or_build_bank(run, environment, policy, search, tasks, progress)
             plan = SamplingPlan(
                 tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens,
-                role=lambda need: _role(bench.recipe, policy, need), reward=settings.reward,
+                role=lambda need: _role(environment.recipe, policy, need), reward=settings.reward,
                 final=settings.end_reward, n_continuations=settings.n_continuations, final_weight=settings.final_weight,
             )  # fmt: skip
-            plan = await with_credit(plan, bench.runner(search), store, tasks, run)
-        notes = bench.notes()
+            plan = await with_credit(plan, environment.runner(search), store, tasks, run)
+        notes = environment.notes()
         sampled = tasks if only is None else only
         if not sampled:
             return prompts, SamplingStats(), notes
@@ -294,7 +304,7 @@ async def sample_session(
         progress.start("sampling", sum(task.id not in done for task in sampled))
         async with events:
             stats = await sample_tasks(
-                sampled, bench.program(), bench.adapter, search, plan, store, settings,
+                sampled, environment.program(), environment.adapter, search, plan, store, settings,
                 usage=usage, progress=progress, facts=events.facts,
             )  # fmt: skip
         return prompts, stats, notes

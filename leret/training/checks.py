@@ -125,7 +125,7 @@ def check_parity(
     from leret.sampling.store.store import Store
 
     with Store(run.store, read_only=True) as store:
-        groups = store.groups(run.manifest().get("digests", {}).get("policy"))
+        groups = store.groups(run.manifest.policy_digest)
         trained = (group for group in groups if predictors is None or group.state.predictor in predictors)
         states = list(islice(trained, _STATES))
     _check_counts(sampled_settings(run, predictors), initial, encoder, states)
@@ -142,7 +142,7 @@ def check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encode
             shorter = min(len(ours), len(theirs))
             place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), shorter)
             raise TrainingError(
-                f"question {examples[index].question_id}: the prompt that would be trained is not the one that is "
+                f"question {examples[index].task_id}: the prompt that would be trained is not the one that is "
                 f"sampled, from token {place} on:\n"
                 f"  training: {_tokens(encoder.tokenizer, ours, place)}\n"
                 f"  sampling: {_tokens(encoder.tokenizer, theirs, place)}\n"
@@ -164,7 +164,7 @@ def _check_counts(
         other = sorted(n for n in counts if n is not None and n != len(ids))
         if other:
             raise TrainingError(
-                f"question {state.question_id}, step {state.step}: the sampler counted {other[0]} tokens in the "
+                f"question {state.task_id}, step {state.step}: the sampler counted {other[0]} tokens in the "
                 f"zero-shot prompt; {initial.directory} makes {len(ids)} of the same messages:\n"
                 f"  {_tokens(encoder.tokenizer, ids, 0)}\n  ... {_tokens(encoder.tokenizer, ids, len(ids))}\n"
                 "The server must use the same tokenizer and chat template; serve the model with them, and sample again"
@@ -175,14 +175,14 @@ def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence
     """A prompt that is trained is one that the store has for its question."""
     known: dict[str, list[Messages]] = defaultdict(list)
     for group in states:
-        known[group.state.question_id].append(plain(group.state.messages))
+        known[group.state.task_id].append(plain(group.state.messages))
     if len(states) == _STATES:
-        del known[states[-1].state.question_id]  # it may have further states
+        del known[states[-1].state.task_id]  # it may have further states
     for example in examples:
-        sent, trained = known.get(example.question_id), plain(example.prompt)
+        sent, trained = known.get(example.task_id), plain(example.prompt)
         if sent and trained not in sent:
             raise TrainingError(
-                f"question {example.question_id}: what would be trained is not what was sent:\n"
+                f"question {example.task_id}: what would be trained is not what was sent:\n"
                 f"{_difference(trained, sent[0], 'trained', 'sent')}\n"
                 f"{run.preferences} was not made from this run's samples; `leret pairs --run {run.path}` makes it again"
             )
@@ -190,10 +190,10 @@ def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence
 
 def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
     """The program sends what was sampled: it is the same, under the same versions, or its messages are compared."""
-    manifest = run.manifest()
-    program, sampled = manifest["sampling"].get("program"), manifest.get("digests", {}).get("program")
+    manifest = run.manifest
+    program, sampled = (manifest.sampling or {}).get("program"), manifest.digests.get("program")
     try:
-        if program and manifest["versions"] == versions() and program_digest(program) == sampled:
+        if program and manifest.versions == versions() and program_digest(program) == sampled:
             return
         from leret.sampling.rollouts.environment import Environment
 
@@ -205,12 +205,12 @@ def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
             today = plain(formatter.messages(formatter.need(state.predictor, state.inputs)))
         except KeyError:
             raise TrainingError(
-                f"question {state.question_id}: the program has no predictor {state.predictor!r} any more, which "
+                f"question {state.task_id}: the program has no predictor {state.predictor!r} any more, which "
                 "sampling asked; put the program back, or sample a new run with this one"
             ) from None
         if today != plain(state.messages):
             raise TrainingError(
-                f"question {state.question_id}, step {state.step}: the program no longer sends what was sampled:\n"
+                f"question {state.task_id}, step {state.step}: the program no longer sends what was sampled:\n"
                 f"{_difference(plain(state.messages), today, 'sampled', 'today')}\n"
                 "A policy trained on these prompts would meet others. Put the program and its adapter back, or sample "
                 "a new run with these"

@@ -36,7 +36,7 @@ class TrainingExample:
     state's baseline.
     """
 
-    question_id: str
+    task_id: str
     prompt: Messages
     completions: tuple[str, ...]
     scores: tuple[float, ...] = ()
@@ -57,7 +57,7 @@ def finished_states(run: Run, predictors: Collection[str] | None = None) -> Iter
 
     found = set()
     with Store(run.store, read_only=True) as store:
-        for group in store.finished(run.manifest().get("digests", {}).get("policy")):
+        for group in store.finished(run.manifest.policy_digest):
             found.add(group.state.predictor)
             if predictors is None or group.state.predictor in predictors:
                 yield group
@@ -85,7 +85,7 @@ def completion_rows(
         {
             "prompt": list(example.prompt),
             "completion": [{"role": "assistant", "content": example.completions[0]}],
-            "question_id": example.question_id,
+            "question_id": example.task_id,
         }
         | ({"label": example.scores[0] >= 0} if labelled else {})
         for example in examples
@@ -97,7 +97,7 @@ def examples_digest(examples: Sequence[TrainingExample]) -> str:
     """Names what is trained on: the prompts, completions and scores in order."""
     name = hashlib.blake2b(digest_size=16)
     for example in examples:
-        row = json.dumps([example.question_id, example.prompt, example.completions, example.scores], sort_keys=True)
+        row = json.dumps([example.task_id, example.prompt, example.completions, example.scores], sort_keys=True)
         name.update(row.encode())
         name.update(b"\n")
     return name.hexdigest()
@@ -106,7 +106,7 @@ def examples_digest(examples: Sequence[TrainingExample]) -> str:
 def training_tasks(environment: Environment, recipe: RoundRecipe) -> list[Task]:
     """Return the tasks of the run's sampling that the reward applies to; `DataError` if there is none."""
     data, settings = environment.recipe.data, scored_by(environment, recipe)
-    questions = environment.questions(data.split, recipe.limit or data.limit, part=data.part)
+    questions = environment.tasks(data.split, recipe.limit or data.limit, part=data.part)
     return scorable(questions, environment.recipe.model_copy(update={"sampling": settings}))
 
 

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from leret.config.load import recorded
+from leret.config.load import sampling_recipe_of
 from leret.config.policy import PickerSettings
 from leret.config.sampling import SamplingRecipe
 from leret.config.training import LoraSettings, TrainingRecipe
@@ -82,7 +82,7 @@ def find_picker(run: Run, recipe: PickingRecipe) -> InitialPolicy:
     Raises:
         TrainingError: there is none.
     """
-    settings = sampled_picker(recorded(run), recipe)
+    settings = sampled_picker(sampling_recipe_of(run), recipe)
     places = (run.policies / recipe.init_from, Path(recipe.init_from))
     trained = next((place for place in places if (place / RECORD).is_file()), None)
     if trained is None and recipe.init_from != "base":
@@ -132,7 +132,7 @@ def training_record(directory: Path) -> dict[str, Any]:
 
 
 def _check_unchanged(run: Run, path: Path, digest: str, predictors: Collection[str] | None) -> None:
-    rounds = run.manifest().get("rounds") or []
+    rounds = run.manifest.rounds
     local = sampled_settings(run, predictors).get("kind") == "local"
     known = rounds and rounds[0].get("digests", {"": rounds[0]["digest"]})
     if local and known and digest not in {known.get(name, known[""]) for name in predictors or [""]}:

@@ -53,7 +53,7 @@ from leret.training.validation import Validation, open_validation
 
 
 @dataclass(frozen=True, slots=True)
-class TrainPlan:
+class TrainEstimate:
     """What a training would do."""
 
     name: str
@@ -114,7 +114,7 @@ def train_job(
                 ) from error
 
 
-def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
+def estimate(recipe: TrainingRecipe, run: Run) -> TrainEstimate:
     """What `train` would do, without loading a model."""
     job = make_job(recipe, run)
     done = job.directory.policy.is_dir()
@@ -124,7 +124,7 @@ def plan(recipe: TrainingRecipe, run: Run) -> TrainPlan:
     steps = job.max_steps or max(1, round(batches * recipe.num_train_epochs))
     if isinstance(recipe, RoundRecipe):
         steps = recipe.n_steps(len(job.tasks))
-    return TrainPlan(
+    return TrainEstimate(
         name=recipe.policy_name,
         algorithm=recipe.algorithm,
         initial=str(job.initial.directory),
@@ -148,20 +148,20 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     tasks: Sequence[Task] = ()
     refuse_changes_since_sampling(run, "train")
     if isinstance(algorithm, OnlineAlgorithm):
-        with Environment.open(run) as bench:
-            tasks = training_tasks(bench, cast(RoundRecipe, recipe))
-            digests = {"data": questions_digest(tasks), "program": bench.program_digest}
+        with Environment.open(run) as environment:
+            tasks = training_tasks(environment, cast(RoundRecipe, recipe))
+            digests = {"data": questions_digest(tasks), "program": environment.program_digest}
         ids = {task.id for task in tasks}
     else:
         examples = algorithm.read_examples(recipe, run)
         digests = {"data": examples_digest(examples)}
-        ids = {example.question_id for example in examples}
+        ids = {example.task_id for example in examples}
     digests["parent"] = initial.digest
     refuse_leaks(run, ids)
     validation = open_validation(recipe, run, ids)
     if validation is not None:
         digests["validation"] = validation.digest
-        examples = [example for example in examples if example.question_id not in validation.ids]
+        examples = [example for example in examples if example.task_id not in validation.ids]
         tasks = [task for task in tasks if task.id not in validation.ids]
         if not (examples or tasks):
             raise TrainingError("eval_tasks: all that could be trained on is of the validation's tasks; lower it")
@@ -187,8 +187,8 @@ def _with_predictors(recipe: TrainingRecipe, run: Run) -> TrainingRecipe:
     if not policies or recipe.predictors is not None:
         return recipe
     picks = isinstance(recipe, PickingRecipe)
-    with Environment.open(run) as bench:
-        names, policy_of = bench.replay.names, bench.recipe.policy_of
+    with Environment.open(run) as environment:
+        names, policy_of = environment.replay.names, environment.recipe.policy_of
         fitting = [name for name in names if isinstance(policy_of([name]), PickerSettings) is picks]
     own = [name for name in fitting if name not in policies] or fitting
     if not own:
@@ -301,9 +301,9 @@ def _trl_online(job: TrainingJob, inputs: TrainerInputs, opened: ExitStack) -> t
     from leret.training.online.trl import make_trainer
 
     assert job.run is not None
-    recipe, bench = cast(TwoEngines, job.recipe), opened.enter_context(Environment.open(job.run))
+    recipe, environment = cast(TwoEngines, job.recipe), opened.enter_context(Environment.open(job.run))
     inputs = replace(inputs, max_steps=recipe.n_steps(len(job.tasks)))
-    trainer, states = make_trainer(recipe, inputs, job.initial, bench, job.run, job.tasks)
+    trainer, states = make_trainer(recipe, inputs, job.initial, environment, job.run, job.tasks)
     opened.enter_context(closing(states))
     return trainer, len(states.rows["state"]), None
 

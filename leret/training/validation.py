@@ -79,7 +79,7 @@ class Validation:
                 f"{failure.message}. Correct the cause and run the same command again"
             )
         tasks, value = {task.id: task for task in self.tasks}, reward(self.measure)
-        values = [value(_outcome(tasks[rollout.question_id], rollout)) for rollout in done]
+        values = [value(_outcome(tasks[rollout.task_id], rollout)) for rollout in done]
         scored = [float(v) for v in values if v is not None]
         if not scored:
             raise TrainingError(f"metric_for_best_model: no task of the validation has a {self.measure}; name another")
@@ -123,7 +123,7 @@ def open_validation(recipe: TrainingRecipe, run: Run, trained: Collection[str]) 
     environment = Environment.open(run)
     seed = environment.recipe.data.seed
     try:
-        split = environment.questions(recipe.eval_split, check=False)
+        split = environment.tasks(recipe.eval_split, check=False)
     except DataError as error:
         raise TrainingError(f"eval_split: {error}; {_OTHER}") from error
     tasks = [task for task in split if task.gold or task.answers]

@@ -8,7 +8,7 @@ import pytest
 
 from leret.cli.console import known_names
 from leret.config.evaluation import EvalRecipe
-from leret.config.load import load_all, load_recipe, recorded
+from leret.config.load import load_all, load_recipe, sampling_recipe_of
 from leret.config.sampling import SamplingRecipe
 from leret.core import bundled
 from leret.core.errors import ConfigError, RunError
@@ -211,7 +211,7 @@ def test_a_run_that_another_version_wrote_is_refused_with_the_key(tmp_path: Path
     recipe = load_recipe("sampling/demo.yaml", SamplingRecipe)
     section = recipe.model_dump(mode="json")
     run.update(sampling=section)
-    assert recorded(run) == recipe
+    assert sampling_recipe_of(run) == recipe
     run.update(sampling={**section, "pretrain": {"kind": "minilm", "minutes": None}})
     with pytest.raises(RunError, match=r"run\.yaml: sampling: pretrain\.minutes: unknown key.*mend it there"):
-        recorded(run)
+        sampling_recipe_of(run)

@@ -12,7 +12,7 @@ from leret.core.runs import Run
 from leret.core.types import Task
 from leret.datasets.formats.babilong import read_noise
 from leret.evaluation.episodes import early_stop, file_name, write_lines
-from leret.evaluation.plan import plan
+from leret.evaluation.plan import estimate
 from leret.evaluation.results import ScoredHop, read_rows
 from leret.evaluation.stage import evaluate
 from leret.policies.base import Completion
@@ -108,7 +108,7 @@ def test_lengths_are_evaluated_in_one_call_with_a_line_an_episode(picking):
     recipe = asks(
         *("raw-question", "oracle-titles", "base"), measures=("fact_em", "fact_f1"), data={"sentences": [4, 20]}
     )
-    assert plan(recipe, picking).questions == 2 * plan(recipe.each()[0], picking).questions
+    assert estimate(recipe, picking).questions == 2 * estimate(recipe.each()[0], picking).questions
     report = evaluate(recipe, picking)
     again = evaluate(recipe, picking)
     assert again.already
@@ -134,8 +134,8 @@ def test_the_seed_of_an_evaluation_moves_its_noise_and_names_it(picking):
     recipe = asks("raw-question", data={"sentences": 9}, seed=3)
     evaluate(recipe, picking)
     assert (picking.eval / "ns9-seed3" / "raw-question" / "eval_seed3_ns9.jsonl").is_file()
-    with Environment.open(picking) as bench:
-        own = DataSettings.model_validate({**bench.recipe.data.model_dump(), "noise_seed": 3, "sentences": 9})
+    with Environment.open(picking) as environment:
+        own = DataSettings.model_validate({**environment.recipe.data.model_dump(), "noise_seed": 3, "sentences": 9})
         assert own.lengths == (9,)
     assert recipe.changes == {"sentences": 9, "noise_seed": 3}
     assert asks("base", data=EvalDataSettings()).changes == {}

@@ -10,7 +10,7 @@ import pytest
 from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
-from leret.evaluation.plan import plan
+from leret.evaluation.plan import estimate
 from leret.evaluation.stage import evaluate
 from leret.sampling.stage import sample
 from tests.evaluation.eval_fakes import asks, train
@@ -52,7 +52,7 @@ def test_what_changed_since_an_evaluation_is_named_and_refused(run, tmp_path, fi
     evaluate(SMALL, run)
     rewrite(tmp_path / file, pattern, text)
     for recipe in (SMALL, but(SMALL, systems=("raw-question", "oracle-titles"))):
-        for stage in (evaluate, plan):
+        for stage in (evaluate, estimate):
             with pytest.raises(RunError, match=f"{Path(file).stem}: its content"):
                 stage(recipe, run)
 
@@ -142,7 +142,7 @@ def test_a_run_names_no_path_of_the_machine_and_moves_with_its_data(run, tmp_pat
     texts = [run.manifest_path, run.report, *run.program.iterdir(), *run.path.rglob("*.json"), *run.path.rglob("*.md")]
     assert not [path for path in texts if str(tmp_path) in path.read_text()]
     assert "path: $RUN/../program.py:MultiHop" in run.manifest_path.read_text()
-    assert run.manifest()["sampling"]["data"]["corpus"] == f"{tmp_path}/corpus.jsonl"
+    assert run.manifest.sampling["data"]["corpus"] == f"{tmp_path}/corpus.jsonl"
     moved = tmp_path.rename(f"{tmp_path}-moved")
     again = evaluate(BASE, Run.open(moved / "run"))
     assert (again.asked, again.summary["rows"]) == ((), first.summary["rows"])

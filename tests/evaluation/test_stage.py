@@ -10,7 +10,7 @@ from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.runs import Run
 from leret.core.types import State
-from leret.evaluation.plan import plan
+from leret.evaluation.plan import estimate
 from leret.evaluation.results import read_rows
 from leret.evaluation.stage import evaluate
 from leret.sampling.store.store import Store
@@ -62,7 +62,7 @@ def test_the_policy_that_finds_most_on_dev_is_delivered(run):
     for place, name in enumerate(("sft", "ipo"), 1):
         train(run, name, place)
     recipe = ALL.model_copy(update={"choose_on": "dev"})
-    assert plan(recipe, run).lm_calls > plan(ALL, run).lm_calls  # the questions of dev count
+    assert estimate(recipe, run).lm_calls > estimate(ALL, run).lm_calls  # the questions of dev count
     summary = evaluate(recipe, run).summary
     on_dev = json.loads((run.eval / "dev" / "summary.json").read_text())
     recall = {row["system"]: row["hops"][-1]["recall"] for row in on_dev["rows"]}
@@ -91,7 +91,7 @@ def test_trec_files_carry_the_same_measures_as_the_summary(run):
 def test_a_question_that_was_sampled_by_its_id_or_its_text_is_refused(run):
     evaluate(RAW, run)
     asked = read_rows(run.eval / "raw-question" / "per_question.parquet")[0].question_id
-    file = Path(run.manifest()["sampling"]["data"]["questions"])
+    file = Path(run.manifest.sampling["data"]["questions"])
     double = next(row for row in map(json.loads, file.read_text().splitlines()) if row["id"] == asked)
     file.write_text(file.read_text() + json.dumps({**double, "id": "double"}) + "\n")
     for sampled, says in (
@@ -121,10 +121,10 @@ def test_unknown_names_and_a_run_without_samples_are_refused_before_anything_is_
 
 
 def test_a_plan_says_what_is_left_and_writes_nothing(run):
-    before = plan(ALL, run)
+    before = estimate(ALL, run)
     assert (before.to_ask, before.steps) == (("raw-question", "oracle-titles", "base", "bank:1"), 2)
     assert before.lm_calls == 2 * 2 * before.questions
     assert not run.eval.exists()
     assert not run.cache.exists()
     evaluate(ALL, run)
-    assert plan(ALL, run).done
+    assert estimate(ALL, run).done

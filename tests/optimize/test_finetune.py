@@ -38,7 +38,7 @@ def test_a_policy_is_trained_once_and_named_by_what_it_follows_from(weights, tmp
 
 def test_pairs_train_by_ipo_from_a_trained_policy(weights, tmp_path):
     first = train_examples(str(weights), EXAMPLES, {**KEYS, "name": "first"}, tmp_path)
-    pairs = [TrainingExample(one.question_id, one.prompt, ("paris", "london")) for one in EXAMPLES]
+    pairs = [TrainingExample(one.task_id, one.prompt, ("paris", "london")) for one in EXAMPLES]
     second = train_examples(f"leret/{first}", pairs, {**KEYS, "algorithm": "ipo", "name": "second"}, tmp_path)
     record = json.loads((second / "training.json").read_text())
     assert (record["parent"], record["steps"], record["total_steps"]) == ("first", 3, 6)

@@ -56,7 +56,7 @@ def paths(groups):
             chosen = ids[after.state.parent] if after else group.samples[0]
             path.append((text_of(group.state.messages), chosen.completion))
             group = after
-        yield first.state.question_id, path
+        yield first.state.task_id, path
 
 
 def text_of(messages):

@@ -156,7 +156,7 @@ def test_a_kill_leaves_the_old_rewards_or_the_new_ones(tmp_path, made, where, na
     rescore(new, "recall@1")
     states = {"ap": (content(run), preferences(run)), "recall@1": (content(new), preferences(new))}
     killed(run, where, name, after)
-    found = Run.open(run.path).manifest()["sampling"]["sampling"]["reward"]
+    found = Run.open(run.path).manifest.sampling["sampling"]["reward"]
     assert content(run) == states[found][0]
     assert not (run.preferences / "train.parquet").is_file() or preferences(run) == states[found][1]
     assert check_store(run).faults == []
@@ -192,7 +192,7 @@ def test_a_part_named_like_a_measure_follows_its_settings(tmp_path, own, name, p
         gold = {task.id: task.gold for task in questions(30)}
         measures = {"recall": recall, "ap": ap}
         for one in scored:
-            found = {name: measure(one.doc_ids, gold[one.question_id]) for name, measure in measures.items()}
+            found = {name: measure(one.doc_ids, gold[one.task_id]) for name, measure in measures.items()}
             if reward != "rr":
                 assert one.reward == one.components[name] == expected[one.id]
                 del found[name]

@@ -14,7 +14,7 @@ from leret.core.errors import MissingDependency, TrainingError
 from leret.training import callbacks
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.callbacks import Monitor, monitored
-from leret.training.stage import plan, train
+from leret.training.stage import estimate, train
 from tests.training.training_runs import changed, fail
 
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 4, "logging_steps": 1}
@@ -53,7 +53,7 @@ def test_a_stop_leaves_a_checkpoint_that_warn_goes_on_from(run, alarming):
     for _ in range(2):  # asked again, it stands where it stood
         with pytest.raises(TrainingError, match=r"alarm of step 5: it is 5; .* --set on_alarm=warn goes on from it"):
             train(stop, run)
-        assert plan(stop, run).resumes_at == 5
+        assert estimate(stop, run).resumes_at == 5
     assert not (run.policies / "sft").exists()
     assert train(SFT, run).resumed_from == 5
 

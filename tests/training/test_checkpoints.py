@@ -8,7 +8,7 @@ from leret.core import yaml
 from leret.core.errors import RunError
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord
-from leret.training.stage import plan, train
+from leret.training.stage import estimate, train
 from tests.training.training_runs import Stopper, changed, fail
 
 SFT = SFTRecipe(learning_rate=1e-3, per_device_train_batch_size=8, logging_steps=1)
@@ -32,9 +32,9 @@ def test_two_processes_do_not_train_under_one_name(run):
 
 
 def test_a_finished_policy_is_left_alone_unless_the_recipe_is_another(run):
-    assert not plan(SFT, run).done
+    assert not estimate(SFT, run).done
     first = train(SFT, run)
-    assert plan(SFT, run).done
+    assert estimate(SFT, run).done
     weights = (first.path / "model.safetensors").stat().st_mtime_ns
     again = train(changed(SFT, save_steps=7, logging_steps=3), run)
     assert (again.already, again.steps, again.loss_last) == (True, first.steps, first.loss_last)

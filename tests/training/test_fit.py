@@ -18,7 +18,7 @@ from leret.training.algorithms.preference import DPORecipe, IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.checkpoints import CheckpointDirectory
 from leret.training.process import Interrupt
-from leret.training.stage import make_job, plan, train, train_job
+from leret.training.stage import estimate, make_job, train, train_job
 from tests.training.training_runs import Stopper, changed, fail, interrupt, sampled_run
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +58,7 @@ def test_a_resumed_training_ends_in_the_same_bits(run, straight, recipe, what, a
         train(recipe, run, progress=Stopper(6, what))
     assert not (run.policies / recipe.policy_name).exists()
     # A crash goes back to the last checkpoint, an interrupt writes one after the step that is being done.
-    assert plan(recipe, run).resumes_at == at
+    assert estimate(recipe, run).resumes_at == at
     resumed = train(recipe, run)
     assert resumed.resumed_from == at
     assert same_bits(resumed, straight(recipe))
@@ -81,7 +81,7 @@ def test_an_interrupt_from_another_thread_leaves_a_checkpoint(run):
     progress = Stopper(6, lambda: setattr(interrupt, "requested", True))
     with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
         pool.submit(train_job, make_job(SFT, run), progress, interrupt=interrupt).result()
-    assert plan(SFT, run).resumes_at == 7
+    assert estimate(SFT, run).resumes_at == 7
 
 
 def test_a_training_of_no_steps_gives_the_same_weights(run, base):

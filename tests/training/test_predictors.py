@@ -14,7 +14,7 @@ from leret.core.errors import ConfigError, PolicyError, RunError, TrainingError
 from leret.core.runs import Run
 from leret.evaluation.stage import evaluate
 from leret.policies.load import make_policy
-from leret.sampling.plan import plan
+from leret.sampling.estimate import estimate
 from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
@@ -94,13 +94,13 @@ def test_pairs_of_credit_final_compare_what_whole_programs_came_to(sampled):
 
 def test_rounds_sample_the_named_predictors_and_credit_steps_the_end_or_both(sampled):
     run, found = sampled[1], {}
-    with Environment.open(run) as bench, closing(make_policy(bench.recipe.policy)) as policy:
+    with Environment.open(run) as environment, closing(make_policy(environment.recipe.policy)) as policy:
         for credit in ("step", "final", "both"):
             reward = RewardSettings(parts={"recall": 1.0, "steps": 0.5})  # 0 at the first LM call, -0.5 at the end
             recipe = GRPORecipe(predictors=("write",), num_generations=4, credit=credit, reward=reward)
-            with closing(RoundSampler(recipe, bench, run, policy)) as sampler:
-                found[credit] = sampler.sample(training_tasks(bench, recipe)[:4], 0)
-        weight = bench.recipe.sampling.final_weight
+            with closing(RoundSampler(recipe, environment, run, policy)) as sampler:
+                found[credit] = sampler.sample(training_tasks(environment, recipe)[:4], 0)
+        weight = environment.recipe.sampling.final_weight
     assert all(one.groups.tolist() == [place // 4 for place in range(16)] for one in found.values())
     step, final, both = found.values()
     assert step.sequences == final.sequences == both.sequences
@@ -113,10 +113,10 @@ def test_rounds_sample_the_named_predictors_and_credit_steps_the_end_or_both(sam
 def test_the_reference_answer_is_the_target_where_a_predictor_writes_it(sampled):
     run = sampled[1]
     examples = make_job(SFTRecipe(targets="answer"), run).examples
-    answers = {task.id: task.answers[0] for task in Environment.open(run).questions()}
+    answers = {task.id: task.answers[0] for task in Environment.open(run).tasks()}
     assert predictors(run, examples) == {"answer"}
     assert {example.completions for example in examples} <= {(answer,) for answer in answers.values()}
-    assert all(example.completions == (answers[example.question_id],) for example in examples)
+    assert all(example.completions == (answers[example.task_id],) for example in examples)
     with pytest.raises(TrainingError, match=r"writes story alone \(write writes query; answer writes answer\)"):
         make_job(SFTRecipe(targets="answer", field="story"), run)
 
@@ -157,7 +157,7 @@ def test_each_predictor_may_have_its_own_policy(tmp_path):
     with Store(run.store, read_only=True) as store:
         groups = {name: [g for g in store.groups() if g.state.predictor == name] for name in ("write", "answer")}
         [policy] = {group.policy_digest for group in store.groups()}
-    assert policy == run.manifest()["digests"]["policy"]
+    assert policy == run.manifest.digests["policy"]
     assert {len(group.samples) for group in groups["write"]} == {4}
     assert {(len(g.samples), g.samples[0].is_sampled) for g in groups["answer"]} == {(1, False)}  # it is greedy
     job = make_job(IPORecipe(), run)
@@ -184,7 +184,7 @@ def test_a_policy_of_no_predictor_and_another_decoding_are_refused(tmp_path):
 def test_a_program_that_writes_and_picks_is_trained_part_by_part(tmp_path):
     run, picker = Run.create(tmp_path / "run"), {"kind": "features", "features": f"{stories.__name__}:numbers"}
     recipe = several(tmp_path, "Mixed", "auto", pick=picker)
-    assert plan(recipe, run).prompt_tokens > 0  # of what is written
+    assert estimate(recipe, run).prompt_tokens > 0  # of what is written
     assert sample(recipe, run).policy == "demo, pick: features"
     with Store(run.store, read_only=True) as store:
         picks = [one for g in store.groups() if g.state.predictor == "pick" for one in g.samples]

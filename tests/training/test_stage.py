@@ -11,7 +11,7 @@ from leret.core.errors import TrainingError
 from leret.training import stage
 from leret.training.algorithms.preference import DPORecipe, IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.stage import _take_finished, plan, train
+from leret.training.stage import _take_finished, estimate, train
 from tests.training.training_runs import Stopper, changed, sampled_run, train_ids
 
 KEYS = {"learning_rate": 1e-3, "per_device_train_batch_size": 8}
@@ -26,7 +26,7 @@ def record(run, name):
 
 
 def test_sft_then_ipo_lower_their_losses_and_leave_policies_without_pickles(run, capfd):
-    told, shown = plan(SFT, run), Stopper()
+    told, shown = estimate(SFT, run), Stopper()
     assert (told.examples, told.steps, told.done, told.resumes_at) == (24, 6, False, 0)
     sft = train(SFT, run, progress=shown)
     # 24 states with a spread, one target each, 2 epochs of 3 batches
@@ -47,7 +47,7 @@ def test_sft_then_ipo_lower_their_losses_and_leave_policies_without_pickles(run,
     log = record(run, "ipo")["log_history"]
     assert {"loss", "grad_norm", "rewards/margins", "rewards/accuracies", "step"} <= set(log[0])
     assert [record(run, name)["parent"] for name in ("sft", "ipo", "dpo")] == ["base", "sft", "base"]
-    assert run.manifest()["training"]["ipo"]["recipe"]["reduction"] == "sequence"
+    assert run.manifest.training["ipo"]["recipe"]["reduction"] == "sequence"
     assert next(event for event in run.events() if event["event"] == "done")["policy"] == "sft"
     # A control takes as many steps as the two together.
     more = train(changed(SFT, name="sft-more", match_steps_of="ipo"), run)
@@ -85,7 +85,7 @@ def test_a_run_without_spread_has_nothing_to_train_on(tmp_path, base):
     for recipe, says in ((SFT, "no state whose samples differ in reward"), (DPO, r"train\.parquet holds no pair")):
         with pytest.raises(TrainingError, match=says):
             train(recipe, run)
-    assert plan(changed(SFT, require_spread=False), run).examples == 24
+    assert estimate(changed(SFT, require_spread=False), run).examples == 24
 
 
 def test_a_question_that_evaluation_holds_out_is_refused_and_so_is_a_run_that_does_not_say_which(run):

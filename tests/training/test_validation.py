@@ -131,7 +131,7 @@ def test_validation_tasks_are_not_trained_on_and_not_of_split_test(world):
     with pytest.raises(TrainingError, match="eval_tasks"):
         make_job(recipe, world)
     few = make_job(changed(recipe, eval_tasks=8), world)
-    assert few.validation.ids.isdisjoint(example.question_id for example in few.examples)
+    assert few.validation.ids.isdisjoint(example.task_id for example in few.examples)
     assert few.examples == make_job(changed(recipe, eval_steps=None), world).examples, "other tasks of the split do"
 
 

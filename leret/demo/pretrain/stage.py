@@ -51,7 +51,7 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
     progress.start(f"pretraining {directory.name}", how.steps)
     try:
         environment = Environment(recipe, directory / ".cache")
-        questions, corpus = environment.questions("train"), environment.corpus.values()
+        questions, corpus = environment.tasks("train"), environment.corpus.values()
         k = recipe.retriever.k
         return pretrain_minilm(questions, corpus, environment.retriever, how, k, adapter, directory, progress)
     finally:

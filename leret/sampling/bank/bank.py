@@ -34,7 +34,12 @@ from leret.sampling.rollouts.scheduler import refuse_unparsed
 
 
 async def load_or_build_bank(
-    run: Run, bench: Environment, policy: Policy, searches: SearchBatcher, tasks: Sequence[Task], progress: Progress
+    run: Run,
+    environment: Environment,
+    policy: Policy,
+    searches: SearchBatcher,
+    tasks: Sequence[Task],
+    progress: Progress,
 ) -> list[Prompt]:
     """The prompts of a run, the zero-shot one first.
 
@@ -43,21 +48,21 @@ async def load_or_build_bank(
     """
     if (bank := load_bank(run)) is not None:
         return bank
-    settings = bench.recipe.sampling
-    if settings.prompts == 1 or not bench.replay.predictors:  # a pick has no demos
+    settings = environment.recipe.sampling
+    if settings.prompts == 1 or not environment.replay.predictors:  # a pick has no demos
         prompts = [ZERO_SHOT]
     elif settings.bank.path is not None:
         prompts = _given(Path(settings.bank.path), settings.prompts)
     else:
-        prompts = await _bootstrapped(run, bench, policy, searches, tasks, progress)
+        prompts = await _bootstrapped(run, environment, policy, searches, tasks, progress)
     save_bank(run, prompts, settings.prompts)
     return prompts
 
 
 def load_bank(run: Run) -> list[Prompt] | None:
     """The prompts of a run; None where it has none yet."""
-    bank = run.manifest().get("bank")
-    return bank and [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
+    bank = run.manifest.bank
+    return None if bank is None else [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
 
 
 def save_bank(run: Run, prompts: Sequence[Prompt], wanted: int) -> None:
@@ -92,23 +97,28 @@ def _given(directory: Path, n: int) -> list[Prompt]:
 
 
 async def _bootstrapped(
-    run: Run, bench: Environment, policy: Policy, searches: SearchBatcher, tasks: Sequence[Task], progress: Progress
+    run: Run,
+    environment: Environment,
+    policy: Policy,
+    searches: SearchBatcher,
+    tasks: Sequence[Task],
+    progress: Progress,
 ) -> list[Prompt]:
-    recipe, settings = bench.recipe, bench.recipe.sampling
-    train, dev = _drawn(run, bench, tasks)
+    recipe, settings = environment.recipe, environment.recipe.sampling
+    train, dev = _drawn(run, environment, tasks)
     progress.start("prompt bank", len(train) + settings.bank.candidates * len(dev))
-    rollouts = await _zero_shot(bench, policy, searches, train, progress)
-    threshold = best_quarter(_rewards(bench, train, rollouts))
+    rollouts = await _zero_shot(environment, policy, searches, train, progress)
+    threshold = best_quarter(_rewards(environment, train, rollouts))
     asked = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
-    policies = [policy_for(policy, name) for name in bench.replay.predictors]
+    policies = [policy_for(policy, name) for name in environment.replay.predictors]
     cold, warm = ([policy_lm(p, temperature=t, **asked) for p in policies] for t in (0.0, settings.bank.temperature))
     teacher = [cached_completion_lm(rollouts, lm, temperature=settings.bank.temperature, **asked) for lm in warm]
     stop = threading.Event()
     plan = BankPlan(settings.prompts, settings.bank.max_demos, settings.bank.candidates, threshold)
-    program = bench.program()
+    program = environment.program()
     for name, pick in named_picks(program).items():
         pick.actor = policy_for(policy, name)
-    parts = program, bench.adapter, cold, bench.retriever, reward(bench.recipe.sampling.whole_reward)
+    parts = program, environment.adapter, cold, environment.retriever, reward(environment.recipe.sampling.whole_reward)
     told: dict[str, Any] = {"teacher": teacher, "on_scored": lambda: progress.advance(1), "stop": stop}
     work = asyncio.create_task(asyncio.to_thread(bootstrap_prompts, *parts, train, dev, plan, **told))
     try:
@@ -121,8 +131,8 @@ async def _bootstrapped(
         progress.finish()
 
 
-def _drawn(run: Run, bench: Environment, tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
-    settings = bench.recipe.sampling
+def _drawn(run: Run, environment: Environment, tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
+    settings = environment.recipe.sampling
     shuffled = sorted(tasks, key=lambda task: (rank_of(task.id, settings.seed, "bank"), task.id))
     n_train, n_dev = n_bank_questions(len(shuffled), settings.bank.train_questions, settings.bank.dev_questions)
     if not n_dev:
@@ -133,12 +143,12 @@ def _drawn(run: Run, bench: Environment, tasks: Sequence[Task]) -> tuple[list[Ta
 
 
 async def _zero_shot(
-    bench: Environment, policy: Policy, searches: SearchBatcher, train: Sequence[Task], progress: Progress
+    environment: Environment, policy: Policy, searches: SearchBatcher, train: Sequence[Task], progress: Progress
 ) -> list[Rollout]:
-    lm, settings = bench.recipe.policy, bench.recipe.sampling
+    lm, settings = environment.recipe.policy, environment.recipe.sampling
     decoding = Decoding(lm.max_tokens, settings.bank.temperature, lm.top_p, settings.seed)
-    actor = PolicyActor(policy, bench.formatter, decoding)
-    rollouts = await RolloutRunner(bench.runner(searches), actor).run(
+    actor = PolicyActor(policy, environment.formatter, decoding)
+    rollouts = await RolloutRunner(environment.runner(searches), actor).run(
         train, concurrency=settings.concurrency, on_done=lambda rollout: progress.advance(1)
     )
     unparsed = [rollout.failure for rollout in rollouts if rollout.failure and rollout.unparsed]
@@ -147,8 +157,8 @@ async def _zero_shot(
     return rollouts
 
 
-def _rewards(bench: Environment, train: Sequence[Task], rollouts: Sequence[Rollout]) -> list[float]:
-    value = reward(bench.recipe.sampling.whole_reward)
+def _rewards(environment: Environment, train: Sequence[Task], rollouts: Sequence[Rollout]) -> list[float]:
+    value = reward(environment.recipe.sampling.whole_reward)
     ended = [(task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished]
     outcomes = (Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.steps)) for t, r in ended)
     return [value(outcome) or 0.0 for outcome in outcomes]

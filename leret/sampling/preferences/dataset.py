@@ -18,7 +18,7 @@ from leret.core.files import atomic_file, write_atomically
 from leret.core.runs import Run
 from leret.core.types import Sample, digest
 from leret.sampling.preferences.report import PreferenceReport, Strategy, card
-from leret.sampling.rollouts.credit import with_price
+from leret.sampling.rollouts.credit import with_unparsed_reward
 from leret.sampling.rollouts.selection import reward_levels
 from leret.sampling.store.export import write_parquet
 from leret.sampling.store.schema import StateSamples
@@ -51,7 +51,7 @@ def build_preferences(
     Raises:
         RunError: nothing was sampled, or the directory cannot be written.
     """
-    policy_digest = policy_digest or run.manifest().get("digests", {}).get("policy")
+    policy_digest = policy_digest or run.manifest.policy_digest
     report = PreferenceReport(run.preferences / "train.parquet", strategy, margin, max_pairs)
     report.unparsed_reward = unparsed_reward(run)
     with Store(run.store, read_only=True) as store, run.writing():
@@ -67,7 +67,7 @@ def build_preferences(
 
 def unparsed_reward(run: Run) -> float | None:
     """The price of a completion that does not parse, by the recipe that the run was sampled with."""
-    section = run.manifest().get("sampling") or {}
+    section = run.manifest.sampling or {}
     reward = SamplingSettings.model_validate(section.get("sampling", {})).whole_reward
     return reward.unparsed_reward if isinstance(reward, RewardSettings) else None
 
@@ -75,7 +75,7 @@ def unparsed_reward(run: Run) -> float | None:
 def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> Iterator[dict[str, Any]]:
     last: tuple[str, str] | None = None
     for group in store.finished(policy_digest):
-        question = (group.policy_digest, group.state.question_id)
+        question = (group.policy_digest, group.state.task_id)
         report.questions += question != last  # those of one question stand together
         last = question
         pairs = make_pairs(_count(group, report), report.strategy, report.margin, report.max_pairs)
@@ -94,7 +94,7 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
 
 def _count(group: StateSamples, report: PreferenceReport) -> list[Sample]:
     rewards = [sample.reward for sample in group.samples if sample.reward is not None]
-    priced = with_price(group.samples, report.unparsed_reward)
+    priced = with_unparsed_reward(group.samples, report.unparsed_reward)
     different = distinct(priced)
     report.states += 1
     report.samples += len(group.samples)
@@ -121,7 +121,7 @@ def _row(group: StateSamples, pair: Pair, report: PreferenceReport) -> dict[str,
         [{"role": "assistant", "content": chosen.completion}],
         [{"role": "assistant", "content": rejected.completion}],
         chosen.reward, rejected.reward,
-        group.state.question_id, group.state.id, group.state.step, group.state.predictor,
+        group.state.task_id, group.state.id, group.state.step, group.state.predictor,
         chosen.id, rejected.id, chosen.prompt, rejected.prompt,
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))

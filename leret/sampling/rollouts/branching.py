@@ -160,7 +160,7 @@ class StateSampler:
         role = self._plan.role_of(point.need)
         stored: dict[str, Sample] = {}
         if self._store is not None and not point.fresh:
-            found = self._store.samples_at(state.question_id, state.step, state.id, self.policy_digest)
+            found = self._store.samples_at(state.task_id, state.step, state.id, self.policy_digest)
             stored = {sample.id: sample for sample in found}
         prompts, n, draw = self._plan.prompts if role.sampled else (ZERO_SHOT,), 1, state.draw
         if role.sampled:
@@ -181,7 +181,7 @@ class StateSampler:
     async def score(self, point: BranchPoint, state: State, texts: Sequence[str]) -> list[Sample]:
         """What completions that others made come to, as the samples of a group; nothing is stored."""
         assert isinstance(point.need, NeedsCompletion)
-        role, of = self._plan.role_of(point.need), (state.id, state.question_id, state.step, ZERO_SHOT.name)
+        role, of = self._plan.role_of(point.need), (state.id, state.task_id, state.step, ZERO_SHOT.name)
         blank = [Sample(digest(state.id, i), *of, index=i, seed=i) for i in range(len(texts))]
         made = [Completion(text, "stop", 0, 0) for text in texts]
         samples = await self._score(point, state, role, blank, made)
@@ -228,7 +228,7 @@ class StateSampler:
         for index in range(n):
             seed = seed_of(plan.seed, draw, state.step, asked[0], index)  # with the id: from what asks for a sample
             name = digest(state.id, state.step, asked[0], index, seed, *asked[1:])
-            blank = Sample(name, state.id, state.question_id, state.step, prompt.name, index, seed)
+            blank = Sample(name, state.id, state.task_id, state.step, prompt.name, index, seed)
             samples.append(stored.get(name, blank))
         todo = [i for i, sample in enumerate(samples) if sample.id not in stored or not is_final(sample)]
         if not todo:
@@ -335,7 +335,7 @@ class StateSampler:
     ) -> Sample:
         """A sample with what its completion came to: a reward and its parts, or a failure."""
         _, outputs, reached = point.reached[text]
-        asked = sample.id, sample.state_id, sample.question_id, sample.step, sample.prompt, sample.index, sample.seed
+        asked = sample.id, sample.state_id, sample.task_id, sample.step, sample.prompt, sample.index, sample.seed
         tokens = answer.n_prompt_tokens, answer.n_completion_tokens
         picked = {} if answer.value is None else {"q": answer.value, **_logp(answer)}
         try:
@@ -352,7 +352,7 @@ class StateSampler:
         if role.sampled:
             functions = REPORTED if role.credit == "final" else self._rewards
             values = {**values_of(functions, outcome), **final}
-            [(reward, components)] = self._crediting.mixed([values], role.credit, state.question_id)
+            [(reward, components)] = self._crediting.mixed([values], role.credit, state.task_id)
         doc_ids, scores = tuple([passage.doc_id for passage in ranking]), tuple([passage.score for passage in ranking])
         return Sample(*asked, text, outputs, doc_ids, scores, reward, components | picked, None, *tokens)
 

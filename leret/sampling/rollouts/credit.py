@@ -55,7 +55,7 @@ class Crediting:
 
     def rewards(self, group: Sequence[Sample], credit: str) -> list[Sample]:
         """Samples of one state with a reward each, as `mixed` makes it."""
-        made = self.mixed([sample.components for sample in group], credit, group[0].question_id)
+        made = self.mixed([sample.components for sample in group], credit, group[0].task_id)
         pairs = zip(group, made, strict=True)
         return [replace(sample, reward=reward, components=components) for sample, (reward, components) in pairs]
 
@@ -104,7 +104,7 @@ def credit_of(sample: Sample) -> str:
     return "step" if "final" not in sample.components else "both" if "step" in sample.components else "final"
 
 
-def with_price(samples: Sequence[Sample], unparsed_reward: float | None) -> list[Sample]:
+def with_unparsed_reward(samples: Sequence[Sample], unparsed_reward: float | None) -> list[Sample]:
     """Samples with the price of a completion that does not parse as the reward of those that do not.
 
     They keep their failure. Outages, and prompts that do not fit the policy, have no price.

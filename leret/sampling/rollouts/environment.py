@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self
 from pydantic import ValidationError
 
 from leret.config.base import RecipePath, free_keys, paths_in, with_paths
-from leret.config.load import recorded
+from leret.config.load import sampling_recipe_of
 from leret.config.policy import by_predictor
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, ProgramError
@@ -25,7 +25,7 @@ from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import has_corpus, load_corpus, load_tasks
 from leret.policies.base import Policy
-from leret.policies.load import shared_policy, together
+from leret.policies.load import combine_policies, shared_policy
 from leret.rewards import function_names, scoring
 from leret.rewards.functions import source_of, sources_digest
 
@@ -64,9 +64,9 @@ class Environment:
     @classmethod
     def open(cls, run: Run) -> Environment:
         """The workbench of a sampled run."""
-        return cls(recorded(run), run.cache)
+        return cls(sampling_recipe_of(run), run.cache)
 
-    def questions(
+    def tasks(
         self, split: str | None = None, limit: int | None = None, part: str | None = None, *, check: bool = True
     ) -> list[Task]:
         """Questions of a split, by default the recipe's; a smaller limit gives some of a larger one's.
@@ -132,7 +132,7 @@ class Environment:
     def policies(self, policy: Policy, predictors: Collection[str] | None) -> Policy:
         """Who answers while ``policy`` is trained for some predictors: the recipe's policies of all others."""
         settings = by_predictor(self.recipe.policy, self.recipe.policies, None, predictors)
-        return together({name: policy if one is None else shared_policy(one) for name, one in settings.items()})
+        return combine_policies({name: policy if one is None else shared_policy(one) for name, one in settings.items()})
 
     def notes(self) -> list[str]:
         """Return what to look at: records left out, and another ``k`` in the program than in the recipe."""
@@ -191,7 +191,7 @@ def questions_digest(questions: Sequence[Task]) -> str:
     return digest([[q.id, q.text, list(q.gold), *([q.relevance] if q.relevance else [])] for q in questions])
 
 
-def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
+def resolve_recipe(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
     """The recipe with its relative paths made absolute where they exist under ``base_dir``."""
 
     def found(key: Key, given: str, mark: RecipePath) -> str:
@@ -203,12 +203,11 @@ def located(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
 
 def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str]) -> None:
     """Refuse to mix samples of two recipes in one run. The policy may change (another round), and what is `Free`."""
-    manifest = run.manifest()
-    before = manifest.get("sampling")
+    before, digests_before = run.manifest.sampling, run.manifest.digests
     if before is not None:
         with suppress(ValidationError):  # a key that came after the run has its default there
             before = SamplingRecipe.model_validate(before).model_dump(mode="json")
-        known = {name: value for name, value in manifest.get("digests", {}).items() if name in digests}
+        known = {name: value for name, value in digests_before.items() if name in digests}
         now = {**recipe.model_dump(mode="json"), "digest": {name: digests[name] for name in known}}
         check_resumable(run.path, {**before, "digest": known}, now, free_keys(SamplingRecipe))
 
@@ -216,21 +215,22 @@ def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str])
 _OTHERWISE = "name a new run directory; `leret rescore` takes another reward"
 
 
-def refuse_changed_files(run: Run, bench: Environment, *, reward: bool = True) -> None:
+def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = True) -> None:
     """Refuse another program, reward, corpus or questions than the run was sampled with; a new run has none.
 
     Every stage of a sampled run asks this. Files that still have the stamps they were sampled with are not read.
     """
-    manifest = run.manifest()
-    known, before = manifest.get("digests", {}), manifest.get("sampling")
-    if before is None or completed(run.path, "sample", stage_key(bench.recipe, recipe_stamps(bench.recipe))):
+    known, before = run.manifest.digests, run.manifest.sampling
+    if before is None or completed(
+        run.path, "sample", stage_key(environment.recipe, recipe_stamps(environment.recipe))
+    ):
         return
     asked = before["data"].get("limit"), before["data"].get("part")
     digests: dict[str, Callable[[], str | None]] = {
-        "program": lambda: bench.program_digest,
-        "reward": lambda: bench.reward_digest,
-        "corpus": lambda: bench.corpus.digest,
-        "questions": lambda: questions_digest(bench.questions(None, *asked)),
+        "program": lambda: environment.program_digest,
+        "reward": lambda: environment.reward_digest,
+        "corpus": lambda: environment.corpus.digest,
+        "questions": lambda: questions_digest(environment.tasks(None, *asked)),
     }
     for name, found in digests.items():
         if name in known and (reward or name != "reward"):
@@ -240,8 +240,8 @@ def refuse_changed_files(run: Run, bench: Environment, *, reward: bool = True) -
 def refuse_changes_since_sampling(run: Run, stage: str) -> None:
     """Refuse changed files for a stage that reads stored samples, and can do so where program and data are absent."""
     try:
-        with Environment.open(run) as bench:
-            refuse_changed_files(run, bench)
+        with Environment.open(run) as environment:
+            refuse_changed_files(run, environment)
     except (ProgramError, DataError) as error:
         run.event(stage, "files not checked", why=str(error))
 

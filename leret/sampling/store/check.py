@@ -80,19 +80,19 @@ def check_store(run: Run) -> StoreReport:
 def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) -> Iterator[str]:
     """Samples whose reward is another than that of their ranking, for measures that need nothing else."""
     try:
-        bench = Environment.open(run)
-        name = bench.recipe.sampling.reward
+        environment = Environment.open(run)
+        name = environment.recipe.sampling.reward
         if not (isinstance(name, str) and hasattr(ranking, name.partition("@")[0])):  # code of the run is not run
             report.notes.append("rewards are not computed again: sampling.reward needs more than a ranking")
             return
-        value, tasks = reward(name), {task.id: task for task in bench.questions(check=False)}
+        value, tasks = reward(name), {task.id: task for task in environment.tasks(check=False)}
     except (LeretError, ValidationError) as error:
         report.notes.append(f"rewards are not computed again: {error}")
         return
     for sample in map(sample_of, database.execute("SELECT * FROM samples WHERE reward IS NOT NULL")):
         # The reward of a program's end is of no stored ranking.
         stored = sample.components.get("step") if "final" in sample.components else sample.reward
-        task = tasks.get(sample.question_id)
+        task = tasks.get(sample.task_id)
         if task is None or stored is None or not sample.is_sampled:
             continue
         found = zip(sample.doc_ids, sample.scores, strict=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 
-from leret.config.load import recorded
+from leret.config.load import sampling_recipe_of
 from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.programs.prompts import Prompt
@@ -24,7 +24,7 @@ def merge_shards(run: Run, shards: Iterable[Path] = (), store: Store | None = No
     """
     others = [Run.open(path) for path in shards]
     for other in others:
-        refuse_changes(run, recorded(other, "leret sample RECIPE --shard I/N"), other.manifest().get("digests", {}))
+        refuse_changes(run, sampling_recipe_of(other, "leret sample RECIPE --shard I/N"), other.manifest.digests)
         if _prompts(other) != _prompts(run):
             raise RunError(f"{other.path} was sampled with other prompts than {run.path}: its prompts/ differs")
     with nullcontext(store) if store is not None else Store(run.store) as target:

@@ -121,7 +121,7 @@ def is_final(sample: Sample) -> bool:
 
 def state_row(state: State) -> tuple[Any, ...]:
     """Columns of ``states``."""
-    return state.id, state.question_id, state.predictor, dump(state.inputs), dump(state.messages)
+    return state.id, state.task_id, state.predictor, dump(state.inputs), dump(state.messages)
 
 
 def state_of(row: sqlite3.Row, step: int, parent: str | None) -> State:
@@ -134,7 +134,7 @@ def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
     """Columns of ``samples``."""
     failure = sample.failure
     return (
-        sample.id, sample.state_id, sample.question_id, sample.step, sample.prompt, sample.index, sample.seed,
+        sample.id, sample.state_id, sample.task_id, sample.step, sample.prompt, sample.index, sample.seed,
         sample.completion, dump(sample.outputs), dump(sample.doc_ids), dump(sample.scores),
         sample.reward, dump(sample.components), failure and failure.kind, failure and storable(failure.message),
         sample.n_prompt_tokens, sample.n_completion_tokens,

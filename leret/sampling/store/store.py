@@ -185,7 +185,7 @@ class Store:
         """The `groups` of questions that are done, at predictors that are sampled."""
         done = {digest: self.done(digest) for digest in self.policy_digests()}
         groups = (group for group in self.groups(policy_digest) if group.samples[0].is_sampled)
-        return (group for group in groups if group.state.question_id in done[group.policy_digest])
+        return (group for group in groups if group.state.task_id in done[group.policy_digest])
 
     def question_ids(self) -> set[str]:
         return self._ids("SELECT DISTINCT question_id FROM states")

@@ -18,7 +18,7 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import Sample
 from leret.sampling.preferences.dataset import distinct, unparsed_reward
-from leret.sampling.rollouts.credit import with_price
+from leret.sampling.rollouts.credit import with_unparsed_reward
 from leret.training.algorithms.base import (
     Algorithm,
     TrainerInputs,
@@ -102,9 +102,9 @@ def read_examples(recipe: KTORecipe, run: Run) -> list[TrainingExample]:
     """
     price = unparsed_reward(run)
     examples = [
-        TrainingExample(group.state.question_id, plain(group.state.messages), (str(sample.completion),), (score,))
+        TrainingExample(group.state.task_id, plain(group.state.messages), (str(sample.completion),), (score,))
         for group in finished_states(run, recipe.predictors)
-        for sample, score in scored_completions(with_price(group.samples, price), recipe.baseline)
+        for sample, score in scored_completions(with_unparsed_reward(group.samples, price), recipe.baseline)
     ]
     n_desirable = sum(example.scores[0] >= 0 for example in examples)
     if n_desirable in (0, len(examples)):

@@ -42,7 +42,7 @@ def read_examples(recipe: SFTRecipe, run: Run) -> list[TrainingExample]:
         return reference_answers(recipe, run)
     how = (recipe.targets, recipe.require_spread, recipe.max_targets, recipe.seed)
     examples = [
-        TrainingExample(group.state.question_id, plain(group.state.messages), (str(target.completion),))
+        TrainingExample(group.state.task_id, plain(group.state.messages), (str(target.completion),))
         for group in finished_states(run, recipe.predictors)
         for target in state_targets(group, *how)
     ]
@@ -62,18 +62,24 @@ def reference_answers(recipe: SFTRecipe, run: Run) -> list[TrainingExample]:
     from leret.sampling.rollouts.environment import Environment
     from leret.sampling.store.store import Store
 
-    with Environment.open(run) as bench, Store(run.store, read_only=True) as store:
-        answers = {task.id: task.answers[0] for task in bench.questions(check=False) if task.answers}
-        fields = {name: list(bench.formatter.signature(name).output_fields) for name in bench.replay.predictors}
+    with Environment.open(run) as environment, Store(run.store, read_only=True) as store:
+        answers = {task.id: task.answers[0] for task in environment.tasks(check=False) if task.answers}
+        fields = {
+            name: list(environment.formatter.signature(name).output_fields) for name in environment.replay.predictors
+        }
         writers = {name for name in recipe.predictors or fields if fields.get(name) == [recipe.field]}
         examples = [
             TrainingExample(
-                group.state.question_id,
+                group.state.task_id,
                 plain(group.state.messages),
-                (bench.formatter.completion(group.state.predictor, {recipe.field: answers[group.state.question_id]}),),
+                (
+                    environment.formatter.completion(
+                        group.state.predictor, {recipe.field: answers[group.state.task_id]}
+                    ),
+                ),
             )
-            for group in store.groups(run.manifest().get("digests", {}).get("policy"))
-            if group.state.predictor in writers and group.state.question_id in answers
+            for group in store.groups(run.manifest.policy_digest)
+            if group.state.predictor in writers and group.state.task_id in answers
         ]
     if not examples:
         written = "; ".join(f"{name} writes {', '.join(names)}" for name, names in fields.items())

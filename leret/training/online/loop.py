@@ -45,15 +45,17 @@ class OnlineTraining:
         validations: a log entry for each validation.
     """
 
-    def __init__(self, job: TrainingJob, algorithm: OnlineAlgorithm, bench: Environment, run: Run, device: str) -> None:
+    def __init__(
+        self, job: TrainingJob, algorithm: OnlineAlgorithm, environment: Environment, run: Run, device: str
+    ) -> None:
         self.recipe, self.tasks = recipe, tasks = cast(RoundRecipe, job.recipe), job.tasks
         torch.manual_seed(recipe.seed)
         self.n_rounds = recipe.n_rounds(len(tasks))
         self.history: list[dict[str, Any]] = []
         self.validations: list[dict[str, Any]] = []
         self._initial, self._device = job.initial.digest, device
-        self.learner: Learner = algorithm.learner(recipe, job.initial, bench, len(tasks), device)
-        self.sampler = RoundSampler(recipe, bench, run, self.learner.policy)
+        self.learner: Learner = algorithm.learner(recipe, job.initial, environment, len(tasks), device)
+        self.sampler = RoundSampler(recipe, environment, run, self.learner.policy)
 
     @property
     def log(self) -> list[dict[str, Any]]:
@@ -126,9 +128,9 @@ def fit_online(job: TrainingJob, algorithm: OnlineAlgorithm, progress: Progress,
         raise TrainingError(f"algorithm: {recipe.algorithm} samples a run's tasks afresh; for examples: sft, dpo, ipo")
     with (
         training_process(recipe.threads if device == "cpu" else None),
-        job.environment or Environment.open(job.run) as bench,
+        job.environment or Environment.open(job.run) as environment,
     ):
-        training = OnlineTraining(job, algorithm, bench, job.run, device)
+        training = OnlineTraining(job, algorithm, environment, job.run, device)
         directory.drop_broken()
         checkpoint = directory.checkpoint()
         if checkpoint is not None:

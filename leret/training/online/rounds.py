@@ -162,16 +162,16 @@ class RoundSampler:
         temperature: of sampling; a training may change it between rounds.
     """
 
-    def __init__(self, recipe: RoundRecipe, bench: Environment, run: Run, policy: LivePolicy) -> None:
+    def __init__(self, recipe: RoundRecipe, environment: Environment, run: Run, policy: LivePolicy) -> None:
         from leret.retrieval.batching import SearchBatcher
 
         self.recipe, self.policy, self.stats = recipe, policy, SamplingStats()
-        self.temperature = recipe.temperature or bench.recipe.policy_of(recipe.predictors).temperature
-        self._bench, self._run, self._settings = bench, run, scored_by(bench, recipe)
+        self.temperature = recipe.temperature or environment.recipe.policy_of(recipe.predictors).temperature
+        self._environment, self._run, self._settings = environment, run, scored_by(environment, recipe)
         self._scoring = scoring(self._settings.reward)
-        retriever: Retriever | None = bench.retriever
+        retriever: Retriever | None = environment.retriever
         self._searches = None if retriever is None else SearchBatcher(retriever)  # None: the program has its own
-        self._runner: ProgramRunner = bench.runner(self._searches)
+        self._runner: ProgramRunner = environment.runner(self._searches)
         self._paths = _stored_paths(run) if recipe.states == "stored" else None
         self._plan: SamplingPlan | None = None
 
@@ -191,7 +191,7 @@ class RoundSampler:
                 round, no sample had a reward.
         """
         sampled = asyncio.run(self._sample(tasks, number))
-        refuse_failures(self.stats, self._bench.recipe.sampling.max_error_rate, max_unparsed_rate=1.0, last=last)
+        refuse_failures(self.stats, self._environment.recipe.sampling.max_error_rate, max_unparsed_rate=1.0, last=last)
         return sampled
 
     async def _sample(self, tasks: Sequence[Task], number: int) -> Sampled:
@@ -207,12 +207,12 @@ class RoundSampler:
         return replace(found, at_end=sampler.credits == {"final"})
 
     async def _plan_of(self, policy: RoundPolicy, tasks: Sequence[Task], seed: int) -> SamplingPlan:
-        recipe, settings, sampled = self.recipe, self._settings, self._bench.recipe
-        lm, team = sampled.policy_of(recipe.predictors), self._bench.policies(policy, recipe.predictors)
+        recipe, settings, sampled = self.recipe, self._settings, self._environment.recipe
+        lm, team = sampled.policy_of(recipe.predictors), self._environment.policies(policy, recipe.predictors)
 
         def role(need: NeedsCompletion) -> Role:
-            if self._bench.role is not None:
-                found = self._bench.role(need, policy)
+            if self._environment.role is not None:
+                found = self._environment.role(need, policy)
                 return found if found.sampled else replace(found, policy=AwaitedPolicy(found.policy, self._runner))
             if need.predictor in (recipe.predictors or {need.predictor}):
                 return Role(policy, credit=settings.credit)
@@ -316,14 +316,14 @@ class RoundSampler:
 
 def _stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
     """The samples that went on, by question and step, of the policy that the run sampled last."""
-    digest = run.manifest().get("digests", {}).get("policy")
+    digest = run.manifest.policy_digest
     with Store(run.store, read_only=True) as store:
         paths: dict[str, dict[int, Sample]] = {}
         for group in store.finished(digest):
-            chosen = {step.step: step.chosen for step in store.visits(group.policy_digest, group.state.question_id)}
+            chosen = {step.step: step.chosen for step in store.visits(group.policy_digest, group.state.task_id)}
             for sample in group.samples:
                 if sample.id == chosen.get(group.state.step):
-                    paths.setdefault(group.state.question_id, {})[group.state.step] = sample
+                    paths.setdefault(group.state.task_id, {})[group.state.step] = sample
     return paths
 
 

@@ -48,9 +48,9 @@ class StoredStates(RoundSampler):
     __name__ = "reward"
 
     def __init__(
-        self, recipe: TwoEngines, bench: Environment, run: Run, policy: LocalPolicy, tasks: Sequence[Task]
+        self, recipe: TwoEngines, environment: Environment, run: Run, policy: LocalPolicy, tasks: Sequence[Task]
     ) -> None:
-        super().__init__(recipe, bench, run, policy)
+        super().__init__(recipe, environment, run, policy)
         self._places: dict[str, tuple[BranchPoint, State]] = {}
         asyncio.run(self._find(tasks))
 
@@ -74,7 +74,7 @@ class StoredStates(RoundSampler):
         groups = asyncio.run(self._score(texts, state, trainer_state.global_step))
         for _, samples in groups:
             self.stats.count(samples)
-        refuse_failures(self.stats, self._bench.recipe.sampling.max_error_rate, max_unparsed_rate=1.0)
+        refuse_failures(self.stats, self._environment.recipe.sampling.max_error_rate, max_unparsed_rate=1.0)
         members = [member for _, samples in self._scored(groups) for member in samples]
         for name, value in self._facts(groups, *self._parts([sample for sample, _ in members])).items():
             log_metric(name, value)
@@ -103,7 +103,7 @@ class StoredStates(RoundSampler):
 
 
 def make_trainer(
-    recipe: TwoEngines, inputs: TrainerInputs, initial: InitialPolicy, bench: Environment, run: Run,
+    recipe: TwoEngines, inputs: TrainerInputs, initial: InitialPolicy, environment: Environment, run: Run,
     tasks: Sequence[Task],
 ) -> tuple[Any, StoredStates]:  # fmt: skip
     """TRL's trainer of the recipe's algorithm, and its states, which are to be closed.
@@ -115,16 +115,16 @@ def make_trainer(
 
     if recipe.beta and recipe.lora is None and adapter_base(initial.directory) is not None:
         raise TrainingError(f"engine: trl would take the base of {initial.directory} as the reference; merge it first")
-    thinking = getattr(bench.recipe.policy, "enable_thinking", None)
+    thinking = getattr(environment.recipe.policy, "enable_thinking", None)
 
     def live(model: Any) -> LocalPolicy:
         name, digest = recipe.policy_name, initial.digest
         return LocalPolicy.over(model, inputs.tokenizer, name=name, digest=digest, enable_thinking=thinking)
 
-    states = StoredStates(recipe, bench, run, live(inputs.model), tasks)
+    states = StoredStates(recipe, environment, run, live(inputs.model), tasks)
     name = recipe.algorithm.upper()
     try:
-        arguments = getattr(trl, f"{name}Config")(**_arguments(recipe, inputs, bench, thinking))
+        arguments = getattr(trl, f"{name}Config")(**_arguments(recipe, inputs, environment, thinking))
     except ValueError as error:
         raise TrainingError(f"engine: trl refuses the recipe: {error}") from error
     rows = states.rows
@@ -138,9 +138,11 @@ def make_trainer(
     return trainer, states
 
 
-def _arguments(recipe: TwoEngines, inputs: TrainerInputs, bench: Environment, thinking: bool | None) -> dict[str, Any]:
+def _arguments(
+    recipe: TwoEngines, inputs: TrainerInputs, environment: Environment, thinking: bool | None
+) -> dict[str, Any]:
     """The recipe in TRL's terms; an optimizer step takes ``per_device_train_batch_size`` completions a device."""
-    lm, suppressed = bench.recipe.policy, inputs.model.generation_config.suppress_tokens
+    lm, suppressed = environment.recipe.policy, inputs.model.generation_config.suppress_tokens
     same = ["num_generations", "num_iterations", "epsilon", "epsilon_high", "beta"]
     same += [name for name in TwoEngines.model_fields if name.startswith(("use_vllm", "vllm_"))]
     same += [name for name in ("scale_rewards", "entropy_coef") if not recipe.sequence_ratio]

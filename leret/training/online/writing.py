@@ -27,28 +27,28 @@ class WritingLearner:
 
     def __init__(
         self, estimate: Callable[[Any, Any, Any, float], None], recipe: OnlineRecipe, initial: InitialPolicy,
-        bench: Environment, n_tasks: int, device: str,
+        environment: Environment, n_tasks: int, device: str,
     ) -> None:  # fmt: skip
         self.recipe, self._estimate, self._initial = recipe, estimate, initial
         self.model, self.tokenizer = load_trainable(initial, recipe.lora, recipe.dtype, device)
         reference = Reference(self.model, initial, recipe.lora) if recipe.beta else None
-        sampled = bench.recipe.policy_of(recipe.predictors)
+        sampled = environment.recipe.policy_of(recipe.predictors)
         self.temperature = recipe.temperature or sampled.temperature
-        self.policy = self._policy(sampled, bench)
+        self.policy = self._policy(sampled, environment)
         self.update = Update(
             self.model, self.tokenizer.pad_token_id, recipe, temperature=self.temperature, reference=reference
         )  # fmt: skip
         self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
         self._schedule = make_schedule(recipe, self.update.optimizer, recipe.n_steps(n_tasks))
 
-    def _policy(self, sampled: PolicySettings, bench: Environment) -> LocalPolicy | ServedPolicy:
+    def _policy(self, sampled: PolicySettings, environment: Environment) -> LocalPolicy | ServedPolicy:
         given = {"name": self.recipe.policy_name, "digest": self._initial.digest}
         if not self.recipe.served:
             thinking = getattr(sampled, "enable_thinking", None)
             return LocalPolicy.over(self.model, self.tokenizer, enable_thinking=thinking, **given)
         if not isinstance(sampled, OpenAIPolicySettings):
             raise TrainingError(f"served: the run's policy is of kind {sampled.kind}, not of openai; leave served out")
-        directory = bench.cache / f"served-{self.recipe.policy_name}"
+        directory = environment.cache / f"served-{self.recipe.policy_name}"
         return ServedPolicy(sampled, self.model, self.tokenizer, directory, **given)
 
     @property

@@ -104,10 +104,10 @@ class PickLearner:
     """The `leret.training.online.algorithm.Learner` of pickers."""
 
     def __init__(
-        self, method: Callable[[Any, float], Method], recipe: PickingRecipe, initial: InitialPolicy, bench: Environment,
-        n_tasks: int, device: str,
+        self, method: Callable[[Any, float], Method], recipe: PickingRecipe, initial: InitialPolicy,
+        environment: Environment, n_tasks: int, device: str,
     ) -> None:  # fmt: skip
-        own = sampled_picker(bench.recipe, recipe)
+        own = sampled_picker(environment.recipe, recipe)
         self.recipe, self._n_steps, self._rounds = recipe, recipe.n_steps(n_tasks), 0
         self.method = method(recipe, recipe.temperature or own.temperature)
         self._settings = own.model_copy(

@@ -35,7 +35,7 @@ def run(tmp_path):
 
 
 def sample_of(i, prompt, text, reward, question, step=0):
-    values = {"state_id": f"{question}-{step}", "question_id": question, "step": step, "completion": text}
+    values = {"state_id": f"{question}-{step}", "task_id": question, "step": step, "completion": text}
     return made(f"{question}-{step}-{i}", reward, prompt=prompt, index=i, **values)
 
 

@@ -60,7 +60,7 @@ def test_distinct_keeps_the_first_of_equal_completions_and_drops_failures():
 def test_strategies_and_limits_reach_the_rows(run):
     assert build_preferences(run, "margin", margin=0.6).pairs == 1
     assert build_preferences(run, "all", max_pairs=1).pairs == 2
-    assert run.manifest()["preferences"] == {"strategy": "all", "margin": 0.0, "max_pairs": 1, "pairs": 2}
+    assert run.manifest.preferences == {"strategy": "all", "margin": 0.0, "max_pairs": 1, "pairs": 2}
 
 
 def test_only_the_named_policys_samples_are_paired(run, store):
@@ -91,7 +91,7 @@ def test_a_run_without_samples_is_refused(tmp_path):
 
 
 def test_a_run_without_a_finished_question_says_what_failed(run, store):
-    failed = made("q3-0-0", None, state_id="q1-0", question_id="q1", failure=Failure("program", "KeyError (p.py:3)"))
+    failed = made("q3-0-0", None, state_id="q1-0", task_id="q1", failure=Failure("program", "KeyError (p.py:3)"))
     store.put_samples([failed], SamplingParams("next", "Q", "D", 1.0, 1.0, 8))
     store.flush()
     with pytest.raises(RunError, match=r"1 samples failed, one of them: KeyError \(p\.py:3\); correct the cause"):
@@ -111,7 +111,7 @@ def test_best_targets_are_of_the_highest_level_of_states_with_spread(store):
 def test_targets_are_of_finished_questions_alone(store):
     store.put_visit(PathStep("q1", 0, "P", "q1-0", None, "q1-0-0", "next"))
     store.put_visit(PathStep("q1", 1, "P", "q1-1", "q1-0-0", "q1-1-0", "next"))
-    assert {target.question_id for target in targets(store, require_spread=False)} == {"q2"}
+    assert {target.task_id for target in targets(store, require_spread=False)} == {"q2"}
 
 
 def test_random_targets_come_from_any_level_as_often_as_sampled_and_differ(store):

@@ -94,7 +94,7 @@ def test_choices_are_sampled_scored_and_resumed_like_completions(tmp_path):
     assert again.requests
     picks = [group for group in groups if group.state.predictor == "pick"]
     assert {(s.prompt, s.index) for g in picks for s in g.samples} == {("0", i) for i in range(4)}  # two prompts' worth
-    [golds] = [q.gold for q in questions() if q.id == picks[0].state.question_id]
+    [golds] = [q.gold for q in questions() if q.id == picks[0].state.task_id]
     for one in (one for group in picks for one in group.samples):
         assert one.outputs == {"id": one.completion}
         assert one.components["logp"] == -1.0

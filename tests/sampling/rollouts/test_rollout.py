@@ -32,7 +32,7 @@ def roll(replay, formatter, policy, retriever=None, n=12, **settings):
 
 def test_every_question_ends_with_its_steps_and_hops(replay, formatter):
     rollouts = roll(replay, formatter, FakePolicy())
-    assert [r.question_id for r in rollouts] == [q.id for q in questions()]
+    assert [r.task_id for r in rollouts] == [q.id for q in questions()]
     for rollout in rollouts:
         assert rollout.finished
         first, second = rollout.steps
@@ -69,7 +69,7 @@ def test_greedy_rollouts_do_not_depend_on_the_seed_and_sampled_ones_do(replay, f
 def test_an_outage_is_a_failure_and_the_others_go_on(replay, formatter):
     policy = FakePolicy(fail=lambda request: "number 3" in request.messages[-1]["content"])
     failed = [r for r in roll(replay, formatter, policy) if not r.finished]
-    assert [(r.question_id, r.failure.kind, r.steps, r.hops) for r in failed] == [("q03", "policy", (), ())]
+    assert [(r.task_id, r.failure.kind, r.steps, r.hops) for r in failed] == [("q03", "policy", (), ())]
     rollouts = roll(replay, formatter, FakePolicy(), FakeRetriever(broken=["alpha"]))
     assert {(r.failure.kind, len(r.steps) - len(r.hops)) for r in rollouts if r.failure} == {("retrieval", 1)}
     with pytest.raises(ZeroDivisionError):  # an unexpected error is no outage

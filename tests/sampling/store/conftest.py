@@ -13,7 +13,7 @@ STATE = State("s1", "q1", 0, "write", {"context": ["é", "\ud800"]}, ({"role": "
 
 def made(name, **values):
     fields = {
-        "state_id": "s1", "question_id": "q1", "seed": 2**63 - 1,
+        "state_id": "s1", "task_id": "q1", "seed": 2**63 - 1,
         "completion": "text", "outputs": {"query": "text"}, "doc_ids": ("d1", "d2"), "scores": (2.0, 1.5),
         "reward": 0.5, "components": {"ap": 0.5, "recall": 1.0}, "n_prompt_tokens": 3, "n_completion_tokens": 1,
     } | values  # fmt: skip

@@ -25,10 +25,16 @@ def test_every_sample_is_a_row_in_the_order_of_the_store(sampled, tmp_path):
     n = export_store(sampled, "jsonl", tmp_path / "samples.jsonl")
     rows = lines(tmp_path / "samples.jsonl")
     assert n == len(rows)
-    same = ("id", "question_id", "step", "prompt", "seed", "completion", "reward")
+    same = ("id", "step", "prompt", "seed", "completion", "reward")
     expected = [
         {name: getattr(one, name) for name in same}
-        | {"n": one.index, "query": one.outputs.get("query"), "doc_ids": list(one.doc_ids), "completion_tokens": 2}
+        | {
+            "question_id": one.task_id,
+            "n": one.index,
+            "query": one.outputs.get("query"),
+            "doc_ids": list(one.doc_ids),
+            "completion_tokens": 2,
+        }
         | {"error": one.failure and one.failure.kind, "predictor": group.state.predictor, "policy": "fake"}
         for group in content(sampled)
         for one in group.samples

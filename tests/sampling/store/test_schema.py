@@ -19,7 +19,7 @@ VISIT = PathStep("q1", 0, "P", "s1", None, "a", "next")
     ("row", "rule"),
     [
         (made("x", index=1, state_id="s2"), "FOREIGN KEY"),
-        (made("x", index=1, question_id="q2"), "FOREIGN KEY"),
+        (made("x", index=1, task_id="q2"), "FOREIGN KEY"),
         (made("x", index=1, reward=None), "either a reward or a failure"),
         (made("x", index=1, failure=Failure("parse", "")), "either a reward or a failure"),
         (made("x", index=1, completion=None), "a reward is of a completion"),

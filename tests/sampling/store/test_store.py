@@ -50,8 +50,8 @@ def test_samples_are_ordered_by_policy_prompt_number_and_index(store):
 
 def test_a_question_with_an_outage_is_not_done(store):
     for question in ("q1", "q2", "q3"):
-        store.put_state(replace(STATE, question_id=question))
-    store.put_samples([failed("x", "program", question_id="q2"), made("y", question_id="q3")], ORIGIN)
+        store.put_state(replace(STATE, task_id=question))
+    store.put_samples([failed("x", "program", task_id="q2"), made("y", task_id="q3")], ORIGIN)
     for question, chosen, outcome in (("q1", None, "solved"), ("q2", None, "solved"), ("q3", "y", "next")):
         store.put_visit(PathStep(question, 0, "P", "s1", None, chosen, outcome))
     assert (store.done("P"), store.done("Q")) == ({"q1"}, set())

@@ -69,7 +69,7 @@ def test_a_mismatched_completion_is_the_one_before_and_no_longer_than_the_longes
 def test_completions_are_measured_by_their_states_mean_or_by_a_reward(run, baseline, scores):
     examples = read_examples(KTORecipe(baseline=baseline), run)  # rewards 1, 0.5 and 0 at 24 states
     assert Counter(example.scores[0] for example in examples) == scores
-    assert len({example.question_id for example in examples[:8]}) > 4, "neighbours are of other states"
+    assert len({example.task_id for example in examples[:8]}) > 4, "neighbours are of other states"
     assert examples == read_examples(KTORecipe(baseline=baseline), run)
     assert examples != read_examples(KTORecipe(baseline=baseline, seed=1), run)
 
@@ -82,7 +82,7 @@ def test_a_state_of_equal_rewards_is_left_out(run, monkeypatch, n, reward):
     samples = tuple(replace(equal.samples[0], id=f"{i}", completion=f"{i}", reward=reward) for i in range(n))
     groups = [spread, replace(equal, samples=samples)]
     monkeypatch.setattr(kto, "finished_states", lambda *_: groups)
-    assert {example.question_id for example in read_examples(KTORecipe(), run)} == {spread.state.question_id}
+    assert {example.task_id for example in read_examples(KTORecipe(), run)} == {spread.state.task_id}
 
 
 def test_a_completion_at_the_mean_of_other_rewards_is_left_out(run, monkeypatch):
@@ -101,7 +101,7 @@ def test_what_does_not_parse_is_undesirable_where_it_has_a_price(run):
         store.put_samples([bad], SamplingParams("base", POLICY, "p", 1.0, 1.0, 16))
     texts = {example.completions[0] for example in read_examples(KTORecipe(), run)}
     assert "no" not in texts
-    section = run.manifest()["sampling"]
+    section = run.manifest.sampling
     parts = {"reward": {"parts": {"ap": {"reward": "ap"}}, "unparsed_reward": -3.5}}
     run.update(sampling={**section, "sampling": parts})
     found = {example.completions[0]: example.scores[0] for example in read_examples(KTORecipe(), run)}

@@ -21,7 +21,7 @@ from leret.training.callbacks import Monitor
 from leret.training.model import find_initial
 from leret.training.online.loop import OnlineTraining, _rounds
 from leret.training.process import Interrupt
-from leret.training.stage import plan, train
+from leret.training.stage import estimate, train
 from tests.sampling.fakes import ROOT
 from tests.tiny import tiny_policy
 from tests.training.training_runs import Stopper, changed, interrupt, train_ids
@@ -52,7 +52,7 @@ def log(report):
 
 @pytest.mark.parametrize("recipe", [GRPO, RLOO, PPO], ids=["grpo", "rloo", "ppo"])
 def test_a_run_becomes_a_policy_that_is_not_trained_again(run, base, recipe):
-    assert plan(recipe, run).steps == recipe.n_steps(12)
+    assert estimate(recipe, run).steps == recipe.n_steps(12)
     report = train(recipe, run)
     first = load_file(base / "model.safetensors")
     assert any(bits(report)[0][name] != weight.numpy().tobytes() for name, weight in first.items())
@@ -102,7 +102,7 @@ def test_a_killed_training_that_goes_on_ends_in_the_same_bits(run, recipe):
 def test_an_interrupted_training_leaves_a_checkpoint(run):
     with pytest.raises(KeyboardInterrupt):
         train(GRPO, run, progress=Stopper(3, interrupt))
-    assert plan(GRPO, run).resumes_at == 3
+    assert estimate(GRPO, run).resumes_at == 3
     assert train(GRPO, run).resumed_from == 3
 
 
@@ -147,7 +147,7 @@ def test_an_alarm_stops_a_training_with_a_checkpoint(run):
     same = changed(GRPO, temperature=1e-3, on_alarm="stop", max_steps=8)  # all completions of a state are one
     with pytest.raises(TrainingError, match=r"stopped at an alarm.*the groups have one reward"):
         train(same, run)
-    assert plan(same, run).resumes_at == 3
+    assert estimate(same, run).resumes_at == 3
     assert "alarm" in [event["event"] for event in run.events()]
 
 
@@ -183,7 +183,7 @@ def test_a_collapse_is_stopped_before_recall_has_fallen_by_half(tmp_path):
     recipe = GRPORecipe(**steep, **watched, max_completion_length=16, save_steps=100, device="cpu")
     with pytest.raises(TrainingError, match=r"stopped at an alarm.*recall"):
         train(recipe, run)
-    checkpoint = run.policies / ".grpo" / f"checkpoint-{plan(recipe, run).resumes_at}"
+    checkpoint = run.policies / ".grpo" / f"checkpoint-{estimate(recipe, run).resumes_at}"
     entries = json.loads((checkpoint / "trainer_state.json").read_text())["validations"]
     first, *_, last = [entry["eval_recall"] for entry in entries]
     assert first / 2 < last < 0.8 * first  # untouched it goes on to 0.4 of it in the next round: benchmarks/RESULTS.md

@@ -34,18 +34,18 @@ def policy(base):
 
 
 @pytest.fixture
-def bench(run):
+def environment(run):
     with Environment.open(run) as opened:
         yield opened
 
 
-def sampler(run, bench, policy, **keys):
-    return RoundSampler(changed(RECIPE, **keys), bench, run, policy)
+def sampler(run, environment, policy, **keys):
+    return RoundSampler(changed(RECIPE, **keys), environment, run, policy)
 
 
-def test_a_round_is_every_state_of_its_programs(run, bench, policy):
-    made = sampler(run, bench, policy)
-    tasks = training_tasks(bench, RECIPE)
+def test_a_round_is_every_state_of_its_programs(run, environment, policy):
+    made = sampler(run, environment, policy)
+    tasks = training_tasks(environment, RECIPE)
     found = made.sample(tasks[:3], 0)
     assert len(found.sequences) == len(found.rewards) == 3 * 2 * 4
     assert 6 <= found.facts["num_searches"] <= 24
@@ -58,16 +58,16 @@ def test_a_round_is_every_state_of_its_programs(run, bench, policy):
     assert other.sequences != found.sequences
 
 
-def test_stored_states_are_those_of_the_run(run, bench, policy):
+def test_stored_states_are_those_of_the_run(run, environment, policy):
     recipe = run.section("sampling", "")
     sample(recipe_of(data=recipe["data"], policy=recipe["policy"], prompts=1), run)
     with Store(run.store, read_only=True) as store:
         states = {group.state.id: group.state for group in store.finished()}
-    tasks = training_tasks(bench, RECIPE)
-    stored = sampler(run, bench, policy, states="stored").sample(tasks, 0)
+    tasks = training_tasks(environment, RECIPE)
+    stored = sampler(run, environment, policy, states="stored").sample(tasks, 0)
     wanted = {policy.prompt_ids(state.messages) for state in states.values()}
     assert {tuple(prompt) for prompt, _ in stored.sequences} == wanted
-    live = sampler(run, bench, policy).sample(tasks, 0)
+    live = sampler(run, environment, policy).sample(tasks, 0)
     assert {tuple(prompt) for prompt, _ in live.sequences} != wanted
 
 
@@ -149,8 +149,8 @@ def test_what_is_asked_at_one_time_is_one_batch_in_one_order():
     assert inner.batches == [[f"{turn} {name}" for name in "abcd"] for turn in range(3)]
 
 
-def test_a_batch_waits_for_the_answers_of_other_policies(bench):
-    runner, inner = bench.runner(None), Recording()
+def test_a_batch_waits_for_the_answers_of_other_policies(environment):
+    runner, inner = environment.runner(None), Recording()
     policy = RoundPolicy(inner, lambda: runner.idle)
 
     class Slow:
@@ -190,9 +190,11 @@ def test_every_pass_takes_all_tasks_in_an_order_of_its_own():
     assert all(len({*places}) == len(places) for places in ends)
 
 
-def test_a_training_may_have_a_reward_of_its_own(run, bench, policy):
+def test_a_training_may_have_a_reward_of_its_own(run, environment, policy):
     parts = {"recall": 1.0, "steps": 0.5}
     keys = {"reward": {"parts": parts, "unparsed_reward": -2.0}}
-    found = sampler(run, bench, policy, **keys).sample(training_tasks(bench, changed(RECIPE, **keys))[:2], 0)
+    found = sampler(run, environment, policy, **keys).sample(
+        training_tasks(environment, changed(RECIPE, **keys))[:2], 0
+    )
     assert found.parts.shape == (16, 2)
     assert {"rewards/recall/mean", "rewards/steps/mean"} <= set(found.facts)

@@ -16,7 +16,7 @@ from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.rloo import RLOORecipe
 from leret.training.data import training_tasks
 from leret.training.online.trl import StoredStates
-from leret.training.stage import plan, train
+from leret.training.stage import estimate, train
 from tests.sampling.fakes import recipe_of
 from tests.training.training_runs import Stopper, changed, fail
 
@@ -59,7 +59,7 @@ class Recorded:
 @pytest.mark.parametrize("recipe", [GRPO, RLOORecipe(**KEYS)], ids=["grpo", "rloo"])
 def test_two_steps_end_with_a_policy_and_our_rewards_in_the_log(sampled, base, recipe, monkeypatch):
     seen = Recorded(monkeypatch)
-    assert plan(recipe, sampled).steps == 2
+    assert estimate(recipe, sampled).steps == 2
     report = train(recipe, sampled)
     weights, first = (load_file(path / "model.safetensors") for path in (report.path, base))
     assert any(not weights[name].equal(first[name]) for name in weights)
@@ -101,12 +101,12 @@ def scored(sampled, base):
     """The reward function over a retriever that counts; the samples that our sampling stored."""
     from leret.sampling.store.store import Store
 
-    with Environment.open(sampled) as bench, Store(sampled.store, read_only=True) as store:
-        bench.retriever = Counted(bench.retriever)
+    with Environment.open(sampled) as environment, Store(sampled.store, read_only=True) as store:
+        environment.retriever = Counted(environment.retriever)
         policy = LocalPolicy(LocalPolicySettings(model=str(base)))
-        states = StoredStates(GRPO, bench, sampled, policy, training_tasks(bench, GRPO))
-        bench.retriever.batches.clear()
-        yield states, bench.retriever, [one for group in store.finished() for one in group.samples]
+        states = StoredStates(GRPO, environment, sampled, policy, training_tasks(environment, GRPO))
+        environment.retriever.batches.clear()
+        yield states, environment.retriever, [one for group in store.finished() for one in group.samples]
         states.close()
 
 
@@ -132,8 +132,8 @@ def test_what_does_not_parse_has_the_price_of_the_recipe(scored):
 
 def test_an_outage_is_none(scored):
     states, retriever, samples = scored
-    lenient = states._bench.recipe.sampling.model_copy(update={"max_error_rate": 1.0})
-    states._bench.recipe = states._bench.recipe.model_copy(update={"sampling": lenient})
+    lenient = states._environment.recipe.sampling.model_copy(update={"max_error_rate": 1.0})
+    states._environment.recipe = states._environment.recipe.model_copy(update={"sampling": lenient})
     retriever.away = True
     asked = [(one.reward, found) for one, found in zip(samples, ask(states, samples), strict=True)]
     assert {found for reward, found in asked if found != pytest.approx(reward)} == {None}  # the paths' own are known

@@ -19,11 +19,11 @@ RECIPE = PPORecipe(max_completion_length=6, max_steps=16, learning_rate=1e-3, ta
 
 def test_a_learner_that_goes_on_from_a_state_updates_as_the_first_does(run, tmp_path):
     initial = find_initial(run, "base")
-    with Environment.open(run) as bench:
+    with Environment.open(run) as environment:
         torch.manual_seed(0)
-        first, second = (ALGORITHMS["ppo"].learner(RECIPE, initial, bench, 12, "cpu") for _ in range(2))
-        sampler = RoundSampler(RECIPE, bench, run, first.policy)
-        sampled = sampler.sample(training_tasks(bench, RECIPE)[:2], 0)
+        first, second = (ALGORITHMS["ppo"].learner(RECIPE, initial, environment, 12, "cpu") for _ in range(2))
+        sampler = RoundSampler(RECIPE, environment, run, first.policy)
+        sampled = sampler.sample(training_tasks(environment, RECIPE)[:2], 0)
         first.learn(sampled, 0)
         second.load_state(deepcopy(first.state(tmp_path)), tmp_path)
         assert first.learn(sampled, 1) == second.learn(sampled, 1)
@@ -38,10 +38,10 @@ def test_a_learner_that_goes_on_from_a_state_updates_as_the_first_does(run, tmp_
 def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept):
     keys = {"max_completion_length": 6, "max_steps": 4, "num_generations": 2, "learning_rate": 1e-3}
     recipe = GRPORecipe(**keys, keep_rollouts="above")
-    with Environment.open(run) as bench:
-        learner = ALGORITHMS["grpo"].learner(recipe, find_initial(run, "base"), bench, 12, "cpu")
-        sampler = RoundSampler(recipe, bench, run, learner.policy)
-        sampled = sampler.sample(training_tasks(bench, recipe)[:2], 0)
+    with Environment.open(run) as environment:
+        learner = ALGORITHMS["grpo"].learner(recipe, find_initial(run, "base"), environment, 12, "cpu")
+        sampler = RoundSampler(recipe, environment, run, learner.policy)
+        sampled = sampler.sample(training_tasks(environment, recipe)[:2], 0)
         n_groups = len(sampled.rewards) // 2
         parts = torch.tensor([[1.0, 0.0], second]).T.repeat(n_groups, 1)
         sampled = replace(sampled, parts=parts, rewards=parts.sum(1) + torch.tensor([0.5, 0.0]).repeat(n_groups))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from leret.core.errors import PolicyError, TrainingError
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.picking.recipe import PickRecipe, PQNRecipe
-from leret.training.stage import plan, train
+from leret.training.stage import estimate, train
 from tests.sampling.fakes import ROOT
 from tests.training.training_runs import changed
 
@@ -57,8 +57,8 @@ def test_a_killed_training_that_goes_on_ends_in_the_same_bits(run):
 def test_a_training_goes_on_from_a_trained_picker(run):
     train(changed(PICK, name="first", max_steps=2), run)
     again = changed(PICK, name="second", init_from="first", max_steps=1)
-    assert plan(again, run).steps == 1
-    assert plan(changed(again, limit=5), run).examples == 5
+    assert estimate(again, run).steps == 1
+    assert estimate(changed(again, limit=5), run).examples == 5
     assert train(again, run).total_steps == 3
     with pytest.raises(TrainingError, match="init_from: 'third'"):
         train(changed(PICK, init_from="third"), run)

@@ -6,7 +6,7 @@ import pytest
 
 from leret.core.runs import Run
 from leret.policies.base import PromptTooLongError
-from leret.sampling.plan import plan
+from leret.sampling.estimate import estimate
 from leret.sampling.stage import sample
 from tests.sampling.fakes import recipe_of
 from tests.tiny import tiny_policy
@@ -29,11 +29,11 @@ def test_the_plan_sees_a_prompt_that_does_not_fit(made, tmp_path):
     narrow = tiny_policy(tmp_path / "narrow")
     recipe, run = recipe_of(policy={"model": str(narrow)}), Run(tmp_path / "run")
     config = json.loads((narrow / "config.json").read_text())
-    wide = plan(recipe, run)
+    wide = estimate(recipe, run)
     assert 20 < wide.prompt_tokens < wide.positions == config["max_position_embeddings"]
     (narrow / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8}))
     with pytest.raises(PromptTooLongError, match="8 positions"):
-        plan(recipe, run)
+        estimate(recipe, run)
 
 
 @pytest.mark.parametrize("body", ["raise KeyError('x')", "while True: self.write(question=question)"])
@@ -41,18 +41,18 @@ def test_the_plan_lets_pass_what_made_up_outputs_do_to_a_program(made, tmp_path,
     (tmp_path / "reading.py").write_text(READING + body)
     policy = {"model": str(tiny_policy(tmp_path / "tiny")), "enable_thinking": False}
     recipe = recipe_of(policy=policy, program={"path": f"{tmp_path}/reading.py:Reading"})
-    planned = plan(recipe, Run(tmp_path / "run"))
+    planned = estimate(recipe, Run(tmp_path / "run"))
     assert (planned.steps, planned.prompt_tokens > 0) == (1, True)
 
 
 def test_the_plan_bounds_what_the_stage_does_and_writes_nothing(made, tmp_path):
     run = Run(tmp_path / "run")
-    planned = plan(recipe_of(), run)
+    planned = estimate(recipe_of(), run)
     assert not run.path.exists()
     assert (planned.questions, planned.steps, planned.states, planned.samples) == (30, 2, 60, 360)
     assert (planned.bank_calls, planned.lm_calls) == (2 * (10 + 4 * 10), 360 + 100)
     report = sample(recipe_of(), Run.create(run.path))
     assert report.samples <= planned.samples
     assert sum(len(request.seeds) for request in made[0].requests) <= planned.lm_calls
-    after = plan(recipe_of(), run)
+    after = estimate(recipe_of(), run)
     assert (after.stored_samples, after.bank_ready, after.bank_calls) == (report.samples, True, 0)

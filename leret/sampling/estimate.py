@@ -21,13 +21,13 @@ from leret.programs.prompts import Prompt
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
 from leret.sampling.bank.bank import n_bank_questions
-from leret.sampling.rollouts.environment import Environment, located
+from leret.sampling.rollouts.environment import Environment, resolve_recipe
 from leret.sampling.rollouts.scheduler import LOOKED_AT
 from leret.sampling.store.store import Store
 
 
 @dataclass(frozen=True)
-class Plan:
+class SampleEstimate:
     """Upper bounds, and what is there already.
 
     Attributes:
@@ -53,33 +53,33 @@ class Plan:
     positions: int | None = None
 
 
-def plan(recipe: SamplingRecipe, run: Run) -> Plan:
+def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
     """What `sample` would do with the same arguments; writes nothing, and the run need not exist."""
-    bench = Environment(located(recipe, Path.cwd()), run.cache)
+    environment = Environment(resolve_recipe(recipe, Path.cwd()), run.cache)
     settings = recipe.sampling
     for spec in settings.rewards:
         scoring(spec, "sampling.reward")
-    questions = bench.questions(recipe.data.split, recipe.data.limit, recipe.data.part)
+    questions = environment.tasks(recipe.data.split, recipe.data.limit, recipe.data.part)
     n_questions = len(questions)
-    steps = steps_of(bench)
-    bank_ready = settings.prompts == 1 or (run.manifest_path.is_file() and "bank" in run.manifest())
+    steps = steps_of(environment)
+    bank_ready = settings.prompts == 1 or (run.manifest_path.is_file() and run.manifest.bank is not None)
     n_stored = 0
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
             n_stored = store.counts()["samples"]
-    rest = (n_stored, bank_ready, bench.notes())
+    rest = (n_stored, bank_ready, environment.notes())
     if steps is None:
-        return Plan(n_questions, None, None, None, 0 if bank_ready else None, None, *rest)
+        return SampleEstimate(n_questions, None, None, None, 0 if bank_ready else None, None, *rest)
     n_train, n_dev = n_bank_questions(n_questions, settings.bank.train_questions, settings.bank.dev_questions)
     bank_calls = 0 if bank_ready else steps * (n_train + settings.bank.candidates * n_dev)
     states = n_questions * steps
     samples = states * settings.prompts * settings.samples
     n_on = settings.n_continuations * (settings.credit in ("final", "both"))
     more = samples * n_on * (steps - 1) // 2  # from each sample to the end: half of the other steps, on average
-    if settings.credit == "auto" and len(bench.replay.names) > 1:
+    if settings.credit == "auto" and len(environment.replay.names) > 1:
         more = min(LOOKED_AT, n_questions) * steps
-    lengths = _lengths(bench, questions[:20])
-    return Plan(n_questions, steps, states, samples, bank_calls, samples + more + bank_calls, *rest, *lengths)
+    lengths = _lengths(environment, questions[:20])
+    return SampleEstimate(n_questions, steps, states, samples, bank_calls, samples + more + bank_calls, *rest, *lengths)
 
 
 def steps_of(environment: Environment) -> int | None:
@@ -109,12 +109,12 @@ def _made_up_path(
     return asyncio.run(run())
 
 
-def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
+def _lengths(environment: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
     """Tokens of the longest of some prompts, with documents of the corpus as what is found; the policy's positions."""
     from leret.policies.checkpoints import load_tokenizer, read_model_json
     from leret.policies.local.chat_template import PromptEncoder
 
-    policy, formatter, settings = bench.recipe.policy, bench.formatter, bench.recipe.sampling
+    policy, formatter, settings = environment.recipe.policy, environment.formatter, environment.recipe.sampling
     path = policy_directory(policy.model) or Path(policy.model)
     config = read_model_json(path / "config.json") if path.is_dir() else {}
     positions = config.get("max_position_embeddings", config.get("n_positions"))  # GPT-2's name
@@ -123,13 +123,13 @@ def _lengths(bench: Environment, questions: Sequence[Task]) -> tuple[int | None,
     tokenizer = load_tokenizer(path, policy.template)
     zero_shot, few_shot = (PromptEncoder(tokenizer, n, policy.model, policy.enable_thinking) for n in (positions, None))
     n_demos = settings.bank.max_demos if settings.prompts > 1 else 0
-    passages = cycle(Passage(d.doc_id, d.title, d.text, 0.0) for d in islice(bench.corpus.values(), 1000))
+    passages = cycle(Passage(d.doc_id, d.title, d.text, 0.0) for d in islice(environment.corpus.values(), 1000))
     demos: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     longest = 0
     for question in questions:
-        for need in _made_up_path(bench, question, passages)[0]:
+        for need in _made_up_path(environment, question, passages)[0]:
             name, own = need.predictor, demos[need.predictor]
-            if name in bench.replay.picks or name in bench.recipe.policies:
+            if name in environment.replay.picks or name in environment.recipe.policies:
                 continue
             zero_shot.encode(formatter.messages(need))
             messages = formatter.messages(need, Prompt("1", {name: own[:n_demos]}))
