@@ -91,7 +91,7 @@ def make_policy(settings: PolicySettings) -> Policy:
     return POLICIES[settings.kind].make(settings)
 
 
-def policy_digest(settings: PolicySettings) -> str:
+def compute_digest(settings: PolicySettings) -> str:
     """Return the digest of the policy that `make_policy` makes, without loading weights of this process."""
     kind = POLICIES[settings.kind]
     return kind.make(settings).digest if kind.digest is None else kind.digest(settings)
@@ -103,7 +103,7 @@ def sampled_policy(settings: PolicySettings) -> Policy:
     if served is None:
         return make_policy(settings)
     policy: Any = copy(served)
-    policy.digest = policy_digest(settings)
+    policy.digest = compute_digest(settings)
     return policy  # type: ignore[no-any-return]
 
 

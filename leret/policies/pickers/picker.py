@@ -26,7 +26,7 @@ from leret.policies.local.batching import BatchWorker
 from leret.policies.local.sampling import exponentials, step_keys
 from leret.policies.pickers.encoder import EncoderQ
 from leret.policies.pickers.features import FeatureQ
-from leret.policies.pickers.record import RECORD, VERSION, picker_digest, read_record, with_record
+from leret.policies.pickers.record import RECORD, VERSION, picker_digest, read_record
 
 _AT_ONCE = 2**16
 """Candidates scored at once, whatever is asked for together."""
@@ -277,8 +277,7 @@ def open_picker(settings: PickerSettings) -> Picker:
         PolicyError: the model is not there, or is of another kind.
         MissingDependency: sentence-transformers is not installed.
     """
-    record, directory = read_record(settings), Path(settings.model)
-    own = with_record(settings, record)
+    (own, record), directory = read_record(settings), Path(settings.model)
     if record is None:
         name = settings.kind if settings.model == "scratch" else f"{settings.kind} {directory.name}"
         return Picker(own, Q_FUNCTIONS[settings.kind](own), name, picker_digest(settings))

@@ -18,11 +18,13 @@ RECORD = "picker.json"
 VERSION = 3
 
 
-def read_record(settings: PickerSettings) -> dict[str, Any] | None:
-    """Return the record of a picker that leret saved, or None for a pretrained encoder or a picker from nothing.
+def read_record(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any] | None]:
+    """Return the settings, with the architecture of the picker that leret saved, and its record.
+
+    There is no record of a pretrained encoder and of a picker from nothing.
 
     Raises:
-        PolicyError: the model is a picker of another kind or version, its weights have changed, or it is no picker.
+        PolicyError: the picker has another kind or version, its weights have changed, or the directory holds none.
     """
     directory = Path(settings.model)
     if not (directory / RECORD).is_file():
@@ -31,28 +33,20 @@ def read_record(settings: PickerSettings) -> dict[str, Any] | None:
                 f"policy.model: {directory} holds no picker of kind features; name a directory that "
                 "`leret train` wrote, or leave it out to start from nothing"
             )
-        return None
-    record: dict[str, Any] = read_model_json(directory / RECORD)
+        return settings, None
+    record = read_model_json(directory / RECORD)
     if record.get("version") != VERSION:
         raise PolicyError(f"{directory} was written by another version of leret; train the picker again")
     if record.get("kind") != settings.kind:
         raise PolicyError(f"{directory} is a picker of kind {record.get('kind')}; set policy.kind to that")
     refuse_changed_weights(directory)
-    return record
-
-
-def with_record(settings: PickerSettings, record: dict[str, Any] | None) -> PickerSettings:
-    """Return the settings with the architecture of a saved picker, which a recipe cannot change."""
-    return type(settings).model_validate({**settings.model_dump(), **record["settings"]}) if record else settings
+    return type(settings).model_validate({**settings.model_dump(), **record["settings"]}), record
 
 
 def picker_digest(settings: PickerSettings) -> str:
     """Return a name for the picker's weights, architecture, decoding and feature function."""
-    record = read_record(settings)
-    content = None
-    if settings.model != "scratch":
-        content = hub.model_digest(Path(settings.model) if record else find_model(settings.model))
-    settings = with_record(settings, record)
+    model, (settings, record) = settings.model, read_record(settings)
+    content = None if model == "scratch" else hub.model_digest(Path(model) if record else find_model(model))
     source = source_digest(settings.features) if isinstance(settings, FeaturesSettings) else None
     decoding = [settings.top_k, settings.beam, settings.budget]
     return digest(settings.kind, settings.architecture(), decoding, source, content)
