@@ -144,7 +144,6 @@ def _note(evaluation: Evaluation, system: System, results: SystemResults) -> Non
 
 
 def _write_lines(evaluation: Evaluation, evaluator: Evaluator, system: System, results: SystemResults) -> None:
-    """The episodes of a program that picks, one a line."""
     worth = reward(evaluation.sampling.sampling.whole_reward)
     path = evaluation.directory / system.name / file_name(evaluation.recipe.seed, evaluation.sentences)
     with evaluation.run.writing():

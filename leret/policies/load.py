@@ -48,10 +48,7 @@ def _picker(settings: PickerSettings) -> Policy:
 
 @dataclass(frozen=True)
 class PolicyKind:
-    """One kind of policy: the class of its section in a recipe, what makes a policy of it, and its digest.
-
-    ``digest`` names the weights without loading them; a kind without one is made for its digest.
-    """
+    """One kind of policy: the class of its section in a recipe, its constructor, and a digest that loads no weights."""
 
     settings: type[PolicySettings]
     make: Callable[[Any], Policy]

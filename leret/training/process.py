@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from unittest.mock import patch
 
 _DISK = ("No space left", "PytorchStreamWriter", "unexpected pos", "iostream error", "File too large", "os error 28")
 
@@ -27,12 +28,11 @@ def training_process(threads: int | None) -> Iterator[None]:
 
     n_threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
     shown = not datasets.are_progress_bars_disabled(), transformers.logging.is_progress_bar_enabled()
-    bars = os.environ.get("TQDM_DISABLE")  # TRL reads it for its bar of reference log-probabilities
     state = random.getstate()  # trainers seed it, and others draw their ids from it
-    with warnings.catch_warnings(), _disk_errors():
+    bars = patch.dict(os.environ, TQDM_DISABLE="1")  # which TRL reads for its bar of reference log-probabilities
+    with warnings.catch_warnings(), _disk_errors(), bars:
         warnings.simplefilter("ignore", FutureWarning)
         datasets.disable_progress_bars()
-        os.environ["TQDM_DISABLE"] = "1"
         transformers.logging.disable_progress_bar()
         transformers.logging.set_verbosity_error()
         if threads is not None:
@@ -41,9 +41,6 @@ def training_process(threads: int | None) -> Iterator[None]:
             yield
         finally:
             random.setstate(state)
-            os.environ.pop("TQDM_DISABLE")
-            if bars is not None:
-                os.environ["TQDM_DISABLE"] = bars
             torch.set_num_threads(n_threads)
             transformers.logging.set_verbosity(verbosity)
             if shown[0]:

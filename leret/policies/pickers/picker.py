@@ -29,7 +29,6 @@ from leret.policies.pickers.features import FeatureQ
 from leret.policies.pickers.record import RECORD, VERSION, picker_digest, read_record
 
 _AT_ONCE = 2**16
-"""Candidates scored at once, whatever is asked for together."""
 
 
 class QFunction(Protocol):

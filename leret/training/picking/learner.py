@@ -25,7 +25,6 @@ from leret.training.picking.recipe import PickingRecipe
 from leret.training.validation import Validation
 
 _PICKER = "picker"
-"""Of a checkpoint, the folder of the picker."""
 
 
 @dataclass(frozen=True, slots=True)
