@@ -10,7 +10,6 @@ from leret.core.errors import RetrievalError, reason
 _WEIGHTS = {".safetensors", ".bin", ".pt", ".pth", ".json", ".txt", ".model", ".metadata"}
 """Endings of the files that decide what a model answers."""
 _ASIDE = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]
-"""The same weights in other forms."""
 
 
 def find_model(name: str, key: str) -> Path:

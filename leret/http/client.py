@@ -167,7 +167,6 @@ class Client:
             await mine.session.close()
 
     async def _attempt(self, mine: _PerLoop, call: Call, read: Callable[[Answer], T], timeout_s: float) -> T:
-        """Send a request once; HttpError where it failed."""
         async with mine.slots:
             endpoint = (mine.pool.take() if self._rate is None else None) or await self._turn(mine.pool)
             sent = self._clock()
@@ -263,7 +262,6 @@ async def _by_aiohttp(session: aiohttp.ClientSession, call: Call, base: str, tim
 
 
 def _failure(state: RetryCallState) -> RetryableError:
-    """Of the last attempt."""
     failure = state.outcome.exception() if state.outcome else None
     assert isinstance(failure, RetryableError)
     return failure

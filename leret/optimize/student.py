@@ -124,7 +124,6 @@ def training_examples(
 
 
 def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
-    """Why there is no pair and no target."""
     samples = [sample for group in groups for sample in group.samples]
     unparsed = [one.failure for one in samples if one.failure is not None and one.failure.kind == "parse"]
     if unparsed and len(unparsed) == len(samples):

@@ -105,7 +105,6 @@ class ProgramRunner:
     def _run(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool
     ) -> NeedsCompletion | NeedsSearch | Finished:
-        """Up to what cannot be answered at once."""
         retrieve = None if self.searches is None else self.searches.search_now
         need = self.replay.run(task, steps, results, retrieve)
         if isinstance(need, NeedsSearch):

@@ -212,5 +212,4 @@ def _named(name: str, key: str, arguments: Mapping[str, Any] | None = None) -> R
 
 
 def _settings(function: Reward) -> list[str]:
-    """What a reward takes beside the outcome."""
     return list(inspect.signature(function).parameters)[1:]

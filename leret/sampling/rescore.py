@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from leret.programs.runner import ProgramRunner
 
 _REST = ("final", "q", "logp")
-"""Components that rescoring leaves as they are."""
 
 
 @dataclass(frozen=True)

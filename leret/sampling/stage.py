@@ -20,12 +20,12 @@ import dspy
 from filelock import AsyncFileLock, FileLock
 
 from leret.config.sampling import SamplingRecipe, SamplingSettings
-from leret.core.errors import ConfigError, DataError, RunError
+from leret.core.errors import ConfigError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
-from leret.core.types import Outcome, Task
+from leret.core.types import Task
 from leret.core.usage import UsageByPrompt, UsageEvents
 from leret.policies.base import Policy
 from leret.policies.load import PolicySet, open_policies, probe, sampled_policy
@@ -35,7 +35,6 @@ from leret.programs.prompts import Prompt
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
-from leret.rewards import function_names, scoring
 from leret.sampling.bank.bank import load_or_build_bank
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.preferences.report import PreferenceReport
@@ -47,6 +46,7 @@ from leret.sampling.rollouts.environment import (
     refuse_changed_files,
     refuse_changes,
     resolve_recipe,
+    scorable,
 )
 from leret.sampling.rollouts.scheduler import LOOKED_AT, SamplingStats, Scheduler, predictors_searched, refuse_unparsed
 from leret.sampling.store.merge import merge_shards
@@ -318,22 +318,6 @@ def _role(recipe: SamplingRecipe, policy: Policy, need: NeedsCompletion) -> Role
     """Of a predictor; one whose own policy is greedy is not sampled."""
     decoding = recipe.decoding_of(need.predictor)
     return Role(policy, decoding.get("temperature") != 0, recipe.sampling.credit, **decoding)
-
-
-def scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
-    """Tasks that a part of the reward applies to: gold documents for a measure of rankings, references for f1."""
-    spec = recipe.sampling.whole_reward
-    if function_names(spec):  # of which nobody knows what it needs
-        return list(questions)
-    found = scoring(spec, "sampling.reward")
-    tasks = [task for task in questions if found.values(Outcome(task, prediction=""))]
-    if not tasks:
-        raise DataError(
-            f"data: no question of split {recipe.data.split} has what {' + '.join(found.parts)} is computed from: "
-            "relevant documents for a ranking, reference answers for an answer "
-            f"({len(questions)} questions read); name another split or file"
-        )
-    return tasks
 
 
 def _report(

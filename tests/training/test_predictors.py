@@ -22,8 +22,9 @@ from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.kto import KTORecipe
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
+from leret.training.data import training_tasks
 from leret.training.model import find_initial
-from leret.training.online.rounds import RoundSampler, training_tasks
+from leret.training.online.rounds import RoundSampler
 from leret.training.picking.recipe import PickRecipe
 from leret.training.stage import make_job, train
 from tests.training.picking import stories

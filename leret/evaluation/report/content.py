@@ -32,7 +32,6 @@ _PANELS = (
     ("implicit rewards", {"rewards/chosen": "chosen", "rewards/rejected": "rejected"}),
     ("gradient norm", {"grad_norm": "norm"}),
 )
-"""Panels of a training, by the names of the trainer's log."""
 
 
 def examples(
