@@ -174,6 +174,7 @@ class Scheduler:
             while point is not None and isinstance(point.need, NeedsCompletion):
                 last, point = point, await self._step(point, point.need, path.get(len(point.steps)), stats)
         except (RetrievalError, ProgramError) as error:
+            self._check(stats)  # raises again what it has raised
             stats.fail(failure_of(error))
             stats.waiting += 1
             self._check(stats)
