@@ -52,7 +52,7 @@ _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class RunManifest:
     """Content of run.yaml, with the paths of this machine. A section is None, or empty, until its stage has run.
 
     Attributes:
@@ -85,7 +85,7 @@ class Manifest:
         return self.digests.get("policy")
 
 
-_SECTIONS = {section.name for section in fields(Manifest)}
+_SECTIONS = {section.name for section in fields(RunManifest)}
 
 
 class Run:
@@ -106,7 +106,7 @@ class Run:
         self.cache = path / "cache"
         self.setup_lock = path / ".setup.lock"  # held by the process that makes what all shards of the run use
         self._record: tuple[tuple[int, int, int], Any] | None = None  # run.yaml as it was read last
-        self._manifest: tuple[Mapping[str, Any], Manifest] | None = None  # made from that record
+        self._manifest: tuple[Mapping[str, Any], RunManifest] | None = None  # made from that record
 
     @classmethod
     def open(cls, path: Path) -> Run:
@@ -135,7 +135,7 @@ class Run:
         return run
 
     @property
-    def manifest(self) -> Manifest:
+    def manifest(self) -> RunManifest:
         """Return the content of run.yaml, read again only after a change.
 
         Raises:
@@ -144,7 +144,7 @@ class Run:
         record = self.record()
         if self._manifest is None or self._manifest[0] is not record:
             sections = {name: _with_texts(record[name], self._located) for name in record.keys() & _SECTIONS}
-            self._manifest = record, Manifest(**sections)
+            self._manifest = record, RunManifest(**sections)
         return self._manifest[1]
 
     def record(self) -> Mapping[str, Any]:

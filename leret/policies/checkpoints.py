@@ -6,12 +6,11 @@ import hashlib
 import json
 import logging
 import math
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from leret.core.bundled import policy_directory
-from leret.core.errors import MissingDependency, PolicyError, import_optional
+from leret.core.errors import PolicyError, import_optional
 from leret.core.types import digest
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -85,14 +84,12 @@ def _from_hub(name: str) -> Path:
 
 def _check_whole(weights: list[Path]) -> None:
     """Refuse files whose header or bytes are cut short."""
-    import_optional("safetensors", "safetensors", "train")
-    if find_spec("torch") is None:  # which takes a second to import
-        raise MissingDependency("torch", "train")
+    import_optional("safetensors", "torch", "train")
     from safetensors import SafetensorError, safe_open
 
     for file in weights:
         try:
-            with safe_open(str(file), framework="np"):
+            with safe_open(str(file), framework="np"):  # torch takes seconds to import
                 pass
         except (SafetensorError, OSError) as error:
             raise PolicyError(f"{file} is damaged or cut short ({error}); copy or save it again") from error

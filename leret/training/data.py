@@ -51,16 +51,20 @@ def finished_states(run: Run, predictors: Collection[str] | None = None) -> Iter
     """The groups of finished questions under the policy that was sampled last; of some predictors, or of all.
 
     Raises:
+        RunError: no question is finished.
         TrainingError: nothing was sampled at one of the predictors.
     """
+    from leret.sampling.preferences.dataset import no_finished_question
     from leret.sampling.store.store import Store
 
-    found = set()
+    found, policy = set(), run.manifest.policy_digest
     with Store(run.store, read_only=True) as store:
-        for group in store.finished(run.manifest.policy_digest):
+        for group in store.finished(policy):
             found.add(group.state.predictor)
             if predictors is None or group.state.predictor in predictors:
                 yield group
+        if not found:
+            raise no_finished_question(store, policy)
     check_predictors(predictors, found)
 
 
