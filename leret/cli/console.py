@@ -53,7 +53,7 @@ TokenEnv = Annotated[str | None, typer.Option("--token-env", metavar="VAR", help
 
 
 def say(text: str = "", style: str | None = None) -> None:
-    """Print text on standard output; a terminal wraps it at spaces, but not indented lines, which may be commands."""
+    """Print text on standard output; a terminal wraps it at spaces, and commands before their flags."""
     if not _JSON.get():
         console = _console(stderr=False)
         console.print(_wrapped(plain(text), console), soft_wrap=True, style=style)
@@ -70,11 +70,16 @@ def _wrapped(text: str, console: Any, indent: str = "") -> str:
     """Break long lines at spaces where a terminal would break them anywhere."""
     if not console.is_terminal:
         return text
-    fill = partial(textwrap.fill, width=console.width, break_long_words=False, break_on_hyphens=False)
-    lines = text.split("\n")
-    return "\n".join(
-        fill(line, subsequent_indent=indent) if indent or not line.startswith("  ") else line for line in lines
-    )
+    return "\n".join(_folded(line, console.width, indent) for line in text.split("\n"))
+
+
+def _folded(line: str, width: int, indent: str) -> str:
+    """Break a line at spaces, and a command before its flags, with a backslash for the shell."""
+    fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
+    if not line.startswith("  leret "):
+        return fill(line, width, subsequent_indent=indent or "    " * line.startswith("  "))
+    whole = re.sub(r" (?!--)", "\0", line)
+    return fill(whole, width - 2, subsequent_indent="    ").replace("\n", " \\\n").replace("\0", " ")
 
 
 def done(text: str) -> None:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 5
-"""Gold documents of an example."""
 
 app = typer.Typer(help="Look at questions and corpora.", no_args_is_help=True)
 

@@ -110,7 +110,6 @@ def check(
 
 
 def _of_recipe(recipe: str, given: list[str], changes: list[str]) -> tuple[DataSettings, RetrieverSettings]:
-    """What to index, and how, as a recipe says."""
     from leret.config.load import load_recipe
     from leret.config.sampling import SamplingRecipe
     from leret.core.errors import ConfigError
@@ -124,7 +123,6 @@ def _of_recipe(recipe: str, given: list[str], changes: list[str]) -> tuple[DataS
 def _of_flags(
     kind: str | None, corpus: str | None, form: str | None, model: str | None, changes: list[str], skip_invalid: bool
 ) -> tuple[DataSettings, RetrieverSettings]:
-    """What to index, and how, as flags say."""
     from leret.config.load import flag_recipe
     from leret.core.errors import ConfigError
     from leret.retrieval.load import model_keys

@@ -93,7 +93,6 @@ def _of_recipe(path: str) -> tuple[str | RewardSettings, ...]:
 
 
 def _spec(text: str) -> str | RewardSettings:
-    """What ``--reward`` names."""
     from leret.config.load import flag_recipe
     from leret.core.yaml import parse
 

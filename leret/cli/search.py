@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from leret.retrieval.load import OpenRetriever
 
 _SHOWN = 240
-"""Characters of a text in the table."""
 _FLAGS = {"data.kind": "--format", "data.questions": "--questions", "data.split": "--split", "data.limit": "--limit"}
 
 

@@ -26,6 +26,7 @@ from dspy.primitives.prediction import Completions
 from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
+from leret.core.errors import ProgramError
 from leret.core.types import Message, Messages, SharedInstance, message
 
 __all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "Provider", "ReinforceJob", "TrainDataFormat",
@@ -266,6 +267,17 @@ class StandInLM(EngineLM):
         lm = cls(name, answer)
         lm.owner = owner
         return lm
+
+    @property
+    def history(self) -> list[Any]:
+        raise ProgramError("it reads the history of its LM, which no replay has; use what the predictor returns")
+
+    @history.setter
+    def history(self, value: list[Any]) -> None:
+        """Keep nothing."""
+
+    def inspect_history(self, *args: Any, **kwargs: Any) -> None:
+        """Print nothing."""
 
 
 class _Engine(SharedInstance):

@@ -122,7 +122,6 @@ def _tasks(data: DataSettings, problems: Problems, corpus: Container[str] | None
 
 
 def _with_gold(task: Task, corpus: Container[str]) -> Task:
-    """Return the task with gold ids as the corpus writes them."""
     gold: dict[str, int] = {}
     for doc_id, grade in task.grades.items():
         forms = (doc_id, *(unicodedata.normalize(form, doc_id) for form in ("NFC", "NFD")))

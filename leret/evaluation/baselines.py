@@ -32,7 +32,6 @@ _HEAD_WORDS = 12
 """Words of a document without a title that stand for it."""
 
 _RANKINGS = 512
-"""Of the last choices, kept for the picks that follow."""
 
 Script = Callable[[Task, int], Sequence[str]]
 """(task, step from 0) to the texts that answer the step."""

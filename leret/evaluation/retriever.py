@@ -27,7 +27,6 @@ _OURS = {"R": "recall", "AP": "ap", "RR": "rr", "nDCG": "ndcg", "Success": "succ
 
 _OTHERS = ("P", "Rprec")
 _THEIRS = {ours: theirs for theirs, ours in _OURS.items()} | {"map": "AP", "mrr": "RR", "precision": "P"}
-"""What else they are called."""
 
 
 def parse_measures(names: Sequence[str]) -> dict[str, Any]:

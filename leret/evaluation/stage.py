@@ -21,8 +21,6 @@ from leret.evaluation.baselines import hyde_note
 from leret.evaluation.episodes import early_stop, file_name, write_lines
 from leret.evaluation.plan import Evaluation, choosing, held_out, open_evaluator, resolve
 from leret.evaluation.report.content import examples
-from leret.evaluation.report.page import write_page
-from leret.evaluation.report.plots import sweep_plot
 from leret.evaluation.results import SystemResults, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
 from leret.evaluation.statistics import Statistics
@@ -67,6 +65,8 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     before = evaluation.done()
     if before is not None:
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
+    from leret.evaluation.report.page import write_page  # matplotlib takes longer than all of the above
+
     chosen = _chosen(evaluation, progress)
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)
@@ -99,6 +99,8 @@ def _chosen(evaluation: Evaluation, progress: Progress | None) -> dict[str, Any]
 
 def _sweep(recipe: EvalRecipe, run: Run, progress: Progress | None) -> EvalReport:
     """An evaluation of each length, and what all of them reached."""
+    from leret.evaluation.report.plots import sweep_plot
+
     reports = [evaluate(one, run, progress=progress) for one in recipe.each()]
     directory = run.eval / (recipe.evaluation_name or "")
     sweep = sweep_of([report.summary for report in reports])
@@ -142,7 +144,6 @@ def _note(evaluation: Evaluation, system: System, results: SystemResults) -> Non
 
 
 def _write_lines(evaluation: Evaluation, evaluator: Evaluator, system: System, results: SystemResults) -> None:
-    """The episodes of a program that picks, one a line."""
     worth = scoring(evaluation.sampling.sampling.whole_reward)
     path = evaluation.directory / system.name / file_name(evaluation.recipe.seed, evaluation.sentences)
     with evaluation.run.writing():

@@ -42,7 +42,6 @@ from leret.evaluation.systems import FUSED, ORACLE, RAW, System
 
 _OF_PICKS = ("fact_em", "fact_f1")
 _MAIN = ("recall", "ap", "all_found")
-"""Measures of the console's table."""
 
 LEVEL = 0.05
 """A difference counts as one if its adjusted p is below this."""

@@ -197,7 +197,10 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
     """The LMs that are trained, by the names of their predictors; what cannot be trained is refused."""
     found = {name: predictor.lm for name, predictor in program.named_predictors() if is_trainable(predictor.lm)}
     if not program.predictors():
-        raise ProgramError(f"{type(program).__name__} has no predictor to train; use dspy.Predict")
+        raise ProgramError(
+            f"{type(program).__name__} has no predictor to train: named_predictors() lists none; keep each "
+            "dspy.Predict on the program, as an attribute or in a list or dict"
+        )
     if not found:
         models = sorted({str(predictor.lm.model) for predictor in program.predictors()})
         raise PolicyError(f"none of the student's LMs can be trained ({', '.join(models)}); give it a leret.LM(...)")

@@ -231,7 +231,6 @@ class PolicyEngine(SharedInstance):
         return future
 
     def _request(self, request: lm15.Request, call: _Call) -> Request:
-        """DSPy's request in leret's words."""
         config = request.config
         extensions = dict(config.extensions or {})
         seed = extensions.pop("seed", config.seed)

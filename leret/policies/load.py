@@ -28,6 +28,7 @@ from leret.core.types import digest
 from leret.policies.base import Completion, Policy, Request
 from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.local.policy import LocalPolicy
+from leret.policies.pickers.record import picker_digest
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.remote.tgi import TgiPolicy
 from leret.policies.remote.together import TogetherPolicy
@@ -47,19 +48,20 @@ def _picker(settings: PickerSettings) -> Policy:
 
 @dataclass(frozen=True)
 class PolicyKind:
-    """One kind of policy: the class of its section in a recipe, and what makes a policy of it."""
+    """One kind of policy: the class of its section in a recipe, its constructor, and a digest that loads no weights."""
 
     settings: type[PolicySettings]
     make: Callable[[Any], Policy]
+    digest: Callable[[Any], str] | None = None
 
 
 POLICIES = {
-    "local": PolicyKind(LocalPolicySettings, LocalPolicy),
+    "local": PolicyKind(LocalPolicySettings, LocalPolicy, lambda settings: model_digest(find_model(settings.model))),
     "openai": PolicyKind(OpenAIPolicySettings, OpenAIPolicy),
     "tgi": PolicyKind(TgiPolicySettings, TgiPolicy),
     "together": PolicyKind(TogetherPolicySettings, TogetherPolicy),
-    "features": PolicyKind(FeaturesSettings, _picker),
-    "encoder": PolicyKind(EncoderSettings, _picker),
+    "features": PolicyKind(FeaturesSettings, _picker, picker_digest),
+    "encoder": PolicyKind(EncoderSettings, _picker, picker_digest),
 }
 """Every kind of `policy.kind`."""
 
@@ -86,13 +88,19 @@ def make_policy(settings: PolicySettings) -> Policy:
     return POLICIES[settings.kind].make(settings)
 
 
+def compute_digest(settings: PolicySettings) -> str:
+    """Return the digest of the policy that `make_policy` makes, without loading weights of this process."""
+    kind = POLICIES[settings.kind]
+    return kind.make(settings).digest if kind.digest is None else kind.digest(settings)
+
+
 def sampled_policy(settings: PolicySettings) -> Policy:
     """As `make_policy`; a server that was started here for the model is asked instead, under the weights' digest."""
     served = SERVED.get(settings.model) if isinstance(settings, LocalPolicySettings) else None
     if served is None:
         return make_policy(settings)
     policy: Any = copy(served)
-    policy.digest = model_digest(find_model(settings.model))
+    policy.digest = compute_digest(settings)
     return policy  # type: ignore[no-any-return]
 
 

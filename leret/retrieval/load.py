@@ -266,7 +266,6 @@ def _open(engine: IndexEngine, directory: Path) -> Retriever:
 
 
 def _from(source: Path | RetrieverSettings | None, retriever: Any) -> Retriever:
-    """The retriever, with what opens it again."""
     retriever.source = source
     return cast(Retriever, retriever)
 

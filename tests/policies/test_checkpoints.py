@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -125,3 +127,9 @@ def test_a_trained_policy_has_the_files_that_its_training_wrote(copy: Path, name
     (copy / name).write_bytes(data[:-9] + b" " + data[-8:] if name == FILE else data + b" ")
     with pytest.raises(PolicyError, match="than its training wrote"):
         find_model(copy)
+
+
+def test_a_model_is_found_without_torch(llama_dir: Path) -> None:
+    code = "import sys; from leret.policies.checkpoints import find_model; "
+    code += f"find_model({str(llama_dir)!r}); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

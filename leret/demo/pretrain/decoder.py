@@ -129,7 +129,6 @@ _PARTS = {
     "output.dense": "fc2",
     "output.LayerNorm": "final_layer_norm",
 }
-"""BERT's names of a layer's parts, and OPT's."""
 
 
 def _move(bert: Mapping[str, torch.Tensor], model: OPTForCausalLM) -> None:

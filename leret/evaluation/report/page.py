@@ -182,7 +182,6 @@ def _sampled(learned: TrainingData) -> str | None:
 
 
 def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """The run in a sentence."""
     data, retriever, program = (manifest["sampling"][key] for key in ("data", "retriever", "program"))
     hops = summary["n_hops"]
     over = "a generated world" if data["kind"] == "world" else data["kind"]
@@ -201,7 +200,6 @@ def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 def _facts(
     manifest: Mapping[str, Any], summary: Mapping[str, Any], training: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, str]]:
-    """What the run was made with: label and text."""
     sampling = manifest["sampling"]
     bank, policy = sampling["sampling"], sampling["policy"]
     runs = f"temperature {summary['temperature']:g}, {summary['samples']} runs a question"
@@ -229,7 +227,6 @@ def _facts(
 
 
 def _settings(values: Mapping[str, Any]) -> str:
-    """Settings that are set, nested ones dotted."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}

@@ -41,7 +41,6 @@ _LIGHT: Final = {
     **{"--ink": "#1d2126", "--muted": "#646d76", "--grid": "#e5e3dc", "--card": "#ffffff", "--s-baseline": "#949ba2"},
     **{"--s-base": "#4a6ca8", "--s-prompt": "#bd8a25", "--s-policy": "#0b7a65", "--s-second": "#a9507a"},
 }
-"""The page's, for a picture without it."""
 
 _SETTINGS: Final[Any] = {
     "svg.hashsalt": "leret",

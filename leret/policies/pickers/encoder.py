@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from leret.config.policy import EncoderSettings
-from leret.core import bundled
 from leret.core.errors import PolicyError, import_optional, reason
 from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.checkpoints import find_model, pick_device
@@ -22,21 +21,17 @@ from leret.policies.checkpoints import find_model, pick_device
 _TITLE = ". "
 """Between title and text of a candidate, as `DenseSettings.separator` has it."""
 _CHUNK_TEXTS = 128
-"""Encoded at once."""
 _CHUNK_NUMBERS = 2**19
 """Of embeddings of candidates, compared at once without gradients: what a core's cache holds."""
 _CACHE_BYTES = 2**28
-"""Of embeddings of candidates."""
 _CACHE_TEXTS = 2**16
 """Whose token ids are kept, before they go all together."""
 _BASE = 1000.0
 """The slowest of the rotations turns once in about 6,000 positions."""
 
 _SCRATCH_TOKENS = 256
-"""Of a text at most, as an encoder from nothing reads it."""
 _SPECIALS = ("[PAD]", "[UNK]", "[SEP]")
 _HEAD = 32
-"""Dimensions of a head of its attention."""
 
 
 class EncoderQ:
@@ -46,10 +41,8 @@ class EncoderQ:
 
     def __init__(self, settings: EncoderSettings) -> None:
         self.settings = settings
-        self.content: str | None = None  # of a pretrained model
         if settings.model != "scratch":
             directory = find_model(settings.model)
-            self.content = bundled.model_digest(directory)
             self._take([_opened(directory), _opened(directory)])
         else:
             import_optional("sentence_transformers", "sentence-transformers", "dense")
@@ -96,7 +89,6 @@ class EncoderQ:
         self._separator = f" {encoders[0].tokenizer.sep_token or ''} "
 
     def _state(self, choice: Choice, separator: str) -> str:
-        """The texts of the context, then of what was picked."""
         context = " ".join(value for value in choice.context.values() if isinstance(value, str))
         picked = list(choice.picked)
         if self.settings.order == "document" and all(one.position is not None for one in picked):
@@ -143,7 +135,6 @@ class Embedder:
         return found, torch.from_numpy(np.array(rows))
 
     def _embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        """In chunks of like lengths."""
         order = np.argsort([len(own) for own in ids], kind="stable")
         starts = range(0, len(ids), _CHUNK_TEXTS)
         found = [self._embed_chunk([ids[i] for i in order[start : start + _CHUNK_TEXTS]]) for start in starts]

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leret.config.policy import FeaturesSettings
-from leret.core.errors import PolicyError
 from leret.core.types import Choice
 from leret.rewards.functions import load_function
 
@@ -70,11 +69,6 @@ class FeatureQ:
     module: FeatureNetwork
 
     def __init__(self, settings: FeaturesSettings) -> None:
-        if settings.model != "scratch":
-            raise PolicyError(
-                f"policy.model: {settings.model} holds no picker of kind features; name a directory that "
-                "`leret train` wrote, or leave it out to start from nothing"
-            )
         self._settings, self._names = settings, list[str]()
         self._function = FEATURES.get(settings.features) or load_function(settings.features, "policy.features")
 

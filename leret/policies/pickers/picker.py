@@ -16,26 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leret.config.policy import FeaturesSettings, PickerSettings
-from leret.core import bundled
+from leret.config.policy import PickerSettings
 from leret.core.errors import PolicyError
 from leret.core.files import write_atomically
-from leret.core.types import STOP, Candidate, Choice, SharedInstance, digest
+from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.base import Completion, Request
-from leret.policies.checkpoints import check_finite, read_model_json, refuse_changed_weights
+from leret.policies.checkpoints import check_finite
 from leret.policies.local.batching import BatchWorker
 from leret.policies.local.sampling import exponentials, step_keys
 from leret.policies.pickers.encoder import EncoderQ
 from leret.policies.pickers.features import FeatureQ
-from leret.rewards.functions import source_digest
-
-RECORD = "picker.json"
-"""In a picker's directory: its kind and settings."""
-
-_VERSION = 3
+from leret.policies.pickers.record import RECORD, VERSION, picker_digest, read_record
 
 _AT_ONCE = 2**16
-"""Candidates scored at once, whatever is asked for together."""
 
 
 class QFunction(Protocol):
@@ -161,7 +154,7 @@ class Picker(SharedInstance):
         """Write what `open_picker` opens; an encoder's folders ``state`` and ``action`` are sentence-transformers'."""
         directory.mkdir(parents=True, exist_ok=True)
         own = self._made().save(directory)
-        record = {"version": _VERSION, "kind": self.settings.kind, "settings": self.settings.architecture(), **own}
+        record = {"version": VERSION, "kind": self.settings.kind, "settings": self.settings.architecture(), **own}
         write_atomically(directory / RECORD, json.dumps(record, indent=1) + "\n")
 
     def close(self) -> None:
@@ -283,26 +276,11 @@ def open_picker(settings: PickerSettings) -> Picker:
         PolicyError: the model is not there, or is of another kind.
         MissingDependency: sentence-transformers is not installed.
     """
-    directory = Path(settings.model)
-    if not (directory / RECORD).is_file():
-        function = Q_FUNCTIONS[settings.kind](settings)
+    (own, record), directory = read_record(settings), Path(settings.model)
+    if record is None:
         name = settings.kind if settings.model == "scratch" else f"{settings.kind} {directory.name}"
-        content = getattr(function, "content", None)  # of a pretrained model
-        return Picker(settings, function, name, _digest(settings, content))
-    record = read_model_json(directory / RECORD)
-    if record.get("version") != _VERSION:
-        raise PolicyError(f"{directory} was written by another version of leret; train the picker again")
-    if record.get("kind") != settings.kind:
-        raise PolicyError(f"{directory} is a picker of kind {record.get('kind')}; set policy.kind to that")
-    settings = type(settings).model_validate({**settings.model_dump(), **record["settings"]})
-    function = Q_FUNCTIONS[settings.kind](settings.model_copy(update={"model": "scratch"}))
-    refuse_changed_weights(directory)
+        return Picker(own, Q_FUNCTIONS[settings.kind](own), name, picker_digest(settings))
+    function = Q_FUNCTIONS[settings.kind](own.model_copy(update={"model": "scratch"}))
     function.load(directory, record)
     check_finite(function.module, directory)
-    return Picker(settings, function, directory.resolve().name, _digest(settings, bundled.model_digest(directory)))
-
-
-def _digest(settings: PickerSettings, content: str | None) -> str:
-    own = source_digest(settings.features) if isinstance(settings, FeaturesSettings) else None
-    decoding = [settings.top_k, settings.beam, settings.budget]
-    return digest(settings.kind, settings.architecture(), decoding, own, content)
+    return Picker(own, function, directory.resolve().name, picker_digest(settings))

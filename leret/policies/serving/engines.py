@@ -17,7 +17,6 @@ from leret.core.errors import ConfigError, PolicyError
 from leret.policies.serving.model import ServedModel
 
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What --max-lora-rank takes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,7 +159,6 @@ class BM25Index(IndexEngine):
 
 
 def _make(corpus: Documents, settings: BM25Settings) -> Any:
-    """bm25s's index of ``title. text`` of every document."""
     import bm25s
 
     words = make_analyzer(settings)

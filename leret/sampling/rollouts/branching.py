@@ -239,7 +239,6 @@ class StateSampler:
         return samples
 
     def _decoding(self, role: Role) -> tuple[float, float, int]:
-        """Temperature, top-p and most tokens."""
         plan = self._plan
         temperature = plan.temperature if role.temperature is None else role.temperature
         top_p = plan.top_p if role.top_p is None else role.top_p
