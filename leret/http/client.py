@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("leret")
 
 T = TypeVar("T")
-Carry = Callable[["Call", str, float], Awaitable[Answer]]
-"""Takes a call to a server: its base URL, and the attempt's deadline in seconds; raises `RetryableError`."""
 
 CONNECT_SHARE = 0.4
 """Of an attempt's time, for connecting: a server that does not accept is away, one that is late to answer is slow."""
@@ -94,7 +92,6 @@ class Client:
         retry_for_s: how long an outage is waited for, from the last answer on; 0 tries once.
         concurrency: requests in flight at most, in each event loop.
         also_retried: further status codes that are worth another attempt.
-        carry: takes a call to a server; None does so by aiohttp.
     """
 
     def __init__(
@@ -109,7 +106,6 @@ class Client:
         concurrency: int = 32,
         rate: RateLimit | None = None,
         also_retried: frozenset[int] = frozenset(),
-        carry: Carry | None = None,
         meter: UsageMeter | None = None,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -125,7 +121,6 @@ class Client:
         self._concurrency = concurrency
         self._rate = rate
         self._also_retried = also_retried
-        self._carry = carry
         self._meter = meter
         self._clock, self._sleep = clock, sleep
         self._answered_at = float("-inf")  # when any request last was
@@ -172,7 +167,7 @@ class Client:
             endpoint = (mine.pool.take() if self._rate is None else None) or await self._turn(mine.pool)
             sent = self._clock()
             try:
-                answer = await (self._carry or partial(_by_aiohttp, mine.session))(call, endpoint.url, timeout_s)
+                answer = await _by_aiohttp(mine.session, call, endpoint.url, timeout_s)
                 if not 200 <= answer.status < 300:
                     answer.check(self._advice, self._also_retried)
                 try:

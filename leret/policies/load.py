@@ -30,7 +30,6 @@ from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.remote.tgi import TgiPolicy
-from leret.policies.remote.together import TogetherPolicy
 
 PROBE_S = 8.0
 """Of a probe, for a completion of one token."""
@@ -57,7 +56,7 @@ POLICIES = {
     "local": PolicyKind(LocalPolicySettings, LocalPolicy),
     "openai": PolicyKind(OpenAIPolicySettings, OpenAIPolicy),
     "tgi": PolicyKind(TgiPolicySettings, TgiPolicy),
-    "together": PolicyKind(TogetherPolicySettings, TogetherPolicy),
+    "together": PolicyKind(TogetherPolicySettings, OpenAIPolicy),
     "features": PolicyKind(FeaturesSettings, _picker),
     "encoder": PolicyKind(EncoderSettings, _picker),
 }

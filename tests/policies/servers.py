@@ -64,6 +64,7 @@ class ChatServer(Server):
     unknown: tuple[str, ...] = ()  # names that it refuses
     most_n = 100  # choices of a request; 1 ignores ``n``, as some servers do
     strict = False  # refuses vLLM's extension
+    bare_list = False  # lists models as Together does
     key: str | None = None
 
     async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
@@ -72,7 +73,8 @@ class ChatServer(Server):
         if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
             return refusal("wrong key", 401)
         if request.path == "/v1/models":
-            return web.json_response({"data": [{"id": name} for name in self.models]})
+            models = [{"id": name} for name in self.models]
+            return web.json_response(models if self.bare_list else {"data": models})
         if body["model"] in self.unknown:
             return refusal(f"no model {body['model']}", 404)
         n = body.get("n", 1)

@@ -71,6 +71,20 @@ def test_a_probe_that_fails_is_made_again() -> None:
     assert [body.get("n") for body in server.bodies] == [2, 2, 2]
 
 
+def test_together_takes_a_number_of_log_probabilities_and_lists_models_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOGETHER_API_KEY", "tgp_v1_this_is_the_secret")
+    server = ChatServer(models=("tiny",), bare_list=True)
+
+    async def work(policy: OpenAIPolicy) -> Any:
+        assert await policy.served() == ["tiny"]
+        return await policy.complete(ask("the city", 1, 2, 3))
+
+    first, *_ = run(server, work, kind="together", logprobs=True)
+    assert (first.token_ids, first.logprobs, first.n_prompt_tokens) == ((5, 6), (-0.5, -1.0), 5)
+    request = server.bodies[-1]
+    assert (request["n"], request["logprobs"], "return_token_ids" in request) == (3, 1, False)
+
+
 def test_an_extension_that_a_strict_server_refuses_is_left_out() -> None:
     server = ChatServer(strict=True)
 
