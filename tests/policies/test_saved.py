@@ -110,33 +110,29 @@ def test_a_served_policy_stays_where_it_was_or_goes_to_a_server_that_has_it(tmp_
         assert opened(record, tmp_path, server.url).kwargs["api_base"] == server.url
 
 
-def test_an_lm_goes_back_to_its_endpoint_with_the_key_of_the_environment(tmp_path, monkeypatch):
+def test_an_lm_goes_back_to_its_endpoint_with_a_key_that_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sesame")
     lm = dspy.LM("openai/m", api_base="http://127.0.0.1:9/v1", api_key="sesame", temperature=0.3, max_tokens=7)
     record = lm_record(lm, tmp_path)
     assert "sesame" not in json.dumps(record)
-    again = opened(record, tmp_path, "local")
-    told = ("api_base", "api_key", "temperature", "max_tokens")
-    assert (again.model, [again.kwargs[key] for key in told]) == (lm.model, [lm.kwargs[key] for key in told])
-    monkeypatch.delenv("MY_KEY")
-    with pytest.raises(ConfigError, match="MY_KEY"):
+    assert "MY_KEY" not in json.dumps(record)
+    again = opened(record, tmp_path, "local", "MY_KEY")
+    keys = ("api_base", "api_key", "temperature", "max_tokens")
+    assert (again.model, [again.kwargs[key] for key in keys]) == (lm.model, [lm.kwargs[key] for key in keys])
+    with pytest.raises(ConfigError, match=r"a key for http://127\.0\.0\.1:9/v1.*api_key_env=.*lm="):
         opened(record, tmp_path)
+    monkeypatch.delenv("MY_KEY")
+    with pytest.raises(ConfigError, match="MY_KEY is not set"):
+        opened(record, tmp_path, None, "MY_KEY")
 
 
 def test_no_key_of_another_server_is_sent_to_an_endpoint(tmp_path, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "public")
-    for name in ("OPENAI_BASE_URL", "OPENAI_API_BASE"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MY_KEY", "sesame")
     record = lm_record(dspy.LM("openai/m", api_base="http://127.0.0.1:9/v1"), tmp_path)
-    assert opened(record, tmp_path).kwargs["api_key"] == "none"
-    assert "api_base" not in opened(lm_record(dspy.LM("openai/m"), tmp_path), tmp_path).kwargs
-
-
-def test_an_endpoint_of_the_environment_is_saved_with_the_lm(tmp_path, monkeypatch):
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
-    record = lm_record(dspy.LM("openai/m"), tmp_path)
-    monkeypatch.delenv("OPENAI_BASE_URL")
-    assert opened(record, tmp_path).kwargs["api_base"] == "http://127.0.0.1:9/v1"
+    for key in (None, "MY_KEY"):
+        assert opened(record, tmp_path, None, key).kwargs["api_key"] == "none"
+    assert {"api_base", "api_key"}.isdisjoint(opened(lm_record(dspy.LM("openai/m"), tmp_path), tmp_path).kwargs)
 
 
 class Own(dspy.LM):
@@ -147,7 +143,6 @@ class Own(dspy.LM):
     ("lm", "says"),
     [
         (Own("openai/m"), "its class Own"),
-        (dspy.LM("openai/m", api_key="typed in"), "no environment variable"),
         (dspy.LM("openai/m", extra_headers={"Authorization": "x"}), "extra_headers"),
         (dspy.LM("openai/m", api_base="http://me:word@127.0.0.1/v1"), "in its URL"),
         (dspy.LM("openai/m", stop=object()), "JSON"),
