@@ -179,23 +179,6 @@ def adapter_base(path: Path) -> Path | None:
     return find_model(beside if beside.is_dir() else name)
 
 
-def load_model(path: Path, *, device: str, dtype: str, template: str | None = None) -> tuple[Any, Any]:
-    """A model directory, or an adapter directory merged into its base, in evaluation mode, and its tokenizer.
-
-    ``device: auto`` is CUDA where there is one; ``dtype: auto`` is float32 on a CPU, and the saved one elsewhere.
-    ``template`` as in `load_tokenizer`.
-    """
-    place, base = pick_device(device), adapter_base(path)
-    model = load_weights(base or path, "float32" if dtype == "auto" and place == "cpu" else dtype)
-    _check_architecture(base or path, model.config)
-    if base is not None:
-        model = merge_into(model, path)
-    tokenizer = load_tokenizer(path, template)
-    tokenizer.model_max_length = 2**62  # lengths are checked against the model, with a word on what to do
-    model.eval().requires_grad_(False)
-    return model.to(place), tokenizer
-
-
 def pick_device(device: str) -> str:
     """``auto`` is the first GPU where there is one, and the CPU where not; `PolicyError` where it is not there."""
     import torch
@@ -211,68 +194,15 @@ def pick_device(device: str) -> str:
     return device
 
 
-def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
-    """A causal LM on the CPU with all of its weights; transformers would fill missing ones with random numbers.
-
-    ``settings`` are more arguments of ``from_pretrained``.
-    """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **settings
-        )
-    except (ValueError, KeyError, AttributeError, TypeError, OSError, RuntimeError, SafetensorError) as error:
-        raise PolicyError(
-            f"{path} cannot be loaded as a causal LM ({type(error).__name__}: {_first_line(error)}); "
-            "check its config.json, or serve it with an engine that knows it and use kind: openai"
-        ) from error
-    model, info = loaded
-    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
-    if missing:
-        raise PolicyError(
-            f"{path} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}); save the whole model again"
-        )
-    check_finite(model, path)
-    return model
-
-
 def positions(model: Any) -> int | None:
     """Tokens that a model can take at most; None where its configuration does not say."""
     n = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return n if isinstance(n, int) and n > 0 else None
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's error, shortened."""
     return (str(error).splitlines() or [""])[0][:300]
-
-
-def _check_architecture(path: Path, config: Any) -> None:
-    text = config.get_text_config(decoder=True)
-    kinds = set(getattr(text, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
-    if config.is_encoder_decoder or kinds:
-        what = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "an encoder"
-        raise PolicyError(
-            f"{path} ({config.model_type}) has {what}, which the in-process engine does not batch; "
-            "serve it (vLLM, SGLang) and use kind: openai"
-        )
-
-
-def merge_into(model: Any, path: Path) -> Any:
-    """A base model with the adapter of a directory merged into it; `PolicyError` where that does not fit."""
-    from peft import PeftModel
-
-    try:
-        merged = PeftModel.from_pretrained(model, str(path)).merge_and_unload()
-    except (ValueError, KeyError, OSError, RuntimeError) as error:
-        raise PolicyError(
-            f"the adapter {path} does not fit its base model ({_first_line(error)}); train it again on this base"
-        ) from error
-    check_finite(merged, path)
-    return merged
 
 
 def load_tokenizer(path: Path, template: str | None = None) -> Any:
@@ -290,7 +220,7 @@ def load_tokenizer(path: Path, template: str | None = None) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
         raise PolicyError(
-            f"{source} has no tokenizer that can be loaded ({_first_line(error)}); "
+            f"{source} has no tokenizer that can be loaded ({first_line(error)}); "
             "save it there with tokenizer.save_pretrained"
         ) from error
     if template == "plain" and tokenizer.chat_template not in {None, _PLAIN}:

@@ -19,10 +19,9 @@ from leret.policies.checkpoints import (
     count_parameters,
     find_model,
     load_tokenizer,
-    load_weights,
-    merge_into,
     model_digest,
 )
+from leret.policies.local.model import load_weights, merge_into
 from leret.policies.serving.model import HUB_NAME, sampled_model, sampled_settings
 
 R = TypeVar("R", bound=TrainingRecipe)

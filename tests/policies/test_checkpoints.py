@@ -13,8 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leret.core.errors import PolicyError
-from leret.policies.checkpoints import find_model, load_model, load_tokenizer, load_weights, model_digest, policy_digest
+from leret.policies.checkpoints import find_model, load_tokenizer, model_digest, policy_digest
 from leret.policies.local.chat_template import load_template
+from leret.policies.local.model import load_model, load_weights
 
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
 FILE = "model.safetensors"

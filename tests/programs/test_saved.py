@@ -106,7 +106,7 @@ def test_a_program_of_a_file_takes_its_file_along(saved, tmp_path):
     assert (tmp_path / "again/multihop.py").read_text() == MULTIHOP.read_text()
     again = leret.load(tmp_path / "again", lm=dspy.LM("openai/m"), retriever=FakeRetriever())
     assert again.hops == again.program.hops == 2
-    with pytest.raises(ProgramError, match=r"cache/bm25 is no index.*retriever=\.\.\."):
+    with pytest.raises(ProgramError, match=r"cache/bm25 is not an index.*retriever=\.\.\."):
         leret.load(tmp_path / "again", lm=dspy.LM("openai/m"))
 
 

@@ -145,7 +145,7 @@ def test_its_files_are_sound_and_a_changed_one_is_found(kind, copy):
     content = bytearray((copy / largest).read_bytes())
     content[len(content) // 2] ^= 255
     (copy / largest).write_bytes(content)
-    assert check_files(manifest, copy, content=True) == [f"{largest} is not what was written: its digest differs"]
+    assert check_files(manifest, copy, content=True) == [f"{largest} has changed: its digest differs"]
     (copy / largest).write_bytes(content[:10])
     with pytest.raises(RetrievalError, match=r"is broken \(.* has 10 bytes"):
         open_index(copy)
@@ -154,13 +154,13 @@ def test_its_files_are_sound_and_a_changed_one_is_found(kind, copy):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"documents": 3}, r"says 3 documents, and 65 are stored|not fit its two"),
+        ({"documents": 3}, r"documents: 3, but 65 are stored|not fit its indexes"),
         ({"documents": "65"}, "documents: input should be a valid integer"),
-        ({"corpus": "0" * 32}, r"digest is not that|not fit its two"),
-        ({"digest": "0" * 32}, r"its digest is not that|not fit its two"),
-        ({"settings": {}}, r"settings|not fit its two"),
+        ({"corpus": "0" * 32}, r"digest|not fit its indexes"),
+        ({"digest": "0" * 32}, r"digest|not fit its indexes"),
+        ({"settings": {}}, r"settings|not fit its indexes"),
         ({"settings": []}, "settings: input should be a"),
-        ({"settings": ...}, r"settings|not fit its two"),  # one more
+        ({"settings": ...}, r"settings|not fit its indexes"),  # one more
     ],
     ids=str,
 )
@@ -185,7 +185,7 @@ def test_a_named_index_with_other_settings_is_refused(folder, tmp_path):
 
 def test_a_directory_that_is_no_index_is_not_overwritten(folder, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RetrievalError, match="is no index"):
+    with pytest.raises(RetrievalError, match="is not an index"):
         load_retriever(settings("bm25", folder, index=str(tmp_path)), ANIMALS, folder)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -212,7 +212,7 @@ def test_a_killed_build_is_noticed_and_the_next_one_finishes_it(kind, folder, tm
     if kind != "hybrid":
         assert is_incomplete(directory)
         assert not directory.exists()
-    with pytest.raises(RetrievalError, match=r"its build was stopped before its end|is no index"):
+    with pytest.raises(RetrievalError, match=r"its build was stopped before its end|is not an index"):
         open_index(directory)
     load_retriever(wanted, ANIMALS, folder)
     assert open_index(directory).search(["cat"], 1)[0][0].doc_id == "cat"

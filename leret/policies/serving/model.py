@@ -18,10 +18,10 @@ from leret.policies.checkpoints import (
     adapter_base,
     find_model,
     load_tokenizer,
-    load_weights,
     model_digest,
     read_model_json,
 )
+from leret.policies.local.model import load_weights
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FIT_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
 from leret.policies.base import Completion, PromptTooLongError, Request
-from leret.policies.checkpoints import load_model
 from leret.policies.local.decoder import Decoder, Job
+from leret.policies.local.model import load_model
 from leret.policies.local.policy import LocalPolicy
 from tests.policies.conftest import ask
 
@@ -43,7 +43,7 @@ def test_a_completion_says_what_it_is_and_ends_before_the_stop_string(policy: Lo
     [[free]] = policy.complete_many([ask("the city", 5, max_tokens=5)])
     assert len(free.token_ids or ()) == len(free.logprobs or ()) == free.n_completion_tokens == 5
     assert (free.n_prompt_tokens, free.finish_reason) == (4, "length")  # <|user|> the city <|assistant|>
-    assert free.text == policy.tokenizer.decode(list(free.token_ids or ()))
+    assert free.text == policy.model.tokenizer.decode(list(free.token_ids or ()))
     stop = f" {free.text.split()[2]}"
     [[stopped]] = policy.complete_many([ask("the city", 5, max_tokens=5, stop=("no such text", stop))])
     assert stopped.text == free.text[: free.text.index(stop)]
@@ -64,7 +64,7 @@ def test_prefixes_are_not_shared_behind_a_sliding_window(llama_dir: Path, window
                            num_key_value_heads=2, vocab_size=300, sliding_window=window)  # fmt: skip
     model, tokenizer = MistralForCausalLM(config), AutoTokenizer.from_pretrained(llama_dir)
     policy = LocalPolicy.over(model, tokenizer, name="mistral", digest="0")
-    assert (policy._decoder.prefixes is not None) is shares
+    assert (policy.model.decoder.prefixes is not None) is shares
     policy.close()
 
 
@@ -107,7 +107,8 @@ def test_a_model_in_training_is_sampled_as_it_is_now(llama_dir: Path, lora: bool
     import torch
     from peft import LoraConfig, get_peft_model
 
-    model, tokenizer = load_model(llama_dir, device="cpu", dtype="float32")
+    loaded = load_model(llama_dir, device="cpu", dtype="float32")
+    model, tokenizer = loaded.network, loaded.tokenizer
     model.requires_grad_(True).train()
     if lora:
         model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")).train()

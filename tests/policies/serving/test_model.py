@@ -96,7 +96,7 @@ def test_an_adapter_here_and_merged_says_what_peft_says(adapter: Path) -> None:
         [[own]] = policy.complete_many([ask("the city", 1)])
         policy.close()
         texts.append(own.text)
-        ids = torch.tensor([[3, *policy.tokenizer.convert_tokens_to_ids(["the", "city"]), 4, *own.token_ids]])
+        ids = torch.tensor([[3, *policy.model.tokenizer.convert_tokens_to_ids(["the", "city"]), 4, *own.token_ids]])
         with torch.no_grad():
             wanted = oracle(ids).logits.log_softmax(dim=-1)[0, 3:-1].gather(1, ids[0, 4:, None])[:, 0]
         assert (own.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)) is (path != adapter.parent / "base")

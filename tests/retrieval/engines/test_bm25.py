@@ -37,7 +37,7 @@ def test_any_text_is_a_document_or_the_corpus_is_refused(texts, query):
     if any(make_analyzer(BM25Settings())(text) for text in texts):
         assert all(passage.text in texts for passage in BM25.build(corpus).search([query], 3)[0])
     else:
-        with pytest.raises(RetrievalError, match="has a word that can be indexed"):
+        with pytest.raises(RetrievalError, match="has a word to index"):
             BM25.build(corpus)
 
 

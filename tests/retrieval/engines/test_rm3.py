@@ -7,7 +7,7 @@ from leret.core.errors import RetrievalError
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.engines.bm25 import BM25
-from leret.retrieval.engines.rm3 import RM3, interpolated, relevance_model
+from leret.retrieval.engines.rm3 import RM3, interpolate, relevance_model
 
 TEXTS = {"a": "aspirin headache", "b": "aspirin headache willow willow", "c": "willow bark", "d": "river bank"}
 CORPUS = Corpus(Document(doc_id, "", text) for doc_id, text in TEXTS.items())
@@ -27,9 +27,9 @@ def test_the_relevance_model_by_hand():
 
 def test_the_interpolation_by_hand():
     expected = {"x": 0.4 * 2 / 3, "y": 0.4 / 3 + 0.3, "z": 0.3}
-    assert interpolated({"x": 2, "y": 1}, {"y": 0.5, "z": 0.5}, 0.4) == pytest.approx(expected)
-    assert interpolated({"x": 1}, {}, 0.4) == {"x": 1.0}
-    assert interpolated({"x": 1}, {"y": 1.0}, 0.0) == {"y": 1.0}
+    assert interpolate({"x": 2, "y": 1}, {"y": 0.5, "z": 0.5}, 0.4) == pytest.approx(expected)
+    assert interpolate({"x": 1}, {}, 0.4) == {"x": 1.0}
+    assert interpolate({"x": 1}, {"y": 1.0}, 0.0) == {"y": 1.0}
 
 
 def test_scores_are_the_weighted_sums_of_bm25s_own():
