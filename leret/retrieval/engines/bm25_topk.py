@@ -58,11 +58,11 @@ def _top_k(
             n_entries += len(among)
             for entry in range(len(among)):
                 scores[among[entry]] += weights[entry]
-        kept_scores, kept = best_scores[query], best_documents[query]  # a heap from the start: all its scores are 0
+        heap_scores, heap = best_scores[query], best_documents[query]  # a heap from the start: all its scores are 0
         if _FEW * n_entries < n_documents:
-            among_touched(columns, indices, indptr, scores, kept_scores, kept)
+            among_touched(columns, indices, indptr, scores, heap_scores, heap)
         else:
-            among_all(scores, n_documents, kept_scores, kept)
+            among_all(scores, n_documents, heap_scores, heap)
 
 
 def _among_touched(
@@ -70,11 +70,11 @@ def _among_touched(
     indices: NDArray[np.uint32],
     indptr: NDArray[np.int64],
     scores: NDArray[np.float32],
-    kept_scores: NDArray[np.float32],
-    kept: NDArray[np.int32],
+    heap_scores: NDArray[np.float32],
+    heap: NDArray[np.int32],
 ) -> None:
     """Keep the best of the documents with a word of the query, by a second walk along its words."""
-    lowest, above_0 = kept_scores[0], np.float32(1e-45)
+    lowest, above_0 = heap_scores[0], np.float32(1e-45)
     for word in columns:
         among = indices[indptr[word] : indptr[word + 1]]
         for entry in range(len(among)):
@@ -82,16 +82,16 @@ def _among_touched(
             score = scores[document]
             scores[document] = 0  # skipped at the next word that has this document too
             # one comparison, nearly always false: twice as fast as a branch on `score > 0` before it
-            if score >= max(lowest, above_0) and worse(lowest, kept[0], score, document):
-                replace_worst(kept_scores, kept, score, document)
-                lowest = kept_scores[0]
+            if score >= max(lowest, above_0) and worse(lowest, heap[0], score, document):
+                replace_worst(heap_scores, heap, score, document)
+                lowest = heap_scores[0]
 
 
 def _among_all(
-    scores: NDArray[np.float32], n_documents: int, kept_scores: NDArray[np.float32], kept: NDArray[np.int32]
+    scores: NDArray[np.float32], n_documents: int, heap_scores: NDArray[np.float32], heap: NDArray[np.int32]
 ) -> None:
     """Keep the best of all documents; a block without a score that is high enough is skipped."""
-    lowest = kept_scores[0]
+    lowest = heap_scores[0]
     for start in range(0, n_documents, _BLOCK):
         highest = np.float32(0)
         for i in range(start, start + _BLOCK):
@@ -99,8 +99,8 @@ def _among_all(
         if highest > lowest:
             for i in range(start, start + _BLOCK):
                 if scores[i] > lowest:  # an equal score belongs to a later document, so it is worse
-                    replace_worst(kept_scores, kept, scores[i], i)
-                    lowest = kept_scores[0]
+                    replace_worst(heap_scores, heap, scores[i], i)
+                    lowest = heap_scores[0]
     scores[:] = 0
 
 

@@ -88,7 +88,7 @@ def test_another_architecture_is_a_class_and_a_line(t5: Path, monkeypatch: pytes
         LocalPolicy(settings)
     monkeypatch.setitem(ARCHITECTURES, "encoder-decoder", Seq2Seq)
     policy = LocalPolicy(settings)
-    [several], [greedy] = policy.complete_many([ask("the city", 1, 2), ask("the city", temperature=0.0)])
+    several, [greedy] = policy.complete_many([ask("the city", 1, 2), ask("the city", temperature=0.0)])
     assert several[0].token_ids != several[1].token_ids
     network = policy.model.network
     live = LocalPolicy.over(network.train(), policy.model.tokenizer, name="live", digest="one")

@@ -57,7 +57,7 @@ def site(**answers):
 
 def test_offline_only_blank_queries_need_no_cache():
     assert site().ask(["", "?!"], 1, offline=True)[1] == {}
-    with pytest.raises(RetrievalError, match=r"does not hold 1 queries, 'a' first.*offline: false"):
+    with pytest.raises(RetrievalError, match=r"1 queries are not in the cache, 'a' first.*offline: false"):
         site().ask(["", "a"], 1, offline=True)
 
 

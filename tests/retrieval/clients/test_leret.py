@@ -199,7 +199,7 @@ def test_the_token_goes_into_the_header_and_nowhere_else(token, sent, monkeypatc
 
 def test_a_health_that_tells_nothing_asks_for_the_token():
     health = loopback(Reply({"status": "ok"}))
-    with health as server, pytest.raises(RetrievalError, match=r"asks for a token.*token_env") as caught:
+    with health as server, pytest.raises(RetrievalError, match=r"expects another token.*token_env") as caught:
         remote(server.url, retry_for_s=60).served()
     assert (caught.value.exit_code, len(server.asked)) == (2, 1)
 

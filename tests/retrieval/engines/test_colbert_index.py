@@ -61,7 +61,7 @@ def test_a_checkpoint_and_a_collection_inside_of_the_index_are_its_own(tmp_path)
     (index / "model").mkdir()
     (index / "texts.tsv").write_text("0\ttext\n")
     found = PlaidIndex.open(index)
-    assert (found.own_checkpoint(), found.collection) == (index / "model", index / "texts.tsv")
+    assert (found.inner_checkpoint(), found.collection) == (index / "model", index / "texts.tsv")
     other = downloaded(tmp_path / "other", collection=str(tmp_path / "secret.tsv"))
     assert PlaidIndex.open(other).collection is None
 
@@ -69,7 +69,7 @@ def test_a_checkpoint_and_a_collection_inside_of_the_index_are_its_own(tmp_path)
 @pytest.mark.parametrize("text", ["[]", "{}", "[" * 99_999])
 def test_metadata_that_is_none_is_said(tmp_path, text):
     (downloaded(tmp_path / "index") / "metadata.json").write_text(text)
-    with pytest.raises(RetrievalError, match="is no index of ColBERT"):
+    with pytest.raises(RetrievalError, match="is not a ColBERT index"):
         PlaidIndex.open(tmp_path / "index")
 
 
