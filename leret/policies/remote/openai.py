@@ -61,7 +61,7 @@ class OpenAIPolicy(SharedInstance):
     async def complete(self, request: Request) -> list[Completion]:
         seeds = request.seeds if request.temperature > 0 else request.seeds[:1]
         if not seeds:
-            raise PolicyError("a request asks for no completion; give it one seed at least")
+            raise PolicyError("a request asks for no completion; add at least one seed")
         try:
             completions = await (self._ask(request, seeds) if len(seeds) == 1 else self._ask_several(request, seeds))
         except HttpError as error:

@@ -17,7 +17,7 @@ from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
 from leret.policies.dspy_lm import policy_lm
 from leret.policies.load import make_policy, policy_state
-from leret.policies.local.chat_template import ChatTemplate, PromptEncoder, apply_template
+from leret.policies.local.chat_template import PromptEncoder, apply_template
 from leret.policies.local.policy import LocalPolicy
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
@@ -57,10 +57,10 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_what_is_sampled_is_what_is_trained_and_served_with_one_end_token(model_of: Any, template: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_of(template))
     end = end_token(tokenizer, [tokenizer.eos_token_id])
-    encoder, served = TokenEncoder(tokenizer, end), ChatTemplate(tokenizer, template)
+    encoder, sampler = TokenEncoder(tokenizer, end), PromptEncoder(tokenizer, None, template)
     for messages in (MESSAGES, FEW_SHOT):
-        sampled = list(PromptEncoder(tokenizer, None, template).encode(messages).token_ids)
-        assert encoder.prompt_ids(messages) == sampled == tokenizer(served.inputs(messages))["input_ids"]
+        sampled = list(sampler.encode(messages).token_ids)
+        assert encoder.prompt_ids(messages) == sampled == tokenizer(sampler.inputs(messages))["input_ids"]
     for text in WRITTEN:
         whole = encoder._ids([encoder.render(MESSAGES) + text])[0]
         ids = encoder._completion(encoder.prompt_ids(MESSAGES), whole, text)
