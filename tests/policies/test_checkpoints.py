@@ -93,7 +93,7 @@ def test_a_policy_whose_pretraining_was_stopped_is_called_half_made(
     assert not caplog.records
     shutil.copy(copy / FILE, copy / "state.safetensors")
     find_model(copy)
-    assert caplog.messages[0].startswith(f"{copy} is half made")
+    assert caplog.messages[0].startswith(f"{copy} is unfinished")
 
 
 def test_a_device_that_is_not_here_is_told(llama_dir: Path) -> None:

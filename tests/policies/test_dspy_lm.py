@@ -177,7 +177,7 @@ def test_closing_an_engine_ends_what_waits_and_refuses_what_comes() -> None:
         waiting = pool.submit(lm, "the city")
         assert slow.begun.wait(20)
         lm.engine.close()
-        with pytest.raises(LMProviderError, match="closed while it was asked"):
+        with pytest.raises(LMProviderError, match="closed during a request"):
             waiting.result(20)
     with pytest.raises(LMProviderError, match="engine is closed"):
         lm("the city")

@@ -109,7 +109,7 @@ def test_any_text_is_a_query_and_never_syntax(kind, engine, query):
 
 def test_k_is_one_at_least_and_may_be_more_than_all(kind, engine):
     for k in (0, -1):
-        with pytest.raises(RetrievalError, match=f"k is {k}; ask for one"):
+        with pytest.raises(RetrievalError, match=f"k is {k}; "):
             engine.search(["cat"], k)
     (ranking,) = engine.search(["a town by the river"], 10**6)
     assert len(ranking) == (60 if kind in LEXICAL else len(ANIMALS))

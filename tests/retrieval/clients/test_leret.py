@@ -223,5 +223,5 @@ def test_a_health_with_numbers_that_are_none_is_no_health():
 
 
 def test_k_below_one_is_refused():
-    with pytest.raises(RetrievalError, match="ask for one document"):
+    with pytest.raises(RetrievalError, match="ask for at least one"):
         remote("http://127.0.0.1:9").search(["a"], 0)

@@ -169,7 +169,7 @@ def test_k_is_bounded_and_offline_asks_nobody():
     for k in (0, 10_000):
         with pytest.raises(RetrievalError, match="from 1 to 9999"):
             pubmed("http://127.0.0.1:9").search(["a"], k)
-    with pytest.raises(RetrievalError, match="offline is set, and 1 queries are not in the cache, 'new'"):
+    with pytest.raises(RetrievalError, match="offline is set, but 1 queries are not in the cache, 'new'"):
         pubmed("http://127.0.0.1:9", offline=True).search(["new"], 5)
 
 

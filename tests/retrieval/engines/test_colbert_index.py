@@ -24,9 +24,9 @@ def downloaded(directory, **config):
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("config.json", EVIL, r"code of its own \(auto_map in config.json\)"),
+        ("config.json", EVIL, r"has Python code \(auto_map in config.json\)"),
         ("tokenizer_config.json", '{"x": [{"y": {"auto_map": null}}]}', r"\(auto_map in tokenizer_config.json\)"),
-        ("config.json", '{"auto_map": {}, "auto_map": null}', "code of its own"),
+        ("config.json", '{"auto_map": {}, "auto_map": null}', "has Python code"),
         ("config.json", '{"custom_pipelines": {"x": {"impl": "evil.Evil"}}}', "custom_pipelines in config.json"),
         ("config.json", "[" * 99_999, "cannot be opened as a ColBERT checkpoint"),
         ("config.json", "{", "cannot be opened as a ColBERT checkpoint"),
@@ -51,7 +51,7 @@ def test_no_hub_and_no_path_outside_is_taken_from_a_downloaded_index(tmp_path, m
     (tmp_path / "collection.tsv").write_text("0\ttext\n")
     index = downloaded(tmp_path / "index", checkpoint=named, collection=named)
     (index / "link").symlink_to(tmp_path / "outside")
-    with pytest.raises(RetrievalError, match=r"not inside of it.*--kind colbert --model CHECKPOINT"):
+    with pytest.raises(RetrievalError, match=r"not inside it.*--kind colbert --model CHECKPOINT"):
         open_index(index)
 
 

@@ -60,5 +60,5 @@ def test_a_query_without_a_known_word_finds_nothing():
 
 
 def test_another_engine_is_refused():
-    with pytest.raises(RetrievalError, match="an index of kind bm25, and this is object"):
+    with pytest.raises(RetrievalError, match="kind bm25, not object"):
         RM3(object())
