@@ -176,7 +176,7 @@ def test_an_adapter_of_another_shape_is_refused(adapted):
 @pytest.mark.parametrize(
     ("policy", "error", "says"),
     [
-        ({"kind": "local", "model": "/gone"}, PolicyError, "gone is no longer there; give a directory"),
+        ({"kind": "local", "model": "/gone"}, PolicyError, "gone is gone; give a directory"),
         ({"kind": "openai", "model": "big"}, PolicyError, "sampled from 'big' on a server, .* give their directory"),
     ],
     ids=["lost", "served"],

@@ -112,11 +112,11 @@ def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch: p
 def test_the_embeddings_that_are_kept_are_bounded(picker, monkeypatch: pytest.MonkeyPatch) -> None:
     embed = shaken(picker())._function._embed_actions
     with torch.no_grad():
-        first, _ = embed(["a", "Mary", "the milk"], kept=True)
-        assert embed(["Mary"], kept=True)[0] is first
+        first, _ = embed(["a", "Mary", "the milk"], cached=True)
+        assert embed(["Mary"], cached=True)[0] is first
         monkeypatch.setattr(encoders, "_CACHE_BYTES", 8)
         monkeypatch.setattr(encoders, "_CACHE_TEXTS", 2)
-        found, rows = embed(["the milk", "Mary", "the milk"], kept=True)
+        found, rows = embed(["the milk", "Mary", "the milk"], cached=True)
     assert rows.tolist() == [0, 1, 0]
     torch.testing.assert_close(found, first[[2, 1]])
 

@@ -41,13 +41,13 @@ def test_the_users_arguments_and_environment_replace_ours() -> None:
 
 @pytest.mark.parametrize("argument", ["--port", "--port=1", "-p", "--host", "--hostname=x", "--served-model-name"])
 def test_what_leret_has_to_know_is_refused_among_the_engines_arguments(argument: str) -> None:
-    with pytest.raises(ConfigError, match="leret has to know it too"):
+    with pytest.raises(ConfigError, match="leret sets this option; use"):
         dry(argument)
 
 
 def test_a_taken_port_is_refused_before_anything_starts(serve: Serve) -> None:
     planned = plan(ServedModel("m", "/m"), "vllm", Listening("127.0.0.1", serve.port), executable=str(serve.executable))
-    refused = pytest.raises(ConfigError, match=f"port {serve.port} of 127.0.0.1 is taken")
+    refused = pytest.raises(ConfigError, match=f"port {serve.port} of 127.0.0.1 is in use")
     with socket.create_server(("127.0.0.1", serve.port)), refused, run_server(planned):
         raise AssertionError("it was started")
     assert not serve.record.exists()
@@ -111,16 +111,16 @@ def test_nothing_is_left_running_where_leret_is_stopped_early_or_killed(serve: S
     ("arguments", "environment", "says"),
     [
         ("demo", {"PATH": "/nowhere"}, "vllm is not on PATH; install it (`pip install vllm`"),
-        ("demo", {"LERET_VLLM": "/no/vllm"}, "LERET_VLLM /no/vllm is not there"),
-        (f"demo --executable {__file__}", {}, "is there, but cannot be run"),
-        ("demo --engine tgi --executable /no/x", {}, "--executable /no/x is not there"),
+        ("demo", {"LERET_VLLM": "/no/vllm"}, "LERET_VLLM /no/vllm does not exist"),
+        (f"demo --executable {__file__}", {}, "cannot be executed"),
+        ("demo --engine tgi --executable /no/x", {}, "--executable /no/x does not exist"),
         ("/no/such/policy", {}, "there is no policy /no/such/policy"),
         ("demo --run /no/run", {}, "/no/run is not a run directory"),
         ("demo --name a:b", {}, "--name 'a:b'"),
         ("demo --name /a", {}, "--name '/a'"),
         ("demo --executable /bin/true --api-key-env NOT_SET", {}, "NOT_SET"),
         ("demo --executable /bin/true --host 192.0.2.1", {}, "--host 192.0.2.1"),
-        ("demo --engine sglang --api-key-env K --print", {}, "on its command line only"),
+        ("demo --engine sglang --api-key-env K --print", {}, "only on its command line"),
     ],
 )
 def test_a_mistake_is_one_error(
