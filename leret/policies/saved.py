@@ -168,17 +168,14 @@ def open_lm(
 
 def _copy(path: Path, target: Path) -> Path:
     """Copy a model directory, by hard links where the file system has them."""
-
-    def link(source: str, place: str) -> None:
-        try:
-            os.link(source, place)
-        except OSError:
-            shutil.copyfile(source, place)
-
     if not target.is_dir():  # the name holds the digest of the weights
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.")
-        os.replace(shutil.copytree(path, scratch, copy_function=link, dirs_exist_ok=True), target)
+        try:
+            shutil.copytree(path, scratch, copy_function=os.link, dirs_exist_ok=True)
+        except OSError:
+            shutil.copytree(path, scratch, dirs_exist_ok=True)
+        os.replace(scratch, target)
     return target
 
 

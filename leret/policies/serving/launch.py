@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from leret.config.policy import OpenAIPolicySettings
 from leret.core.errors import ConfigError, PolicyError
 from leret.http.answers import ApiKey
 from leret.policies.serving.engines import SERVERS, Listening, ServerKind, find_executable, has_gpu, without_repeats
@@ -117,7 +118,9 @@ def run_server(
     try:
         server.start()
         tell(f"log: {server.log}")
-        wait_until_ready(server, plan.at.url, plan.model, timeout_s=timeout_s, tell=tell)
+        urls = (f"{plan.at.url}/v1",)
+        settings = OpenAIPolicySettings(model=plan.model, urls=urls, api_key_env=plan.api_key_env)
+        wait_until_ready(server, settings, timeout_s=timeout_s, tell=tell)
         tell(f"ready after {time.monotonic() - began:.1f} s")
         yield server
     finally:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+from leret.config.policy import OpenAIPolicySettings
 from leret.core.errors import PolicyError
 from leret.http.answers import ApiKey
+from leret.policies.base import Request
+from leret.policies.remote.openai import OpenAIPolicy
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _POLL_S = 0.05
@@ -123,21 +125,32 @@ def _alive(group: int) -> bool:
 
 
 def wait_until_ready(
-    server: ServerProcess, url: str, model: str, *, timeout_s: float, tell: Callable[[str], None]
+    server: ServerProcess, settings: OpenAIPolicySettings, *, timeout_s: float, tell: Callable[[str], None]
 ) -> None:
-    """Wait until the server has answered one chat completion."""
+    """Wait until the server at ``settings.urls`` has answered one chat completion."""
     began = time.monotonic()
-    _wait_for_health(server, url, timeout_s, tell)
+    [url] = settings.urls
+    _wait_for_health(server, url.removesuffix("/v1"), timeout_s, tell)
     tell(f"healthy after {time.monotonic() - began:.0f} s; one completion to warm it")
-    _warm(server, url, model, began + timeout_s)
+    left = max(1.0, began + timeout_s - time.monotonic())
+    try:
+        asyncio.run(_complete(settings.model_copy(update={"timeout_s": left, "retry_for_s": 0.0})))
+    except PolicyError as error:
+        until = time.monotonic() + _DYING_S
+        while time.monotonic() < until:  # connections close a moment before the process ends
+            server.check_alive()
+            time.sleep(_POLL_S)
+        raise server.failure(
+            f"{url} is healthy, but sent no completion ({error}); --timeout may be too short"
+        ) from error
+    server.check_alive()
 
 
 def _wait_for_health(server: ServerProcess, url: str, timeout_s: float, tell: Callable[[str], None]) -> None:
     reported = began = time.monotonic()
     while True:
         server.check_alive()
-        left = began + timeout_s - time.monotonic()
-        status, _ = _answer(f"{url}/health", ApiKey(), min(_ANSWER_S, max(0.1, left)))
+        status = _health(url, min(_ANSWER_S, max(0.1, began + timeout_s - time.monotonic())))
         if status == 200:
             server.check_alive()  # another server may have taken the port
             return
@@ -151,33 +164,16 @@ def _wait_for_health(server: ServerProcess, url: str, timeout_s: float, tell: Ca
         time.sleep(5 * _POLL_S)
 
 
-def _warm(server: ServerProcess, url: str, model: str, deadline: float) -> None:
-    messages = [{"role": "user", "content": "Which city?"}]
-    body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, "seed": 0}
-    status, text = _answer(f"{url}/v1/chat/completions", server.key, max(1.0, deadline - time.monotonic()), body)
-    if status == 0:
-        until = time.monotonic() + _DYING_S
-        while time.monotonic() < until:  # connections close a moment before the process ends
-            server.check_alive()
-            time.sleep(_POLL_S)
-        raise server.failure(f"{url} is healthy, but sent no completion ({text}); --timeout may be too short")
-    server.check_alive()
-    try:
-        content = json.loads(text)["choices"][0]["message"]["content"] if status == 200 else None
-    except (ValueError, KeyError, IndexError, TypeError):
-        content = None
-    if not isinstance(content, str):
-        answer = server.key.redact(text)[:300]
-        raise server.failure(f"{url} is healthy, but answered a chat completion with {status}: {answer}")
-
-
-def _answer(url: str, key: ApiKey, timeout_s: float, body: dict[str, Any] | None = None) -> tuple[int, str]:
-    """Return status and text; status 0 and the reason if there was no answer."""
+def _health(url: str, timeout_s: float) -> int:
+    """Return the status of the server's /health; 0 if there is no answer."""
     import httpx
 
-    method, headers = "GET" if body is None else "POST", key.headers()
     try:  # not by a proxy, which does not see this machine's ports
-        reply = httpx.request(method, url, json=body, headers=headers, timeout=timeout_s, trust_env=False)
-        return reply.status_code, reply.text
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        return 0, str(error)
+        return httpx.get(f"{url}/health", timeout=timeout_s, trust_env=False).status_code
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return 0
+
+
+async def _complete(settings: OpenAIPolicySettings) -> None:
+    async with aclosing(OpenAIPolicy(settings)) as policy:
+        await policy.complete(Request(({"role": "user", "content": "Which city?"},), (0,), 0.0, 8))

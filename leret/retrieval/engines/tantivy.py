@@ -100,9 +100,6 @@ class TantivyIndex(IndexEngine):
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
         return cls(TantivySettings(**manifest.settings))
 
-    def ranking_keys(self) -> dict[str, Any]:
-        return self.settings.ranking_keys()
-
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         tantivy = import_optional("tantivy", "tantivy", "tantivy")
         words = make_analyzer(self.settings)

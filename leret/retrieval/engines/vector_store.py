@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -32,32 +32,13 @@ Parts = Iterable[NDArray[np.float32]]
 """Arrays (n, n_dimensions) in the order of the rows."""
 
 
-class VectorStore(Protocol):
-    """Vectors by row, opened from the directory of an index.
+class FaissStore:
+    """A faiss index, mapped into memory.
 
     Attributes:
-        name: of its file or folder, which exists once the store is complete.
+        name: of its file, which exists once the store is complete.
         package: with a version that matters.
     """
-
-    name: str
-    package: str
-
-    @staticmethod
-    def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
-        """Write a store from parts."""
-
-    def __init__(self, directory: Path, settings: DenseSettings) -> None:
-        """Open a store."""
-
-    def nearest(self, queries: NDArray[np.float32], k: int) -> Neighbors:
-        """Return the ``k`` highest inner products for (n_queries, n_dimensions), in any order."""
-
-    def __len__(self) -> int: ...
-
-
-class FaissStore:
-    """A faiss index, mapped into memory."""
 
     name, package = _FAISS, "faiss-cpu"
 
@@ -94,6 +75,7 @@ class FaissStore:
         self._ef_search = settings.ef_search if hasattr(self._index, "hnsw") else None
 
     def nearest(self, queries: NDArray[np.float32], k: int) -> Neighbors:
+        """Return the ``k`` highest inner products for (n_queries, n_dimensions), in any order."""
         options = {}
         if self._ef_search is not None:
             options["params"] = self._faiss.SearchParametersHNSW(efSearch=max(self._ef_search, k))
@@ -173,6 +155,8 @@ def _chroma(folder: Path) -> Any:
     chromadb = import_optional("chromadb", "chromadb", "chroma")
     return chromadb.PersistentClient(str(folder), settings=chromadb.Settings(anonymized_telemetry=False))
 
+
+VectorStore = FaissStore | ChromaStore
 
 STORES: dict[str, type[VectorStore]] = {"flat": FaissStore, "hnsw": FaissStore, "chroma": ChromaStore}
 """Stores by `retriever.store`."""

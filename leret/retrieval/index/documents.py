@@ -14,7 +14,6 @@ from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -26,20 +25,8 @@ from leret.retrieval.base import Documents
 _BYTES, _STARTS = "documents.bin", "documents.npy"
 
 
-class DocumentTable(Protocol):
-    """Documents by their row in the corpus, as engines number them."""
-
-    digest: str
-    """Digest of the corpus."""
-
-    def at(self, row: int) -> tuple[str, str, str]:
-        """Return id, title and text of a document."""
-
-    def __len__(self) -> int: ...
-
-
 class InMemoryDocuments:
-    """A corpus in memory, by row."""
+    """Documents of a corpus in memory, by row; ``digest`` is the corpus's."""
 
     def __init__(self, corpus: Documents) -> None:
         self.digest = corpus.digest
@@ -47,6 +34,7 @@ class InMemoryDocuments:
         self._ids = tuple(corpus)
 
     def at(self, row: int) -> tuple[str, str, str]:
+        """Return id, title and text of a document."""
         document = self._corpus[self._ids[row]]
         return document.doc_id, document.title, document.text
 
@@ -73,6 +61,7 @@ class MappedDocuments:
             raise RetrievalError(f"{directory}: its documents cannot be read ({error}); build it again") from error
 
     def at(self, row: int) -> tuple[str, str, str]:
+        """Return id, title and text of a document."""
         # one slice of offsets: numpy's scalars are slow one by one
         start, middle, last, end = self._starts[3 * row : 3 * row + 4].tolist()
         read = self._bytes
@@ -99,6 +88,10 @@ class MappedDocuments:
                 content.update((end - start).to_bytes(8, "big"))  # the framing of `leret.datasets.corpus.Corpus`
                 content.update(self._bytes[start:end])
         return content.hexdigest()
+
+
+DocumentTable = InMemoryDocuments | MappedDocuments
+"""Documents by their row in the corpus, as engines number them."""
 
 
 def write_documents(corpus: Documents, directory: Path) -> None:

@@ -39,6 +39,7 @@ class IndexEngine(Protocol):
     """An engine with its settings, which builds and opens indexes."""
 
     kind: ClassVar[str]
+    settings: Any
     resumable: ClassVar[bool] = False  # `write` continues a stopped build
 
     @property
@@ -48,6 +49,8 @@ class IndexEngine(Protocol):
 
     def ranking_keys(self) -> dict[str, Any]:
         """Return everything besides the corpus that determines the rankings, as JSON values."""
+        keys: dict[str, Any] = self.settings.ranking_keys()
+        return keys
 
     def external_paths(self) -> dict[str, str]:
         """Return external paths that opening the index needs; not part of its digest."""
@@ -69,7 +72,10 @@ class IndexEngine(Protocol):
 
 
 class Composite(Protocol):
-    """A retriever over several indexes, in a directory with their folders and a manifest."""
+    """A retriever over several indexes, in a directory with their folders and a manifest.
+
+    The constructor takes the retrievers of the parts in their order, then the settings.
+    """
 
     @staticmethod
     def parts(settings: Any) -> Mapping[str, RetrieverSettings]:
@@ -81,10 +87,7 @@ class Composite(Protocol):
 
     @staticmethod
     def settings_of(manifest: Manifest) -> Any:
-        """Return the settings that the retriever is made with, after those of the parts."""
-
-    def __init__(self, *args: Any) -> None:
-        """Take the retrievers of the parts in their order, then the settings."""
+        """Return the settings for the constructor."""
 
 
 class Manifest(BaseModel):
