@@ -19,8 +19,8 @@ def run(server: Served, work: Callable[[Any], Awaitable[Any]], **settings: Any) 
 
     async def main() -> Any:
         async with serving(server, under="" if settings.get("kind") == "tgi" else "/v1") as urls:
-            given = {"kind": "openai", "model": "tiny", "urls": urls, "retry_for_s": 0, **settings}
-            policy = make_policy(PolicySettings.model_validate(given))
+            values = {"kind": "openai", "model": "tiny", "urls": urls, "retry_for_s": 0, **settings}
+            policy = make_policy(PolicySettings.model_validate(values))
             try:
                 return await work(policy)
             finally:
@@ -39,8 +39,8 @@ def asked(server: Served, *seeds: int, temperature: float = 1.0, stop: tuple[str
 def probed(*servers: Served, path: str = "/v1", **settings: Any) -> None:
     async def main() -> None:
         async with serving(*servers) as urls:
-            given = {"kind": "openai", "model": "tiny", "urls": [url + path for url in urls], **settings}
-            await probe(PolicySettings.model_validate(given))
+            values = {"kind": "openai", "model": "tiny", "urls": [url + path for url in urls], **settings}
+            await probe(PolicySettings.model_validate(values))
 
     asyncio.run(main())
 
@@ -113,8 +113,8 @@ def tgi_sequence(text: str, seed: int | None, stop: str) -> dict[str, Any]:
 
 def completion(body: dict[str, Any]) -> dict[str, Any]:
     """A chat completion; the text names the seed."""
-    n, told = body.get("n", 1), {"token_ids": [5, 6], "tokens": ["text", "x"], "token_logprobs": [-0.5, -1.0]}
-    one = {"finish_reason": "stop", "logprobs": told if body.get("logprobs") else None}
+    n, logprobs = body.get("n", 1), {"token_ids": [5, 6], "tokens": ["text", "x"], "token_logprobs": [-0.5, -1.0]}
+    one = {"finish_reason": "stop", "logprobs": logprobs if body.get("logprobs") else None}
     texts = [f"text {body['seed']}.{index}" for index in range(n)]
     choices = [{"index": i, "message": {"role": "assistant", "content": text}, **one} for i, text in enumerate(texts)]
     return {"choices": choices, "usage": {"prompt_tokens": 5, "completion_tokens": 2 * n}}

@@ -37,7 +37,7 @@ class Served:
     def __init__(self, failure: str = "", delay_s: float = 0.0) -> None:
         self.failure, self.delay_s = failure, delay_s
         self.requests: list[Request] = []
-        self.given: list[Completion] = []
+        self.completions: list[Completion] = []
         self.begun = threading.Event()
 
     async def complete(self, request: Request) -> list[Completion]:
@@ -46,8 +46,8 @@ class Served:
         await asyncio.sleep(self.delay_s)
         if self.failure:
             raise PolicyError(self.failure)
-        self.given = [Completion(f"query {seed}", "stop", 3, 2) for seed in request.seeds]
-        return self.given
+        self.completions = [Completion(f"query {seed}", "stop", 3, 2) for seed in request.seeds]
+        return self.completions
 
     async def aclose(self) -> None:
         pass
@@ -62,10 +62,10 @@ def test_calls_of_predictors_are_batched_from_threads_and_from_tasks(policy: Loc
 
     before = policy.n_batches
     with dspy.context(lm=policy_lm(policy, temperature=0.0, max_tokens=4), adapter=CompactAdapter()):
-        found = dspy.Parallel(num_threads=32, disable_progress_bar=True)([(predict, one) for one in questions])
+        results = dspy.Parallel(num_threads=32, disable_progress_bar=True)([(predict, one) for one in questions])
         between = policy.n_batches
-        found += asyncio.run(together())
-    assert len([result for result in found if result.query]) == 64
+        results += asyncio.run(together())
+    assert len([result for result in results if result.query]) == 64
     assert (between - before <= 16, policy.n_batches - between <= 8) == (True, True)
 
 
@@ -100,7 +100,7 @@ def test_settings_and_the_roles_of_messages_reach_the_policy() -> None:
     [request] = served.requests
     assert len(set(request.seeds)) == 2
     assert request == Request(tuple(messages), request.seeds, 0.7, 9, 0.5, ("\n",))
-    assert len(served.given) == 2, "a policy counts the tokens of its list after it was given"
+    assert len(served.completions) == 2, "a policy counts the tokens of its list after it was given"
 
 
 def test_a_copy_of_a_program_or_its_lm_shares_the_policy_and_the_cache_is_off(lm: dspy.LM, policy: LocalPolicy) -> None:
@@ -128,8 +128,8 @@ def test_a_saved_program_comes_back_with_its_policy(llama_dir: Path, tmp_path: P
 def test_weights_follow_the_name_of_the_lm(llama_dir: Path, tmp_path: Path, of_settings: bool) -> None:
     other = tiny_policy(tmp_path / "other", seed=1)
     settings = LocalPolicySettings(model=str(llama_dir))
-    given = settings if of_settings else LocalPolicy(settings)
-    lm = policy_lm(given, temperature=0.0, max_tokens=6)
+    source = settings if of_settings else LocalPolicy(settings)
+    lm = policy_lm(source, temperature=0.0, max_tokens=6)
     first, copied = lm("the city"), lm.copy(model=f"leret/{other}")
     trained = policy_lm(LocalPolicySettings(model=str(other)), temperature=0.0, max_tokens=6)
     assert copied("the city") == trained("the city") != first
@@ -150,8 +150,8 @@ def test_a_model_that_was_closed_for_others_is_loaded_again(
     assert two("the city") != first
     assert policy.closed
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda i: (one, two)[i % 2]("the city"), range(8)))
-    assert found == [first, two("the city")] * 4
+        results = list(pool.map(lambda i: (one, two)[i % 2]("the city"), range(8)))
+    assert results == [first, two("the city")] * 4
 
 
 def test_only_leret_lms_have_a_policy_here() -> None:

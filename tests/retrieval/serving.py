@@ -47,8 +47,8 @@ class Echo:
 def running(retriever, drain_s=10.0, **settings):
     """A server in a thread until the block ends: its ``url`` and ``batcher``, ``stop`` as by SIGTERM, ``join``."""
     server = RetrieverServer(retriever, ServerSettings(**settings), engine="echo", corpus="c", documents=3)
-    loop, stop, told = asyncio.new_event_loop(), asyncio.Event(), queue.Queue()
-    work = serve(server, "127.0.0.1", 0, ready=told.put, stop=stop, drain_s=drain_s)
+    loop, stop, urls = asyncio.new_event_loop(), asyncio.Event(), queue.Queue()
+    work = serve(server, "127.0.0.1", 0, ready=urls.put, stop=stop, drain_s=drain_s)
     thread = threading.Thread(target=loop.run_until_complete, args=(work,), daemon=True)
     thread.start()
 
@@ -60,7 +60,7 @@ def running(retriever, drain_s=10.0, **settings):
         assert not thread.is_alive()
 
     try:
-        yield SimpleNamespace(url=told.get(timeout=30), batcher=server.batcher, stop=end, join=join)
+        yield SimpleNamespace(url=urls.get(timeout=30), batcher=server.batcher, stop=end, join=join)
     finally:
         end()
         join()

@@ -14,5 +14,5 @@ def test_an_engine_gets_valid_text_with_terms_and_its_rankings_find_their_querie
         assert all(has_terms(query) and query.encode() for query in asked)
         return [(Passage(query, "", "", 1.0),) for query in asked]
 
-    found = search_valid(queries, search)
-    assert found == [(Passage(to_valid_utf8(q), "", "", 1.0),) if has_terms(q) else () for q in queries]
+    rankings = search_valid(queries, search)
+    assert rankings == [(Passage(to_valid_utf8(q), "", "", 1.0),) if has_terms(q) else () for q in queries]

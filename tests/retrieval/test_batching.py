@@ -95,8 +95,8 @@ def test_only_quick_computing_is_done_on_the_loop(only_computes, cpu_s, where, m
 
     async def work(batcher):
         for query, retriever.cpu_s in zip(("alpha", "beta", "gamma", "delta"), cpu_s, strict=True):
-            found = batcher.search_now(query, 2)
-            [ranking] = await batcher.search([query], 2) if found is None else [found]
+            quick = batcher.search_now(query, 2)
+            [ranking] = await batcher.search([query], 2) if quick is None else [quick]
             assert ranking == FakeRetriever().search([query], 2)[0]
 
     run(retriever, work)

@@ -91,9 +91,9 @@ def test_a_moved_index_answers_the_same(built, engine, copy):
 
 
 def test_a_query_without_a_letter_or_digit_has_an_empty_ranking(engine):
-    found = engine.search([query for silent in SILENT for query in (silent, "cat")], 2)
-    assert found[::2] == [()] * len(SILENT)
-    assert all(found[1::2])
+    rankings = engine.search([query for silent in SILENT for query in (silent, "cat")], 2)
+    assert rankings[::2] == [()] * len(SILENT)
+    assert all(rankings[1::2])
     assert engine.search([], 3) == []
 
 
@@ -118,16 +118,16 @@ def test_k_is_one_at_least_and_may_be_more_than_all(kind, engine):
 def test_a_batch_is_answered_as_threads_ask_its_queries_alone_and_a_smaller_k_is_a_prefix(engine):
     queries = [f"town {i} river" for i in range(12)] + ["cat", "the dog barks at a postman and a cat on a mat"]
     with ThreadPoolExecutor(4) as pool:
-        alone = [found[0] for found in pool.map(lambda query: engine.search([query], 8), queries)]
+        alone = [passage[0] for passage in pool.map(lambda query: engine.search([query], 8), queries)]
     batch, shorter = engine.search(queries, 8), engine.search(queries, 3)
 
     def ids(rankings, k=8):
-        return [[found.doc_id for found in ranking[:k]] for ranking in rankings]
+        return [[passage.doc_id for passage in ranking[:k]] for ranking in rankings]
 
     assert ids(batch) == ids(alone)
     assert ids(batch, 3) == ids(shorter)
     for ranking, single in zip(batch, alone, strict=True):
-        assert [found.score for found in ranking] == pytest.approx([found.score for found in single], abs=2e-6)
+        assert [passage.score for passage in ranking] == pytest.approx([passage.score for passage in single], abs=2e-6)
 
 
 def test_a_named_index_of_another_corpus_is_refused(kind, built, folder):
@@ -258,18 +258,18 @@ def test_a_kind_is_a_class_of_settings_an_engine_and_a_line(tmp_path, monkeypatc
 
 
 def test_a_hybrid_shares_the_index_that_its_engine_names(tmp_path):
-    own = BM25Settings(index=str(tmp_path / "shared"))
-    alone = load_retriever(own, ANIMALS, tmp_path)
-    both = HybridSettings(engines=(own, BM25Settings(k1=0.9)), index=str(tmp_path / "both"))
-    found = load_retriever(both, ANIMALS, tmp_path).search(["cat on a mat"], 2)
-    assert found[0][0].doc_id == alone.search(["cat on a mat"], 1)[0][0].doc_id
+    first = BM25Settings(index=str(tmp_path / "shared"))
+    alone = load_retriever(first, ANIMALS, tmp_path)
+    both = HybridSettings(engines=(first, BM25Settings(k1=0.9)), index=str(tmp_path / "both"))
+    rankings = load_retriever(both, ANIMALS, tmp_path).search(["cat on a mat"], 2)
+    assert rankings[0][0].doc_id == alone.search(["cat on a mat"], 1)[0][0].doc_id
     assert {path.name for path in (tmp_path / "both").iterdir() if path.suffix != ".lock"} == {
         "manifest.json",
         "second",
     }
-    assert open_index(tmp_path / "both").search(["cat on a mat"], 2) == found
+    assert open_index(tmp_path / "both").search(["cat on a mat"], 2) == rankings
     manifest = tmp_path / "both" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "places": {}}))
-    for opened in (open_index, check_index):
+    for opener in (open_index, check_index):
         with pytest.raises(RetrievalError, match=r"not the settings of an index of kind hybrid.*build the index again"):
-            opened(tmp_path / "both")
+            opener(tmp_path / "both")

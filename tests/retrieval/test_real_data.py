@@ -48,7 +48,7 @@ def test_a_run_file_is_measured_as_it_is_rewarded(kind, data, tmp_path):
         [question.text for question in questions], DEPTH
     )
     rows = [
-        (question.id, [found.doc_id for found in ranking], [found.score for found in ranking])
+        (question.id, [passage.doc_id for passage in ranking], [passage.score for passage in ranking])
         for question, ranking in zip(questions, rankings, strict=True)
     ]
     write_run(tmp_path / "run.trec", kind, rows)
@@ -61,5 +61,5 @@ def test_a_run_file_is_measured_as_it_is_rewarded(kind, data, tmp_path):
         for question, (_, ids, _) in zip(questions, rows, strict=True)
         for measure, ours in OURS.items()
     }
-    found = [theirs[question.id, ir_measures.R @ 10] for question in questions]
-    assert sum(found) / len(found) >= LEAST.get(kind, 0.0)
+    recalls = [theirs[question.id, ir_measures.R @ 10] for question in questions]
+    assert sum(recalls) / len(recalls) >= LEAST.get(kind, 0.0)

@@ -96,7 +96,7 @@ def test_out_of_memory_halves_the_batch_and_what_is_too_big_fails_alone(
     small = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     *fits, failed = together(small, *[ask(f"book {i}", i) for i in range(7)], ask("city", *range(6)))
     small.close()
-    assert [len(own) for own in fits] == [1] * 7
+    assert [len(each) for each in fits] == [1] * 7
     assert sorted(sizes) == [1, 2, 2, 2]
     with pytest.raises(PolicyError, match="6 samples of 8 tokens"):
         raise failed
@@ -117,7 +117,9 @@ def test_a_model_in_training_is_sampled_as_it_is_now(llama_dir: Path, lora: bool
     requests = [Request((shared, ask(f"the city {i}").messages[0]), (1, 2), 1.0, 8) for i in range(4)]
     saved = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     same = saved.complete_many(requests)
-    assert [[one.text for one in own] for own in policy.complete_many(requests)] == [[o.text for o in s] for s in same]
+    assert [[one.text for one in each] for each in policy.complete_many(requests)] == [
+        [o.text for o in s] for s in same
+    ]
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))

@@ -45,9 +45,9 @@ def test_samples_follow_the_softmax_at_its_temperature_and_top_p(temperature: fl
     weights = torch.softmax(logits.double() / temperature, dim=0)
     if top_p < 1:  # .644, .237, .087, .032: the first two have .881, the third brings .968
         weights[2] = 0.0
-    expected, found = (weights / weights.sum() * 20_000).numpy(), torch.bincount(ids, minlength=4).numpy()
-    assert found[expected == 0].sum() == 0
-    assert stats.chisquare(found[expected > 0], expected[expected > 0]).pvalue > 1e-3
+    expected, counts = (weights / weights.sum() * 20_000).numpy(), torch.bincount(ids, minlength=4).numpy()
+    assert counts[expected == 0].sum() == 0
+    assert stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-3
 
 
 def test_noise_is_exponential_in_every_place() -> None:
@@ -60,8 +60,8 @@ def test_noise_is_exponential_in_every_place() -> None:
 def test_draws_of_neighbouring_seeds_steps_and_tokens_are_independent() -> None:
     table = step_keys(range(200), 50)
     ids, _ = choose(torch.zeros(table.size, 8), table.ravel(), torch.ones(table.size), torch.ones(table.size))
-    found = ids.reshape(table.shape).numpy()
-    for one, other in [(found[:-1], found[1:]), (found[:, :-1], found[:, 1:])]:  # seeds, steps
+    counts = ids.reshape(table.shape).numpy()
+    for one, other in [(counts[:-1], counts[1:]), (counts[:, :-1], counts[:, 1:])]:  # seeds, steps
         assert stats.chisquare(np.bincount((one * 8 + other).ravel(), minlength=64)).pvalue > 1e-3
     correlation = np.corrcoef(exponentials(table.ravel(), 64).numpy().T)[np.triu_indices(64, 1)]  # places
     assert np.abs(correlation).max() < 6 / np.sqrt(table.size)
@@ -84,8 +84,8 @@ def test_samples_of_a_large_vocabulary_follow_the_softmax_within_blocks_and_betw
     edges = [0, 5, 6, 1023, 1024, 1025, 5000, 20_000, 20_001, 30_499, 30_500]
     weights = torch.softmax(logits.double(), dim=0).numpy()
     expected = np.add.reduceat(weights, edges[:-1]) / weights.sum() * n
-    found = np.histogram(ids.numpy(), bins=[*edges[:-1], edges[-1] + 1])[0]
-    assert stats.chisquare(found, expected).pvalue > 1e-3
+    counts = np.histogram(ids.numpy(), bins=[*edges[:-1], edges[-1] + 1])[0]
+    assert stats.chisquare(counts, expected).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("n_vocabulary", [900, 30_500])

@@ -36,13 +36,13 @@ def test_products_are_those_of_turned_vectors() -> None:
     generator = np.random.default_rng(0)
     states, actions = generator.normal(size=(2, 5, 8))
     positions = generator.uniform(0, 30, 5)
-    found = rotated_products(torch.from_numpy(states), torch.from_numpy(actions), torch.from_numpy(positions))
+    products = rotated_products(torch.from_numpy(states), torch.from_numpy(actions), torch.from_numpy(positions))
     expected = [s @ turned(a, p) / math.sqrt(8) for s, a, p in zip(states, actions, positions, strict=True)]
-    np.testing.assert_allclose(found.mean(0), expected, atol=1e-6)
+    np.testing.assert_allclose(products.mean(0), expected, atol=1e-6)
 
 
 def placed(places: Sequence[float | None], picked: Sequence[float | None]) -> Choice:
-    candidates, before = ([Candidate(f"{i}", "", "", i) for i in own] for own in (places, picked))
+    candidates, before = ([Candidate(f"{i}", "", "", i) for i in values] for values in (places, picked))
     return Choice("pick", {}, candidates, tuple(before))
 
 
@@ -72,7 +72,7 @@ def test_q_values_equal_an_oracle_on_the_saved_encoders(
     a = action.encode([STORY[i] for i in (0, 3, 5)]).astype(float)
     choice = story([1])
     choice = Choice("pick", choice.context, [choice.candidates[i] for i in (0, 2, 4)], choice.picked)
-    expected = [s @ turned(own, p) / 8 for own, p in zip(a, at, strict=True)]
+    expected = [s @ turned(vector, p) / 8 for vector, p in zip(a, at, strict=True)]
     np.testing.assert_allclose(one.score([choice])[0], expected, atol=1e-6)
 
 
@@ -99,8 +99,8 @@ def test_prefixes_and_titles_are_part_of_the_texts(picker) -> None:
 def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch: pytest.MonkeyPatch) -> None:
     one, read = shaken(picker()), []
     embed = one._function._embed_actions
-    own = embed._embed
-    monkeypatch.setattr(embed, "_embed", lambda ids: read.append(len(ids)) or own(ids))
+    embed_ids = embed._embed
+    monkeypatch.setattr(embed, "_embed", lambda ids: read.append(len(ids)) or embed_ids(ids))
     before = one.score([story(), story([2])])
     one.score([story([2, 3], stop=True)])
     assert read == [6, 1]
@@ -116,9 +116,9 @@ def test_the_embeddings_that_are_kept_are_bounded(picker, monkeypatch: pytest.Mo
         assert embed(["Mary"], cached=True)[0] is first
         monkeypatch.setattr(encoders, "_CACHE_BYTES", 8)
         monkeypatch.setattr(encoders, "_CACHE_TEXTS", 2)
-        found, rows = embed(["the milk", "Mary", "the milk"], cached=True)
+        embeddings, rows = embed(["the milk", "Mary", "the milk"], cached=True)
     assert rows.tolist() == [0, 1, 0]
-    torch.testing.assert_close(found, first[[2, 1]])
+    torch.testing.assert_close(embeddings, first[[2, 1]])
 
 
 def test_a_long_list_equals_the_same_candidates_in_parts(picker, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,12 +47,12 @@ def test_a_draw_depends_on_its_seed_alone(picker, kind: str) -> None:
     requests = [request(story(), 1, 2, 3), request(story([2]), 4), request(story([0, 4], stop=True), 5, 6)]
     together = one.complete_many(requests)
     alone = [one.complete_many([request(r.choice, seed)])[0][0] for r in requests for seed in r.seeds]
-    assert [c.text for own in together for c in own] == [c.text for c in alone]
+    assert [c.text for each in together for c in each] == [c.text for c in alone]
 
     async def complete() -> list[list[object]]:
         return await asyncio.gather(*map(one.complete, requests))
 
-    assert [[c.text for c in own] for own in asyncio.run(complete())] == [[c.text for c in own] for own in together]
+    assert [[c.text for c in each] for each in asyncio.run(complete())] == [[c.text for c in each] for each in together]
 
 
 def test_values_do_not_change_with_what_is_scored_at_once(picker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +89,8 @@ def test_values_for_updates_are_those_that_were_drawn_from(picker, kind: str) ->
 @pytest.mark.parametrize("twin", [False, True])
 def test_values_at_some_places_are_those_of_all(picker, kind: str, twin: bool) -> None:
     one, choices = shaken(picker(kind)), [story(), story([2]), story([2, 0], stop=True)]
-    for whole, own, place in zip(one.q(choices, twin), one.q(choices, twin, at=[5, 0, 4]), [5, 0, 4], strict=True):
-        torch.testing.assert_close(own, whole[..., place : place + 1], atol=1e-5, rtol=1e-5)
+    for whole, each, place in zip(one.q(choices, twin), one.q(choices, twin, at=[5, 0, 4]), [5, 0, 4], strict=True):
+        torch.testing.assert_close(each, whole[..., place : place + 1], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -224,19 +224,19 @@ def test_beam_1_is_the_greedy_order(picker) -> None:
 
 def test_a_beam_embeds_each_candidate_once(picker, monkeypatch: pytest.MonkeyPatch) -> None:
     one, read = shaken(picker()), []
-    own = one._function._embed_actions._embed
-    monkeypatch.setattr(one._function._embed_actions, "_embed", lambda ids: read.extend(ids) or own(ids))
+    embed_ids = one._function._embed_actions._embed
+    monkeypatch.setattr(one._function._embed_actions, "_embed", lambda ids: read.extend(ids) or embed_ids(ids))
     plan(one.score, story(), 4, 3)
     assert len(read) == 6
 
 
-@pytest.mark.parametrize(("width", "found"), [(1, [["[stop]"]]), (2, [["[stop]"], ["5", "[stop]"]])])
-def test_a_path_ends_where_it_stops(width: int, found: list[list[str]]) -> None:
+@pytest.mark.parametrize(("width", "expected"), [(1, [["[stop]"]]), (2, [["[stop]"], ["5", "[stop]"]])])
+def test_a_path_ends_where_it_stops(width: int, expected: list[list[str]]) -> None:
     def score(choices):
         return [torch.tensor([0.1, 0.9][-len(one.candidates) :]) for one in choices]
 
     paths = plan(score, story([0, 1, 2, 3, 4], stop=True), 2, width)
-    assert [[one.id for one in path.picked] for path in paths] == found
+    assert [[one.id for one in path.picked] for path in paths] == expected
 
 
 def test_a_greedy_picker_with_a_beam_plans_to_its_budget(picker) -> None:

@@ -53,10 +53,10 @@ def test_many_prompts_at_once_are_probed_once() -> None:
         await asyncio.gather(*[policy.complete(ask(f"city {i}", 1, 2)) for i in range(10)])
         return policy.meter.snapshot()
 
-    told = run(server, work, price_prompt=2.0, price_completion=4.0)
+    usage = run(server, work, price_prompt=2.0, price_completion=4.0)
     assert len(server.bodies) == 11
-    assert (told["prompt_tokens"], told["completion_tokens"], told["completions"]) == (50, 40, 20)
-    assert told["cost"] == pytest.approx((50 * 2.0 + 40 * 4.0) / 1e6)
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["completions"]) == (50, 40, 20)
+    assert usage["cost"] == pytest.approx((50 * 2.0 + 40 * 4.0) / 1e6)
 
 
 def test_a_probe_that_fails_is_made_again() -> None:
@@ -91,8 +91,8 @@ def test_an_extension_that_a_strict_server_refuses_is_left_out() -> None:
     async def work(policy: OpenAIPolicy) -> Any:
         return [await policy.complete(ask("the city", seed)) for seed in (1, 2)]
 
-    [[own], _] = run(server, work, logprobs=True)
-    assert own.logprobs == (-0.5, -1.0)
+    [[completions], _] = run(server, work, logprobs=True)
+    assert completions.logprobs == (-0.5, -1.0)
     assert ["return_token_ids" in body for body in server.bodies] == [True, False, False]
 
 
@@ -116,8 +116,8 @@ def test_a_prompt_beyond_the_models_positions_is_too_long(said: str) -> None:
 
 def choice(message: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """The answer with its choice changed."""
-    own = {**ANSWER["choices"][0], **changes}
-    return {**ANSWER, "choices": [{**own, "message": {**own["message"], **(message or {})}}]}
+    completions = {**ANSWER["choices"][0], **changes}
+    return {**ANSWER, "choices": [{**completions, "message": {**completions["message"], **(message or {})}}]}
 
 
 def logprob(value: float) -> dict[str, Any]:
@@ -169,8 +169,8 @@ def body(*texts: str, **usage: int) -> dict[str, Any]:
 
 
 def test_choices_come_in_the_order_of_their_index() -> None:
-    own = read(body("one", "two", prompt_tokens=7, completion_tokens=6), 2)
-    assert [(c.text, c.n_prompt_tokens, c.n_completion_tokens) for c in own] == [("one", 7, 3), ("two", 7, 3)]
+    completions = read(body("one", "two", prompt_tokens=7, completion_tokens=6), 2)
+    assert [(c.text, c.n_prompt_tokens, c.n_completion_tokens) for c in completions] == [("one", 7, 3), ("two", 7, 3)]
     with pytest.raises(ValueError, match="one index"):
         read({"choices": [ANSWER["choices"][0]] * 2}, 2)
     with pytest.raises(RetryableError, match="1 choices for n=2"):
@@ -180,13 +180,13 @@ def test_choices_come_in_the_order_of_their_index() -> None:
 def test_tokens_that_are_counted_together_are_shared_by_length_and_add_up() -> None:
     # 10 tokens over texts of 2, 2 and 6 characters: 2, 2 and 6; of 7 tokens: ends at 1.4, 2.8 and 7, so 1, 1 and 5.
     for total, shares in ((10, [2, 2, 6]), (7, [1, 1, 5]), (0, [0, 0, 0])):
-        own = read(body("ab", "cd", "efghij", prompt_tokens=7, completion_tokens=total), 3)
-        assert [completion.n_completion_tokens for completion in own] == shares
+        completions = read(body("ab", "cd", "efghij", prompt_tokens=7, completion_tokens=total), 3)
+        assert [completion.n_completion_tokens for completion in completions] == shares
     assert shared([0, 0, 0], 4) == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
-    ("given", "tokens"),
+    ("keys", "tokens"),
     [
         ({"logprobs": {"token_ids": [4.0], "token_logprobs": [-0.5]}}, ((4,), (-0.5,), 1)),
         ({"logprobs": {"content": [{"logprob": -1}] * 2}, "token_ids": [4, 9]}, ((4, 9), (-1.0, -1.0), 2)),
@@ -194,9 +194,9 @@ def test_tokens_that_are_counted_together_are_shared_by_length_and_add_up() -> N
     ],
     ids=["Together", "OpenAI and vLLM", "vLLM"],
 )
-def test_log_probabilities_and_token_ids_are_taken_where_they_are_given(given: Any, tokens: Any) -> None:
-    [own] = read({"choices": [{"message": {"content": "a"}, **given}], "usage": {"completion_tokens": 9}})
-    assert (own.token_ids, own.logprobs, own.n_completion_tokens) == tokens
+def test_log_probabilities_and_token_ids_are_taken_where_they_are_given(keys: Any, tokens: Any) -> None:
+    [completions] = read({"choices": [{"message": {"content": "a"}, **keys}], "usage": {"completion_tokens": 9}})
+    assert (completions.token_ids, completions.logprobs, completions.n_completion_tokens) == tokens
 
 
 def test_a_run_keeps_no_key_and_its_command_prints_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,9 +217,9 @@ def test_a_run_keeps_no_key_and_its_command_prints_none(tmp_path: Path, monkeypa
             result = await asyncio.to_thread(CliRunner().invoke, app, command)
             return result.output + (result.stderr or "")
 
-    told = asyncio.run(main())
-    kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    assert any(path.name == "rollouts.db" for path in kept), told
-    assert any(b"[key]" in content for content in kept.values()), "no refusal was stored, so this proves nothing"
-    assert [path for path, content in kept.items() if secret.encode() in content] == []
-    assert secret not in told
+    output = asyncio.run(main())
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert any(path.name == "rollouts.db" for path in files), output
+    assert any(b"[key]" in content for content in files.values()), "no refusal was stored, so this proves nothing"
+    assert [path for path, content in files.items() if secret.encode() in content] == []
+    assert secret not in output

@@ -75,12 +75,12 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     executable = tmp_path / "engine"
     executable.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
     executable.chmod(0o755)
-    made = Serve(tmp_path / "record", executable, free_port("127.0.0.1"))
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        made.process.kill()
-        made.process.communicate()
-    for pid in made.recorded("pids.json", wait_s=0) or []:
+    server = Serve(tmp_path / "record", executable, free_port("127.0.0.1"))
+    yield server
+    if server.process is not None and server.process.poll() is None:
+        server.process.kill()
+        server.process.communicate()
+    for pid in server.recorded("pids.json", wait_s=0) or []:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 

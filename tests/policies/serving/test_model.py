@@ -46,7 +46,7 @@ def set_adapter(path: Path, **values: object) -> None:
 def test_full_weights_are_named_by_their_directory_and_their_digest(llama_dir: Path, tmp_path: Path) -> None:
     served, other = resolve_policy(str(llama_dir)), resolve_policy(str(tiny_policy(tmp_path / "tiny-llama", seed=1)))
     assert (served.weights, served.adapter) == (str(llama_dir), None)
-    assert [own.name.startswith("tiny-llama-") for own in (served, other)] == [True, True]
+    assert [one.name.startswith("tiny-llama-") for one in (served, other)] == [True, True]
     assert other.name != served.name
     assert resolve_policy(str(llama_dir), name="mine").name == "mine"
     shipped = resolve_policy("demo")
@@ -93,13 +93,13 @@ def test_an_adapter_here_and_merged_says_what_peft_says(adapter: Path) -> None:
     texts = []
     for path in (adapter, served.weights, adapter.parent / "base"):
         policy = LocalPolicy(LocalPolicySettings(model=str(path)))
-        [[own]] = policy.complete_many([ask("the city", 1)])
+        [[one]] = policy.complete_many([ask("the city", 1)])
         policy.close()
-        texts.append(own.text)
-        ids = torch.tensor([[3, *policy.model.tokenizer.convert_tokens_to_ids(["the", "city"]), 4, *own.token_ids]])
+        texts.append(one.text)
+        ids = torch.tensor([[3, *policy.model.tokenizer.convert_tokens_to_ids(["the", "city"]), 4, *one.token_ids]])
         with torch.no_grad():
             wanted = oracle(ids).logits.log_softmax(dim=-1)[0, 3:-1].gather(1, ids[0, 4:, None])[:, 0]
-        assert (own.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)) is (path != adapter.parent / "base")
+        assert (one.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)) is (path != adapter.parent / "base")
     assert texts[0] == texts[1] != texts[2]
 
 

@@ -38,9 +38,9 @@ def test_many_threads_share_a_client_and_get_their_own_answers():
     with loopback(lambda a: Reply({"is": a.params["q"]}, 500 if a.params["q"] == "3" else 200)) as server:
         shared = client(server.url)
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda i: shared.ask_each([asked(str(i))])[0], range(20)))
-    assert [answer == {"is": str(i)} for i, answer in enumerate(found)] == [i != 3 for i in range(20)]
-    assert found[3].exit_code == 1
+            answers = list(pool.map(lambda i: shared.ask_each([asked(str(i))])[0], range(20)))
+    assert [answer == {"is": str(i)} for i, answer in enumerate(answers)] == [i != 3 for i in range(20)]
+    assert answers[3].exit_code == 1
 
 
 def test_the_first_failure_of_a_batch_brings_what_was_answered():

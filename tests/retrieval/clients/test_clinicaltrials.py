@@ -11,8 +11,8 @@ QUERY = '(diabetes OR "type 2") AND AREA[Phase]PHASE3 AND NOT insulin'
 
 
 def trials(url, **settings):
-    given = {"url": f"{url}/api/v2", "retry_for_s": 0.0, "timeout_s": 5.0, "requests_per_s": 1e6, **settings}
-    return ClinicalTrials(ClinicalTrialsSettings(**given))
+    values = {"url": f"{url}/api/v2", "retry_for_s": 0.0, "timeout_s": 5.0, "requests_per_s": 1e6, **settings}
+    return ClinicalTrials(ClinicalTrialsSettings(**values))
 
 
 def study(number):

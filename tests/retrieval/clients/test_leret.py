@@ -30,7 +30,7 @@ def entry(doc_id="d", **other):
     return {"doc_id": doc_id, "title": "T", "text": "x", "score": 1.0, **other}
 
 
-def found(*rankings, **other):
+def reply_of(*rankings, **other):
     return Reply({"index": INDEX, "rankings": rankings, **other})
 
 
@@ -41,7 +41,7 @@ def site(search=lambda asked: None, **health):
         if asked.path == "/health":
             return Reply(HEALTH | health)
         reply = search if isinstance(search, Reply) else search(asked)
-        return reply or found(*([entry(query)] for query in asked.json["queries"]))
+        return reply or reply_of(*([entry(query)] for query in asked.json["queries"]))
 
     return loopback(answer)
 
@@ -69,19 +69,19 @@ def deep(depth):
 
 FAULTS = {
     "html": Reply("<html>login</html>"),
-    "cut off": Reply(json.dumps(found([entry()], [entry()]).body), cut=True),
-    "fewer lists than queries": found([entry()]),
-    "more lists than queries": found([entry()], [entry()], [entry()]),
-    "no list": found(None, []),
+    "cut off": Reply(json.dumps(reply_of([entry()], [entry()]).body), cut=True),
+    "fewer lists than queries": reply_of([entry()]),
+    "more lists than queries": reply_of([entry()], [entry()], [entry()]),
+    "no list": reply_of(None, []),
     "not an object": Reply([]),
     "nested": Reply("[" * 200_000),
     "nested in a passage": Reply('{"rankings": [[' + deep(900) + "], []]}"),
-    "a score that is no number": found([entry(score="x")], []),
-    "a score that is NaN": found([entry(score=float("nan"))], []),
-    "a score of 400 digits": found([entry(score=10**400)], []),
-    "no id": found([entry(None)], []),
-    "no text": found([entry(text=None)], []),
-    "no passage": found(["x"], []),
+    "a score that is no number": reply_of([entry(score="x")], []),
+    "a score that is NaN": reply_of([entry(score=float("nan"))], []),
+    "a score of 400 digits": reply_of([entry(score=10**400)], []),
+    "no id": reply_of([entry(None)], []),
+    "no text": reply_of([entry(text=None)], []),
+    "no passage": reply_of(["x"], []),
     "500": Reply({"message": "boom"}, 500),
     "429": Reply("busy", 429, {"Retry-After": "60"}),
     "slow": Reply("", delay_s=0.4),
@@ -124,7 +124,7 @@ def test_a_batch_whose_answer_is_too_large_is_halved(monkeypatch):
 
     def search(asked):
         queries = asked.json["queries"]
-        return found(*([entry(query)] for query in queries), padding="x" * 250 * len(queries))
+        return reply_of(*([entry(query)] for query in queries), padding="x" * 250 * len(queries))
 
     with site(search) as server:
         assert first_ids(remote(server.url).search(list("abcdefgh"), 3)) == list("abcdefgh")
@@ -165,7 +165,7 @@ def test_the_digest_is_the_index_wherever_it_is_served_and_what_names_a_document
 
 
 @pytest.mark.parametrize(
-    ("protocol", "name", "use", "kept"),
+    ("protocol", "name", "use", "cached"),
     [
         ("colbert", None, "auto", False),
         ("retrieve", None, "auto", False),
@@ -174,10 +174,10 @@ def test_the_digest_is_the_index_wherever_it_is_served_and_what_names_a_document
         ("leret", None, "auto", True),
     ],
 )
-def test_answers_of_a_server_that_nobody_named_are_kept_only_where_it_is_wished(protocol, name, use, kept, tmp_path):
+def test_answers_of_a_server_that_nobody_named_are_kept_only_where_it_is_wished(protocol, name, use, cached, tmp_path):
     cache = CacheSettings(path=str(tmp_path), use=use)
     settings = RemoteSettings(urls=("http://127.0.0.1:9",), protocol=protocol, name=name, cache=cache)
-    assert isinstance(with_cache(Remote(settings), settings), CachedRetriever) is kept
+    assert isinstance(with_cache(Remote(settings), settings), CachedRetriever) is cached
 
 
 @pytest.mark.parametrize(

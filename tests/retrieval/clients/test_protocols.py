@@ -28,8 +28,8 @@ def test_colbert_by_post_and_get_and_retrieve_carry_what_those_servers_expect():
     assert (get.method, get.path, get.params) == ("GET", "/", {"query": "a&k=9 é", "k": "4"})
     result = Reply({"result": [[{"document": {"id": "9", "contents": '"T"\nbody'}, "score": 0.5}]]})
     with loopback(result) as server:
-        found = remote(f"{server.url}/retrieve", "retrieve").search(["a"], 2)
-    assert found == [(Passage("9", "T", "body", 0.5),)]
+        rankings = remote(f"{server.url}/retrieve", "retrieve").search(["a"], 2)
+    assert rankings == [(Passage("9", "T", "body", 0.5),)]
     assert server.asked[0].json == {"queries": ["a"], "topk": 2, "return_scores": True}
 
 

@@ -106,8 +106,8 @@ def test_a_key_that_ncbi_sends_back_is_in_no_message(status, cut, monkeypatch):
 
 def test_of_queries_blank_ones_are_not_sent_repeated_ones_once_and_odd_characters_are_spaces():
     with loopback(ncbi({"a b": ["7"]})) as server:
-        found = pubmed(server.url, texts=False).search(["", " \n\t", "a\x00\ud800\x1bb", "a\nb", "a b "], 1)
-    assert [[p.doc_id for p in ranking] for ranking in found] == [[], [], ["7"], ["7"], ["7"]]
+        rankings = pubmed(server.url, texts=False).search(["", " \n\t", "a\x00\ud800\x1bb", "a\nb", "a b "], 1)
+    assert [[p.doc_id for p in ranking] for ranking in rankings] == [[], [], ["7"], ["7"], ["7"]]
     assert len(server.asked) == 1
 
 
@@ -160,7 +160,7 @@ def test_a_query_that_is_long_in_a_url_goes_by_post_and_a_url_that_is_too_long_i
 
     with loopback(answer) as server:
         engine = pubmed(server.url, texts=False)
-        assert [len(found) for found in engine.search(["心" * 1_400, "x OR " * 200_000 + "y"], 1)] == [1, 1]
+        assert [len(rankings) for rankings in engine.search(["心" * 1_400, "x OR " * 200_000 + "y"], 1)] == [1, 1]
         with pytest.raises(RetrievalError, match="answered 414"):
             engine.search(["lung"], 1)
 

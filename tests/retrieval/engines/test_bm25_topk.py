@@ -27,11 +27,11 @@ def test_equal_scores_stand_in_the_order_of_the_corpus(k):
 def test_rankings_are_those_of_a_full_sort_of_the_scores_of_bm25s(k, monkeypatch):
     engine, retriever = bm25s.BM25(k1=1.5, b=0.75), BM25.build(CORPUS)
     engine.index(bm25s.tokenize([f". {document.text}" for document in CORPUS.values()], show_progress=False))
-    found = retriever.search(QUERIES, k)
-    for query, ranking in zip(QUERIES, found, strict=True):
+    expected = retriever.search(QUERIES, k)
+    for query, ranking in zip(QUERIES, expected, strict=True):
         scores = engine.get_scores(query.split())
         order = [i for i in np.lexsort((np.arange(300), -scores)) if scores[i] > 0][:k]
         assert [passage.doc_id for passage in ranking] == [f"d{i}" for i in order]
         assert [passage.score for passage in ranking] == pytest.approx(scores[order].tolist(), rel=1e-6)
     monkeypatch.setattr("leret.retrieval.engines.bm25._CELLS", 12)  # large batches are cut
-    assert retriever.search(QUERIES, k) == found
+    assert retriever.search(QUERIES, k) == expected

@@ -54,7 +54,7 @@ def built(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def found(built):
+def expected(built):
     """What the index finds for the queries, opened alone."""
     return open_index(built).search(QUERIES, 7)
 
@@ -95,35 +95,35 @@ def test_a_small_k_does_not_freeze_a_later_larger_one(built):
         assert [len(ranking) for ranking in retriever.search(QUERIES[:3], k)] == [min(k, len(ANIMALS))] * 3
 
 
-def test_an_index_in_several_chunks_equals_that_of_one(checkpoint, found, tmp_path, monkeypatch):
+def test_an_index_in_several_chunks_equals_that_of_one(checkpoint, expected, tmp_path, monkeypatch):
     monkeypatch.setattr("colbert.data.collection.Collection.get_chunksize", lambda collection: 25)
-    made = build(checkpoint, tmp_path / "index")
+    chunked = build(checkpoint, tmp_path / "index")
     assert (tmp_path / "index" / "plaid" / "1.codes.pt").exists()
-    assert ids(made.search(QUERIES, 7)) == ids(found)
+    assert ids(chunked.search(QUERIES, 7)) == ids(expected)
 
 
-def test_a_downloaded_index_opens_unchanged(checkpoint, wiki, found, tmp_path):
+def test_a_downloaded_index_opens_unchanged(checkpoint, wiki, expected, tmp_path):
     files = [path for path in wiki.iterdir() if path.is_file()]
     for path in files:
         path.chmod(0o444)
     before = {path.name: path.read_bytes() for path in files}
     recipe = ColbertSettings(index_root=str(wiki.parent), index_name="wiki", checkpoint=str(checkpoint), nbits=4)
-    opened = load_retriever(recipe, ANIMALS, tmp_path / "cache")
-    assert ids(opened.search(QUERIES, 7)) == ids(found)
-    assert open_index(tmp_path / "cache" / "colbert").digest == opened.digest
+    loaded = load_retriever(recipe, ANIMALS, tmp_path / "cache")
+    assert ids(loaded.search(QUERIES, 7)) == ids(expected)
+    assert open_index(tmp_path / "cache" / "colbert").digest == loaded.digest
     assert {path.name: path.read_bytes() for path in files} == before
     for other, says in [(TURNED, "have as many tokens"), (Corpus(list(ANIMALS.values())[:9]), "this one has 9")]:
         with pytest.raises(RetrievalError, match=f"is an index of another corpus.*{says}"):
             load_retriever(recipe, other, tmp_path / "cache")
 
 
-def test_a_downloaded_index_opens_alone_with_its_collection(wiki, found):
+def test_a_downloaded_index_opens_alone_with_its_collection(wiki, expected):
     with pytest.raises(RetrievalError, match=r"without its collection.tsv"):
         open_index(wiki)
     write_collection(wiki, ANIMALS)
     alone = open_index(wiki).search(QUERIES, 7)
-    assert [[IDS[int(number)] for number in numbers] for numbers in ids(alone)] == ids(found)
-    assert alone[0][0].title == found[0][0].title
+    assert [[IDS[int(number)] for number in numbers] for numbers in ids(alone)] == ids(expected)
+    assert alone[0][0].title == expected[0][0].title
 
 
 def test_a_downloaded_index_is_checked_against_its_collection_or_a_corpus(wiki):

@@ -60,8 +60,8 @@ def test_a_checkpoint_and_a_collection_inside_of_the_index_are_its_own(tmp_path)
     index = downloaded(tmp_path / "index", checkpoint="model", collection="texts.tsv")
     (index / "model").mkdir()
     (index / "texts.tsv").write_text("0\ttext\n")
-    found = PlaidIndex.open(index)
-    assert (found.inner_checkpoint(), found.collection) == (index / "model", index / "texts.tsv")
+    plaid = PlaidIndex.open(index)
+    assert (plaid.inner_checkpoint(), plaid.collection) == (index / "model", index / "texts.tsv")
     other = downloaded(tmp_path / "other", collection=str(tmp_path / "secret.tsv"))
     assert PlaidIndex.open(other).collection is None
 

@@ -55,10 +55,10 @@ def test_prefixes_separator_and_normalization_are_the_settings(tmp_path, monkeyp
     monkeypatch.setattr(Encoder, "encode", encode)
     few = Corpus([Document("a", "Title", "Text"), Document("b", "", "Bare")])
     prefixes = {"query_prefix": "query: ", "document_prefix": "passage: "}
-    made = build(tmp_path / "x", few, separator=" | ", normalize=False, **prefixes)
-    opened = open_index(tmp_path / "x")
-    opened.search(["what"], 1)
-    assert (seen, opened.digest) == (["passage: Title | Text", "passage: Bare", "query: what"], made.digest)
+    built = build(tmp_path / "x", few, separator=" | ", normalize=False, **prefixes)
+    loaded = open_index(tmp_path / "x")
+    loaded.search(["what"], 1)
+    assert (seen, loaded.digest) == (["passage: Title | Text", "passage: Bare", "query: what"], built.digest)
 
 
 def test_whatever_changes_rankings_changes_the_digest(tmp_path):

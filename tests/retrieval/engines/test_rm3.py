@@ -41,9 +41,9 @@ def test_scores_are_the_weighted_sums_of_bm25s_own():
     for word, weight in words.items():
         for passage in bm25.search([word], 9)[0]:
             expected[passage.doc_id] += weight * passage.score
-    found = rm3.search(["aspirin"], 9)[0]
-    assert {p.doc_id: p.score for p in found} == pytest.approx(expected, rel=1e-5)
-    assert sorted(found, key=lambda p: -p.score) == list(found)
+    rankings = rm3.search(["aspirin"], 9)[0]
+    assert {p.doc_id: p.score for p in rankings} == pytest.approx(expected, rel=1e-5)
+    assert sorted(rankings, key=lambda p: -p.score) == list(rankings)
 
 
 def test_common_words_are_never_added():

@@ -60,9 +60,9 @@ def test_another_corpus_or_setting_builds_it_again_and_an_open_index_stays(saved
     corpus = CORPUS if change else OTHER
     old = open_index(saved)
     before = old.search(["common"], 3)
-    made = reopen(corpus, saved, **SETTINGS | change)
-    assert made.digest == open_index(saved).digest == BM25.build(corpus, **SETTINGS | change).digest
-    assert made.digest != old.digest
+    rebuilt = reopen(corpus, saved, **SETTINGS | change)
+    assert rebuilt.digest == open_index(saved).digest == BM25.build(corpus, **SETTINGS | change).digest
+    assert rebuilt.digest != old.digest
     assert names(saved.parent) == ["bm25"]
     assert old.search(["common"], 3) == before
 

@@ -101,7 +101,7 @@ class Held(tuple):
 def test_others_are_answered_while_a_large_answer_is_encoded(monkeypatch):
     engine = Echo()
     plain = engine.search
-    monkeypatch.setattr(engine, "search", lambda queries, k: [Held(found) for found in plain(queries, k)])
+    monkeypatch.setattr(engine, "search", lambda queries, k: [Held(ranking) for ranking in plain(queries, k)])
     with running(engine) as server, ThreadPoolExecutor(1) as pool:
         large = ask(pool, server, "large", k=1000)
         wait_for(lambda: len(engine.batches) == 1)

@@ -13,8 +13,10 @@ ODD = ["", " ", "capital \x00 city", "\ud800 river", 'NOT (city OR *) "river^2 ~
 
 def test_dspys_client_reads_both_verbs_and_both_fields():
     with running(Echo()) as server:
-        found = dspy.ColBERTv2(url=server.url)("a query & more=1", k=2)
-        assert [(p["pid"], p["long_text"]) for p in found] == [(f"a query & more=1#{i}", "T | x | y") for i in range(2)]
+        rankings = dspy.ColBERTv2(url=server.url)("a query & more=1", k=2)
+        assert [(p["pid"], p["long_text"]) for p in rankings] == [
+            (f"a query & more=1#{i}", "T | x | y") for i in range(2)
+        ]
         post = dspy.ColBERTv2(url=f"{server.url}/api/search", post_requests=True)
         assert post("b", k=2, simplify=True) == ["T | x | y"] * 2
         host, port = server.url.rsplit(":", 1)
