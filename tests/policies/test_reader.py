@@ -46,7 +46,7 @@ def test_the_first_line_after_any_thought_is_the_answer(text, answer):
     assert (request.temperature, request.seeds) == (0.0, (0,))
 
 
-def test_an_unknown_task_is_refused_with_those_there_are():
+def test_an_unknown_task_is_refused():
     with pytest.raises(ConfigError, match=r"'qa9'.*qa1, qa2"):
         ReaderLM(Scripted(""), "qa9")
 
@@ -65,7 +65,7 @@ def asked(monkeypatch):
     return policy
 
 
-def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(asked):
+def test_answer_em_scores_the_end_and_caches_answers(asked):
     part = {"function": "leret.policies.reader:answer_em", "policy": {"model": "demo"}}
     worth = reward(RewardSettings.model_validate({"parts": {"answer_em": part}}))
     assert worth(Outcome(TASK, ranking=RANKING, prediction=None)) is None
@@ -77,7 +77,7 @@ def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(asked):
     assert worth(Outcome(Task("q", TASK.inputs), ranking=RANKING, prediction={})) is None
 
 
-def test_an_outage_of_the_reader_is_no_reward(asked):
+def test_an_outage_of_the_reader_is_not_a_reward(asked):
     asked.text = PolicyError("the server is down")
     with pytest.raises(PolicyError, match="down"):
         answer_em(Outcome(TASK, ranking=RANKING, prediction={}), {"model": "demo"})

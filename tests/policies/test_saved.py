@@ -41,13 +41,13 @@ def loaded(record, directory, serve=None, key=None):
 
 
 @pytest.mark.parametrize("serve", [None, "local"])
-def test_a_policy_of_this_process_answers_as_before(record, policy, tmp_path, serve):
+def test_a_loaded_policy_answers_as_before(record, policy, tmp_path, serve):
     before = policy_lm(LocalPolicySettings(model=str(policy)), temperature=0.0, max_tokens=5)
     assert loaded(record, tmp_path, serve)(PROMPT) == before(PROMPT)
     assert record["policy"]["model"] == "../policies/ipo"
 
 
-def test_weights_follow_the_name_of_a_leret_lm_which_stays_trainable(policy, tmp_path):
+def test_a_loaded_leret_lm_stays_trainable(policy, tmp_path):
     lm = leret.LM("demo", temperature=0.0, max_tokens=5).copy(model=f"leret/{policy}")
     again = loaded(lm_record(lm, tmp_path / "saved"), tmp_path)
     assert (type(again), again.model, again.provider.finetunable) == (leret.LM, f"leret/{policy}", True)
@@ -64,7 +64,7 @@ def test_a_missing_policy_and_a_changed_template_are_refused(record, policy, tmp
         loaded(record, tmp_path, serve)
 
 
-def test_a_server_answers_for_a_policy_by_its_name_without_its_weights(record, policy, tmp_path):
+def test_a_server_answers_without_local_weights(record, policy, tmp_path):
     policy.rename(tmp_path / "away")
     with closing(SeededServer()) as server:
         server.names, server.n_prompt_tokens = ("other", f"saved-{record['name']}"), record["n_tokens"]
@@ -98,7 +98,7 @@ def test_vllm_is_started_and_ends_with_the_program(record, tmp_path, monkeypatch
     assert not psutil.pid_exists(pid)
 
 
-def test_a_served_policy_stays_where_it_was_or_goes_to_a_server_that_has_it(tmp_path):
+def test_a_served_policy_keeps_or_changes_its_server(tmp_path):
     settings = OpenAIPolicySettings(model="m", urls=("http://127.0.0.1:9/v1", "http://127.0.0.1:8/v1"))
     record = lm_record(policy_lm(settings, temperature=0.0), tmp_path / "saved")
     assert loaded(record, tmp_path).dump_state()["engine"]["state"]["urls"] == list(settings.urls)
@@ -110,7 +110,7 @@ def test_a_served_policy_stays_where_it_was_or_goes_to_a_server_that_has_it(tmp_
         assert loaded(record, tmp_path, server.url).kwargs["api_base"] == server.url
 
 
-def test_an_lm_goes_back_to_its_endpoint_with_a_key_that_is_named(tmp_path, monkeypatch):
+def test_an_lm_returns_to_its_endpoint_with_a_named_key(tmp_path, monkeypatch):
     monkeypatch.setenv("MY_KEY", "sesame")
     lm = dspy.LM("openai/m", api_base="http://127.0.0.1:9/v1", api_key="sesame", temperature=0.3, max_tokens=7)
     record = lm_record(lm, tmp_path)
@@ -148,6 +148,6 @@ class Subclass(dspy.LM):
         (dspy.LM("openai/m", stop=object()), "JSON"),
     ],
 )
-def test_what_json_or_a_secret_forbids_is_refused(tmp_path, lm, says):
+def test_secrets_and_unserializable_lms_are_refused(tmp_path, lm, says):
     with pytest.raises(ProgramError, match=rf"{says}.*lm=\.\.\."):
         lm_record(lm, tmp_path)

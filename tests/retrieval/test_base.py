@@ -8,7 +8,7 @@ from leret.retrieval.base import has_terms, search_valid, to_valid_utf8
 
 
 @given(st.lists(st.text(st.characters(codec=None))))
-def test_an_engine_gets_valid_text_with_terms_and_its_rankings_find_their_queries(queries):
+def test_an_engine_gets_only_valid_queries_with_terms(queries):
     def search(asked):
         assert asked
         assert all(has_terms(query) and query.encode() for query in asked)

@@ -75,7 +75,7 @@ def copy(built, tmp_path):
     return shutil.copytree(built, tmp_path / "copy")
 
 
-def test_a_document_is_found_by_its_own_words(engine):
+def test_a_document_ranks_first_for_its_words(engine):
     document = ANIMALS["bird"]
     (ranking,) = engine.search([f"{document.title} {document.text}"], 3)
     assert ranking[0][:3] == ("bird", document.title, document.text)
@@ -107,7 +107,7 @@ def test_any_text_is_a_query_and_never_syntax(kind, engine, query):
         assert "cat" in [passage.doc_id for passage in ranking]
 
 
-def test_k_is_one_at_least_and_may_be_more_than_all(kind, engine):
+def test_k_is_at_least_one_and_may_exceed_the_corpus(kind, engine):
     for k in (0, -1):
         with pytest.raises(RetrievalError, match=f"k is {k}; "):
             engine.search(["cat"], k)
@@ -115,7 +115,7 @@ def test_k_is_one_at_least_and_may_be_more_than_all(kind, engine):
     assert len(ranking) == (60 if kind in LEXICAL else len(ANIMALS))
 
 
-def test_a_batch_is_answered_as_threads_ask_its_queries_alone_and_a_smaller_k_is_a_prefix(engine):
+def test_batches_threads_and_smaller_k_agree(engine):
     queries = [f"town {i} river" for i in range(12)] + ["cat", "the dog barks at a postman and a cat on a mat"]
     with ThreadPoolExecutor(4) as pool:
         alone = [passage[0] for passage in pool.map(lambda query: engine.search([query], 8), queries)]
@@ -136,7 +136,7 @@ def test_a_named_index_of_another_corpus_is_refused(kind, built, folder):
         load_retriever(settings(kind, folder, index=str(built)), other, folder / "unused")
 
 
-def test_its_files_are_sound_and_a_changed_one_is_found(kind, copy):
+def test_a_changed_file_is_detected(kind, copy):
     if kind == "hybrid":  # whose files are those of its two
         copy = copy / "first"
     manifest = read_manifest(copy)
@@ -164,7 +164,7 @@ def test_its_files_are_sound_and_a_changed_one_is_found(kind, copy):
     ],
     ids=str,
 )
-def test_a_manifest_that_does_not_fit_its_index_is_refused(copy, change, match):
+def test_a_mismatched_manifest_is_refused(copy, change, match):
     for path in copy.rglob("manifest.json"):  # those of the parts of a hybrid too
         before = path.read_text()
         values = json.loads(before)
@@ -183,7 +183,7 @@ def test_a_named_index_with_other_settings_is_refused(folder, tmp_path):
         load_retriever(settings("bm25", folder, index=index, k1=1.2), ANIMALS, folder)
 
 
-def test_a_directory_that_is_no_index_is_not_overwritten(folder, tmp_path):
+def test_other_directories_are_not_overwritten(folder, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(RetrievalError, match="is not an index"):
         load_retriever(settings("bm25", folder, index=str(tmp_path)), ANIMALS, folder)
@@ -203,7 +203,7 @@ load.load_retriever(settings(kind, Path(folder), index=directory), ANIMALS, Path
 
 
 @pytest.mark.parametrize("kind", ["bm25", "tantivy", "dense", pytest.param("chroma", marks=pytest.mark.slow), "hybrid"])
-def test_a_killed_build_is_noticed_and_the_next_one_finishes_it(kind, folder, tmp_path):
+def test_a_killed_build_is_detected_and_finished(kind, folder, tmp_path):
     directory = tmp_path / "index"
     wanted = settings(kind, folder, index=str(directory))  # skips where a package is absent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -234,7 +234,7 @@ class ToyIndex(BM25Index):
         return cls(ToySettings(**{name: value for name, value in manifest.settings.items() if name != "method"}))
 
 
-def test_a_kind_is_a_class_of_settings_an_engine_and_a_line(tmp_path, monkeypatch):
+def test_a_new_kind_is_a_settings_class_an_engine_and_a_line(tmp_path, monkeypatch):
     monkeypatch.setitem(ENGINES, "toy", EngineKind(ToySettings, "toys:ToyIndex", "index"))
     monkeypatch.setitem(sys.modules, "leret.retrieval.toys", sys.modules[__name__])
     recipe = tmp_path / "toy.yaml"
@@ -257,7 +257,7 @@ def test_a_kind_is_a_class_of_settings_an_engine_and_a_line(tmp_path, monkeypatc
         load_retriever(ToySettings(index=toy.index), ANIMALS, tmp_path)
 
 
-def test_a_hybrid_shares_the_index_that_its_engine_names(tmp_path):
+def test_a_hybrid_uses_the_index_of_its_engine(tmp_path):
     first = BM25Settings(index=str(tmp_path / "shared"))
     alone = load_retriever(first, ANIMALS, tmp_path)
     both = HybridSettings(engines=(first, BM25Settings(k1=0.9)), index=str(tmp_path / "both"))

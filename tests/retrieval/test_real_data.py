@@ -42,7 +42,7 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("dense", "hybrid
 
 
 @pytest.mark.parametrize("kind", ["bm25", "tantivy", *SLOW, COLBERT])
-def test_a_run_file_is_measured_as_it_is_rewarded(kind, data, tmp_path):
+def test_ir_measures_of_a_run_file_equal_the_rewards(kind, data, tmp_path):
     corpus, questions = data
     rankings = load_retriever(settings(kind, tmp_path), corpus, tmp_path / "cache").search(
         [question.text for question in questions], DEPTH

@@ -54,7 +54,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("template", ENDS)
-def test_what_is_sampled_is_what_is_trained_and_served_with_one_end_token(model_of: Any, template: str) -> None:
+def test_sampled_trained_and_served_tokens_are_equal(model_of: Any, template: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_of(template))
     end = end_token(tokenizer, [tokenizer.eos_token_id])
     encoder, sampler = TokenEncoder(tokenizer, end), PromptEncoder(tokenizer, None, template)
@@ -99,7 +99,7 @@ def test_enable_thinking_reaches_a_server(thinking: Any, sent: Any) -> None:
     assert policy_lm(settings).kwargs.get("extra_body", {}).get("chat_template_kwargs") == sent
 
 
-def test_a_template_without_a_system_role_gets_the_system_text_in_the_users_turn(model_of: Any, tmp_path: Path) -> None:
+def test_system_text_joins_the_users_turn_if_refused(model_of: Any, tmp_path: Path) -> None:
     base, how = model_of("gemma"), {"tokenize": False, "add_generation_prompt": True}
     policy = LocalPolicy(LocalPolicySettings(model=str(base)))
     text = apply_template(policy.model.tokenizer, MESSAGES, "gemma", **how)
@@ -117,7 +117,7 @@ def test_a_template_without_a_system_role_gets_the_system_text_in_the_users_turn
     assert train(IPORecipe(per_device_train_batch_size=8), run).examples == 48
 
 
-def test_demonstrations_are_told_to_the_engine_as_a_shared_beginning(policy: LocalPolicy) -> None:
+def test_demonstrations_are_a_shared_beginning(policy: LocalPolicy) -> None:
     demo = ({"role": "user", "content": "the city"}, {"role": "assistant", "content": "london"})
     first = policy.model.encode((*demo, {"role": "user", "content": "who wrote the book"}))
     # <|user|> the city <|assistant|> london <|end|>, and the next turn's <|user|> is not part of it.

@@ -28,7 +28,7 @@ def jobs(*seeds: int, temperature: float = 1.0, top_p: float = 1.0) -> list[Job]
 
 
 @pytest.mark.parametrize("arch", ["llama", "opt"])
-def test_greedy_equals_transformers_and_logprobs_equal_a_plain_forward_pass(arch: str, tmp_path: Path) -> None:
+def test_greedy_decoding_equals_transformers(arch: str, tmp_path: Path) -> None:
     engine = decoder(tiny_policy(tmp_path, arch), prefixes=PrefixCache(2**24), prefill_tokens=70)
     for _ in range(2):  # the second time the prefix is known
         for job, [generated] in zip(jobs(1, temperature=0.0), engine.run(jobs(1, temperature=0.0)), strict=True):
@@ -45,7 +45,7 @@ def test_greedy_equals_transformers_and_logprobs_equal_a_plain_forward_pass(arch
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_a_sample_depends_on_its_own_seed_and_not_on_the_batch(llama_dir: Path, top_p: float) -> None:
+def test_a_sample_depends_on_its_seed_not_on_the_batch(llama_dir: Path, top_p: float) -> None:
     seeds = tuple(range(50, 56))
     together = decoder(llama_dir, prefixes=PrefixCache(2**24)).run(jobs(*seeds, top_p=top_p))
     alone = decoder(llama_dir)
@@ -58,7 +58,7 @@ def test_a_sample_depends_on_its_own_seed_and_not_on_the_batch(llama_dir: Path, 
 
 
 @pytest.mark.parametrize("arch", ["llama", "opt", "gpt2"])
-def test_a_row_that_ends_at_the_last_position_leaves_the_others_to_go_on(arch: str, tmp_path: Path) -> None:
+def test_a_row_at_the_last_position_does_not_stop_others(arch: str, tmp_path: Path) -> None:
     engine = decoder(tiny_policy(tmp_path, arch))
     engine.end_ids = engine.end_ids[:0]
     full = Job(tuple(6 + i % 50 for i in range(508)), 0, (1,), 1.0, 1.0, 4)  # of 512 positions
@@ -67,7 +67,7 @@ def test_a_row_that_ends_at_the_last_position_leaves_the_others_to_go_on(arch: s
     assert lengths == [4, 32, 32, 32]
 
 
-def test_rows_that_end_leave_the_others_as_they_are(llama_dir: Path) -> None:
+def test_finished_rows_do_not_change_others(llama_dir: Path) -> None:
     engine, limits = decoder(llama_dir), (1, 2, 3, 10, 4, 1)
     several = [Job(job.token_ids, 0, (9,), 1.0, 1.0, limit) for job, limit in zip(jobs(9), limits, strict=True)]
     for job, limit, [generated] in zip(jobs(9), limits, engine.run(several), strict=True):
@@ -76,7 +76,7 @@ def test_rows_that_end_leave_the_others_as_they_are(llama_dir: Path) -> None:
         assert generated.finish_reason == ("stop" if generated.token_ids[-1] == END else "length")
 
 
-def test_the_end_token_is_kept_and_ends_the_completion(llama_dir: Path) -> None:
+def test_the_end_token_is_included_and_ends_a_completion(llama_dir: Path) -> None:
     [results] = decoder(llama_dir).run([Job((3, 9, 4), 0, tuple(range(64)), 3.0, 1.0, 30)])
     assert {generated.finish_reason for generated in results} == {"stop", "length"}
     for generated in results:

@@ -99,7 +99,7 @@ def test_another_architecture_is_a_class_and_a_line(t5: Path, monkeypatch: pytes
         one.close()
 
 
-def test_a_causal_model_gives_the_log_probabilities_that_it_sampled_with(policy: LocalPolicy) -> None:
+def test_a_causal_models_logps_equal_those_of_sampling(policy: LocalPolicy) -> None:
     check_logps(policy, *policy.complete_many([ask("the city", 1, 2, 3)])[0])
 
 

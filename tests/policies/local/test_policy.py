@@ -24,7 +24,7 @@ def together(policy: LocalPolicy, *requests: Request) -> list[Any]:
     return asyncio.run(ask_all())
 
 
-def test_requests_of_one_event_loop_are_decoded_together_and_come_back_in_order(policy: LocalPolicy) -> None:
+def test_concurrent_requests_are_decoded_together_in_order(policy: LocalPolicy) -> None:
     # Not the log-probabilities, whose last bits depend on how the requests fell into batches.
     def ids(results: list[list[Completion]]) -> list[list[object]]:
         return [[one.token_ids for one in some] for some in results]
@@ -39,7 +39,7 @@ def test_requests_of_one_event_loop_are_decoded_together_and_come_back_in_order(
         assert [one for [one] in ids(alone)] == results[i]
 
 
-def test_a_completion_says_what_it_is_and_ends_before_the_stop_string(policy: LocalPolicy) -> None:
+def test_a_completion_ends_before_the_stop_string(policy: LocalPolicy) -> None:
     [[free]] = policy.complete_many([ask("the city", 5, max_tokens=5)])
     assert len(free.token_ids or ()) == len(free.logprobs or ()) == free.n_completion_tokens == 5
     assert (free.n_prompt_tokens, free.finish_reason) == (4, "length")  # <|user|> the city <|assistant|>
@@ -50,7 +50,7 @@ def test_a_completion_says_what_it_is_and_ends_before_the_stop_string(policy: Lo
     assert (stopped.finish_reason, stopped.n_completion_tokens) == ("stop", 3)
 
 
-def test_a_prompt_ends_where_the_positions_end_or_fails_alone(policy: LocalPolicy) -> None:
+def test_a_prompt_beyond_the_positions_fails_alone(policy: LocalPolicy) -> None:
     long, short, [tight] = together(policy, ask("book " * 600), ask("the city"), ask("book " * 507, max_tokens=64))
     with pytest.raises(PromptTooLongError, match=r"602 tokens.*512 positions"):
         raise long
@@ -59,7 +59,7 @@ def test_a_prompt_ends_where_the_positions_end_or_fails_alone(policy: LocalPolic
 
 
 @pytest.mark.parametrize(("window", "shares"), [(8, False), (None, True)])
-def test_prefixes_are_not_shared_behind_a_sliding_window(llama_dir: Path, window: int | None, shares: bool) -> None:
+def test_a_sliding_window_shares_no_prefixes(llama_dir: Path, window: int | None, shares: bool) -> None:
     config = MistralConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                            num_key_value_heads=2, vocab_size=300, sliding_window=window)  # fmt: skip
     model, tokenizer = MistralForCausalLM(config), AutoTokenizer.from_pretrained(llama_dir)
@@ -68,7 +68,7 @@ def test_prefixes_are_not_shared_behind_a_sliding_window(llama_dir: Path, window
     policy.close()
 
 
-def test_a_request_for_nothing_and_a_closed_policy_are_refused(llama_dir: Path) -> None:
+def test_empty_requests_and_closed_policies_are_refused(llama_dir: Path) -> None:
     policy = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     policy.max_batch_tokens = 64
     with pytest.raises(PolicyError, match="0 completions"):
@@ -81,9 +81,7 @@ def test_a_request_for_nothing_and_a_closed_policy_are_refused(llama_dir: Path) 
         policy.complete_many([ask("the city")])
 
 
-def test_out_of_memory_halves_the_batch_and_what_is_too_big_fails_alone(
-    llama_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_halves_the_batch(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, sizes = Decoder.run, []
 
     def hungry(self: Decoder, jobs: Sequence[Job]) -> Any:
@@ -103,7 +101,7 @@ def test_out_of_memory_halves_the_batch_and_what_is_too_big_fails_alone(
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_model_in_training_is_sampled_as_it_is_now(llama_dir: Path, lora: bool) -> None:
+def test_a_model_in_training_is_sampled_with_its_weights(llama_dir: Path, lora: bool) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
 

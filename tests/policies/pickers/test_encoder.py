@@ -32,7 +32,7 @@ def turned(vector: np.ndarray, position: float) -> np.ndarray:
     return out
 
 
-def test_products_are_those_of_turned_vectors() -> None:
+def test_products_equal_those_of_rotated_vectors() -> None:
     generator = np.random.default_rng(0)
     states, actions = generator.normal(size=(2, 5, 8))
     positions = generator.uniform(0, 30, 5)
@@ -80,7 +80,7 @@ def test_q_values_equal_an_oracle_on_the_saved_encoders(
     ("order", "text"),
     [("document", f"q [SEP] {STORY[1]} [SEP] {STORY[4]}"), ("pick", f"q [SEP] {STORY[4]} [SEP] {STORY[1]}")],
 )
-def test_a_state_is_the_question_and_what_was_picked(picker, order: str, text: str) -> None:
+def test_a_state_is_the_question_and_the_picks(picker, order: str, text: str) -> None:
     one = picker(order=order)
     assert one._function._state(story([4, 1], question="q"), " [SEP] ") == text
 
@@ -109,7 +109,7 @@ def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch: p
     assert read == [6, 1, 6]
 
 
-def test_the_embeddings_that_are_kept_are_bounded(picker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_embeddings_are_bounded(picker, monkeypatch: pytest.MonkeyPatch) -> None:
     embed = shaken(picker())._function._embed_actions
     with torch.no_grad():
         first, _ = embed(["a", "Mary", "the milk"], cached=True)
@@ -121,7 +121,7 @@ def test_the_embeddings_that_are_kept_are_bounded(picker, monkeypatch: pytest.Mo
     torch.testing.assert_close(embeddings, first[[2, 1]])
 
 
-def test_a_long_list_equals_the_same_candidates_in_parts(picker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_values_equal_unchunked_ones(picker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "_CHUNK_NUMBERS", 256)
     monkeypatch.setattr(encoders, "_CHUNK_TEXTS", 4)
     one = shaken(picker())
@@ -129,7 +129,7 @@ def test_a_long_list_equals_the_same_candidates_in_parts(picker, monkeypatch: py
 
 
 @pytest.mark.parametrize("pretrained", [False, True], ids=["from nothing", "MiniLM"])
-def test_a_saved_encoder_searches_as_it_picks(picker, tmp_path: Path, pretrained: bool) -> None:
+def test_a_saved_encoder_is_a_dense_index_model(picker, tmp_path: Path, pretrained: bool) -> None:
     pytest.importorskip("faiss", reason="faiss is not installed")
     shaken(one := picker(positions="none", **({"model": str(minilm())} if pretrained else {}))).save(tmp_path / "p")
     choice = story()
@@ -144,7 +144,7 @@ def test_a_saved_encoder_searches_as_it_picks(picker, tmp_path: Path, pretrained
     )
 
 
-def test_an_encoder_starts_from_a_model_without_its_last_normalization(picker) -> None:
+def test_a_pretrained_encoder_loses_its_normalization(picker) -> None:
     one = picker(positions="none", model=str(minilm()))
     assert one.fitted
     assert [type(part).__name__ for part in one.model["state"]] == ["Transformer", "Pooling"]
@@ -156,7 +156,7 @@ def test_an_encoder_starts_from_a_model_without_its_last_normalization(picker) -
 TEXTS = ["Mary went to the kitchen.", "Mary took the milk.", "To the garden!"]
 
 
-def test_words_that_stand_once_are_unknown() -> None:
+def test_words_that_occur_once_are_unknown() -> None:
     encoder = scratch_encoder(TEXTS, EncoderSettings(), 0)
     ids = encoder.tokenizer("mary WENT to the Milk [SEP] the", padding=False)["input_ids"]
     assert encoder.tokenizer.convert_ids_to_tokens(ids) == [
@@ -172,7 +172,7 @@ def test_words_that_stand_once_are_unknown() -> None:
     assert len(scratch_encoder(TEXTS, EncoderSettings(vocab_size=4), 0).tokenizer) == 4
 
 
-def test_weights_follow_from_the_seed() -> None:
+def test_weights_depend_on_the_seed() -> None:
     one, same, other = (scratch_encoder(TEXTS, EncoderSettings(), seed).encode(TEXTS) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert abs(one - other).max() > 0.01

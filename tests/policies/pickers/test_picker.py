@@ -42,7 +42,7 @@ def test_draws_follow_softmax_of_the_values(top_k: int | None, top_p: float, pro
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_draw_depends_on_its_seed_alone(picker, kind: str) -> None:
+def test_a_draw_depends_only_on_its_seed(picker, kind: str) -> None:
     one = shaken(picker(kind))
     requests = [request(story(), 1, 2, 3), request(story([2]), 4), request(story([0, 4], stop=True), 5, 6)]
     together = one.complete_many(requests)
@@ -55,7 +55,7 @@ def test_a_draw_depends_on_its_seed_alone(picker, kind: str) -> None:
     assert [[c.text for c in each] for each in asyncio.run(complete())] == [[c.text for c in each] for each in together]
 
 
-def test_values_do_not_change_with_what_is_scored_at_once(picker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_do_not_depend_on_the_batch(picker, monkeypatch: pytest.MonkeyPatch) -> None:
     one, choices = shaken(picker()), [story(), story([2]), story([4])]
     together = one.score(choices)
     monkeypatch.setattr(pickers, "_AT_ONCE", 10)
@@ -64,7 +64,7 @@ def test_values_do_not_change_with_what_is_scored_at_once(picker, monkeypatch: p
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_completion_is_an_id_with_its_value_and_log_probability(picker, kind: str) -> None:
+def test_a_completion_has_id_value_and_log_probability(picker, kind: str) -> None:
     one, choice = shaken(picker(kind)), story([1])
     [values] = one.score([choice])
     for completion in one.complete_many([request(choice, *range(8), temperature=0.3)])[0]:
@@ -74,7 +74,7 @@ def test_a_completion_is_an_id_with_its_value_and_log_probability(picker, kind: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_for_updates_are_those_that_were_drawn_from(picker, kind: str) -> None:
+def test_values_for_updates_equal_those_of_draws(picker, kind: str) -> None:
     one, choices = shaken(picker(kind)), [story(), story([2]), story([2, 0], stop=True)]
     scores = one.score(choices)
     for q, twin, score in zip(one.q(choices), one.q(choices, twin=True), scores, strict=True):
@@ -87,7 +87,7 @@ def test_values_for_updates_are_those_that_were_drawn_from(picker, kind: str) ->
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("twin", [False, True])
-def test_values_at_some_places_are_those_of_all(picker, kind: str, twin: bool) -> None:
+def test_values_at_places_equal_all_values(picker, kind: str, twin: bool) -> None:
     one, choices = shaken(picker(kind)), [story(), story([2]), story([2, 0], stop=True)]
     for whole, each, place in zip(one.q(choices, twin), one.q(choices, twin, at=[5, 0, 4]), [5, 0, 4], strict=True):
         torch.testing.assert_close(each, whole[..., place : place + 1], atol=1e-5, rtol=1e-5)
@@ -134,7 +134,7 @@ def test_a_picker_with_nan_or_other_files_is_refused(picker, kind: str, tmp_path
         make_policy(settings)
 
 
-def test_a_picker_that_was_trained_on_is_loaded_again(picker, tmp_path: Path) -> None:
+def test_a_retrained_picker_is_reloaded(picker, tmp_path: Path) -> None:
     one, settings = shaken(picker("features")), FeaturesSettings(model=str(tmp_path))
     one.save(tmp_path)
     shared = shared_policy(settings)
@@ -153,7 +153,7 @@ def test_a_clone_keeps_its_weights(picker, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_network_all_candidates_are_worth_the_same(kind: str) -> None:
+def test_without_a_network_all_candidates_are_equal(kind: str) -> None:
     features = {"features": f"{numbers.__module__}:numbers"} if kind == "features" else {}
     untrained = make_policy(PolicySettings.model_validate({"kind": kind, **features}))
     [greedy] = untrained.complete_many([request(story(), temperature=0.0)])
@@ -186,7 +186,7 @@ def test_a_picker_of_another_version_is_refused(picker, tmp_path: Path) -> None:
         make_policy(FeaturesSettings(model=str(tmp_path)))
 
 
-def test_what_a_saved_picker_is_made_of_wins_over_a_recipe(picker, tmp_path: Path) -> None:
+def test_a_saved_architecture_overrides_the_recipe(picker, tmp_path: Path) -> None:
     picker(positions="absolute").save(tmp_path / "p")
     again = make_policy(EncoderSettings(model=str(tmp_path / "p"), positions="none", top_k=3))
     assert (again.settings.positions, again.settings.top_k) == ("absolute", 3)
@@ -231,7 +231,7 @@ def test_a_beam_embeds_each_candidate_once(picker, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("width", "expected"), [(1, [["[stop]"]]), (2, [["[stop]"], ["5", "[stop]"]])])
-def test_a_path_ends_where_it_stops(width: int, expected: list[list[str]]) -> None:
+def test_a_path_ends_at_its_stop(width: int, expected: list[list[str]]) -> None:
     def score(choices):
         return [torch.tensor([0.1, 0.9][-len(one.candidates) :]) for one in choices]
 

@@ -23,7 +23,7 @@ from tests.policies.servers import ChatServer, asked, completion, refusal, run, 
 ANSWER = completion({"seed": 1})
 
 
-def test_several_samples_are_one_request_after_a_probe_and_greedy_ones_are_asked_once() -> None:
+def test_several_samples_are_one_request_after_a_probe() -> None:
     server = ChatServer()
     assert len({completion.text for completion in asked(server, 1, 2, 3, stop=("\n",))}) == 3
     probe, several = server.bodies
@@ -40,13 +40,13 @@ def test_several_samples_are_one_request_after_a_probe_and_greedy_ones_are_asked
     [ChatServer(most_n=1), ChatServer([refusal("n must be 1")], most_n=1), ChatServer(most_n=2)],
     ids=["ignores n", "refuses n", "so many are too many"],
 )
-def test_without_several_choices_each_sample_is_a_request_with_its_own_seed(server: ChatServer) -> None:
+def test_without_n_each_sample_is_a_request_with_a_seed(server: ChatServer) -> None:
     assert len({completion.text for completion in asked(server, 1, 2, 3)}) == 3
     assert [body.get("n") for body in server.bodies][-3:] == [None] * 3
     assert len({body["seed"] for body in server.bodies[-3:]}) == 3
 
 
-def test_many_prompts_at_once_are_probed_once() -> None:
+def test_concurrent_prompts_share_one_probe() -> None:
     server = ChatServer()
 
     async def work(policy: OpenAIPolicy) -> Any:
@@ -59,7 +59,7 @@ def test_many_prompts_at_once_are_probed_once() -> None:
     assert usage["cost"] == pytest.approx((50 * 2.0 + 40 * 4.0) / 1e6)
 
 
-def test_a_probe_that_fails_is_made_again() -> None:
+def test_a_failed_probe_is_repeated() -> None:
     server = ChatServer([web.Response(status=503)])
 
     async def work(policy: OpenAIPolicy) -> Any:
@@ -71,7 +71,7 @@ def test_a_probe_that_fails_is_made_again() -> None:
     assert [body.get("n") for body in server.bodies] == [2, 2, 2]
 
 
-def test_together_takes_a_number_of_log_probabilities_and_lists_models_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_together_has_its_request_keys_and_model_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOGETHER_API_KEY", "tgp_v1_this_is_the_secret")
     server = ChatServer(models=("tiny",), bare_list=True)
 
@@ -85,7 +85,7 @@ def test_together_takes_a_number_of_log_probabilities_and_lists_models_alone(mon
     assert (request["n"], request["logprobs"], "return_token_ids" in request) == (3, 1, False)
 
 
-def test_an_extension_that_a_strict_server_refuses_is_left_out() -> None:
+def test_a_refused_extension_is_left_out() -> None:
     server = ChatServer(strict=True)
 
     async def work(policy: OpenAIPolicy) -> Any:
@@ -152,13 +152,13 @@ def read(value: Any, n: int = 1) -> Any:
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_lie_of_status_200_is_a_failure_with_its_cause(name: str) -> None:
+def test_an_invalid_answer_of_status_200_has_a_cause(name: str) -> None:
     lie, cause = LIES[name]
     with pytest.raises((RetryableError, *MALFORMED), match=f"(?i){cause}"):
         read(lie)
 
 
-def test_what_ends_by_itself_or_by_length_is_a_completion() -> None:
+def test_known_finish_reasons_are_completions() -> None:
     for reason in ("stop", "length", "eos", "eos_token", "stop_sequence", None):
         assert read(choice(finish_reason=reason))[0].finish_reason == ("length" if reason == "length" else "stop")
 
@@ -177,7 +177,7 @@ def test_choices_come_in_the_order_of_their_index() -> None:
         read(body("one"), 2)
 
 
-def test_tokens_that_are_counted_together_are_shared_by_length_and_add_up() -> None:
+def test_jointly_counted_tokens_are_shared_by_length() -> None:
     # 10 tokens over texts of 2, 2 and 6 characters: 2, 2 and 6; of 7 tokens: ends at 1.4, 2.8 and 7, so 1, 1 and 5.
     for total, shares in ((10, [2, 2, 6]), (7, [1, 1, 5]), (0, [0, 0, 0])):
         completions = read(body("ab", "cd", "efghij", prompt_tokens=7, completion_tokens=total), 3)
@@ -194,12 +194,12 @@ def test_tokens_that_are_counted_together_are_shared_by_length_and_add_up() -> N
     ],
     ids=["Together", "OpenAI and vLLM", "vLLM"],
 )
-def test_log_probabilities_and_token_ids_are_taken_where_they_are_given(keys: Any, tokens: Any) -> None:
+def test_log_probabilities_and_token_ids_are_read(keys: Any, tokens: Any) -> None:
     [completions] = read({"choices": [{"message": {"content": "a"}, **keys}], "usage": {"completion_tokens": 9}})
     assert (completions.token_ids, completions.logprobs, completions.n_completion_tokens) == tokens
 
 
-def test_a_run_keeps_no_key_and_its_command_prints_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stores_and_prints_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "sk-0123456789abcdef"
     monkeypatch.setenv("TINY_KEY", f"{secret}\n")
     recipe, run = tmp_path / "r.yaml", tmp_path / "run"

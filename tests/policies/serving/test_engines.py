@@ -60,7 +60,7 @@ def test_the_url_is_for_clients_of_this_machine() -> None:
         assert Listening(host, 80).url == f"http://{url}:80"
 
 
-def test_a_gpu_is_seen_by_its_device_file_unless_it_is_hidden(tmp_path: Path) -> None:
+def test_a_gpu_is_detected_unless_hidden(tmp_path: Path) -> None:
     (tmp_path / "nvidiactl").touch()
     assert not has_gpu({}, tmp_path)
     (tmp_path / "nvidia0").touch()

@@ -30,7 +30,7 @@ def dry(*extra: str, weights: str = "/m", **environment: str) -> ServerPlan:
     return plan(ServedModel("m", weights), "vllm", at, extra=extra, dry=True, environment=environment)
 
 
-def test_the_users_arguments_and_environment_replace_ours() -> None:
+def test_arguments_and_environment_of_the_user_win() -> None:
     command = dry("--dtype=bfloat16", "--generation-config", "auto").command
     assert command[-3:] == ("--dtype=bfloat16", "--generation-config", "auto")
     assert [command.count(flag) for flag in ("--dtype", "--generation-config", "--enforce-eager")] == [0, 1, 1]
@@ -40,7 +40,7 @@ def test_the_users_arguments_and_environment_replace_ours() -> None:
 
 
 @pytest.mark.parametrize("argument", ["--port", "--port=1", "-p", "--host", "--hostname=x", "--served-model-name"])
-def test_what_leret_has_to_know_is_refused_among_the_engines_arguments(argument: str) -> None:
+def test_options_that_leret_sets_are_refused(argument: str) -> None:
     with pytest.raises(ConfigError, match="leret sets this option; use"):
         dry(argument)
 
@@ -63,7 +63,7 @@ def served(serve: Serve) -> PolicySettings:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_server_is_started_warmed_named_and_stopped_and_its_key_never_shown(
+def test_a_server_is_warmed_stopped_and_its_key_hidden(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: signal.Signals
 ) -> None:
     for name in ("HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE"):
@@ -97,7 +97,7 @@ def test_a_server_that_dies_later_ends_the_command(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_running_where_leret_is_stopped_early_or_killed(serve: Serve, stop: signal.Signals) -> None:
+def test_no_server_outlives_leret(serve: Serve, stop: signal.Signals) -> None:
     if stop == signal.SIGKILL and not sys.platform.startswith("linux"):
         pytest.skip("prctl is Linux's")
     serve.start("demo", *serve.flags, mode="silent")
@@ -123,7 +123,7 @@ def test_nothing_is_left_running_where_leret_is_stopped_early_or_killed(serve: S
         ("demo --engine sglang --api-key-env K --print", {}, "only on its command line"),
     ],
 )
-def test_a_mistake_is_one_error(
+def test_a_usage_error_is_one_line(
     arguments: str, environment: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():

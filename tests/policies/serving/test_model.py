@@ -43,7 +43,7 @@ def set_adapter(path: Path, **values: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-def test_full_weights_are_named_by_their_directory_and_their_digest(llama_dir: Path, tmp_path: Path) -> None:
+def test_full_weights_are_named_by_directory_and_digest(llama_dir: Path, tmp_path: Path) -> None:
     served, other = resolve_policy(str(llama_dir)), resolve_policy(str(tiny_policy(tmp_path / "tiny-llama", seed=1)))
     assert (served.weights, served.adapter) == (str(llama_dir), None)
     assert [one.name.startswith("tiny-llama-") for one in (served, other)] == [True, True]
@@ -83,7 +83,7 @@ def test_an_adapter_is_served_on_its_base_and_refused_without_it(adapter: Path, 
             resolve_policy(str(copy))
 
 
-def test_an_adapter_here_and_merged_says_what_peft_says(adapter: Path) -> None:
+def test_an_adapter_equals_peft_as_it_is_and_merged(adapter: Path) -> None:
     from peft import AutoPeftModelForCausalLM
 
     served = merge_adapter(resolve_policy(str(adapter)))
@@ -103,7 +103,7 @@ def test_an_adapter_here_and_merged_says_what_peft_says(adapter: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_merging_is_done_once_until_the_adapter_changes(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_is_merged_again_only_after_changes(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def merged_at() -> int:
         return (Path(merge_adapter(resolve_policy(str(copy))).weights) / "model.safetensors").stat().st_mtime_ns
 

@@ -36,7 +36,7 @@ def server(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any
         ("dies of a completion", 5, ["exited with code 7", "RuntimeError: no such kernel"]),
     ],
 )
-def test_a_failed_server_is_stopped_and_its_last_words_told(
+def test_a_failed_server_is_stopped_and_its_log_shown(
     serve: Serve, server: Any, mode: str, timeout_s: float, says: list[str]
 ) -> None:
     messages: list[str] = []

@@ -55,7 +55,7 @@ def test_every_server_gets_the_adapter_once():
     ],
     ids=["adapter", "weights"],
 )
-def test_a_server_that_cannot_is_an_error_that_says_what_to_start(served, why, asked):
+def test_a_server_without_the_policy_is_refused(served, why, asked):
     server = Vllm(models=("base",), updates=False)
     with pytest.raises(PolicyError, match=f"it serves base; .*{why}.*leret serve policy /run/policies/ipo"):
         refreshed(server, served=served)

@@ -34,7 +34,7 @@ def test_closing_ends_a_wait():
                 ask()
 
 
-def test_many_threads_share_a_client_and_get_their_own_answers():
+def test_threads_share_a_client():
     with loopback(lambda a: Reply({"is": a.params["q"]}, 500 if a.params["q"] == "3" else 200)) as server:
         shared = client(server.url)
         with ThreadPoolExecutor(8) as pool:
@@ -43,7 +43,7 @@ def test_many_threads_share_a_client_and_get_their_own_answers():
     assert answers[3].exit_code == 1
 
 
-def test_the_first_failure_of_a_batch_brings_what_was_answered():
+def test_a_partial_failure_carries_the_answers():
     with pytest.raises(PartialResultsError, match="down") as caught:
         rankings_of(["a", "b", "c"], [(), RetryableError("down"), RejectedError("refused")])
     assert (caught.value.answered, caught.value.exit_code) == ({"a": ()}, 1)
@@ -61,7 +61,7 @@ def test_offline_only_blank_queries_need_no_cache():
         site().ask(["", "a"], 1, offline=True)
 
 
-def test_a_refused_query_finds_nothing_while_a_plain_one_is_answered(caplog):
+def test_a_refused_query_is_empty_if_a_plain_one_succeeds(caplog):
     syntax, key = RejectedError("answered 400: syntax", 400), RejectedError("answered 400: API key invalid", 400)
     away = HttpError("away")
     good = site(a=("a",), b=syntax, c=key, d=away, heart=())

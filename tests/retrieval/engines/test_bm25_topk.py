@@ -17,14 +17,14 @@ QUERIES = [" ".join(RNG.choices(WORDS, k=RNG.randint(1, 6))) for _ in range(40)]
 
 
 @pytest.mark.parametrize("k", [1, 2, 3, 7, 20])
-def test_equal_scores_stand_in_the_order_of_the_corpus(k):
+def test_equal_scores_keep_the_order_of_the_corpus(k):
     corpus = Corpus(Document(f"d{i:02}", "", "same words" if i % 2 else "same other words") for i in range(20))
     expected = [f"d{i:02}" for i in [*range(1, 20, 2), *range(0, 20, 2)]]  # the shorter document is better
     assert [p.doc_id for p in BM25.build(corpus).search(["same"], k)[0]] == expected[:k]
 
 
 @pytest.mark.parametrize("k", [1, 5, 50, 300])
-def test_rankings_are_those_of_a_full_sort_of_the_scores_of_bm25s(k, monkeypatch):
+def test_rankings_equal_sorted_scores_of_bm25s(k, monkeypatch):
     engine, retriever = bm25s.BM25(k1=1.5, b=0.75), BM25.build(CORPUS)
     engine.index(bm25s.tokenize([f". {document.text}" for document in CORPUS.values()], show_progress=False))
     expected = retriever.search(QUERIES, k)

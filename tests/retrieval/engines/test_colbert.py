@@ -75,7 +75,7 @@ def write_collection(wiki, corpus):
     (wiki.parent / "collection.tsv").write_text(lines, encoding="utf-8")
 
 
-def test_it_finds_what_exact_late_interaction_finds(tmp_path):
+def test_rankings_approximate_exact_late_interaction(tmp_path):
     torch = pytest.importorskip("torch")
     retriever = build(colbert_checkpoint(tmp_path / "checkpoint"), tmp_path / "index")
     model, n_shared = retriever._checkpoint, 0
@@ -95,7 +95,7 @@ def test_a_small_k_does_not_freeze_a_later_larger_one(built):
         assert [len(ranking) for ranking in retriever.search(QUERIES[:3], k)] == [min(k, len(ANIMALS))] * 3
 
 
-def test_an_index_in_several_chunks_equals_that_of_one(checkpoint, expected, tmp_path, monkeypatch):
+def test_an_index_in_chunks_equals_one_chunk(checkpoint, expected, tmp_path, monkeypatch):
     monkeypatch.setattr("colbert.data.collection.Collection.get_chunksize", lambda collection: 25)
     chunked = build(checkpoint, tmp_path / "index")
     assert (tmp_path / "index" / "plaid" / "1.codes.pt").exists()
@@ -117,7 +117,7 @@ def test_a_downloaded_index_opens_unchanged(checkpoint, wiki, expected, tmp_path
             load_retriever(recipe, other, tmp_path / "cache")
 
 
-def test_a_downloaded_index_opens_alone_with_its_collection(wiki, expected):
+def test_a_downloaded_index_opens_with_its_collection(wiki, expected):
     with pytest.raises(RetrievalError, match=r"without its collection.tsv"):
         open_index(wiki)
     write_collection(wiki, ANIMALS)
@@ -126,7 +126,7 @@ def test_a_downloaded_index_opens_alone_with_its_collection(wiki, expected):
     assert alone[0][0].title == expected[0][0].title
 
 
-def test_a_downloaded_index_is_checked_against_its_collection_or_a_corpus(wiki):
+def test_a_downloaded_index_is_compared_with_its_corpus(wiki):
     assert check_downloaded(wiki, ANIMALS) == len(ANIMALS)
     with pytest.raises(RetrievalError, match="have as many tokens"):
         check_downloaded(wiki, TURNED)
@@ -148,7 +148,7 @@ def test_a_downloaded_index_is_checked_against_its_collection_or_a_corpus(wiki):
     ],
     ids=["settings", "architecture", "weights"],
 )
-def test_a_broken_checkpoint_is_said(checkpoint, tmp_path, name, content, says):
+def test_a_broken_checkpoint_is_reported(checkpoint, tmp_path, name, content, says):
     broken = shutil.copytree(checkpoint, tmp_path / "broken")
     (broken / name).unlink() if content is None else (broken / name).write_bytes(content)
     with pytest.raises(RetrievalError, match=says):
@@ -175,6 +175,6 @@ def test_no_code_of_a_checkpoint_is_run(checkpoint, tmp_path, monkeypatch):
     assert not (tmp_path / "written").exists()
 
 
-def test_a_corpus_too_small_for_centroids_is_said(checkpoint, tmp_path):
+def test_a_corpus_too_small_for_centroids_is_refused(checkpoint, tmp_path):
     with pytest.raises(RetrievalError, match=r"could not build|too few"):
         build(checkpoint, tmp_path / "index", Corpus([ANIMALS["empty"]]))

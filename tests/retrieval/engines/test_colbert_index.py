@@ -33,7 +33,7 @@ def downloaded(directory, **config):
     ],
     ids=["escaped", "deep", "twice", "pipelines", "nested", "broken"],
 )
-def test_a_checkpoint_with_code_is_refused_before_it_is_opened(tmp_path, name, text, says):
+def test_a_checkpoint_with_code_is_refused(tmp_path, name, text, says):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / name).write_text(text)
     library = SimpleNamespace(Checkpoint=lambda *_, **__: pytest.fail("opened"))
@@ -44,7 +44,7 @@ def test_a_checkpoint_with_code_is_refused_before_it_is_opened(tmp_path, name, t
 @pytest.mark.parametrize(
     "named", ["attacker/evil-colbert", "/", "..", "../outside", "link", "", None, "a\0b", 3, "a" * 5000, "\ud800"]
 )
-def test_no_hub_and_no_path_outside_is_taken_from_a_downloaded_index(tmp_path, monkeypatch, named):
+def test_a_downloaded_index_cannot_name_outside_models(tmp_path, monkeypatch, named):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outside").mkdir()
@@ -55,7 +55,7 @@ def test_no_hub_and_no_path_outside_is_taken_from_a_downloaded_index(tmp_path, m
         open_index(index)
 
 
-def test_a_checkpoint_and_a_collection_inside_of_the_index_are_its_own(tmp_path):
+def test_models_and_collections_inside_an_index_are_used(tmp_path):
     (tmp_path / "secret.tsv").write_text("0\tsecret\n")
     index = downloaded(tmp_path / "index", checkpoint="model", collection="texts.tsv")
     (index / "model").mkdir()
@@ -67,7 +67,7 @@ def test_a_checkpoint_and_a_collection_inside_of_the_index_are_its_own(tmp_path)
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "[" * 99_999])
-def test_metadata_that_is_none_is_said(tmp_path, text):
+def test_invalid_metadata_is_refused(tmp_path, text):
     (downloaded(tmp_path / "index") / "metadata.json").write_text(text)
     with pytest.raises(RetrievalError, match="is not a ColBERT index"):
         PlaidIndex.open(tmp_path / "index")
@@ -86,7 +86,7 @@ def word_vectors(texts):
     [(TEXTS, 42, 42), (TEXTS, 25, 42), (TEXTS, 1, 42), (TEXTS[::2], 25, 21 + 42), ([], 25, 42)],
     ids=["all at once", "two chunks", "one by one", "a sample of some", "no sample"],
 )
-def test_a_sample_of_all_documents_is_all_that_is_encoded(sample, size, n_encoded):
+def test_a_small_collection_is_encoded_once(sample, size, n_encoded):
     def encode(texts, **_):
         encoded.extend(texts)
         vectors, counts = word_vectors(texts)

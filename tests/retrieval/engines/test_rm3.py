@@ -32,7 +32,7 @@ def test_the_interpolation_by_hand():
     assert interpolate({"x": 1}, {"y": 1.0}, 0.0) == {"y": 1.0}
 
 
-def test_scores_are_the_weighted_sums_of_bm25s_own():
+def test_scores_are_weighted_sums_of_bm25_scores():
     bm25 = BM25.build(CORPUS)
     rm3 = RM3(bm25, RM3Settings(original_weight=0.5))
     words = rm3.expanded("aspirin", bm25.search(["aspirin"], 10)[0])
@@ -54,7 +54,7 @@ def test_common_words_are_never_added():
     assert words.keys() & {"rare", "everywhere"} == {"rare"}
 
 
-def test_a_query_without_a_known_word_finds_nothing():
+def test_a_query_without_known_words_has_an_empty_ranking():
     queries = ["", "zzz", "\x00", "\ud800", "the of", "x" * 1_000_000, "^ AND ("]
     assert RM3(BM25.build(CORPUS)).search([*queries, "river"], 2)[:-1] == [()] * len(queries)
 

@@ -26,7 +26,7 @@ def written(request, tmp_path):
     return store, settings
 
 
-def test_the_nearest_are_those_of_all_inner_products(written, tmp_path):
+def test_nearest_vectors_have_the_highest_inner_products(written, tmp_path):
     store, settings = written
     loaded = store(tmp_path, settings)
     queries = VECTORS[:20] + np.float32(0.05)
@@ -39,7 +39,7 @@ def test_the_nearest_are_those_of_all_inner_products(written, tmp_path):
     assert sorted(loaded.nearest(queries[:1], len(loaded))[0][0].tolist()) == list(range(200))
 
 
-def test_a_store_that_is_gone_is_said(written, tmp_path):
+def test_a_missing_store_is_reported(written, tmp_path):
     store, settings = written
     path = tmp_path / store.name
     path.write_bytes(b"") if path.is_file() else shutil.rmtree(path)

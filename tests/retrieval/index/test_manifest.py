@@ -45,7 +45,7 @@ def test_arrays_are_mapped_and_not_copied(saved):
     assert not data.flags.writeable
 
 
-def test_more_entries_than_32_bits_can_count_keep_their_places():
+def test_offsets_beyond_32_bits_are_preserved():
     starts = np.array([0, 5, 2**31 + 5], np.int64)
     assert _matrix({"a": 0, "b": 1}, np.zeros(0), np.zeros(0), starts).indptr.tolist() == starts.tolist()
 
@@ -56,7 +56,7 @@ def test_bm25s_can_open_the_directory_too(saved):
 
 
 @pytest.mark.parametrize("change", [{}, {"k1": 1.5}, {"stopwords": "english"}, {"fold_accents": False}])
-def test_another_corpus_or_setting_builds_it_again_and_an_open_index_stays(saved, change):
+def test_a_changed_corpus_or_setting_rebuilds_the_index(saved, change):
     corpus = CORPUS if change else OTHER
     old = open_index(saved)
     before = old.search(["common"], 3)
@@ -106,14 +106,14 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("harm", "match"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_index_is_refused_and_built_again_in_a_cache(saved, harm, match):
+def test_a_broken_index_is_refused_and_rebuilt_in_a_cache(saved, harm, match):
     harm(saved)
     with pytest.raises(RetrievalError, match=match):
         open_index(saved)
     assert len(reopen(CORPUS, saved, **SETTINGS).search(["common"], 9)[0]) == 9
 
 
-def test_a_full_disk_leaves_the_old_index_and_no_litter(saved, monkeypatch):
+def test_a_full_disk_leaves_the_old_index(saved, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -11,7 +11,7 @@ from tests.retrieval.serving import Echo, running
 ODD = ["", " ", "capital \x00 city", "\ud800 river", 'NOT (city OR *) "river^2 ~field:x', "é", "x" * 1_000_000]
 
 
-def test_dspys_client_reads_both_verbs_and_both_fields():
+def test_dspys_client_reads_get_and_post_answers():
     with running(Echo()) as server:
         rankings = dspy.ColBERTv2(url=server.url)("a query & more=1", k=2)
         assert [(p["pid"], p["long_text"]) for p in rankings] == [
@@ -24,7 +24,7 @@ def test_dspys_client_reads_both_verbs_and_both_fields():
 
 
 @pytest.mark.parametrize("protocol", ["leret", "colbert", "colbert-get", "retrieve"])
-def test_every_protocol_of_our_client_gives_what_the_engine_gave(protocol):
+def test_all_protocols_return_the_engines_rankings(protocol):
     queries = [query for query in ODD if protocol != "colbert-get" or len(query) < 9_999]
     replacement = "?" if protocol == "colbert-get" else "\ufffd"
     with running(Echo()) as server:
@@ -60,7 +60,7 @@ def test_every_protocol_of_our_client_gives_what_the_engine_gave(protocol):
         ("GET", "/nowhere", None, 404, "Not Found"),
     ],
 )
-def test_a_bad_request_is_told_what_is_wrong(method, path, body, status, says):
+def test_a_bad_request_gets_a_reason(method, path, body, status, says):
     engine = Echo()
     with running(engine, max_k=50, max_waiting=4, max_documents=100, max_body=250_000) as server:
         answer = requests.request(method, f"{server.url}{path}", data=body, timeout=20)
