@@ -1,4 +1,4 @@
-"""Loopback servers that speak the documented protocols of chat completions and TGI, faults included."""
+"""Loopback servers with the documented protocols of chat completions and TGI, and with faults."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.policies.conftest import ask
 
 
 def run(server: Served, work: Callable[[Any], Awaitable[Any]], **settings: Any) -> Any:
-    """What is done with the policy of a server that speaks its protocol; it tries once unless it is told otherwise."""
+    """Run ``work`` on a policy of the server, without retries by default."""
 
     async def main() -> Any:
         async with serving(server, under="" if settings.get("kind") == "tgi" else "/v1") as urls:
@@ -31,7 +31,7 @@ def run(server: Served, work: Callable[[Any], Awaitable[Any]], **settings: Any) 
 
 
 def asked(server: Served, *seeds: int, temperature: float = 1.0, stop: tuple[str, ...] = (), **settings: Any) -> Any:
-    """The completions of a prompt."""
+    """Return the completions of a prompt."""
     request = ask("the city", *(seeds or (1,)), temperature=temperature, stop=stop)
     return run(server, lambda policy: policy.complete(request), **settings)
 
@@ -50,7 +50,7 @@ def refusal(message: str, status: int = 400) -> web.Response:
 
 
 class Server(Served):
-    """Goes through faults first; its settings are its attributes."""
+    """Sends faults first; settings become attributes."""
 
     def __init__(self, faults: list[Any] | None = None, **settings: Any) -> None:
         super().__init__(faults)
@@ -112,7 +112,7 @@ def tgi_sequence(text: str, seed: int | None, stop: str) -> dict[str, Any]:
 
 
 def completion(body: dict[str, Any]) -> dict[str, Any]:
-    """A chat completion; the text names the seed."""
+    """Return a chat completion with the seed in its text."""
     n, logprobs = body.get("n", 1), {"token_ids": [5, 6], "tokens": ["text", "x"], "token_logprobs": [-0.5, -1.0]}
     one = {"finish_reason": "stop", "logprobs": logprobs if body.get("logprobs") else None}
     texts = [f"text {body['seed']}.{index}" for index in range(n)]

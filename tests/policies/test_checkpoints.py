@@ -1,4 +1,4 @@
-"""A model on disk. Adapters that run: serving/test_model."""
+"""Models on disk. Running adapters: serving/test_model."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_incomplete_model_is_refused(copy: Path, damage: Callable[[Path], obj
 
 
 def test_code_of_a_model_is_never_run(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.input", lambda *_: "y")  # which transformers asks for where nobody has decided
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # the answer to a prompt of transformers
     (copy / "evil.py").write_text(f"open({str(copy / 'written')!r}, 'w')\nclass Evil: pass\n")
     set_config(copy, model_type="evil", auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"})
     (copy / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}}')

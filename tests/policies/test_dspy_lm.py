@@ -30,7 +30,7 @@ def lm(policy: LocalPolicy) -> Iterator[dspy.LM]:
 
 
 class Served:
-    """An async policy that is no LocalPolicy; keeps what it was asked."""
+    """An async policy that records its requests."""
 
     name, digest = "served", "d"
 

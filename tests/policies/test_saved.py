@@ -1,4 +1,4 @@
-"""What a saved program says of its LMs, and where they run again."""
+"""LMs of saved programs: records, and LMs made from them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines share: which queries they are asked."""
+"""Queries that reach the engines."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""The cache of rankings: shared, bounded, and never the reason that a search fails."""
+"""The cache of rankings: shared, bounded, and harmless."""
 
 import os
 import sqlite3
@@ -21,7 +21,7 @@ def ranking(query, n=2):
 
 
 class Engine:
-    """Answers a query with itself, and counts."""
+    """Ranks the query itself, and counts."""
 
     def __init__(self, digest="e1", answer=ranking):
         self.digest = digest

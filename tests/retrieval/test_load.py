@@ -1,4 +1,4 @@
-"""What every engine promises: an index that opens alone, odd queries, threads, foreign corpora, stopped builds."""
+"""All engines: indexes that open alone, odd queries, threads, foreign corpora, stopped builds."""
 
 import json
 import os
@@ -137,7 +137,7 @@ def test_a_named_index_of_another_corpus_is_refused(kind, built, folder):
 
 
 def test_a_changed_file_is_detected(kind, copy):
-    if kind == "hybrid":  # whose files are those of its two
+    if kind == "hybrid":  # its files are those of its parts
         copy = copy / "first"
     manifest = read_manifest(copy)
     assert check_files(manifest, copy, content=True) == []

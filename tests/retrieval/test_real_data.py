@@ -1,4 +1,4 @@
-"""Every engine on HotpotQA's own documents: what it finds, and that its run file is measured as leret rewards it."""
+"""All engines on HotpotQA's documents: their recall, and the measures of their run files."""
 
 from functools import partial
 from urllib.parse import unquote
@@ -29,7 +29,7 @@ LEAST = {"bm25": 0.85, "tantivy": 0.85, "dense": 0.85, "hybrid": 0.9}
 
 @pytest.fixture(scope="module")
 def data(shared_data):
-    """Questions whose gold is among the first documents that are gold for any."""
+    """Return documents that are gold for some question, and the questions with all gold among them."""
     folder = shared_data / "hotpotqa"
     paths = {"questions": str(folder / "queries_all.jsonl.gz"), "corpus": str(folder / "corpus.jsonl.gz")}
     whole = load(DataSettings(**paths, split="all"))

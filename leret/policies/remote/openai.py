@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from leret.policies.base import Policy
 
 LONGEST_TOKEN = 128
-"""Characters, as in runs of spaces in OpenAI's vocabularies. A text with more of them per token is no completion."""
+"""Most characters per token, as in runs of spaces in OpenAI's vocabularies; a longer text is not a completion."""
 
 SEED_BITS = 2**31 - 1
 """Bits of a sample's 63-bit seed that are sent; some servers refuse larger numbers."""

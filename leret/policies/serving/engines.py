@@ -106,7 +106,7 @@ SERVERS = {
     "vllm": ServerKind(
         "vllm",
         "vllm",
-        "`pip install vllm` in an environment of its own, or its CPU build where there is no GPU",
+        "`pip install vllm` in a separate environment, or its CPU build where there is no GPU",
         _vllm,
         environment={"VLLM_NO_USAGE_STATS": "1"},
         cpu_environment={"VLLM_CPU_KVCACHE_SPACE": "1"},  # GiB; the default is half of the machine
@@ -115,7 +115,7 @@ SERVERS = {
     "sglang": ServerKind(
         "sglang",
         "sglang",
-        "`pip install sglang` in an environment of its own",
+        "`pip install sglang` in a separate environment",
         _sglang,
         adapter_name="{name}-base:{name}",
     ),

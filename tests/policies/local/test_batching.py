@@ -1,4 +1,4 @@
-"""One thread outlives a batch that fails. What it makes of many callers: test_policy."""
+"""The worker outlives failed batches. Many callers: test_policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One text of a prompt in sampling, training and evaluation, under the templates of well-known models (from TRL)."""
+"""Equal prompts in sampling, training and evaluation, under templates of well-known models (from TRL)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WRITTEN = ("book author", "<think>\n the book\n</think>\n\nbook author", "<think
 
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A tiny model with the template and the end token of a known one."""
+    """Make a tiny model with the template and end token of a known one."""
 
     def make(template: str) -> Path:
         path = tiny_policy(tmp_path_factory.mktemp("models") / template)

@@ -1,4 +1,4 @@
-"""Which prefixes are kept. Buffers and places of keys and values: test_decoder, by what comes of them."""
+"""The cache of prefixes. Buffers: test_decoder."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def together(policy: LocalPolicy, *requests: Request) -> list[Any]:
 
 
 def test_concurrent_requests_are_decoded_together_in_order(policy: LocalPolicy) -> None:
-    # Not the log-probabilities, whose last bits depend on how the requests fell into batches.
+    # Without log-probabilities: their last bits depend on the batches.
     def ids(results: list[list[Completion]]) -> list[list[object]]:
         return [[one.token_ids for one in some] for some in results]
 

@@ -9,7 +9,7 @@ from leret.policies.local.sampling import choose, exponentials, step_keys
 
 
 def keys(n: int) -> np.ndarray:
-    """Of the first step of n completions."""
+    """Return the keys of the first step of n completions."""
     return step_keys(range(n), 1)[:, 0]
 
 

@@ -15,7 +15,7 @@ from tests.policies.pickers import stories
 
 @pytest.fixture
 def picker() -> Iterator[Callable[..., Picker]]:
-    """Makes fitted pickers."""
+    """Return a function that makes fitted pickers."""
     pickers: list[Picker] = []
 
     def make(kind: str = "encoder", **settings: Any) -> Picker:

@@ -22,7 +22,7 @@ from tests.retrieval.small import minilm
 
 
 def turned(vector: np.ndarray, position: float) -> np.ndarray:
-    """A vector whose planes are turned by a position: dimension i and i + d / 2 are one."""
+    """Rotate the planes of a vector, dimensions i and i + d / 2, by a position."""
     d, out = len(vector), np.zeros(len(vector))
     for i in range(d // 2):
         turn = 2 * (i % (d // 4)) + i // (d // 4)
@@ -159,16 +159,7 @@ TEXTS = ["Mary went to the kitchen.", "Mary took the milk.", "To the garden!"]
 def test_words_that_occur_once_are_unknown() -> None:
     encoder = scratch_encoder(TEXTS, EncoderSettings(), 0)
     ids = encoder.tokenizer("mary WENT to the Milk [SEP] the", padding=False)["input_ids"]
-    assert encoder.tokenizer.convert_ids_to_tokens(ids) == [
-        "mary",
-        "[UNK]",
-        "to",
-        "the",
-        "[UNK]",
-        "[SEP]",
-        "the",
-        "[SEP]",
-    ]
+    assert " ".join(encoder.tokenizer.convert_ids_to_tokens(ids)) == "mary [UNK] to the [UNK] [SEP] the [SEP]"
     assert len(scratch_encoder(TEXTS, EncoderSettings(vocab_size=4), 0).tokenizer) == 4
 
 

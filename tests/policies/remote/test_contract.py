@@ -1,4 +1,4 @@
-"""What every kind of served policy makes of failures, and of a probe. Retries: tests/http."""
+"""Failures and probes of all kinds of served policies. Retries: tests/http."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECRET = "sk-0123456789abcdef"
 
 @pytest.fixture(params=["openai", "together", "tgi"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, llama_dir: Path) -> SimpleNamespace:
-    """A kind: its server, and its settings with a secret key."""
+    """Return a kind's server, and its settings with a secret key."""
     monkeypatch.setenv("TINY_KEY", f"{SECRET}\n")
     monkeypatch.setenv("TOGETHER_API_KEY", SECRET)
     monkeypatch.setattr(openai, "LIST_S", 0.5)

@@ -1,7 +1,7 @@
-"""An LM server without an LM: what `leret serve` waits for, and the ways in which a real one fails.
+"""An LM server without an LM, which starts and fails as real ones do.
 
 Run as ``fake_engine.py serve MODEL --port P --served-model-name NAME ...``; FAKE_ENGINE names its behaviour, and the
-folder FAKE_RECORD gets its arguments, its environment, its process ids and the requests it saw.
+folder FAKE_RECORD receives its arguments, environment, process ids and requests.
 """
 
 from __future__ import annotations

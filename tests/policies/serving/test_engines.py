@@ -1,4 +1,4 @@
-"""The command line of each engine, against the options that it documents."""
+"""Command lines of the engines, against their documented options."""
 
 from __future__ import annotations
 

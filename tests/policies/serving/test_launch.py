@@ -1,4 +1,4 @@
-"""What a server's plan takes and refuses, and `leret serve policy` as a user runs it."""
+"""Plans of servers, and `leret serve policy` as a user runs it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_server_is_warmed_stopped_and_its_key_hidden(
     assert gone(serve.recorded("pids.json"))
     start, warm = serve.recorded("start.json"), serve.recorded("request.json")
     with socket.create_server(("127.0.0.1", urlsplit(settings.urls[0]).port)):
-        pass  # nobody listens there
+        pass  # the port is free
     assert start["environment"] == {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_API_KEY": "s3cret-key"}
     command = " ".join(start["arguments"])
     assert all(flag in command for flag in ("--host 127.0.0.1", "--dtype float32", "--enforce-eager"))

@@ -1,4 +1,4 @@
-"""Which weights a name means, and adapters: served on their base, or merged into it."""
+"""Names of served models, and adapters on their base or merged into it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiny import tiny_policy
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A LoRA adapter with weights that matter, saved as leret's trainings save theirs."""
+    """Return a LoRA adapter with effective weights, saved as by leret's trainings."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""A server that fails in the ways real ones do."""
+"""Servers that fail as real ones do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An adapter is loaded into running servers; weights that a server has not got are asked for."""
+"""Adapters are loaded into running servers; other weights are asked for."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ ADAPTER = ServedModel("ipo-0123abcd", "/models/base", Path("/run/policies/ipo"),
 
 
 class Vllm(ChatServer):
-    """vLLM as far as it is asked here: models, and adapters at run time where ``updates`` is set."""
+    """vLLM's list of models, and adapters at run time with ``updates``."""
 
     updates = True
 

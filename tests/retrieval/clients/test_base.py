@@ -1,4 +1,4 @@
-"""What clients of search servers share: one that is closed, threads, offline, and what a refused query means."""
+"""Search clients: closing, threads, offline use, and refused queries."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Search servers: four protocols, every way to fail, and never an empty ranking for a failure. Retries: tests/http."""
+"""Search servers: all failures are errors, never empty rankings. Retries: tests/http."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What four kinds of servers are sent, and how their answers are read."""
+"""Requests and answers of the four protocols."""
 
 import pytest
 

@@ -17,7 +17,7 @@ BOOLEAN = '("heart attack"[MeSH Terms] OR infarct*) AND aspirin[tiab] NOT (rats 
 
 @pytest.fixture(autouse=True)
 def rates(monkeypatch):
-    """No key of the machine's; and the rates that engines ask for, which nobody waits for."""
+    """Remove the machine's key, and record rates without waiting."""
     asked = []
     monkeypatch.delenv("NCBI_API_KEY", raising=False)
     monkeypatch.setattr("leret.retrieval.clients.pubmed.shared_rate", lambda _, per_s: asked.append(per_s))

@@ -55,7 +55,7 @@ def built(checkpoint):
 
 @pytest.fixture(scope="module")
 def expected(built):
-    """What the index finds for the queries, opened alone."""
+    """Rankings of the queries from the opened index."""
     return open_index(built).search(QUERIES, 7)
 
 
@@ -156,7 +156,7 @@ def test_a_broken_checkpoint_is_reported(checkpoint, tmp_path, name, content, sa
 
 
 def test_no_code_of_a_checkpoint_is_run(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr("builtins.input", lambda *_: "y")  # which transformers asks for where nobody has decided
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # the answer to a prompt of transformers
     evil = shutil.copytree(checkpoint, tmp_path / "evil")
     (evil / "config.json").write_text('{"model_type": "evil", "auto_map": {"AutoConfig": "configuration_evil.Evil"}}')
     (evil / "tokenizer_config.json").write_text(

@@ -1,4 +1,4 @@
-"""colbert-ai as a library: what it leaves in the process, whom it asks, and after a killed compile."""
+"""colbert-ai as a library: process state, offline use, and killed compilers."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""What a downloaded ColBERT index or checkpoint may make leret do: nothing that nobody here has asked for."""
+"""Downloaded ColBERT indexes and checkpoints cannot run code or choose other files."""
 
 import json
 from types import SimpleNamespace
@@ -77,7 +77,7 @@ TEXTS = [" ".join([str(i)] * (1 + i % 4)) for i in range(42)]
 
 
 def word_vectors(texts):
-    """A vector a word, which holds its number; and how many each text has."""
+    """Return one vector per word with its number, and the number of words per text."""
     return [[float(word)] for text in texts for word in text.split()], [len(text.split()) for text in texts]
 
 

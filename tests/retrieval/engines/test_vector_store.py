@@ -1,4 +1,4 @@
-"""Where vectors are kept: each store against all inner products."""
+"""Vector stores against all inner products."""
 
 import shutil
 
@@ -18,7 +18,7 @@ VECTORS /= np.linalg.norm(VECTORS, axis=1, keepdims=True)
 
 @pytest.fixture(params=["flat", "hnsw", "chroma"])
 def written(request, tmp_path):
-    """Store and settings of a store that was written from three parts."""
+    """Return class and settings of a store written from three parts."""
     if request.param == "chroma":
         pytest.importorskip("chromadb", reason="chromadb is not installed")
     store, settings = STORES[request.param], DenseSettings(model="m", store=request.param)

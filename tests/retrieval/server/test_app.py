@@ -1,4 +1,4 @@
-"""``leret serve retriever``: its protocols, its limits, and how it ends."""
+"""``leret serve retriever``: protocols, limits, and the end."""
 
 import json
 import socket
@@ -89,7 +89,7 @@ def test_invalid_http_answers_400_and_is_not_logged(request_, caplog):
 
 
 class Held(tuple):
-    """A ranking that nobody gets through before ``go``."""
+    """A ranking that blocks its readers until ``go``."""
 
     go = threading.Event()
 

@@ -1,4 +1,4 @@
-"""What the server's requests may say, and how its answers are read by DSPy's client and by ours."""
+"""Requests of the server, and its answers as read by DSPy's and leret's clients."""
 
 import dspy
 import pytest
