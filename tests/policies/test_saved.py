@@ -142,7 +142,7 @@ class Subclass(dspy.LM):
 @pytest.mark.parametrize(
     ("lm", "says"),
     [
-        (Subclass("openai/m"), "its class Own"),
+        (Subclass("openai/m"), "its class Subclass"),
         (dspy.LM("openai/m", extra_headers={"Authorization": "x"}), "extra_headers"),
         (dspy.LM("openai/m", api_base="http://me:word@127.0.0.1/v1"), "in its URL"),
         (dspy.LM("openai/m", stop=object()), "JSON"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -42,9 +43,8 @@ _ROUNDING = 1e-3
 class OpenAIPolicy(SharedInstance):
     """Chat completions from OpenAI-compatible servers.
 
-    Some servers ignore ``n``, so the first prompt asks for two choices. If two come back, the samples of a prompt are
-    one request with a seed derived from theirs: a sample then depends on the seeds requested with it. If not, each
-    sample is a request with its own seed.
+    The samples of a prompt are one request with a seed derived from theirs: a sample then depends on the seeds with it.
+    Once a server has refused or ignored ``n``, each sample is a request with its own seed.
     """
 
     def __init__(self, settings: OpenAIPolicySettings | TogetherPolicySettings) -> None:
@@ -55,8 +55,7 @@ class OpenAIPolicy(SharedInstance):
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.client = client_of(settings, self.meter)
         self._extensions = settings.request_keys()
-        self._takes_n: bool | None = None
-        self._probing: asyncio.Task[bool] | None = None
+        self._takes_n = True
 
     async def complete(self, request: Request) -> list[Completion]:
         seeds = request.seeds if request.temperature > 0 else request.seeds[:1]
@@ -109,38 +108,14 @@ class OpenAIPolicy(SharedInstance):
         await self.client.aclose()
 
     async def _ask_several(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
-        if self._takes_n if self._takes_n is not None else await self._probe(request):
-            try:
-                return await self._ask(request, seeds)
-            except RejectedError:
-                # n may be too large for this server; a faulty request is refused with one choice too.
-                completions = await self._one_by_one(request, seeds)
-                self._takes_n = False
-                return completions
-        return await self._one_by_one(request, seeds)
-
-    async def _one_by_one(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
+        if self._takes_n:
+            with suppress(RejectedError):  # a faulty request is refused with one choice too
+                completions = await self._ask(request, seeds)
+                if len(completions) == len(seeds):
+                    return completions
         each = await asyncio.gather(*[self._ask(request, (seed,)) for seed in seeds])
+        self._takes_n = False
         return [completion for one in each for completion in one]
-
-    async def _probe(self, request: Request) -> bool:
-        """Check whether the server returns two choices. Asked once, on the first prompt, for all waiting requests."""
-        if self._probing is None or self._probing.get_loop() is not asyncio.get_running_loop():
-            self._probing = asyncio.get_running_loop().create_task(self._ask_for_two(request))
-        task = self._probing
-        try:
-            return await asyncio.shield(task)
-        finally:
-            if task.done() and self._probing is task:
-                self._probing = None
-
-    async def _ask_for_two(self, request: Request) -> bool:
-        try:
-            call = self._call(Request(request.messages, (0,), 1.0, 1), 0, 2)
-            self._takes_n = await self.client.request(call, lambda answer: len(answer.json["choices"])) == 2
-        except RejectedError:
-            self._takes_n = False  # a faulty request fails again with its samples
-        return self._takes_n
 
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         n = len(seeds)
@@ -159,7 +134,8 @@ class OpenAIPolicy(SharedInstance):
             except RejectedError:
                 self._extensions = extensions
                 raise
-        self.meter.wrote(completions[0].n_prompt_tokens, sum(one.n_completion_tokens for one in completions), n)
+        written = sum(one.n_completion_tokens for one in completions)
+        self.meter.wrote(completions[0].n_prompt_tokens, written, len(completions))
         return completions
 
     def _call(self, request: Request, seed: int, n: int) -> Call:
@@ -224,7 +200,7 @@ async def check_token(policy: Policy, settings: PolicySettings) -> None:
 
 
 def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
-    """Return the choices of a chat completion, in the order of their index.
+    """Return the choices of a chat completion, in the order of their index; some servers send fewer than ``n``.
 
     If a server counts the tokens of all choices together, each choice gets a share by the length of its text, and the
     shares add up to the count.
@@ -236,8 +212,9 @@ def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
     if body.get("error"):
         raise RetryableError(f"{answer.url} answered 200 with an error: {error_text(answer.body)}", "server")
     choices: list[dict[str, Any]] = body["choices"]
-    if len(choices) != n:
+    if not 1 <= len(choices) <= n:
         raise answer.malformed(f"{len(choices)} choices for n={n}")
+    n = len(choices)
     if n > 1:
         choices = sorted(choices, key=lambda choice: choice.get("index", 0))
         if len({choice.get("index", place) for place, choice in enumerate(choices)}) < n:

@@ -141,6 +141,4 @@ class TantivyIndex(IndexEngine):
             index.reload()
         except (ValueError, OSError) as error:
             raise RetrievalError(f"{directory}: tantivy cannot open the index ({error}); build it again") from error
-        if (n := index.searcher().num_docs) != len(documents):
-            raise RetrievalError(f"{directory}: {n} documents in tantivy, {len(documents)} stored; build it again")
         return Tantivy(documents, index, self.settings)

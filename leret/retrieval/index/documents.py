@@ -11,8 +11,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -79,15 +77,6 @@ class MappedDocuments:
 
     def __len__(self) -> int:
         return len(self._starts) // 3
-
-    def content_digest(self) -> str:
-        """Read all documents and return their digest, which differs from ``digest`` if they are of another corpus."""
-        content = blake2b(digest_size=16)
-        for row in range(len(self)):
-            for start, end in pairwise(self._starts[3 * row : 3 * row + 4].tolist()):
-                content.update((end - start).to_bytes(8, "big"))  # the framing of `leret.datasets.corpus.Corpus`
-                content.update(self._bytes[start:end])
-        return content.hexdigest()
 
 
 DocumentTable = InMemoryDocuments | MappedDocuments
