@@ -96,6 +96,13 @@ class OpenAIPolicySettings(ServedPolicySettings):
     enable_thinking: Thinking = None
     logprobs: Annotated[bool, Free()] = Field(False, description="ask for log-probabilities and token ids")
 
+    def request_keys(self) -> dict[str, Any]:
+        """Return the optional keys of a request; token ids are vLLM's extension, which other servers may refuse."""
+        keys: dict[str, Any] = {"logprobs": True, "return_token_ids": True} if self.logprobs else {}
+        if self.enable_thinking is not None:
+            keys["chat_template_kwargs"] = {"enable_thinking": self.enable_thinking}
+        return keys
+
 
 class TgiPolicySettings(ServedPolicySettings):
     """text-generation-inference by its own route."""
@@ -119,12 +126,16 @@ class TgiPolicySettings(ServedPolicySettings):
 
 
 class TogetherPolicySettings(ServedPolicySettings):
-    """Together AI."""
+    """Together AI, through its OpenAI-compatible API."""
 
     kind: Annotated[Literal["together"], Free()] = "together"
     urls: Annotated[BaseUrls, Free()] = (TOGETHER_URL,)
     api_key_env: Annotated[str | None, Free()] = "TOGETHER_API_KEY"
     logprobs: Annotated[bool, Free()] = Field(False, description="ask for log-probabilities and token ids")
+
+    def request_keys(self) -> dict[str, Any]:
+        """Return the optional keys of a request; ``logprobs`` is a number of tokens in Together's API."""
+        return {"logprobs": 1} if self.logprobs else {}
 
 
 class PickerSettings(PolicySettings):

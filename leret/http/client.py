@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("leret")
 
 T = TypeVar("T")
-Carry = Callable[["Call", str, float], Awaitable[Answer]]
-"""Sends a call to a base URL within a deadline in seconds; raises `RetryableError`."""
 
 CONNECT_SHARE = 0.4
 """Share of an attempt's time for connecting: a server that does not accept in time is down, not slow."""
@@ -93,7 +91,6 @@ class Client:
         retry_for_s: how long to wait in an outage, from the last answer on; 0 tries once.
         concurrency: maximum number of requests in flight per event loop.
         also_retried: further status codes to retry.
-        carry: sends a call to a server; None: aiohttp.
     """
 
     def __init__(
@@ -108,7 +105,6 @@ class Client:
         concurrency: int = 32,
         rate: RateLimit | None = None,
         also_retried: frozenset[int] = frozenset(),
-        carry: Carry | None = None,
         meter: UsageMeter | None = None,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -124,7 +120,6 @@ class Client:
         self._concurrency = concurrency
         self._rate = rate
         self._also_retried = also_retried
-        self._carry = carry
         self._meter = meter
         self._clock, self._sleep = clock, sleep
         self._answered_at = float("-inf")  # time of the last answer to any request
@@ -170,7 +165,7 @@ class Client:
             endpoint = (local.pool.take() if self._rate is None else None) or await self._turn(local.pool)
             sent = self._clock()
             try:
-                answer = await (self._carry or partial(_by_aiohttp, local.session))(call, endpoint.url, timeout_s)
+                answer = await _by_aiohttp(local.session, call, endpoint.url, timeout_s)
                 if not 200 <= answer.status < 300:
                     answer.check(self._advice, self._also_retried)
                 try:

@@ -1,7 +1,7 @@
-"""A reader: a policy that answers a question from the texts that were picked for it.
+"""Readers: policies that answer a question from the texts that were picked for it.
 
 One user message holds the task's instruction, the texts as numbered facts, and the question; the answer is the first
-line of a greedy completion. `answer_em` makes it a reward: what a picker is worth to whoever reads its picks.
+line of a greedy completion. `answer_em` turns it into a reward for a picker.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ PROMPTS: Mapping[str, str] = {
     "qa5": "The facts tell who gave what to whom. Answer with one word, the name of a person or of a thing.",
     "questions": "Answer from the passages, with a name, a date or a few words; with yes or no where that is asked.",
 }
-"""By task: those of bAbI, and any other question."""
+"""Instructions by task: those of bAbI, and all other questions."""
 
-_ANSWERS_KEPT = 65_536
+_MAX_CACHED = 65_536
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
 def task_of(id: str) -> str:
-    """The prompt for a question by its id: bAbI's readers name the task in it.
+    """Return the key in `PROMPTS` for a question's id; bAbI's readers put the task into it.
 
     >>> task_of("qa2_two-supporting-facts_train-12"), task_of("qa3-test-1"), task_of("5a70f0e7")
     ('qa2', 'qa3', 'questions')
     """
-    found = re.match(r"qa[1-5](?=[-_])", id)
-    return found[0] if found else "questions"
+    task = re.match(r"qa[1-5](?=[-_])", id)
+    return task[0] if task else "questions"
 
 
 @dataclass(frozen=True)
 class ReaderLM:
-    """Answers by a policy; ``task`` is a key of `PROMPTS`, or None to tell it by the question's id."""
+    """Answers by a policy; ``task`` is a key of `PROMPTS`, or None to take it from the question's id."""
 
     policy: Policy
     task: str | None = None
@@ -65,7 +65,7 @@ class ReaderLM:
         return ({"role": "user", "content": asked},)
 
     async def answer(self, id: str, question: str, texts: Sequence[str]) -> str:
-        """The answer's text; PolicyError where the policy gives none."""
+        """Return the answer's text; PolicyError if the policy returns none."""
         request = Request(self.messages(id, question, texts), (0,), 0.0, self.max_tokens)
         [completion] = await self.policy.complete(request)
         lines = _THOUGHT.sub("", completion.text, count=1).strip().splitlines()
@@ -73,17 +73,17 @@ class ReaderLM:
 
 
 def score(answer: str, references: Sequence[str], measure: str = "em") -> float:
-    """``em`` or ``f1`` of an answer with the best reference, normalised as in HotpotQA's script; 0 without any."""
+    """Return ``em`` or ``f1`` with the best reference, normalised as in HotpotQA's script; 0 without references."""
     return ANSWERS[measure](Outcome(Task("", {}, answers=tuple(references)), prediction=answer)) or 0.0
 
 
 def answer_em(
     outcome: Outcome, policy: Mapping[str, Any], task: str | None = None, max_tokens: int = 32, measure: str = "em"
 ) -> float | None:
-    """What a reader answers from all that was retrieved, against the references: a reward of the program's end.
+    """Reward a program's end by a reader's answer from all retrieved texts.
 
-    ``policy`` are the settings of a policy of any kind, as in a recipe. None where the task has no reference answer, or
-    the program goes on.
+    ``policy`` holds the settings of a policy of any kind, as in a recipe. None if the task has no reference answer, or
+    the program is not at its end.
 
     Source: Q-RAG (arXiv 2511.07328), feedback by the answers of an LM.
     """
@@ -97,7 +97,7 @@ def answer_em(
     return score(_read(*of_reader, outcome.task.id, question, texts), outcome.task.answers, measure)
 
 
-@lru_cache(_ANSWERS_KEPT)
+@lru_cache(_MAX_CACHED)
 def _read(policy: str, task: str | None, max_tokens: int, id: str, question: str, texts: tuple[str, ...]) -> str:
     reader = ReaderLM(shared_policy(PolicySettings.model_validate(json.loads(policy))), task, max_tokens)
     return submit(reader.answer(id, question, texts)).result()

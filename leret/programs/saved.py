@@ -215,7 +215,7 @@ def load(
         retriever: searches instead of the saved index.
         program: takes the saved state, where the class cannot be constructed from what was saved.
         api_key_env: environment variables with keys that the program may send to its servers; the first one is that
-            of the server at the URL.
+            of the server at the URL, and of LMs that were saved with a key.
 
     Raises:
         ConfigError: the program would send the key in a variable that ``api_key_env`` does not name.

@@ -22,10 +22,9 @@ from leret.policies.checkpoints import (
     count_parameters,
     find_model,
     load_tokenizer,
-    load_weights,
-    merge_into,
     model_digest,
 )
+from leret.policies.local.model import load_weights, merge_into
 from leret.policies.pickers.record import RECORD, picker_digest
 from leret.policies.serving.model import HUB_NAME, sampled_model, sampled_settings
 from leret.training.picking.recipe import PickingRecipe

@@ -197,7 +197,7 @@ GOOD = [("word3", "d 3")]
         ("", GOOD, ("--measures", "nope"), "'nope' is none"),
         ("", GOOD, ("--fuse",), "--rewrites"),
         ("none", GOOD, ("--depth", 5), "too few for R@10"),  # before anything is opened
-        ("none", GOOD, (), "is no index"),
+        ("none", GOOD, (), "is not an index"),
     ],
 )
 def test_what_the_command_refuses(index, ask, place, questions, args, says):

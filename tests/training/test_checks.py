@@ -139,7 +139,7 @@ def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
             encoded = encoder.encode([TrainingExample("q", request.messages, tuple(one.text for one in pair))])
             row = {name: values[0] for name, values in preference_rows(encoded).items()}
             batch = collate_pairs([row], encoder.tokenizer.pad_token_id, sequence=False)
-            prompt = list(policy._encoder.encode(request.messages).token_ids)
+            prompt = list(policy.model.encode(request.messages).token_ids)
             assert len(prompt) == pair[0].n_prompt_tokens
             for place, completion in enumerate(pair):
                 if completion.finish_reason == "stop":  # to one cut off training adds the end
