@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 5
-"""Gold documents of an example."""
+"""Gold documents shown per example."""
 
-app = typer.Typer(help="Look at questions and corpora.", no_args_is_help=True)
+app = typer.Typer(help="Inspect questions and corpora.", no_args_is_help=True)
 
 
 @app.command("inspect", epilog="Example: leret data inspect --questions q.jsonl --corpus c.jsonl")
@@ -32,7 +32,7 @@ def inspect(
     overrides: DataOverrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count, check and show what is in a question file and its corpus; exits 2 where lines are bad."""
+    """Count, check and show the contents of a question file and its corpus; exit with 2 if lines are bad."""
     data = _settings(recipe, form, questions, corpus, overrides or [])
     from leret.datasets.inspect import inspect as stage
 
@@ -46,19 +46,17 @@ def inspect(
 def episodes(
     questions: Annotated[str, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")],
     corpus: Annotated[str, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Gets JSON lines of kind chunks.")],
-    candidates: Annotated[
-        int, typer.Option(min=2, help="Of a question: its gold documents, and the first others.")
-    ] = 10,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="JSON lines of kind chunks.")],
+    candidates: Annotated[int, typer.Option(min=2, help="Candidates per question, gold documents included.")] = 10,
     form: FormatOption = None,
 ) -> None:
-    """Give questions candidates of a corpus: the gold documents, and the first others that BM25 finds."""
+    """Give each question candidates from a corpus: its gold documents, and the first others that BM25 finds."""
     from leret.datasets.load import load
-    from leret.evaluation.episodes import write_episodes
+    from leret.evaluation.picking.episodes import write_episodes
 
     data = _settings(None, form, questions, corpus, ["data.split=all"])
     n = write_episodes(load(data), out, candidates)
-    done(f"{n:,} questions with {candidates} candidates: their gold documents, and the first others of BM25: {out}")
+    done(f"{n:,} questions with {candidates} candidates each (gold documents, then BM25) in {out}")
 
 
 def _show(report: DataReport) -> None:
@@ -71,13 +69,13 @@ def _show(report: DataReport) -> None:
             "inputs": report.inputs if set(report.inputs) != {"question"} else None,
             "types": report.types,
             "hops (0 unknown)": {str(hops): n for hops, n in report.hops.items()},
-            "gold documents a question": _histogram(report.gold),
-            "reference answers a question": _histogram(report.answers),
-            "words a question": _spread(report.question_words),
-            "words a document": _spread(report.document_words) if report.n_documents else None,
-            "documents that are no gold": report.n_unused_documents,
-            "questions with a double": report.duplicate_questions,
-            "documents with a double": report.duplicate_documents,
+            "gold documents per question": _histogram(report.gold),
+            "reference answers per question": _histogram(report.answers),
+            "words per question": _spread(report.question_words),
+            "words per document": _spread(report.document_words) if report.n_documents else None,
+            "documents that are never gold": report.n_unused_documents,
+            "duplicate questions": report.duplicate_questions,
+            "duplicate documents": report.duplicate_documents,
             "bad lines": report.skipped or None,
             "corpus digest": report.corpus_digest,
         },
@@ -91,7 +89,7 @@ def _show(report: DataReport) -> None:
 
 
 def _histogram(counts: Mapping[int, int]) -> dict[str, int]:
-    """Numbers above 4 in ranges that double: 5-8, 9-16 ..."""
+    """Group numbers above 4 into ranges that double: 5-8, 9-16 ..."""
     shown: Counter[str] = Counter()
     for number, n in counts.items():
         high = 1 << (number - 1).bit_length()
@@ -111,16 +109,16 @@ def _settings(
     from leret.core.errors import ConfigError
     from leret.datasets.formats import detect_kind
 
-    given: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
-    given = {name: value for name, value in given.items() if value is not None}
+    values: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
+    values = {name: value for name, value in values.items() if value is not None}
     if recipe is not None and recipe.endswith((".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv")):
-        raise ConfigError(f"{recipe}: a recipe is YAML; name a question file with --questions, a corpus with --corpus")
+        raise ConfigError(f"{recipe} is not a recipe (YAML); pass data files as --questions and --corpus")
     if recipe is not None:
-        overrides = overrides + [f"data.{name}={value}" for name, value in given.items()]
+        overrides = overrides + [f"data.{name}={value}" for name, value in values.items()]
         return load_recipe(recipe, SamplingRecipe, overrides, optional=("policy.model",), check=known_names()).data
-    if not given:
-        raise ConfigError("name a sampling recipe, or give --questions and --corpus")
+    if not values:
+        raise ConfigError("pass a sampling recipe, or --questions and --corpus")
     if questions is not None and form is None:
-        given["kind"] = detect_kind(questions)
-    flags = {f"data.{name}": f"--{name}" for name in given} | {"data.kind": "--format"}
-    return flag_recipe({"data": given}, flags, overrides, ("data.corpus",) if corpus is None else ()).data
+        values["kind"] = detect_kind(questions)
+    flags = {f"data.{name}": f"--{name}" for name in values} | {"data.kind": "--format"}
+    return flag_recipe({"data": values}, flags, overrides, ("data.corpus",) if corpus is None else ()).data

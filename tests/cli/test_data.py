@@ -49,7 +49,9 @@ def test_inspect_shows_many_gold_documents_in_short(folder: Path) -> None:
     json_lines(folder / "questions.jsonl", asked)
     json_lines(folder / "corpus.jsonl", [{"doc_id": id, "title": "", "text": "x"} for id in ids])
     out = leret("data", "inspect", *FILES)[1]
-    assert re.search(r"gold documents a question +1: 1, 2: 1, 3: 1, 4: 1, 5-8: 4, 9-16: 8, 17-32: 16, 33-64: 8\n", out)
+    assert re.search(
+        r"gold documents per question +1: 1, 2: 1, 3: 1, 4: 1, 5-8: 4, 9-16: 8, 17-32: 16, 33-64: 8\n", out
+    )
     assert "q40: 40? (d0, d1, d2, d3, d4 and 35 more)" in out
     assert "None" not in out
 

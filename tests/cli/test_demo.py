@@ -32,7 +32,7 @@ from tests.training.online.test_served import Vllm
 
 FILES = ["--questions", "questions.jsonl", "--corpus", "corpus.jsonl"]
 DRY = ["--run", "r", "--dry-run"]
-KNOWS_NOTHING = "knows the words of leret's generated world alone"
+KNOWS_NOTHING = "knows only the words of leret's generated world"
 
 
 def made(*flags: str, name: str = "sample.yaml") -> Any:

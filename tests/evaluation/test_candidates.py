@@ -5,22 +5,22 @@ import json
 from leret.config.data import DataSettings
 from leret.core.types import STOP, Candidate, Choice, Document, Task
 from leret.datasets import load, load_tasks
-from leret.evaluation.baselines import CandidateRanking, ranked
-from leret.evaluation.episodes import write_episodes
+from leret.evaluation.baselines import CandidateRanking, rank
+from leret.evaluation.picking.episodes import write_episodes
 
 ONES = tuple(Candidate(str(i), text) for i, text in enumerate(["the sea", "milk and more", "where is milk", "?"]))
 TASK = Task.question("q", "where is the milk")
 
 
 def test_picks_follow_bm25_and_then_the_order_of_the_candidates():
-    rank, left, picked = CandidateRanking(), list(ONES), []
+    candidates, left, picked = CandidateRanking(), list(ONES), []
     for _ in ONES:
-        id = rank.first(TASK, Choice("pick", {"question": TASK.text}, (*left, STOP), tuple(picked)))
+        id = candidates.first(TASK, Choice("pick", {"question": TASK.text}, (*left, STOP), tuple(picked)))
         picked.append(next(one for one in left if one.id == id))
         left.remove(picked[-1])
     assert [one.id for one in picked][2:] == ["0", "3"]
     assert {one.id for one in picked[:2]} == {"1", "2"}
-    assert ranked("milk", [Document("a", "", "?"), Document("b", "", "!")]) == ["a", "b"]  # no word in any
+    assert rank("milk", [Document("a", "", "?"), Document("b", "", "!")]) == ["a", "b"]  # no word in any
 
 
 def test_candidates_of_a_corpus_are_the_gold_documents_and_the_first_others(tmp_path):

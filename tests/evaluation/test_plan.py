@@ -129,11 +129,11 @@ def test_the_name_follows_from_split_and_questions_and_is_one_directory():
 
 
 def test_an_evaluation_and_a_system_have_no_directory_in_common(run):
-    with pytest.raises(ConfigError, match="evaluation: 'base' is a system"):
+    with pytest.raises(ConfigError, match="evaluation: 'base' is the name of a system"):
         evaluate(but(SMALL, evaluation="base"), run)
     evaluate(but(SMALL, evaluation="mine"), run)
     train(run, "mine", 1)
-    with pytest.raises(ConfigError, match="evaluation: 'mine' is a system"):
+    with pytest.raises(ConfigError, match="evaluation: 'mine' is the name of a system"):
         evaluate(SMALL, run)
 
 

@@ -1,7 +1,7 @@
-"""The report's plots: SVG that takes its colours and its font from the page.
+"""The report's plots: SVG that takes colours and font from the page.
 
-Matplotlib draws with marker colours that are no one's taste; they are then replaced by the page's CSS variables, so
-that one drawing serves the light and the dark page. The same data give the same bytes.
+Matplotlib draws with placeholder colours, which are then replaced by the page's CSS variables, so that one drawing
+serves the light and the dark page. The same data give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from leret.evaluation.measures import LABELS
-
 _VARIABLES: Final = {
     "#010101": "--ink",
     "#020202": "--muted",
@@ -37,11 +35,7 @@ _KIND_COLOURS: Final = {"baseline": _BASELINE, "base": _BASE, "prompt": _PROMPT,
 
 _LINES: Final = (_POLICY, _BASE, _SECOND, _PROMPT, _BASELINE)
 _FEW_POINTS = 12
-_LIGHT: Final = {
-    **{"--ink": "#1d2126", "--muted": "#646d76", "--grid": "#e5e3dc", "--card": "#ffffff", "--s-baseline": "#949ba2"},
-    **{"--s-base": "#4a6ca8", "--s-prompt": "#bd8a25", "--s-policy": "#0b7a65", "--s-second": "#a9507a"},
-}
-"""The page's, for a picture without it."""
+"""Lines of fewer points get markers."""
 
 _SETTINGS: Final[Any] = {
     "svg.hashsalt": "leret",
@@ -73,9 +67,10 @@ _SETTINGS: Final[Any] = {
 
 
 def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> str:
-    """One line a system: a dot a hop, the last one filled, with its interval; dashed lines at the baselines' last hop.
+    """Draw a line per system: a dot per hop, the last one filled, with its interval.
 
-    The label also describes the picture to a reader who does not see it.
+    Dashed lines mark the last hop of the baselines. The label is also part of the picture's description for screen
+    readers.
     """
 
     def draw(figure: Figure) -> None:
@@ -96,7 +91,7 @@ def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> st
 
 
 def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) -> str:
-    """A histogram, steps (LM calls before) beside each other: over [0, 1], and wider where values lie outside."""
+    """Draw a histogram with the steps side by side, over [0, 1] or the range of the values, if that is wider."""
     steps = sorted(by_step)
     values = [value for step in steps for value in by_step[step]]
     low, high = min(0.0, *values), max(1.0, *values)
@@ -122,11 +117,11 @@ def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) 
 
 
 Panel = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
-"""A title, and points by the line's name."""
+"""A title, and the points of its lines by name."""
 
 
-def curves(name: str, what: str, panels: Sequence[Panel], lengths: Sequence[int] = ()) -> str:
-    """Small panels; over whole numbers, or on a logarithmic scale over ``lengths``."""
+def curves(name: str, subject: str, panels: Sequence[Panel], lengths: Sequence[int] = ()) -> str:
+    """Draw panels over whole numbers, or over ``lengths`` on a logarithmic scale."""
     n_columns = 2 if len(panels) > 1 else 1
     n_rows = -(-len(panels) // n_columns)
 
@@ -148,21 +143,7 @@ def curves(name: str, what: str, panels: Sequence[Panel], lengths: Sequence[int]
                 axes.legend()
 
     ends = "; ".join(f"{title}: {line} ends at {_say(p[-1][1])}" for title, ls in panels for line, p in ls.items())
-    return _svg(name, f"{what}. {ends}", (3.9 * n_columns, 2.1 * n_rows), draw)
-
-
-def sweep_plot(sweep: Mapping[str, Any]) -> str:
-    """A picture of its own of sweep.json: each measure over the length of the tasks."""
-    panels: list[Panel] = []
-    for measure in sweep["measures"]:
-        lines = {r["system"]: [(p["sentences"], p[measure]) for p in r["points"]] for r in sweep["rows"]}
-        lines = {name: [point for point in line if point[1] is not None] for name, line in lines.items()}
-        if lines := {name: line for name, line in lines.items() if line}:
-            panels.append((LABELS.get(measure, measure), lines))
-    svg = curves("sweep", "Measures by the sentences of a task", panels, sweep["lengths"])
-    for variable, colour in {**_LIGHT, "--font": "sans-serif"}.items():
-        svg = svg.replace(f"var({variable})", colour)
-    return svg + "\n"
+    return _svg(name, f"{subject}. {ends}", (3.9 * n_columns, 2.1 * n_rows), draw)
 
 
 def _dumbbell(axes: Axes, place: int, row: Mapping[str, Any], measure: str) -> None:
@@ -181,7 +162,7 @@ def _dumbbell(axes: Axes, place: int, row: Mapping[str, Any], measure: str) -> N
 
 
 def _value(axes: Axes, place: int, values: Sequence[float], bounds: Sequence[float | None]) -> None:
-    """The last hop's value, beside the marks where there is room, else before its interval."""
+    """Write the last hop's value to the right of the marks, or to the left of the interval near the edge."""
     top = max(*values, bounds[1] or 0.0)
     right = top < 0.9
     left_end = values[-1] if bounds[0] is None else bounds[0]
@@ -203,7 +184,7 @@ def _say(value: float | None) -> str:
 
 
 def _svg(name: str, description: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
-    """Draw, and turn the file into an element of the page, in which the name is unique."""
+    """Draw a figure as an element of the page, on which ``name`` is unique."""
     with rc_context(_SETTINGS):
         figure = Figure(figsize=size, layout="constrained")
         figure.patch.set_alpha(0)

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 from leret.cli.app import app
 from leret.core.errors import DataError, PolicyError
 from leret.core.progress import Silent
-from leret.evaluation.answers import answer, logs, read
+from leret.evaluation.picking.answers import answer, find_logs, read_log
+from leret.evaluation.picking.reader import ReaderLM
 from leret.policies.base import Completion
-from leret.policies.reader import ReaderLM
 from tests.http.servers import serving
 from tests.policies.servers import ChatServer, completion
 from tests.tiny import tiny_policy
@@ -65,7 +65,7 @@ def test_answers_are_written_beside_the_log_and_scored_by_the_best_reference(log
     found = run(log, Knows())
     assert (found["n"], found["answer_em"], found["answer_f1"], found["em"], found["f1"]) == (2, 1.0, 1.0, 0.5, 0.75)
     assert found["em_ci"][0] <= 0.5 <= found["em_ci"][1]
-    written = read(log.with_name("eval_seed0_ns50.answers.jsonl"))
+    written = read_log(log.with_name("eval_seed0_ns50.answers.jsonl"))
     assert [line["prediction"] for line in written] == ["Home.", "the park"]
     assert all(line.items() >= own.items() for line, own in zip(written, LINES, strict=True))
 
@@ -91,16 +91,16 @@ def test_lines_without_a_reference_have_no_score(log):
 
 def test_a_directory_stands_for_all_logs_below_it(log, tmp_path):
     run(log, Knows())
-    assert logs(tmp_path) == [log] == logs(log)
+    assert find_logs(tmp_path) == [log] == find_logs(log)
     with pytest.raises(DataError, match="no log of picks"):
-        logs(tmp_path / "none")
+        find_logs(tmp_path / "none")
 
 
-@pytest.mark.parametrize(("text", "says"), [("{", ":1: no line of picks"), ('{"id": "a"}', ":1: 'answer' is missing")])
+@pytest.mark.parametrize(("text", "says"), [("{", ":1: not a line"), ('{"id": "a"}', ":1: 'answer' is missing")])
 def test_other_files_are_refused(tmp_path, text, says):
     (tmp_path / "eval_seed0.jsonl").write_text(text)
     with pytest.raises(DataError, match=says):
-        read(tmp_path / "eval_seed0.jsonl")
+        read_log(tmp_path / "eval_seed0.jsonl")
 
 
 def test_the_command_answers_with_a_model_of_this_process(log, tmp_path):
@@ -124,4 +124,7 @@ def test_the_command_answers_with_a_served_model(log, tmp_path):
     assert made.exit_code == 0, made.output
     [found] = json.loads(made.stdout)["logs"]
     assert (found["answer_em"], found["answer_f1"]) == (1.0, 1.0)
-    assert [line["prediction"] for line in read(log.with_name("eval_seed0_ns50.answers.jsonl"))] == ["home", "the park"]
+    assert [line["prediction"] for line in read_log(log.with_name("eval_seed0_ns50.answers.jsonl"))] == [
+        "home",
+        "the park",
+    ]

@@ -1,10 +1,9 @@
-"""What a program picked, as JSON lines: one an episode, in ``eval_seed{S}_ns{N}.jsonl`` of each system.
+"""Logs of a program that picks: a JSON line per episode, in ``eval_seed{S}_ns{N}.jsonl`` of each system.
 
-``ns`` are the sentences of a task of kind babilong, and absent for other data. A line has ``id``, ``question``,
-``answer``, ``support`` (the gold ids), ``picked`` (ids in their order), ``q_values`` of these picks (null without a
-picker), ``texts``, ``return`` (the run's reward at the end), and of the facts ``f1``, ``em`` (the gold ones and no
-other) and ``gold_within`` (the gold ones are all among them). `leret answer` reads such files.
-`write_episodes` makes the tasks of such a program, with candidates of a corpus.
+``N`` is the number of sentences of a babilong task; other data have no ``_ns{N}``. A line has ``id``, ``question``,
+``answer``, ``support`` (gold ids), ``picked`` (ids in order), ``q_values`` of the picks (null without a picker),
+``texts``, ``return`` (the run's reward at the end) and the measures of the facts: ``f1``, ``em`` (exactly the gold
+facts) and ``gold_within`` (all gold facts are among the picks). `leret answer` reads these files.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _N_THRESHOLDS = 20
 
 
 def file_name(seed: int, sentences: int | None) -> str:
-    """Of the lines of a system.
+    """Return the name of a system's log.
 
     >>> file_name(0, 160), file_name(1, None)
     ('eval_seed0_ns160.jsonl', 'eval_seed1.jsonl')
@@ -36,26 +35,24 @@ def file_name(seed: int, sentences: int | None) -> str:
     return f"eval_seed{seed}{'' if sentences is None else f'_ns{sentences}'}.jsonl"
 
 
-def write_lines(
-    path: Path, rows: Iterable[ScoredHop], tasks: Sequence[Task], corpus: Mapping[str, Document], worth: Reward
+def write_log(
+    path: Path, rows: Iterable[ScoredHop], tasks: Sequence[Task], corpus: Mapping[str, Document], reward: Reward
 ) -> None:
-    """Write a line for each task of which the first run did not fail; ``worth`` is the run's reward."""
+    """Write a line per task, from its first run, if that did not fail; ``reward`` is the run's."""
     runs = first_runs(rows)
-    found = [_line(task, runs[task.id], corpus, worth) for task in tasks if task.id in runs]
-    write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in found if line))
+    lines = [_line(task, runs[task.id], corpus, reward) for task in tasks if task.id in runs]
+    write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines if line))
 
 
 def _line(
-    task: Task, rows: Sequence[ScoredHop], corpus: Mapping[str, Document], worth: Reward
+    task: Task, rows: Sequence[ScoredHop], corpus: Mapping[str, Document], reward: Reward
 ) -> dict[str, Json] | None:
-    last, picks = rows[-1], [row for row in rows if row.query is not None]
-    if last.failure is not None:
+    if rows[-1].failure is not None:
         return None
+    picks = [row for row in rows if row.query is not None]
     ids = [str(row.query) for row in picks]
     texts = _texts(task, ids, corpus)
-    ranking = tuple(
-        Passage(id, "", text, 1 / place) for place, (id, text) in enumerate(zip(ids, texts, strict=True), 1)
-    )
+    ranking = tuple(Passage(id, "", text, 1 / rank) for rank, (id, text) in enumerate(zip(ids, texts, strict=True), 1))
     return {
         "id": task.id,
         "question": task.inputs.get("question", task.text),
@@ -65,7 +62,7 @@ def _line(
         "picked": ids,
         "q_values": [row.value for row in picks],
         "texts": texts,
-        "return": worth(Outcome(task, ranking=ranking, n_steps=len(ids))),
+        "return": reward(Outcome(task, ranking=ranking, n_steps=len(ids))),
         "f1": fact_f1(ids, task.gold),
         "em": fact_em(ids, task.gold),
         "gold_within": all_found(ids, task.gold),
@@ -73,23 +70,25 @@ def _line(
 
 
 def _texts(task: Task, ids: Sequence[str], corpus: Mapping[str, Document]) -> list[str]:
-    """What was picked: of the task's own chunks, or of the corpus; title and text, as a reader sees them."""
-    chunks, wanted = task.inputs.get("chunks", ()), {*ids}
-    own = {str(place): chunk for place, chunk in enumerate(chunks) if isinstance(chunk, str) and str(place) in wanted}
-    own |= {str(one.get("id", i)): _shown(**one) for i, one in enumerate(chunks) if not isinstance(one, str)}
-    found = {id: _shown(corpus[id].text, corpus[id].title) for id in wanted if id in corpus}
-    return [own.get(id) or found.get(id, id) for id in ids]
+    """Return title and text of the picks, as a reader sees them: from the task's chunks, else from the corpus."""
+    texts = {id: _titled(corpus[id].text, corpus[id].title) for id in {*ids} if id in corpus}
+    for i, chunk in enumerate(task.inputs.get("chunks", ())):
+        if not isinstance(chunk, str):
+            texts[str(chunk.get("id", i))] = _titled(**chunk)
+        elif str(i) in ids:
+            texts[str(i)] = chunk
+    return [texts.get(id) or id for id in ids]
 
 
-def _shown(text: str, title: str = "", **others: Json) -> str:
+def _titled(text: str, title: str = "", **others: Json) -> str:
     return f"{title} | {text}" if title else text
 
 
 def early_stop(rows: Iterable[ScoredHop], tasks: Sequence[Task]) -> list[dict[str, float]]:
-    """What would be found if picking ended before the first pick whose Q-value is below a threshold; one pick is made.
+    """Score picking that ends before the first pick with a Q-value below a threshold, but after at least one pick.
 
-    A point for each of `_N_THRESHOLDS` quantiles of the Q-values: ``threshold``, ``picks`` (mean), ``fact_f1`` and
-    ``all_found``. Nothing where there are no Q-values.
+    Returns a point for each of `_N_THRESHOLDS` quantiles of the Q-values: ``threshold``, ``picks`` (mean), ``fact_f1``
+    and ``all_found``; none without Q-values.
 
     Source: Q-RAG (arXiv 2511.07328), the end of an episode by the largest Q-value.
     """
@@ -113,27 +112,27 @@ def early_stop(rows: Iterable[ScoredHop], tasks: Sequence[Task]) -> list[dict[st
     return points
 
 
-def write_episodes(data: Data, path: Path, n: int = 10) -> int:
-    """Write tasks with candidates of a corpus, as JSON lines of kind chunks; returns how many.
+def _until(picks: Sequence[tuple[str, float]], threshold: float) -> list[str]:
+    end = next((i for i, (_, value) in enumerate(picks) if i and value < threshold), len(picks))
+    return [id for id, _ in picks[:end]]
 
-    The candidates of a task are its gold documents and the first others that BM25 finds for its question, ``n`` in
-    all, in an order drawn by the task's id. Figures on them are not those on a data set's own paragraphs: the gold
-    documents are always there, and the others are near the question.
+
+def write_episodes(data: Data, path: Path, n: int = 10) -> int:
+    """Write tasks with ``n`` candidates each as JSON lines of kind chunks; return the number of tasks.
+
+    The candidates of a task are its gold documents and the first other documents that BM25 finds for its question, in
+    an order drawn by the task's id. Figures on them are not comparable to those on a data set's own paragraphs: the
+    gold documents are always present, and the others are close to the question.
     """
     tasks = [task for task in data.tasks if task.gold]
     rankings = BM25.build(data.corpus).search([task.text for task in tasks], n)
     lines = []
     for task, ranking in zip(tasks, rankings, strict=True):
-        found = [passage.doc_id for passage in ranking if passage.doc_id not in task.gold]
-        ids = sorted([*task.gold, *found[: max(0, n - len(task.gold))]], key=lambda id: rank_of(id, 0, task.id))
+        others = [passage.doc_id for passage in ranking if passage.doc_id not in task.gold]
+        ids = sorted([*task.gold, *others[: max(0, n - len(task.gold))]], key=lambda id: rank_of(id, 0, task.id))
         chunks = [{"id": id, "title": data.corpus[id].title, "text": data.corpus[id].text} for id in ids]
         known = {"answers": list(task.answers), "type": task.type, "hops": task.hops, "split": task.split}
         line = {"id": task.id, "question": task.text, "chunks": chunks, "support": list(task.gold), **known}
         lines.append(json.dumps({name: value for name, value in line.items() if value}, ensure_ascii=False) + "\n")
     write_atomically(path, "".join(lines))
     return len(lines)
-
-
-def _until(picks: Sequence[tuple[str, float]], threshold: float) -> list[str]:
-    end = next((i for i, (_, value) in enumerate(picks) if i and value < threshold), len(picks))
-    return [id for id, _ in picks[:end]]

@@ -7,9 +7,9 @@ import pytest
 from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.types import Outcome, Passage, Task
-from leret.policies import reader
+from leret.evaluation.picking import reader
+from leret.evaluation.picking.reader import PROMPTS, ReaderLM, answer_em, score
 from leret.policies.base import Completion
-from leret.policies.reader import PROMPTS, ReaderLM, answer_em, score
 from leret.rewards import reward
 
 TASK = Task("qa2-1", {"question": "Where is the milk?", "chunks": ["..."]}, ("1",), ("kitchen",))
@@ -61,12 +61,12 @@ def test_scores_are_normalised_and_the_best_reference_counts():
 def asked(monkeypatch):
     policy = Scripted("kitchen")
     monkeypatch.setattr(reader, "shared_policy", lambda settings: policy)
-    reader._read.cache_clear()
+    reader._cached_answer.cache_clear()
     return policy
 
 
 def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(asked):
-    part = {"function": "leret.policies.reader:answer_em", "policy": {"model": "demo"}}
+    part = {"function": "leret.evaluation.picking.reader:answer_em", "policy": {"model": "demo"}}
     worth = reward(RewardSettings.model_validate({"parts": {"answer_em": part}}))
     assert worth(Outcome(TASK, ranking=FOUND, prediction=None)) is None
     assert worth(Outcome(TASK, prediction={})) == 0.0
