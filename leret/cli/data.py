@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from leret.cli.console import AsJson, DataOverrides, FormatOption, SkipInvalid, 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
     from leret.datasets.inspect import DataReport, Spread
+    from leret.datasets.load import Data
 
 
 _SHOWN = 5
@@ -52,11 +54,34 @@ def episodes(
 ) -> None:
     """Give each question candidates from a corpus: its gold documents, and the first others that BM25 finds."""
     from leret.datasets.load import load
-    from leret.evaluation.picking.episodes import write_episodes
 
     data = _settings(None, form, questions, corpus, ["data.split=all"])
-    n = write_episodes(load(data), out, candidates)
+    n = _write_episodes(load(data), out, candidates)
     done(f"{n:,} questions with {candidates} candidates each (gold documents, then BM25) in {out}")
+
+
+def _write_episodes(data: Data, path: Path, n: int) -> int:
+    """Write tasks with ``n`` candidates each; return the number of tasks.
+
+    The order of the candidates is drawn by the task's id. Figures on them are not comparable to those on a data set's
+    own paragraphs: the gold documents are always present, and the others are close to the question.
+    """
+    from leret.core.files import write_atomically
+    from leret.datasets.splits import rank_of
+    from leret.retrieval.engines.bm25 import BM25
+
+    tasks = [task for task in data.tasks if task.gold]
+    rankings = BM25.build(data.corpus).search([task.text for task in tasks], n)
+    lines = []
+    for task, ranking in zip(tasks, rankings, strict=True):
+        others = [passage.doc_id for passage in ranking if passage.doc_id not in task.gold]
+        ids = sorted([*task.gold, *others[: max(0, n - len(task.gold))]], key=lambda id: rank_of(id, 0, task.id))
+        chunks = [{"id": id, "title": data.corpus[id].title, "text": data.corpus[id].text} for id in ids]
+        known = {"answers": list(task.answers), "type": task.type, "hops": task.hops, "split": task.split}
+        line = {"id": task.id, "question": task.text, "chunks": chunks, "support": list(task.gold), **known}
+        lines.append(json.dumps({name: value for name, value in line.items() if value}, ensure_ascii=False) + "\n")
+    write_atomically(path, "".join(lines))
+    return len(lines)
 
 
 def _show(report: DataReport) -> None:

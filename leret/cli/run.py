@@ -1,4 +1,4 @@
-"""``leret train``, ``merge``, ``eval`` and ``answer``, and ``leret run``, the whole loop."""
+"""``leret train``, ``merge`` and ``eval``, and ``leret run``, the whole loop."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
@@ -122,57 +122,11 @@ def evaluate(
     show(report, by_hop=all_)
 
 
-def answer(
-    log: Annotated[Path, typer.Argument(metavar="LOG", help="An eval_seed*.jsonl, or a directory with such files.")],
-    policy: Annotated[
-        str,
-        typer.Option(help="The reader: a model, or settings as in a recipe, {kind: openai, urls: [...], model: M}."),
-    ],
-    task: Annotated[
-        str | None, typer.Option(help="Prompt: qa1 ... qa5, or questions.", show_default="by the ids")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of an answer.")] = 32,
-    as_json: AsJson = False,
-) -> None:
-    """Answer questions from a picker's choices with a reader LM: EM and F1 for the logs of `leret eval`."""
-    import asyncio
-
-    from leret.config.load import flag_recipe
-    from leret.core.yaml import parse
-    from leret.evaluation.picking.answers import MEASURES, find_logs
-    from leret.evaluation.picking.answers import answer as stage
-    from leret.evaluation.picking.reader import ReaderLM
-    from leret.policies.load import make_policy, probe
-
-    value = parse(policy, "--policy").value if policy.lstrip().startswith("{") else {"model": policy}
-    settings = flag_recipe({"data": {"kind": "world"}, "policy": value}, {"policy": "--policy"}).policy
-    files = find_logs(log)
-
-    async def answer_all() -> list[dict[str, Any]]:
-        await probe(settings)
-        reader = ReaderLM(make_policy(settings), task, max_tokens)
-        try:
-            with shown() as progress:
-                return [await stage(file, reader, progress) for file in files]
-        finally:
-            await reader.policy.aclose()
-
-    results = asyncio.run(answer_all())
-    columns = ("log", "n", "answer EM", "answer F1", "fact EM", "fact F1")
-    rows = [(r["log"], str(r["n"]), *("-" if r[n] is None else f"{r[n]:.3f}" for n in MEASURES)) for r in results]
-    console.table(columns, rows, values={"logs": results})
-
-
 def show(report: EvalReport, by_hop: bool = False) -> None:
     """Print the table of an evaluation, its headline, and the paths of its files."""
-    from leret.evaluation.picking.sweep import sweep_table
     from leret.evaluation.summary import headline, table, table_by_hop
 
     summary = report.summary
-    if "sweep" in summary:
-        console.table(*sweep_table(summary["sweep"]), "by number of sentences per task", values=summary["sweep"])
-        console.done(f"{report.path}  {report.page}")
-        return
     title = f"{summary['n_questions']:,} held-out questions, after hop {summary['n_hops']}"
     console.table(*table(summary), title, values=summary)
     for note in summary.get("notes", ()):

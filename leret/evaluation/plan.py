@@ -106,13 +106,15 @@ class EvalEstimate:
 
 def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
     """Estimate `leret.evaluation.stage.evaluate` without writing; raises the same errors except those of policies."""
+    whole = _estimate(recipe, run)
     choice = choosing(resolve(recipe, run))
-    parts = [_estimate(one, run) for one in (*recipe.each(), *([choice] if choice else []))]
-    to_ask = tuple(dict.fromkeys(name for part in parts for name in part.to_ask))
-    calls = [part.lm_calls for part in parts if part.lm_calls is not None]
-    n_calls = sum(calls) if len(calls) == len(parts) else None
-    n, done = sum(part.questions for part in parts), all(part.done for part in parts)
-    return EvalEstimate(n, parts[0].systems, to_ask, parts[0].steps, n_calls, done)
+    if choice is None:
+        return whole
+    part = _estimate(choice, run)
+    to_ask = tuple(dict.fromkeys((*whole.to_ask, *part.to_ask)))
+    n_calls = None if whole.lm_calls is None or part.lm_calls is None else whole.lm_calls + part.lm_calls
+    n_questions, done = whole.questions + part.questions, whole.done and part.done
+    return EvalEstimate(n_questions, whole.systems, to_ask, whole.steps, n_calls, done)
 
 
 def choosing(evaluation: Evaluation) -> EvalRecipe | None:

@@ -122,11 +122,6 @@ class Evaluator:
     def __post_init__(self) -> None:
         self._scorer = Scorer(self.measures, self.questions, self.corpus)
 
-    @property
-    def picks(self) -> bool:
-        """True if the program retrieves by picking."""
-        return any(pick.retrieves for pick in self.setup.replay.picks.values())
-
     def evaluate(self, system: System) -> tuple[SystemResults, bool]:
         """Return the system's rows, and True if any question had to be run."""
         results, todo = self.missing(system)

@@ -18,8 +18,6 @@ from leret.core.runs import Run
 from leret.core.stages import mark_completed
 from leret.core.types import Task
 from leret.evaluation.baselines import hyde_note
-from leret.evaluation.picking.episodes import early_stop, file_name, write_log
-from leret.evaluation.picking.sweep import write_sweep
 from leret.evaluation.plan import Evaluation, choosing, held_out, open_evaluator, resolve
 from leret.evaluation.report.content import examples
 from leret.evaluation.report.page import write_page
@@ -30,7 +28,6 @@ from leret.evaluation.summary import summarise
 from leret.evaluation.systems import HYDE, System, focus
 from leret.policies.load import probe
 from leret.programs.saved import save
-from leret.rewards import reward
 from leret.sampling.rollouts.environment import Environment
 
 
@@ -50,8 +47,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     """Evaluate systems, compare them, and write summary, TREC files, report and program.
 
     Results under the same policy, prompt, data and settings are reused; failed questions run again. After Ctrl-C the
-    same call continues. If ``recipe.data.sentences`` has several lengths, each is evaluated, and sweep.json and
-    sweep.svg show all of them.
+    same call continues.
 
     Raises:
         ConfigError: unknown systems, measures or baseline.
@@ -60,8 +56,6 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
             stored.
         RunError: the run was not sampled, or cannot be read or written, or its inputs have changed.
     """
-    if isinstance(recipe.data.sentences, tuple):
-        return _sweep(recipe, run, progress)
     began = time.monotonic()
     evaluation = resolve(recipe, run)
     path, page = evaluation.directory / "summary.json", evaluation.page
@@ -73,7 +67,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
         tasks, data = held_out(evaluation, environment)
         evaluator = open_evaluator(evaluation, environment, tasks, data, progress or Silent())
         asked, results = _evaluate_systems(evaluation, evaluator)
-        summary = _summary(evaluation, tasks, data, results, evaluator.picks) | chosen
+        summary = _summary(evaluation, tasks, data, results) | chosen
         shown = _examples(evaluation, environment, tasks, results, summary["focus"])
         with run.writing():
             write_qrels(evaluation.directory / "qrels.trec", tasks)
@@ -98,16 +92,6 @@ def _chosen(evaluation: Evaluation, progress: Progress | None) -> dict[str, Any]
     return {"focus": focus(evaluation.systems, recall), **({"chosen_on": recall} if recall else {})}
 
 
-def _sweep(recipe: EvalRecipe, run: Run, progress: Progress | None) -> EvalReport:
-    reports = [evaluate(each, run, progress=progress) for each in recipe.each()]
-    with run.writing():
-        directory = run.eval / (recipe.evaluation_name or "")
-        sweep, path, plot = write_sweep(directory, [report.summary for report in reports])
-    asked = tuple(dict.fromkeys(name for report in reports for name in report.asked))
-    already, seconds = all(report.already for report in reports), sum(report.seconds for report in reports)
-    return EvalReport({**reports[-1].summary, "sweep": sweep}, path, plot, asked, already, seconds)
-
-
 def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
     """Return the names of the systems that were run, and the results of all; close the evaluator."""
     asked, results = [], {}
@@ -120,8 +104,6 @@ def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tup
             if new:
                 asked.append(system.name)
                 _record(evaluation, system, results[system.name])
-            if evaluator.picks:
-                _write_log(evaluation, evaluator, system, results[system.name])
     finally:
         evaluator.close()
     return tuple(asked), results
@@ -138,22 +120,13 @@ def _record(evaluation: Evaluation, system: System, results: SystemResults) -> N
     evaluation.run.event("eval", "evaluated", name=name, system=system.name, **facts)
 
 
-def _write_log(evaluation: Evaluation, evaluator: Evaluator, system: System, results: SystemResults) -> None:
-    final = reward(evaluation.sampling.sampling.whole_reward)
-    path = evaluation.directory / system.name / file_name(evaluation.recipe.seed, evaluation.sentences)
-    with evaluation.run.writing():
-        write_log(path, results.rows, evaluator.questions, evaluator.corpus, final)
-
-
 def _summary(
-    evaluation: Evaluation, tasks: Sequence[Task], data: str, results: Mapping[str, SystemResults], picks: bool
+    evaluation: Evaluation, tasks: Sequence[Task], data: str, results: Mapping[str, SystemResults]
 ) -> dict[str, Any]:
     recipe = evaluation.recipe
     evaluated = [(system, results[system.name]) for system in evaluation.systems]
     statistics = Statistics(recipe.resamples, recipe.confidence, recipe.seed)
     summary = summarise(evaluated, tasks, evaluation.measures, recipe.baseline, statistics)
-    for row in summary["rows"] if picks else ():
-        row["early_stop"] = early_stop(results[row["system"]].rows, tasks)
     return {
         **summary,
         **recipe.model_dump(include={"split", "temperature", "samples", "seed"}),

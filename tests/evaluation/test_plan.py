@@ -146,3 +146,8 @@ def test_a_run_names_no_path_of_the_machine_and_moves_with_its_data(run, tmp_pat
     moved = tmp_path.rename(f"{tmp_path}-moved")
     again = evaluate(BASE, Run.open(moved / "run"))
     assert (again.asked, again.summary["rows"]) == ((), first.summary["rows"])
+
+
+def test_other_data_have_no_lengths(run):
+    with pytest.raises(ConfigError, match="data: only kind babilong"):
+        evaluate(asks("raw-question", data={"sentences": 9}), run)

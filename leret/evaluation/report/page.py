@@ -13,7 +13,7 @@ from leret.core.files import write_atomically
 from leret.core.runs import Run
 from leret.evaluation.measures import LABELS
 from leret.evaluation.report.content import TrainingData, curves_of, training_data
-from leret.evaluation.report.plots import Panel, bars_by_step, curves, dumbbells
+from leret.evaluation.report.plots import bars_by_step, curves, dumbbells
 from leret.evaluation.summary import LEVEL, headline
 from leret.evaluation.systems import RAW, training_facts
 
@@ -73,7 +73,11 @@ def render(
         labels={m: LABELS.get(m, m) for m in measures},
         percent=lambda share: f"{100 * share:g} %",
         any_failed=any(row["failed"] for row in summary["rows"]),
-        dumbbells=_result_figures(summary),
+        dumbbells=[
+            {"title": title, "svg": dumbbells(summary["rows"], measure, LABELS[measure])}
+            for measure, title in _DUMBBELLS.items()
+            if summary["rows"]
+        ],
         histograms=_histograms(learned),
         sampled=_sampled(learned),
         rounds=learned.rounds,
@@ -87,17 +91,6 @@ def render(
     )
 
 
-def _result_figures(summary: Mapping[str, Any]) -> list[dict[str, str]]:
-    rows = summary["rows"]
-    figures = [
-        {"title": title, "svg": dumbbells(rows, measure, LABELS[measure])}
-        for measure, title in _DUMBBELLS.items()
-        if rows
-    ]
-    picks = [(name, title, panels) for name, title, panels in _pick_panels(summary) if panels]
-    return figures + [{"title": title, "svg": curves(name, title, panels)} for name, title, panels in picks]
-
-
 def _histograms(learned: TrainingData) -> list[dict[str, str]]:
     histograms = (
         ("rewards", "Rewards of the samples", "reward", learned.rewards),
@@ -107,25 +100,6 @@ def _histograms(learned: TrainingData) -> list[dict[str, str]]:
         {"title": title, "svg": bars_by_step(name, label, by_step)}
         for name, title, label, by_step in histograms
         if any(by_step.values())
-    ]
-
-
-def _pick_panels(summary: Mapping[str, Any]) -> list[tuple[str, str, list[Panel]]]:
-    """Return panels for a program that picks: measures by the number of picks, and with an end by Q-value."""
-    rows = [row for row in summary["rows"] if "early_stop" in row]
-    measures = [measure for measure in ("fact_f1", "all_found") if measure in summary["measures"]]
-    budget, ended = list[Panel](), list[Panel]()
-    for measure in measures:
-        by_hop = {
-            row["system"]: [(h["hop"], h[measure]) for h in row["hops"] if h[measure] is not None] for row in rows
-        }
-        by_value = {row["system"]: [(p["picks"], p[measure]) for p in row["early_stop"]] for row in rows}
-        for panels, lines in ((budget, by_hop), (ended, by_value)):
-            if lines := {name: line for name, line in lines.items() if line}:
-                panels.append((LABELS[measure], lines))
-    return [
-        ("budget", "Found by the number of picks", budget),
-        ("early-stop", "Found by the mean number of picks, when a threshold of Q-values ends them", ended),
     ]
 
 

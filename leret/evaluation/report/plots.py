@@ -120,8 +120,8 @@ Panel = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
 """A title, and the points of its lines by name."""
 
 
-def curves(name: str, subject: str, panels: Sequence[Panel], lengths: Sequence[int] = ()) -> str:
-    """Draw panels over whole numbers, or over ``lengths`` on a logarithmic scale."""
+def curves(name: str, subject: str, panels: Sequence[Panel]) -> str:
+    """Draw panels over whole numbers."""
     n_columns = 2 if len(panels) > 1 else 1
     n_rows = -(-len(panels) // n_columns)
 
@@ -134,10 +134,6 @@ def curves(name: str, subject: str, panels: Sequence[Panel], lengths: Sequence[i
             axes.set_title(title)
             axes.grid(axis="y")
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-            if lengths:
-                axes.set_xscale("log")
-                axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
-                axes.minorticks_off()
             axes.tick_params(labelsize=8.5, labelcolor=_MUTED)
             if len(lines) > 1:
                 axes.legend()

@@ -1,4 +1,4 @@
-"""`leret answer`: a reader answers from the picks in the logs of `leret.evaluation.picking.episodes`."""
+"""Answers of a reader LM from the picks in the logs of `episodes.py`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.babilong.reader import ReaderLM, score
 from leret.core.aio import for_each
 from leret.core.errors import DataError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress
 from leret.core.types import digest
-from leret.evaluation.picking.reader import ReaderLM, score
 from leret.evaluation.statistics import bootstrap_intervals, json_number, nan_mean
 
 _SUFFIX = ".answers.jsonl"
@@ -28,7 +28,7 @@ def find_logs(path: Path) -> list[Path]:
     files = [path] if path.is_file() else sorted(path.rglob("eval_seed*.jsonl"))
     logs = [file for file in files if not file.name.endswith(_SUFFIX)]
     if not logs:
-        raise DataError(f"{path}: no log of picks; name an eval_seed*.jsonl, or a directory that `leret eval` wrote")
+        raise DataError(f"{path}: no log of picks; name an eval_seed*.jsonl, or a directory with such files")
     return logs
 
 
@@ -77,10 +77,10 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             missing = {"id", "question", "texts", "answer"} - line.keys()
         except (ValueError, AttributeError) as error:
             raise DataError(
-                f"{path}:{number}: not a line of picks ({error}); `leret eval` writes these logs"
+                f"{path}:{number}: not a line of picks ({error}); see benchmarks/babilong/episodes.py"
             ) from error
         if missing:
-            raise DataError(f"{path}:{number}: {sorted(missing)[0]!r} is missing; `leret eval` writes these logs")
+            raise DataError(f"{path}:{number}: {sorted(missing)[0]!r} is missing; see benchmarks/babilong/episodes.py")
         lines.append(line)
     return lines
 

@@ -3,7 +3,7 @@
 ``N`` is the number of sentences of a babilong task; other data have no ``_ns{N}``. A line has ``id``, ``question``,
 ``answer``, ``support`` (gold ids), ``picked`` (ids in order), ``q_values`` of the picks (null without a picker),
 ``texts``, ``return`` (the run's reward at the end) and the measures of the facts: ``f1``, ``em`` (exactly the gold
-facts) and ``gold_within`` (all gold facts are among the picks). `leret answer` reads these files.
+facts) and ``gold_within`` (all gold facts are among the picks). early_stop.json beside it has `early_stop`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,31 @@ from pathlib import Path
 
 import numpy as np
 
+from leret.config.evaluation import EvalRecipe
 from leret.core.files import write_atomically
+from leret.core.runs import Run
 from leret.core.types import Document, Json, Outcome, Passage, Task
-from leret.datasets.load import Data
-from leret.datasets.splits import rank_of
-from leret.evaluation.results import ScoredHop, first_runs
-from leret.retrieval.engines.bm25 import BM25
-from leret.rewards import Reward
+from leret.evaluation.plan import held_out, resolve
+from leret.evaluation.results import ScoredHop, first_runs, read_rows
+from leret.rewards import Reward, reward
 from leret.rewards.ranking import all_found, fact_em, fact_f1
+from leret.sampling.rollouts.environment import Environment
 
 _N_THRESHOLDS = 20
+
+
+def write_logs(recipe: EvalRecipe, run: Run) -> None:
+    """Write log and early_stop.json of every system of an evaluation."""
+    evaluation = resolve(recipe, run)
+    whole = reward(evaluation.sampling.sampling.whole_reward)
+    with Environment.open(run) as environment, run.writing():
+        tasks, _ = held_out(evaluation, environment)
+        for system in evaluation.systems:
+            directory = evaluation.directory / system.name
+            rows = read_rows(directory / "per_question.parquet")
+            path = directory / file_name(recipe.seed, evaluation.sentences)
+            write_log(path, rows, tasks, environment.corpus, whole)
+            write_atomically(directory / "early_stop.json", json.dumps(early_stop(rows, tasks)) + "\n")
 
 
 def file_name(seed: int, sentences: int | None) -> str:
@@ -115,24 +130,3 @@ def early_stop(rows: Iterable[ScoredHop], tasks: Sequence[Task]) -> list[dict[st
 def _until(picks: Sequence[tuple[str, float]], threshold: float) -> list[str]:
     end = next((i for i, (_, value) in enumerate(picks) if i and value < threshold), len(picks))
     return [id for id, _ in picks[:end]]
-
-
-def write_episodes(data: Data, path: Path, n: int = 10) -> int:
-    """Write tasks with ``n`` candidates each as JSON lines of kind chunks; return the number of tasks.
-
-    The candidates of a task are its gold documents and the first other documents that BM25 finds for its question, in
-    an order drawn by the task's id. Figures on them are not comparable to those on a data set's own paragraphs: the
-    gold documents are always present, and the others are close to the question.
-    """
-    tasks = [task for task in data.tasks if task.gold]
-    rankings = BM25.build(data.corpus).search([task.text for task in tasks], n)
-    lines = []
-    for task, ranking in zip(tasks, rankings, strict=True):
-        others = [passage.doc_id for passage in ranking if passage.doc_id not in task.gold]
-        ids = sorted([*task.gold, *others[: max(0, n - len(task.gold))]], key=lambda id: rank_of(id, 0, task.id))
-        chunks = [{"id": id, "title": data.corpus[id].title, "text": data.corpus[id].text} for id in ids]
-        known = {"answers": list(task.answers), "type": task.type, "hops": task.hops, "split": task.split}
-        line = {"id": task.id, "question": task.text, "chunks": chunks, "support": list(task.gold), **known}
-        lines.append(json.dumps({name: value for name, value in line.items() if value}, ensure_ascii=False) + "\n")
-    write_atomically(path, "".join(lines))
-    return len(lines)

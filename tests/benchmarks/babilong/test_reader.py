@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from benchmarks.babilong import reader
+from benchmarks.babilong.reader import PROMPTS, ReaderLM, answer_em, score
 from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.types import Outcome, Passage, Task
-from leret.evaluation.picking import reader
-from leret.evaluation.picking.reader import PROMPTS, ReaderLM, answer_em, score
 from leret.policies.base import Completion
 from leret.rewards import reward
 
@@ -66,7 +66,7 @@ def asked(monkeypatch):
 
 
 def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(asked):
-    part = {"function": "leret.evaluation.picking.reader:answer_em", "policy": {"model": "demo"}}
+    part = {"function": "benchmarks.babilong.reader:answer_em", "policy": {"model": "demo"}}
     worth = reward(RewardSettings.model_validate({"parts": {"answer_em": part}}))
     assert worth(Outcome(TASK, ranking=FOUND, prediction=None)) is None
     assert worth(Outcome(TASK, prediction={})) == 0.0

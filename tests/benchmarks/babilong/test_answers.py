@@ -5,13 +5,12 @@ import json
 
 import pytest
 from aiohttp import web
-from typer.testing import CliRunner
 
-from leret.cli.app import app
+from benchmarks.babilong.__main__ import main
+from benchmarks.babilong.answers import answer, find_logs, read_log
+from benchmarks.babilong.reader import ReaderLM
 from leret.core.errors import DataError, PolicyError
 from leret.core.progress import Silent
-from leret.evaluation.picking.answers import answer, find_logs, read_log
-from leret.evaluation.picking.reader import ReaderLM
 from leret.policies.base import Completion
 from tests.http.servers import serving
 from tests.policies.servers import ChatServer, completion
@@ -103,28 +102,20 @@ def test_other_files_are_refused(tmp_path, text, says):
         read_log(tmp_path / "eval_seed0.jsonl")
 
 
-def test_the_command_answers_with_a_model_of_this_process(log, tmp_path):
-    model = tiny_policy(tmp_path / "reader")
-    made = CliRunner().invoke(
-        app, ["answer", str(tmp_path / "ns50"), "--policy", str(model), "--max-tokens", "4", "--json"]
-    )
-    assert made.exit_code == 0, made.output
-    [found] = json.loads(made.stdout)["logs"]
-    assert (found["n"], found["log"]) == (2, str(log))
+def test_the_command_answers_with_a_model_of_this_process(log, tmp_path, capsys):
+    main(["answer", str(tmp_path / "ns50"), "--policy", str(tiny_policy(tmp_path / "reader")), "--max-tokens", "4"])
+    [result] = json.loads(capsys.readouterr().out.splitlines()[-1])["logs"]
+    assert (result["n"], result["log"]) == (2, str(log))
 
 
-def test_the_command_answers_with_a_served_model(log, tmp_path):
-    async def asked():
+def test_the_command_answers_with_a_served_model(log, tmp_path, capsys):
+    async def ask():
         async with serving(Reader(), under="/v1") as [url]:
             reader = json.dumps({"kind": "openai", "model": "m", "urls": [url]})
-            words = ["answer", str(tmp_path / "ns50"), "--policy", reader, "--task", "qa2", "--json"]
-            return await asyncio.to_thread(CliRunner().invoke, app, words)
+            await asyncio.to_thread(main, ["answer", str(tmp_path / "ns50"), "--policy", reader, "--task", "qa2"])
 
-    made = asyncio.run(asked())
-    assert made.exit_code == 0, made.output
-    [found] = json.loads(made.stdout)["logs"]
-    assert (found["answer_em"], found["answer_f1"]) == (1.0, 1.0)
-    assert [line["prediction"] for line in read_log(log.with_name("eval_seed0_ns50.answers.jsonl"))] == [
-        "home",
-        "the park",
-    ]
+    asyncio.run(ask())
+    [result] = json.loads(capsys.readouterr().out.splitlines()[-1])["logs"]
+    assert (result["answer_em"], result["answer_f1"]) == (1.0, 1.0)
+    written = read_log(log.with_name("eval_seed0_ns50.answers.jsonl"))
+    assert [line["prediction"] for line in written] == ["home", "the park"]
