@@ -1,4 +1,4 @@
-"""The demo's policy from nothing: ``python -m models demo``.
+"""The demo's policy from scratch: ``python -m models demo``.
 
 A word vocabulary, a fresh model of a million parameters, rows from generated worlds, the loop, and a model card.
 """
@@ -43,13 +43,13 @@ SECOND = replace(
     probe_every=200,
 )
 _LOOKING_UP_ROWS = 26_000
-"""Rows of the second part that teach to look a name up, before the mixture that the policy ends with."""
+"""Rows of the second part that teach looking up names, before the final mixture."""
 
 _HOP1 = {"copy": 0.25, "generic": 0.4, "keywords": 0.2, "entity": 0.15}
 _LOOKING_UP = StreamSettings(
     uses=1,
     lists=(0.05, 0.05),
-    settled=1,
+    constant_after=1,
     demos=(0.1, 0.1),
     hop1=_HOP1,
     hop2={"mention_near": 0.9, "mention_random": 0.05, "title": 0.05},
@@ -70,7 +70,7 @@ MIXED = replace(
 
 
 def pretrain_scratch(out: Path, progress: Progress, *, seed: int = 0, steps: int | None = None) -> Path:
-    """Build the tiny policy of the demo in ``out``, or go on building it; by default with the shipped one's steps."""
+    """Build the demo's tiny policy in ``out``, or continue; ``steps`` defaults to those of the shipped policy."""
     from transformers import AutoModelForCausalLM
 
     both = _FIRST.steps + SECOND.steps
@@ -96,7 +96,7 @@ def pretrain_scratch(out: Path, progress: Progress, *, seed: int = 0, steps: int
 
 
 def training_facts(*logs: Path) -> tuple[str, str]:
-    """For a model card: what the training took, and a table of what was measured at its end."""
+    """Return the cost of a training and a table of its final measures, for a model card."""
     lines = [json.loads(line) for log in logs for line in log.read_text(encoding="utf-8").splitlines()]
     figures = [line for line in lines if "bridge" in line][-1]
     minutes = sum(line.get("cpu_s", 0.0) for line in lines) / 60
