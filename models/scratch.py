@@ -7,21 +7,50 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
+import torch
+from transformers import PreTrainedModel
+
 from leret.core.progress import Progress
-from leret.demo.pretrain.loop import LoopSettings, train
+from leret.demo.pretrain.loop import Batch, LoopSettings, adamw, cross_entropy, hidden_states, train
 from models.gate import GATE_SEED, make_gate
 from models.words import build_model, build_tokenizer
 from models.worlds import StreamSettings, rows
 
 _FIRST_PART = ".first"
 
-_FIRST = LoopSettings(
+
+@dataclass(frozen=True)
+class ScratchSettings(LoopSettings):
+    """The loop with Muon for the matrices of the layers, and with a loss on the prompt's tokens."""
+
+    matrix_lr: float = 0.02  # peak rate of Muon
+    prompt_weight: float = 0.0  # weight of the loss on the prompt's tokens; that of the targets is 1
+
+    def optimizers(self, model: PreTrainedModel) -> list[torch.optim.Optimizer]:
+        """Return AdamW and Muon; rows of an embedding or a head are separate vectors, so Muon leaves them out."""
+        ends = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+        matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in ends]
+        ids = {id(p) for p in matrices}
+        rest = (p for p in model.parameters() if id(p) not in ids)
+        return [adamw(rest, self.lr), torch.optim.Muon(matrices, lr=self.matrix_lr, weight_decay=0.0)]
+
+    def loss(self, model: PreTrainedModel, batch: Batch, step: int) -> torch.Tensor:
+        hidden = hidden_states(model, batch)
+        positions: list[int] = []
+        for row, by_target in zip(batch.rows, batch.packed.places, strict=True):
+            last = by_target[0][0]
+            positions += range(last - len(row.prompt) + 1, last)
+        labels = torch.tensor([token for row in batch.rows for token in row.prompt[1:]])
+        prompt = cross_entropy(model, hidden, torch.tensor(positions), labels)
+        return cross_entropy(model, hidden, batch.target_at, batch.target_labels) + self.prompt_weight * prompt
+
+
+_FIRST = ScratchSettings(
     steps=3000,
-    optimizer="muon",
     lr=6e-3,
     matrix_lr=0.04,
     batch_tokens=2048,

@@ -135,7 +135,7 @@ CHANGES = {
     "module of a module": (replace("deep/unit.py", "ONE = 1", "ONE = 3"), {**OF_DATA, "rescore": None}),
     "base": (
         noise("base/model.safetensors"),
-        {"sft": "no longer the one that", "grpo": "no longer the one that", "eval": "no longer the policy that"},
+        {"sft": "no longer the one that", "grpo": "no longer the one that", "eval": "has changed since"},
     ),
     "weights": (noise("run/policies/first/model.safetensors"), dict.fromkeys(["child", "eval", "load"], OF_POLICY)),
     "saved program": (replace("run/program/program.py", "hops: int = 2", "hops: int = 1"), OF_COPY),

@@ -240,7 +240,7 @@ def test_a_question_gets_as_many_hops_as_gold_documents(folder: Path, n: int) ->
 def test_the_splits_of_the_data_are_kept(folder: Path) -> None:
     write_questions(folder, splits=("train",) * 20)
     code, out = leret("init", *FILES)
-    assert (code, "questions.jsonl has 20 in train; leret samples from train, and evaluates on" in out) == (2, True)
+    assert (code, "questions.jsonl has 20 in train; leret needs questions in train" in out) == (2, True)
     write_questions(folder, splits=("validation", *["train"] * 19))
     assert made(name="eval.yaml")["split"] == "dev"
 

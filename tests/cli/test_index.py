@@ -53,26 +53,26 @@ def test_another_index_is_replaced_only_by_force(index: Path) -> None:
 def test_what_is_no_index_is_never_overwritten(folder: Path) -> None:
     (folder / "idx").mkdir()
     (folder / "idx/thesis.tex").write_text("years")
-    assert "is no index; name another directory" in refused(*BUILD, "--force")
+    assert "exists and is not an index" in refused(*BUILD, "--force")
     assert (folder / "idx/thesis.tex").exists()
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--kind", "bm25"], "give --kind and --corpus"),
+        (["--kind", "bm25"], "or --kind and --corpus"),
         (["--kind", "bm26", *BM25[2:]], "--kind retriever.kind: 'bm26' is not one of"),
         ([*BM25, "--set", "k2=1"], "retriever.k2: unknown key"),
         ([*BM25, "--set", "k1=.inf"], "retriever.k1: input should be a finite number"),
         (["--kind", "pubmed", *BM25[2:]], "pubmed has no index of its own"),
         (["--kind", "hybrid", *BM25[2:]], "needs two engines"),
         (["--kind", "dense", *BM25[2:]], "--kind dense needs --model"),
-        ([*BM25, "--model", "x"], "--model is of kind dense and colbert, not of bm25"),
-        (["sampling/demo.yaml", *BM25], "leave --kind, --corpus out"),
-        (["sampling/demo.yaml", "--format", "jsonl", "--skip-invalid"], "leave --format, --skip-invalid out"),
+        ([*BM25, "--model", "x"], "--model x: --kind bm25 has no model"),
+        (["sampling/demo.yaml", *BM25], "remove --kind, --corpus"),
+        (["sampling/demo.yaml", "--format", "jsonl", "--skip-invalid"], "remove --format, --skip-invalid"),
     ],
 )
-def test_a_mistake_is_told_with_its_mend(args: list[str], says: str) -> None:
+def test_mistakes_are_refused_with_a_remedy(args: list[str], says: str) -> None:
     assert says in refused("index", "build", *args, "--out", "idx")
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -66,29 +66,24 @@ def interleaved(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows side by side, with the flat indices of predicting positions and the tokens that they predict."""
+    """Rows side by side, with the flat indices of the positions that predict the targets, and the targets' tokens."""
 
+    rows: Sequence[Row]
     packed: Packed
     target_at: torch.Tensor
     target_labels: torch.Tensor
-    prompt_at: torch.Tensor
-    prompt_labels: torch.Tensor
-    n_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoopSettings:
-    """Hyperparameters of the loop."""
+    """Hyperparameters of the loop, its optimizers and its loss."""
 
     steps: int
-    optimizer: Literal["muon", "adamw"] = "adamw"  # muon: AdamW for all but the matrices of the layers
     lr: float = 7e-4  # peak rate of AdamW
-    matrix_lr: float = 0.02  # peak rate of Muon
     batch_tokens: int = 2048  # prompts and targets, padding included
     pool_rows: int = 256  # rows sorted by length together, to reduce padding
     warmup_steps: int = 30
     decay_from: float = 0.0  # share of the steps after which the rate falls linearly to 0
-    prompt_weight: float = 0.0  # weight of the loss on the prompt's tokens; that of the targets is 1
     # Random tokens in the softmax of the loss, beside those of the batch (Jean et al., arXiv 1412.2007). The last sixth
     # of the steps, or with 0 all of them, use the whole vocabulary.
     negatives: int = 0
@@ -96,6 +91,14 @@ class LoopSettings:
     log_every: int = 50  # steps; each line is a mean over them
     probe_every: int = 500
     seed: int = 0  # of the order of the batches and of the model
+
+    def optimizers(self, model: PreTrainedModel) -> list[torch.optim.Optimizer]:
+        return [adamw(model.parameters(), self.lr)]
+
+    def loss(self, model: PreTrainedModel, batch: Batch, step: int) -> torch.Tensor:
+        """Return the mean cross entropy of the targets' tokens."""
+        classes = classes_of(model, batch, self, step)
+        return cross_entropy(model, hidden_states(model, batch), batch.target_at, batch.target_labels, classes)
 
 
 def train(
@@ -123,7 +126,9 @@ def train(
         return out
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(settings.seed)
-    parts = optimizers(model, settings)
+    parts = settings.optimizers(model)
+    for group in (group for part in parts for group in part.param_groups):
+        group["peak"] = group["lr"]
     key = {**asdict(settings), **(data or {})}
     first = _load_state(out, model, parts, key)
     batches = islice(_batches(rows, settings), first, None)
@@ -162,42 +167,17 @@ def is_finished(out: Path, steps: int) -> bool:
     return True
 
 
-def optimizers(model: PreTrainedModel, settings: LoopSettings) -> list[torch.optim.Optimizer]:
-    """Return the optimizers of a model: AdamW, and Muon if the settings choose it.
-
-    Muon optimizes only matrices of the layers: the rows of an embedding or a head are separate vectors.
-    """
-    ends = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
-    inner = [p for p in model.parameters() if p.ndim == 2 and id(p) not in ends and settings.optimizer == "muon"]
-    chosen = {id(p) for p in inner}
-    rest = [p for p in model.parameters() if id(p) not in chosen]
-    parts: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    ]
-    if inner:
-        parts.append(torch.optim.Muon(inner, lr=settings.matrix_lr, weight_decay=0.0))
-    for part in parts:
-        for group in part.param_groups:
-            group["peak"] = group["lr"]
-    return parts
+def adamw(parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """Return the loop's AdamW."""
+    return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
 
 
 def collate(rows: Sequence[Row]) -> Batch:
     """Pack rows into a batch."""
     packed = pack([(row.prompt, row.targets) for row in rows])
     target_at = [position for by_target in packed.places for positions in by_target for position in positions]
-    prompt_at: list[int] = []
-    for row, by_target in zip(rows, packed.places, strict=True):
-        last = by_target[0][0]
-        prompt_at += range(last - len(row.prompt) + 1, last)
-    return Batch(
-        packed,
-        torch.tensor(target_at),
-        torch.tensor([token for row in rows for target in row.targets for token in target]),
-        torch.tensor(prompt_at),
-        torch.tensor([token for row in rows for token in row.prompt[1:]]),
-        sum(map(len, rows)),
-    )
+    labels = [token for row in rows for target in row.targets for token in target]
+    return Batch(rows, packed, torch.tensor(target_at), torch.tensor(labels))
 
 
 def _batches(rows: Iterator[Row], settings: LoopSettings) -> Iterator[Batch]:
@@ -216,17 +196,11 @@ def _batches(rows: Iterator[Row], settings: LoopSettings) -> Iterator[Batch]:
 def _step(
     model: PreTrainedModel, batch: Batch, parts: list[torch.optim.Optimizer], settings: LoopSettings, step: int
 ) -> dict[str, float]:
-    target_loss, prompt_loss = losses(
-        model, batch, settings.prompt_weight > 0, classes_of(model, batch, settings, step)
-    )
-    loss = target_loss + settings.prompt_weight * prompt_loss
+    loss = settings.loss(model, batch, step)
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
     if not torch.isfinite(norm):
-        raise TrainingError(
-            f"pretraining: the gradient is not finite at step {step}; lower lr ({settings.lr}) "
-            f"or matrix_lr ({settings.matrix_lr})"
-        )
+        raise TrainingError(f"pretraining: the gradient is not finite at step {step}; lower lr ({settings.lr})")
     warm = (step + 1) / max(1, settings.warmup_steps)
     left = (settings.steps - step) / max(1.0, settings.steps * (1 - settings.decay_from))
     for part in parts:
@@ -234,7 +208,7 @@ def _step(
             group["lr"] = group["peak"] * min(warm, left, 1.0)
         part.step()
         part.zero_grad(set_to_none=True)
-    return {"loss": target_loss.item(), "prompt_loss": prompt_loss.item(), "tokens": float(batch.n_tokens)}
+    return {"loss": loss.item(), "tokens": float(sum(map(len, batch.rows)))}
 
 
 def classes_of(model: PreTrainedModel, batch: Batch, settings: LoopSettings, step: int) -> torch.Tensor | None:
@@ -247,29 +221,34 @@ def classes_of(model: PreTrainedModel, batch: Batch, settings: LoopSettings, ste
     return classes
 
 
-def losses(
-    model: PreTrainedModel, batch: Batch, with_prompt: bool, classes: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean cross entropy of the targets' tokens and of the prompts' tokens."""
+def hidden_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """Return the last hidden states of all positions, flat."""
     packed = batch.packed
-    hidden = model.base_model(
+    output = model.base_model(
         input_ids=packed.ids,
         attention_mask=packed.mask.to(model.dtype),
         position_ids=packed.positions,
         use_cache=False,
-    ).last_hidden_state
-    flat, head = hidden.flatten(0, 1), model.get_output_embeddings()
+    )
+    hidden: torch.Tensor = output.last_hidden_state.flatten(0, 1)
+    return hidden
 
-    def mean_loss(where: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if classes is None:
-            logits = head(flat[where])
-        else:
-            logits = torch.nn.functional.linear(flat[where], head.weight[classes])
-            labels = torch.searchsorted(classes, labels)
-        return torch.nn.functional.cross_entropy(logits.float(), labels)
 
-    prompt = mean_loss(batch.prompt_at, batch.prompt_labels) if with_prompt else torch.zeros(())
-    return mean_loss(batch.target_at, batch.target_labels), prompt
+def cross_entropy(
+    model: PreTrainedModel,
+    hidden: torch.Tensor,
+    positions: torch.Tensor,
+    labels: torch.Tensor,
+    classes: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the mean cross entropy at positions, over the vocabulary or over ``classes``."""
+    head = model.get_output_embeddings()
+    if classes is None:
+        logits = head(hidden[positions])
+    else:
+        logits = torch.nn.functional.linear(hidden[positions], head.weight[classes])
+        labels = torch.searchsorted(classes, labels)
+    return torch.nn.functional.cross_entropy(logits.float(), labels)
 
 
 class _Log:
