@@ -1,4 +1,4 @@
-"""What changes between two stages: the next one refuses it, computes anew, or does not depend on it."""
+"""Changes between two stages: the next one refuses them, computes again, or does not depend on them."""
 
 import json
 import shutil
@@ -145,7 +145,7 @@ CASES = [(change, stage, says) for change, (_, stages) in CHANGES.items() for st
 
 
 @pytest.mark.parametrize(("change", "stage", "says"), CASES, ids=[f"{change}-{stage}" for change, stage, _ in CASES])
-def test_what_has_changed_is_refused(run, change, stage, says):
+def test_changed_inputs_are_refused(run, change, stage, says):
     CHANGES[change][0](run.path.parent)
     before = content(run)
     with pytest.raises(LeretError, match=says):
@@ -155,7 +155,7 @@ def test_what_has_changed_is_refused(run, change, stage, says):
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("touched", [False, True], ids=["copied", "touched"])
-def test_what_is_the_same_is_not_refused(run, stage, touched):
+def test_equal_inputs_are_not_refused(run, stage, touched):
     if touched:
         for path in run.path.parent.rglob("*"):
             path.touch()

@@ -32,7 +32,7 @@ def train(
         ),
     ] = None,
 ) -> None:
-    """Train the policy on a run's samples (sft, dpo, ipo, kto) or on fresh ones (grpo, rloo, ppo)."""
+    """Train the policy on a run's samples (sft, dpo, ipo, kto) or on new ones (grpo, rloo, ppo)."""
     from leret.config.load import load_recipe
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe

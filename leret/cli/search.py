@@ -96,7 +96,7 @@ def _marked(text: str, pattern: Any) -> Text:
 def eval_retriever(
     index: IndexOrUrl,
     questions: Annotated[str, typer.Option(metavar="PATH", help="Questions with their relevant documents.")],
-    measures: Annotated[str, typer.Option(help="R@k, P@k, Success@k, AP, RR, nDCG[@k], Rprec; comma-separated.")] = (
+    measures: Annotated[str, typer.Option(help="R@k, P@k, Success@k, AP, RR, nDCG, Rprec; comma-separated.")] = (
         "R@10,AP"
     ),
     overrides: DataOverrides = None,

@@ -508,7 +508,10 @@ def _in_thread(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call in another thread if this one has an event loop, as a notebook does."""
     try:
         asyncio.get_running_loop()
+        has_loop = True
     except RuntimeError:
+        has_loop = False
+    if not has_loop:  # outside the handler: tracebacks in the program must not mention its exception
         return call(*args, **kwargs)
     with ThreadPoolExecutor(1, "leret-optimize") as thread:
         return thread.submit(copy_context().run, partial(call, *args, **kwargs)).result()

@@ -50,7 +50,7 @@ def test_another_index_is_replaced_only_by_force(index: Path) -> None:
     assert json.loads((index / "manifest.json").read_text())["settings"]["k1"] == 0.9
 
 
-def test_what_is_no_index_is_never_overwritten(folder: Path) -> None:
+def test_other_directories_are_never_overwritten(folder: Path) -> None:
     (folder / "idx").mkdir()
     (folder / "idx/thesis.tex").write_text("years")
     assert "exists and is not an index" in refused(*BUILD, "--force")
@@ -82,14 +82,14 @@ def test_a_recipe_names_engine_and_corpus() -> None:
     assert leret("index", "check", "idx")[0] == 0
 
 
-def test_info_tells_the_manifest(index: Path) -> None:
+def test_info_shows_the_manifest(index: Path) -> None:
     found = json.loads(leret("index", "info", index, "--json")[1])
     assert (found["engine"], found["documents"], found["settings"]["k1"]) == ("bm25", 3, 1.5)
     lines = [line.split() for line in leret("index", "info", index)[1].splitlines()]
     assert ["engine", "bm25"] in lines
 
 
-def test_an_index_that_left_bad_lines_out_is_checked_against_its_corpus(folder: Path) -> None:
+def test_an_index_without_bad_lines_is_checked_against_its_corpus(folder: Path) -> None:
     with (folder / "corpus.jsonl").open("a") as file:
         file.write("{bad\n")
     assert leret(*BUILD, "--skip-invalid")[0] == 0
@@ -98,7 +98,7 @@ def test_an_index_that_left_bad_lines_out_is_checked_against_its_corpus(folder: 
     assert "--corpus" in refused("index", "check", "idx", "--skip-invalid")
 
 
-def test_check_reads_it_through(index: Path) -> None:
+def test_check_reads_the_whole_index(index: Path) -> None:
     assert leret("index", "check", index, "--corpus", "corpus.jsonl")[0] == 0
     json_lines(Path("other.jsonl"), CORPUS[:2])
     assert "is an index of another corpus" in refused("index", "check", index, "--corpus", "other.jsonl")
@@ -129,11 +129,13 @@ def downloaded(folder: Path) -> Path:
         ("0.codes.pt", "", "its collection.tsv is not with it"),
     ],
 )
-def test_check_tells_what_a_downloaded_index_lacks(downloaded: Path, name: str, text: str | None, says: str) -> None:
+def test_check_names_missing_parts_of_a_downloaded_index(
+    downloaded: Path, name: str, text: str | None, says: str
+) -> None:
     (downloaded / name).unlink() if text is None else (downloaded / name).write_text(text)
     assert says in refused("index", "check", downloaded)
 
 
-def test_info_tells_what_a_downloaded_index_says(downloaded: Path) -> None:
+def test_info_shows_a_downloaded_index(downloaded: Path) -> None:
     found = json.loads(leret("index", "info", downloaded, "--json")[1])
     assert (found["documents"], found["chunks"], found["vectors"], found["bits"]) == (3, 2, 12, 2)

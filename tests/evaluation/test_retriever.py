@@ -53,7 +53,7 @@ def q(question_id, *gold):
     return Task.question(question_id, f"text {question_id}", gold=gold)
 
 
-def test_by_hand():
+def test_measures_by_hand():
     table = Table({"text 1": ["x", "a", "b"], "text 2": ["c"]})
     questions = [q("1", "a", "b"), q("2", "c", "d"), q("3", "e")]
     report = evaluate_retriever(table, questions, ["R@2", "AP", "RR", "Success@1"])
@@ -182,6 +182,6 @@ GOOD = [("word3", "d 3")]
         ("none", GOOD, (), "index"),
     ],
 )
-def test_what_the_command_refuses(index, ask, place, questions, args, says):
+def test_the_command_refuses_bad_input(index, ask, place, questions, args, says):
     code, _, output = ask(index / place, questions, *args)
     assert (code, says in output, "Traceback" in output) == (2, True, False)

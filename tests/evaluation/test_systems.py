@@ -1,4 +1,4 @@
-"""What can be evaluated in a run."""
+"""Systems of a run by name."""
 
 import json
 

@@ -55,7 +55,7 @@ def trainings(monkeypatch):
 
 @pytest.fixture
 def heard(caplog):
-    """What DSPy's log hears."""
+    """Messages of DSPy's log."""
     dspy.enable_logging()
     log = teleprompter.logger
     log.addHandler(caplog.handler)
@@ -181,7 +181,7 @@ def test_a_predictor_with_another_lm_is_answered_by_it_and_stays(trainings):
     assert not any("context:" in row.prompt[-1]["content"] for row in trainings[0]["examples"])  # the writer's alone
 
 
-def test_what_no_search_follows_and_no_metric_scores_is_left_and_said(trainings, heard):
+def test_a_predictor_without_search_and_metric_is_skipped_with_a_note(trainings, heard):
     leret_of(metric=None).compile(student_of(Answering), trainset=TRAIN)
     assert any("answer is not sampled" in line for line in heard())
 
@@ -262,7 +262,7 @@ def test_dspys_callbacks_hear_compile_and_each_evaluation_and_no_replay(training
     assert heard.count("parse") == 3 * 2 * len(VAL)  # of the evaluations alone
 
 
-def test_what_patches_the_direct_subclasses_of_teleprompter_sees_it():
+def test_leret_is_a_direct_subclass_of_teleprompter():
     assert leret.LeReT in dspy.teleprompt.Teleprompter.__subclasses__()
     assert leret.LeReT in teleprompter.stock.FinetuneTeleprompter.__subclasses__()
 
@@ -477,7 +477,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("make", "change", "says"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_optimized_is_refused_with_its_own_message(make, change, says, trainings):
+def test_programs_that_cannot_be_optimized_are_refused(make, change, says, trainings):
     change = dict(change)
     data = {"trainset": change.pop("trainset", TRAIN), "valset": change.pop("valset", None)}
     with pytest.raises((LeretError, ValueError), match=says):

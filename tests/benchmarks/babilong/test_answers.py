@@ -1,10 +1,9 @@
-"""A reader answers from the logs of picks; what is answered is not asked again."""
+"""Answers of a reader from logs of picks; finished answers are reused."""
 
 import asyncio
 import json
 
 import pytest
-from aiohttp import web
 
 from benchmarks.babilong.__main__ import main
 from benchmarks.babilong.answers import answer, find_logs, read_log
@@ -12,8 +11,6 @@ from benchmarks.babilong.reader import ReaderLM
 from leret.core.errors import DataError, PolicyError
 from leret.core.progress import Silent
 from leret.policies.base import Completion
-from tests.http.servers import serving
-from tests.policies.servers import ChatServer, completion
 from tests.tiny import tiny_policy
 
 LINE = {"id": "a", "question": "Where is the milk?", "answer": "home", "support": ["0"], "texts": ["Mary went home."],
@@ -45,17 +42,6 @@ def log(tmp_path):
     return path
 
 
-class Reader(ChatServer):
-    """Knows both answers, and goes on after one of them."""
-
-    async def route(self, request, body):
-        if body is None:  # GET /v1/models
-            return await super().route(request, body)
-        asked, made = body["messages"][0]["content"], completion(body)
-        made["choices"][0]["message"]["content"] = "home" if "Where is the milk?" in asked else "the park\nnot this"
-        return web.json_response(made)
-
-
 def run(path, policy):
     return asyncio.run(answer(path, ReaderLM(policy), Silent()))
 
@@ -69,7 +55,7 @@ def test_answers_are_written_beside_the_log_and_scored_by_the_best_reference(log
     assert all(line.items() >= own.items() for line, own in zip(written, LINES, strict=True))
 
 
-def test_what_was_answered_is_not_asked_again_after_an_outage(log):
+def test_answers_are_reused_after_an_outage(log):
     with pytest.raises(PolicyError):
         run(log, Knows(fails_on="John"))
     with pytest.raises(PolicyError):
@@ -106,16 +92,3 @@ def test_the_command_answers_with_a_model_of_this_process(log, tmp_path, capsys)
     main(["answer", str(tmp_path / "ns50"), "--policy", str(tiny_policy(tmp_path / "reader")), "--max-tokens", "4"])
     [result] = json.loads(capsys.readouterr().out.splitlines()[-1])["logs"]
     assert (result["n"], result["log"]) == (2, str(log))
-
-
-def test_the_command_answers_with_a_served_model(log, tmp_path, capsys):
-    async def ask():
-        async with serving(Reader(), under="/v1") as [url]:
-            reader = json.dumps({"kind": "openai", "model": "m", "urls": [url]})
-            await asyncio.to_thread(main, ["answer", str(tmp_path / "ns50"), "--policy", reader, "--task", "qa2"])
-
-    asyncio.run(ask())
-    [result] = json.loads(capsys.readouterr().out.splitlines()[-1])["logs"]
-    assert (result["answer_em"], result["answer_f1"]) == (1.0, 1.0)
-    written = read_log(log.with_name("eval_seed0_ns50.answers.jsonl"))
-    assert [line["prediction"] for line in written] == ["home", "the park"]

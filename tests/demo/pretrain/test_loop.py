@@ -131,7 +131,7 @@ def test_other_settings_or_data_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("n", "head", "says"), [(3, 0.1, "no rows are left"), (1000, torch.inf, "not finite at step 0")]
 )
-def test_what_cannot_come_to_its_end_says_where(tmp_path: Path, n: int, head: float, says: str) -> None:
+def test_a_training_that_cannot_end_names_the_step(tmp_path: Path, n: int, head: float, says: str) -> None:
     model = tiny()
     torch.nn.init.constant_(model.lm_head.weight, head)
     with pytest.raises(TrainingError, match=says):
