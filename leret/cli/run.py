@@ -142,12 +142,9 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
 
 def run(
     recipes: Annotated[
-        list[str],
-        typer.Argument(metavar="RECIPE", help="Recipes of sampling, training and evaluation, or one with all of them."),
+        list[str], typer.Argument(metavar="RECIPE", help="Recipes of sampling, training and evaluation, or one of all.")
     ],
-    run: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The run directory.", show_default="runs/RECIPE")
-    ] = None,
+    run: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory.", show_default="runs/RECIPE")] = None,
     rounds: Annotated[
         int, typer.Option(min=1, help="Rounds; each samples its part of the questions with the policy of the last one.")
     ] = 1,
@@ -167,9 +164,8 @@ def run(
     from leret.optimize.rounds import run_stage, schedule
 
     loaded = load_all(recipes, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid, console.known_names())
-    for recipe in loaded:
-        if isinstance(recipe, SamplingRecipe):
-            console.warn_of_demo(recipe.data.kind, recipe.policy.model)
+    for recipe in (recipe for recipe in loaded if isinstance(recipe, SamplingRecipe)):
+        console.warn_of_demo(recipe.data.kind, recipe.policy.model)
     path = run or Path("runs") / Path(recipes[0]).stem
     steps = schedule(loaded, Run(path), rounds)
     if dry_run:

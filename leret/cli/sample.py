@@ -5,13 +5,17 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
 from leret.core.progress import shown
+
+if TYPE_CHECKING:
+    from leret.config.sampling import SamplingRecipe
+    from leret.core.runs import Run
 
 app = typer.Typer(help="Check, merge and export the samples of a run.", no_args_is_help=True)
 
@@ -50,23 +54,29 @@ def sample(
         raise ConfigError("--engine ray needs --workers N and makes its own shards; remove --shard")
     console.warn_of_demo(settings.data.kind, settings.policy.model)
     from leret.sampling.estimate import estimate  # slow to import: faults of the recipe are reported before
-    from leret.sampling.sharding import RayCluster, Shard, sample_shard
+    from leret.sampling.sharding import RayCluster
     from leret.sampling.stage import sample as stage
 
     if dry_run:
         console.facts(estimate(settings, Run(run)))
         return
     if shard is not None:
-        part = Shard.parse(shard)
-        with shown() as progress:
-            stats = sample_shard(settings, Run.create(run), part, progress=progress)
-        console.done(f"shard {shard} is in {part.store(Run(run))}; to merge all: leret sample {recipe} --run {run}")
-        console.facts(stats)
+        _sample_shard(settings, Run.create(run), shard, recipe)
         return
     with nullcontext() if workers is None else RayCluster(workers, address) as cluster, shown() as progress:
         report = stage(settings, Run.create(run), progress=progress, distribute=cluster)
     console.done(f"nothing to do: {run} is complete" if report.already else f"sampled into {run}")
     console.facts(report)
+
+
+def _sample_shard(settings: SamplingRecipe, run: Run, shard: str, recipe: str) -> None:
+    from leret.sampling.sharding import Shard, sample_shard
+
+    part = Shard.parse(shard)
+    with shown() as progress:
+        stats = sample_shard(settings, run, part, progress=progress)
+    console.done(f"shard {shard} is in {part.store(run)}; to merge all: leret sample {recipe} --run {run.path}")
+    console.facts(stats)
 
 
 def pairs(

@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from leret.cli.console import Host, Port, complain, done, say
+
+if TYPE_CHECKING:
+    from leret.policies.serving.process import ServerProcess
 
 app = typer.Typer(help="Serve a policy or a retriever.", no_args_is_help=True)
 
@@ -48,7 +51,6 @@ def policy(
     dry: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
 ) -> None:
     """Start an LM server for a policy, wait until it is ready, and stop it on Ctrl-C."""
-    from leret.core.errors import PolicyError
     from leret.core.runs import Run
     from leret.policies.serving.engines import Listening
     from leret.policies.serving.launch import free_port, plan, run_server
@@ -68,15 +70,21 @@ def policy(
             ready = True
             done(f"{planned.served.name} is served at {at.url}/v1")
             say(planned.recipe)
-            while child.exit_code() is None:
-                time.sleep(_WATCH_S)
-            raise PolicyError(
-                f"the server exited with code {child.exit_code()}; the end of its log {child.log}:\n{child.tail()}"
-            ).failed()
+            _watch(child)
     except _Stopped as stopped:
         tell(f"stopped ({stopped})")
         if not ready:
             raise typer.Exit(128 + stopped.number) from None
+
+
+def _watch(child: ServerProcess) -> NoReturn:
+    from leret.core.errors import PolicyError
+
+    while child.exit_code() is None:
+        time.sleep(_WATCH_S)
+    raise PolicyError(
+        f"the server exited with code {child.exit_code()}; the end of its log {child.log}:\n{child.tail()}"
+    ).failed()
 
 
 @contextmanager

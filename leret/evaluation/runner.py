@@ -184,9 +184,8 @@ class Evaluator:
 
         wanted = (lambda task: task.gold) if system.name == ORACLE else None
 
-        def run_script(
-            script: Script, on_done: Callable[[Rollout], None], retriever: Retriever = setup.retriever
-        ) -> None:
+        def run_script(script: Script, on_done: Callable[[Rollout], None]) -> None:
+            retriever = rm3_retriever(setup.engine) if system.name == RM3 else setup.retriever
             asyncio.run(self._run(retriever, ScriptedPolicy(setup.formatter, script, wanted), todo, on_done))
 
         try:
@@ -204,7 +203,7 @@ class Evaluator:
                 run_script(marked_question, lambda rollout: places.update({rollout.task_id: query_places(rollout)}))
                 run_script(oracle_titles(self.corpus, places), ended)
             else:
-                run_script(raw_question, ended, rm3_retriever(setup.engine) if system.name == RM3 else setup.retriever)
+                run_script(raw_question, ended)
         finally:
             self.progress.finish()
 

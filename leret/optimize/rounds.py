@@ -64,18 +64,9 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
     sampling = [recipe for recipe in recipes if isinstance(recipe, SamplingRecipe)]
     trainings = [recipe for recipe in recipes if isinstance(recipe, TrainingRecipe)]
     evaluation = [recipe for recipe in recipes if isinstance(recipe, EvalRecipe)]
-    problems = []
     if len(sampling) > 1 or len(evaluation) > 1:
-        problems.append("a loop has one recipe of sampling and one of evaluation; remove the others")
-    if not sampling and not run.manifest_path.is_file():
-        problems.append(f"{run.path} is not a run yet; add a recipe of sampling")
-    if rounds > 1 and not (sampling and trainings):
-        problems.append(f"--rounds {rounds} needs a recipe of sampling and one of training")
-    names = [recipe.policy_name for recipe in trainings]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        problems.append(f"two trainings are both named {', '.join(twice)}; set `name` in one of them")
-    problems += [fault for recipe in sampling if rounds > 1 for fault in _no_rounds(recipe, rounds)]
-    if problems:
+        raise ConfigError("a loop has one recipe of sampling and one of evaluation; remove the others")
+    if problems := list(_problems(sampling, trainings, run, rounds)):
         raise ConfigError(problems)
     stages: list[RoundStage] = []
     begun = run.manifest().get("rounds", []) if run.manifest_path.is_file() else []
@@ -92,6 +83,20 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
         stages += [RoundStage(number, "train", recipe, done) for recipe in trained]
         stages += [RoundStage(number, "eval", recipe, done) for recipe in evaluation]
     return stages
+
+
+def _problems(
+    sampling: Sequence[SamplingRecipe], trainings: Sequence[TrainingRecipe], run: Run, rounds: int
+) -> Iterator[str]:
+    if not sampling and not run.manifest_path.is_file():
+        yield f"{run.path} is not a run yet; add a recipe of sampling"
+    if rounds > 1 and not (sampling and trainings):
+        yield f"--rounds {rounds} needs a recipe of sampling and one of training"
+    names = [recipe.policy_name for recipe in trainings]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield f"two trainings are both named {', '.join(twice)}; set `name` in one of them"
+    for recipe in sampling if rounds > 1 else ():
+        yield from _no_rounds(recipe, rounds)
 
 
 def run_stage(

@@ -185,30 +185,10 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch the dire
         job = CompileJob(self, student, trainset, teacher, valset)
         job.log("run", f"samples and policies are in {job.run.path}")
         with shown() as job.progress:
-            candidates = [job.candidate("student", job.program)]
-            job.estimate(candidates[0])
-            examples: dict[str, dict[dspy.LM, list[TrainingExample]]] = {}
-            if not set(self.algorithms) <= set(_ONLINE):
-                job.sample()
-                examples = job.training_examples()
-            models: dict[dspy.LM, str] = {}
-            for algorithm in self.algorithms:
-                if algorithm in _ONLINE:
-                    trained = job.train_online(algorithm, models)
-                else:
-                    trained = job.train(algorithm, examples[algorithm], models)
-                candidates.append(job.candidate(algorithm, trained))
+            candidates = job.train_all()
         ranked = sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]  # the sort is stable
-        best, score = ranked[0], candidates[0]["score"]
-        if best is candidates[0]:
-            text = f"no training improved the student ({score:g} on valset), which is returned. {job.advice()}"
-        elif valset:
-            text = f"returning the result of {best['stage']}: {best['score']:g} on valset, the student {score:g}"
-            text += f"; difference {job.interval(candidates[0], best)}"
-        else:
-            text = f"no valset: returning the result of {best['stage']}, the last training, unscored"
-        job.log("result", text, returned=best["stage"])
-        program: dspy.Module = best["program"]
+        job.log("result", job.conclusion(candidates[0], ranked[0]), returned=ranked[0]["stage"])
+        program: dspy.Module = ranked[0]["program"]
         program._compiled, program.candidate_programs = True, ranked
         program.trial_logs, program.run_dir = job.logs, str(job.run.path)
         return with_save(program, job.adapter)
@@ -251,6 +231,37 @@ class CompileJob:
         self.run = begin_run(settings.run_dir, self._identity())
         if len(self.examples) < len(trainset):
             self.log("trainset", f"{len(trainset) - len(self.examples)} duplicate examples are ignored")
+
+    def train_all(self) -> list[dict[str, Any]]:
+        """Sample, run every training, and return the student and the results as candidates."""
+        candidates = [self.candidate("student", self.program)]
+        self.estimate(candidates[0])
+        algorithms = self.settings.algorithms
+        examples: dict[str, dict[dspy.LM, list[TrainingExample]]] = {}
+        if not set(algorithms) <= set(_ONLINE):
+            self.sample()
+            examples = self.training_examples()
+        models: dict[dspy.LM, str] = {}
+        for algorithm in algorithms:
+            if algorithm in _ONLINE:
+                trained = self.train_online(algorithm, models)
+            else:
+                trained = self.train(algorithm, examples[algorithm], models)
+            candidates.append(self.candidate(algorithm, trained))
+        return candidates
+
+    def conclusion(self, student: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+        """Describe the result, with its paired difference on the valset and a 95 % bootstrap interval."""
+        if best is student:
+            return f"no training improved the student ({best['score']:g} on valset), which is returned. {self.advice()}"
+        if best["score"] is None:
+            return f"no valset: returning the result of {best['stage']}, the last training, unscored"
+        differences = 100 * (np.array(best["subscores"]) - np.array(student["subscores"]))
+        low, high = bootstrap_intervals(differences[:, None])[0]
+        return (
+            f"returning the result of {best['stage']}: {best['score']:g} on valset, the student {student['score']:g}; "
+            f"difference {differences.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+        )
 
     def sample(self) -> None:
         """Sample all tasks into the run's store, or as many as ``max_lm_calls`` allows."""
@@ -459,12 +470,6 @@ class CompileJob:
                 "a finer reward"
             )
         return "Raise learning_rate in train_kwargs, use more examples or samples, or try algorithms=['grpo']"
-
-    def interval(self, student: Mapping[str, Any], best: Mapping[str, Any]) -> str:
-        """Format the paired difference on the valset in percent with its 95 % bootstrap interval."""
-        differences = 100 * (np.array(best["subscores"]) - np.array(student["subscores"]))
-        low, high = bootstrap_intervals(differences[:, None])[0]
-        return f"{differences.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 
     def candidate(self, stage: str, program: dspy.Module) -> dict[str, Any]:
         """Score a program at temperature 0 on the valset, in percent; None without a valset."""

@@ -129,9 +129,7 @@ def downloaded(folder: Path) -> Path:
         ("0.codes.pt", "", "its collection.tsv is not with it"),
     ],
 )
-def test_check_names_missing_parts_of_a_downloaded_index(
-    downloaded: Path, name: str, text: str | None, says: str
-) -> None:
+def test_check_names_the_fault_of_a_downloaded_index(downloaded: Path, name: str, text: str | None, says: str) -> None:
     (downloaded / name).unlink() if text is None else (downloaded / name).write_text(text)
     assert says in refused("index", "check", downloaded)
 

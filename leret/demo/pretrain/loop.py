@@ -127,8 +127,6 @@ def train(
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(settings.seed)
     parts = settings.optimizers(model)
-    for group in (group for part in parts for group in part.param_groups):
-        group["peak"] = group["lr"]
     key = {**asdict(settings), **(data or {})}
     first = _load_state(out, model, parts, key)
     batches = islice(_batches(rows, settings), first, None)
@@ -205,7 +203,7 @@ def _step(
     left = (settings.steps - step) / max(1.0, settings.steps * (1 - settings.decay_from))
     for part in parts:
         for group in part.param_groups:
-            group["lr"] = group["peak"] * min(warm, left, 1.0)
+            group["lr"] = group.setdefault("peak", group["lr"]) * min(warm, left, 1.0)
         part.step()
         part.zero_grad(set_to_none=True)
     return {"loss": loss.item(), "tokens": float(sum(map(len, batch.rows)))}

@@ -7,7 +7,7 @@ knows how to copy a query out of a prompt. The demonstrators' queries, and exerc
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
@@ -92,12 +92,8 @@ def pretrain_minilm(
     used += pseudo_questions(documents, settings.pseudo_questions, settings.seed)
     idf = corpus_idf(f"{document.title} {document.text}" for document in documents)
     tokenizer, model = build_tokenizer(), build_model()
-    stream = interleaved(
-        rows(examples(used, retriever, idf, adapter, k=k, seed=settings.seed), tokenizer),
-        _exercises(tokenizer, settings.seed),
-        settings.exercises,
-        settings.constant_after,
-        random.Random(f"interleaved {settings.seed}"),
+    stream = _with_exercises(
+        rows(examples(used, retriever, idf, adapter, k=k, seed=settings.seed), tokenizer), tokenizer, settings
     )
     probe = probe_on(held, retriever, tokenizer, adapter, k)
     data = data_names(settings, k, [*held, *used], retriever, adapter)
@@ -131,10 +127,13 @@ def rows(stream: Iterable[Example], tokenizer: PreTrainedTokenizerFast, longest:
             yield row
 
 
-def _exercises(tokenizer: PreTrainedTokenizerFast, seed: int) -> Callable[[], Row]:
-    vocabulary = tokenizer.get_vocab()
-    pieces = sorted(i for piece, i in vocabulary.items() if piece.removeprefix("##").isalnum())
-    return partial(copying, random.Random(f"exercises {seed}"), pieces, around(tokenizer), tokenizer.eos_token_id)
+def _with_exercises(
+    stream: Iterator[Row], tokenizer: PreTrainedTokenizerFast, settings: MiniLMSettings
+) -> Iterator[Row]:
+    pieces = sorted(i for piece, i in tokenizer.get_vocab().items() if piece.removeprefix("##").isalnum())
+    rng, rng_mix = (random.Random(f"{name} {settings.seed}") for name in ("exercises", "interleaved"))
+    exercise = partial(copying, rng, pieces, around(tokenizer), tokenizer.eos_token_id)
+    return interleaved(stream, exercise, settings.exercises, settings.constant_after, rng_mix)
 
 
 _SPANS = 6

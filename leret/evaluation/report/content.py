@@ -49,35 +49,16 @@ def examples(
         for _, rows in (policy, rival)
     )
 
-    def title(doc_id: str) -> str:
-        document = corpus.get(doc_id)
-        return (document.title if document else "") or doc_id
-
-    def hops(run: Sequence[ScoredHop], gold: Sequence[str]) -> list[dict[str, Any]]:
-        before = [(), *(row.doc_ids for row in run)]
-        return [
-            {
-                "hop": row.hop,
-                "query": row.query,
-                "completion": row.completion,
-                "unparsed": row.unparsed,
-                "recall": row.measures.get("recall"),
-                "ap": row.measures.get("ap"),
-                "found": [{"title": title(i), "gold": i in gold} for i in row.doc_ids if i not in known],
-            }
-            for row, known in zip(run, before, strict=False)
-        ]
-
     def show(gain: float, question: Task) -> dict[str, Any]:
         return {
             "question_id": question.id,
             "question": question.inputs.get("question", question.text),
             "answer": " / ".join(question.answers) or None,
             "type": question.type,
-            "gold": [title(doc_id) for doc_id in question.gold],
+            "gold": [_title(doc_id, corpus) for doc_id in question.gold],
             "difference": round(gain, 6),
-            "policy": hops(ours[question.id], question.gold),
-            "rival": hops(theirs[question.id], question.gold),
+            "policy": _hops(ours[question.id], question.gold, corpus),
+            "rival": _hops(theirs[question.id], question.gold, corpus),
         }
 
     both = [question for question in questions if question.id in ours and question.id in theirs]
@@ -92,6 +73,27 @@ def examples(
         "improved": [show(*gain) for gain in best],
         "worsened": [show(*gain) for gain in worst],
     }
+
+
+def _title(doc_id: str, corpus: Mapping[str, Document]) -> str:
+    document = corpus.get(doc_id)
+    return (document.title if document else "") or doc_id
+
+
+def _hops(run: Sequence[ScoredHop], gold: Sequence[str], corpus: Mapping[str, Document]) -> list[dict[str, Any]]:
+    before = [(), *(row.doc_ids for row in run)]
+    return [
+        {
+            "hop": row.hop,
+            "query": row.query,
+            "completion": row.completion,
+            "unparsed": row.unparsed,
+            "recall": row.measures.get("recall"),
+            "ap": row.measures.get("ap"),
+            "found": [{"title": _title(i, corpus), "gold": i in gold} for i in row.doc_ids if i not in known],
+        }
+        for row, known in zip(run, before, strict=False)
+    ]
 
 
 @dataclass(frozen=True)
