@@ -217,8 +217,10 @@ def stories(arguments: argparse.Namespace, run: Path, *more: str) -> float:
 
 def fact_em(arguments: argparse.Namespace, run: Path, *more: str) -> dict[str, dict[str, list[float]]]:
     """By length and system."""
-    of_task = ("data.facts=80", "data.sentences=[100,160,1200]") if arguments.task in TASKS else ()
-    leret("eval", "eval/babilong.yaml", "--run", run, *settings(*of_task, *more))
+    small = arguments.task in TASKS
+    for n in (100 if small else 30, 160, 1200):
+        keys = [f"data.sentences={n}", *["data.facts=80"] * small]
+        leret("eval", "eval/babilong.yaml", "--run", run, *settings(*keys, *more))
     return {path.parent.name: table(path, "fact_em") for path in sorted(run.glob("eval/*/summary.json"))}
 
 

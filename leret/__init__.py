@@ -1,6 +1,6 @@
 """leret teaches DSPy programs to search by trying.
 
-Everything here is loaded on first use: importing leret costs no torch and no dspy.
+Names are loaded on first use: importing leret imports neither torch nor dspy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Build a shipped policy again: ``python -m models demo --out policies/demo``."""
+"""Build a shipped policy: ``python -m models demo --out policies/demo``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Build the policy that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m models", description=__doc__)
     parser.add_argument("name", choices=BUILDERS)
-    parser.add_argument("--out", type=Path, required=True, help="model directory; a stopped build goes on")
+    parser.add_argument("--out", type=Path, required=True, help="model directory; a stopped build continues")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="default: those of the shipped policy")
-    given = parser.parse_args(arguments)
+    parsed = parser.parse_args(arguments)
     with shown() as progress:
-        progress.start(f"pretraining {given.out.name}", given.steps)
-        BUILDERS[given.name](given.out, progress, seed=given.seed, steps=given.steps)
+        progress.start(f"pretraining {parsed.out.name}", parsed.steps)
+        BUILDERS[parsed.name](parsed.out, progress, seed=parsed.seed, steps=parsed.steps)
         progress.finish()
 
 

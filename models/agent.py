@@ -1,8 +1,8 @@
-"""The policy `agent`: `demo`, trained on to answer every call of a program that searches.
+"""The policy `agent`: `demo`, trained further to answer every call of a program that searches.
 
-Beside the demo's own rows it is shown ReAct steps, notes, reasons, answers, and queries from notes, all as
-``CompactAdapter(outputs=True)`` writes them, under many names. The demonstrators see the question and what was found,
-never a gold document, and when an agent stops is drawn: good and bad paths are for reward to tell apart.
+It imitates ReAct steps, notes, reasons, answers and queries from notes, in the format of
+``CompactAdapter(outputs=True)`` and under many names. The demonstrators see the question and the retrieved passages,
+never a gold document, and stop at random, so that reward has good and bad paths to separate.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _OTHERS = (
     "reasoning answer titles trajectory outputs next_thought next_tool_name next_tool_args yes no list dict finish "
     "completed"
 )
-_SAID = {  # what a question asks for, and how a passage says it
+_PATTERNS = {  # kind of an answer, and its pattern in a passage
     "city": r"(?:born in \d+|based|company) in (\w+)",
     "university": r"(\w+ University)",
     "award": r"won the (\w+ \w+)",
@@ -62,7 +62,7 @@ _SAID = {  # what a question asks for, and how a passage says it
     "year": r"\b(\d{4})\b",
 }
 _STOPS = (0.0, 0.15, 0.5, 0.85)
-"""Chance that an agent finishes after so many searches."""
+"""Chance that an agent finishes, by number of searches."""
 
 _ADAPTER = CompactAdapter(outputs=True)
 _TRAINING = replace(SECOND, steps=1600, decay_from=0.5, checkpoint_every=100, probe_every=800)
@@ -72,7 +72,7 @@ _Call = tuple[Any, Mapping[str, Any], list[dict[str, Any]]]
 
 
 def vocabulary() -> list[str]:
-    """The words of `demo` in their order, then those that are new."""
+    """Return the words of `demo` in their order, then the new ones."""
     known = words.vocabulary()
     steps = [f"{part}_{i}" for part in ("thought", "tool_name", "tool_args", "observation") for i in range(10)]
     said = " ".join((*_THOUGHTS, *_ENOUGH, *_REASONS, _OTHERS)).replace("{}", "").split()
@@ -81,11 +81,11 @@ def vocabulary() -> list[str]:
 
 
 def agent_rows(tokenizer: PreTrainedTokenizerFast, seed: int, settings: StreamSettings) -> list[Row]:
-    """Rows of a new world: the demo's, and every call of the programs that the policy is for."""
-    found, (begun, retriever) = drafts(seed, settings), start(seed, settings)
-    calls = [call for draft in found for call in _single_calls(draft, settings)]
+    """Return rows of a new world: the demo's, and calls of programs that search."""
+    later, (begun, retriever) = drafts(seed, settings), start(seed, settings)
+    calls = [call for draft in later for call in _single_calls(draft, settings)]
     calls += [call for draft in begun for call in _agent_calls(draft, retriever, settings)]
-    return query_rows(tokenizer, found, settings) + [_row(tokenizer, *call) for call in calls]
+    return query_rows(tokenizer, later, settings) + [_row(tokenizer, *call) for call in calls]
 
 
 def _row(tokenizer: PreTrainedTokenizerFast, signature: Any, inputs: Any, outputs: Sequence[Mapping[str, Any]]) -> Row:
@@ -113,7 +113,7 @@ _signature = cache(dspy.Signature)
 
 
 def _call(draft: Draft, outputs: list[dict[str, Any]], notes: Sequence[str] = ()) -> _Call:
-    """A call at a draft, with notes beside the passages; one in two has no reasoning, three in ten no titles."""
+    """Return a call at a draft, with notes beside the passages; half have no reasoning, three in ten no titles."""
     rng, asked = draft.rng, draft.rng.choice(QUESTIONS)
     context = rng.choice([name for name in CONTEXTS if name not in outputs[0] and (name != "notes" or not notes)])
     if rng.random() < 0.5:
@@ -130,7 +130,7 @@ def _thought(rng: random.Random, query: str) -> str:
 
 
 def note(draft: Draft) -> dict[str, str]:
-    """A clause of a passage, after its title or alone: often of the one that shares the question's rarest words."""
+    """Note a clause of a passage, often of the one with the question's rarest words, with or without its title."""
     asked, rng = set(content_words(draft.question.lower())), draft.rng
 
     def weight(text: str) -> float:
@@ -147,13 +147,13 @@ def note(draft: Draft) -> dict[str, str]:
 
 
 def answer(draft: Draft) -> dict[str, Any]:
-    """Something of the kind that is asked for, often from a passage that another passage names; else a name."""
+    """Answer with a text of the right kind, often from a passage that another passage names, else with a name."""
     rng, question = draft.rng, draft.question
     linked = [p for p in draft.passages if any(p.title in other.text for other in draft.passages if other is not p)]
     passage = rng.choice(linked if linked and rng.random() < 0.6 else draft.passages)
-    kind = next((kind for kind in _SAID if kind in question and " or " not in question), None)
-    said = re.findall(_SAID[kind], passage.text) if kind else []
-    text = rng.choice(["yes", "no"] if question.startswith("Is ") else said or names(question) or [passage.title])
+    kind = next((kind for kind in _PATTERNS if kind in question and " or " not in question), None)
+    matches = re.findall(_PATTERNS[kind], passage.text) if kind else []
+    text = rng.choice(["yes", "no"] if question.startswith("Is ") else matches or names(question) or [passage.title])
     return {"reasoning": rng.choice(_REASONS).format(passage.title), "answer": text}
 
 
@@ -163,7 +163,7 @@ def _agent(asked: str, tool: str) -> dspy.ReAct:
 
 
 def _agent_calls(draft: Draft, retriever: Retriever, settings: StreamSettings) -> Iterator[_Call]:
-    """The steps and the answer of an agent, whose tool returns passages or rows."""
+    """Yield the steps and the answer of an agent with a tool that returns passages or rows."""
     rng, asked, tool = draft.rng, draft.rng.choice(QUESTIONS), draft.rng.choice(TOOLS)
     agent, k, rows_of = _agent(asked, tool), rng.choice((2, 3)), rng.random() < 0.3
     trajectory: dict[str, Any] = {}
@@ -181,13 +181,13 @@ def _agent_calls(draft: Draft, retriever: Retriever, settings: StreamSettings) -
     for n, stop in enumerate(_STOPS):
         yield agent.react.signature, inputs(), [step(stop) for _ in range(5)]
         taken = step(0.0)
-        [found] = retriever.search([taken["next_tool_args"]["query"]], k)
-        shown = [f"{p.title} | {p.text}" for p in found]
+        [ranking] = retriever.search([taken["next_tool_args"]["query"]], k)
+        shown = [f"{p.title} | {p.text}" for p in ranking]
         trajectory |= {f"{name.removeprefix('next_')}_{n}": value for name, value in taken.items()}
         trajectory[f"observation_{n}"] = (
-            [{"id": p.doc_id, "text": t} for p, t in zip(found, shown, strict=True)] if rows_of else shown
+            [{"id": p.doc_id, "text": t} for p, t in zip(ranking, shown, strict=True)] if rows_of else shown
         )
-        draft = replace(draft, passages=merge([draft.passages, found]))
+        draft = replace(draft, passages=merge([draft.passages, ranking]))
         if rng.random() < 0.4:
             break
     trajectory |= {f"{name.removeprefix('next_')}_{n + 1}": value for name, value in step(1.0).items()}
@@ -196,7 +196,7 @@ def _agent_calls(draft: Draft, retriever: Retriever, settings: StreamSettings) -
 
 
 def pretrain_agent(out: Path, progress: Progress, *, seed: int = 0, steps: int | None = None) -> Path:
-    """Train `demo` on to `agent` in ``out``, or go on with it; the arguments are `pretrain_scratch`'s."""
+    """Train `demo` further to `agent` in ``out``, or continue; the arguments are those of `pretrain_scratch`."""
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -24,26 +24,26 @@ GATE_SEED = 900_001
 
 
 def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64) -> Probe:
-    """A probe on bridge questions of a held-out world whose bridge stands in the context.
+    """Make a probe on bridge questions of a held-out world with the bridge in the context.
 
-    Its figures, all in [0, 1]: ``bridge`` (samples at T=1 that hold the bridge's full name), ``bridge_demos`` (the same
-    after two demos of `mention_near`), ``bridge_greedy``, ``bridge_hop1`` (of the question's own entity at the first
-    hop), ``copied`` (written words that stand in the prompt), ``names_copied`` (written pairs of name parts that stand
-    so in the prompt), ``distinct`` (different ones among four samples).
+    It measures shares in [0, 1]: ``bridge`` (samples at T=1 with the bridge's full name), ``bridge_demos`` (the same
+    after two demos of `mention_near`), ``bridge_greedy``, ``bridge_hop1`` (the question's entity at the first hop),
+    ``copied`` (words that are in the prompt), ``names_copied`` (pairs of name parts that are in the prompt) and
+    ``distinct`` (different samples among four).
     """
     settings = StreamSettings(questions=6 * n, deep=0.0)
-    found = drafts(GATE_SEED, settings)
+    world = drafts(GATE_SEED, settings)
     documents, questions = generate_world(GATE_SEED, settings.questions, 0, 0)
     titles = {document.doc_id: document.title for document in documents}
     linked = [
         (draft, titles[task.gold[0]], titles[task.gold[1]])
-        for draft, task in zip(found, questions, strict=True)
+        for draft, task in zip(world, questions, strict=True)
         if task.type == "bridge" and any(titles[task.gold[1]] in passage.text for passage in draft.passages)
     ][:n]
     rng = random.Random(f"gate {GATE_SEED}")
 
     def demos(draft: Draft) -> list[dict[str, str]]:
-        others = rng.sample([other for other in found if other is not draft], 2)
+        others = rng.sample([other for other in world if other is not draft], 2)
         return [{"question": other.question, "query": write("mention_near", other)} for other in others]
 
     def ids(text: str) -> tuple[int, ...]:
@@ -74,7 +74,7 @@ def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64) -> Probe:
 
 
 def holding(completions: Sequence[Sequence[Ids]], wanted: Sequence[tuple[int, ...]]) -> float:
-    """Share of the completions that hold the name wanted of them, word by word."""
+    """Return the share of completions with their name, word by word."""
     return share(
         any(tuple(text[i : i + len(name)]) == name for i in range(len(text)))
         for texts, name in zip(completions, wanted, strict=True)
@@ -83,10 +83,10 @@ def holding(completions: Sequence[Sequence[Ids]], wanted: Sequence[tuple[int, ..
 
 
 def names_copied(completions: Sequence[Sequence[Ids]], prompts: Sequence[Ids], parts: Mapping[int, int]) -> float:
-    """Share of the written pairs of name parts that stand so in the prompt; ``parts`` gives the class of each."""
+    """Return the share of written pairs of name parts that are in the prompt; ``parts`` has the class of each."""
     return share(
-        pair in there
-        for texts, there in zip(completions, (set(pairwise(prompt)) for prompt in prompts), strict=True)
+        pair in prompt_pairs
+        for texts, prompt_pairs in zip(completions, (set(pairwise(prompt)) for prompt in prompts), strict=True)
         for text in texts
         for pair in pairwise(text)
         if parts.get(pair[0], -1) % 2 == 0 and parts.get(pair[1]) == parts[pair[0]] + 1

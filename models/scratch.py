@@ -1,4 +1,4 @@
-"""The demo's policy from nothing: ``python -m models demo``.
+"""The demo's policy from scratch: ``python -m models demo``.
 
 A word vocabulary, a fresh model of a million parameters, rows from generated worlds, the loop, and a model card.
 """
@@ -7,21 +7,50 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 
+import torch
+from transformers import PreTrainedModel
+
 from leret.core.progress import Progress
-from leret.demo.pretrain.loop import LoopSettings, train
+from leret.demo.pretrain.loop import Batch, LoopSettings, adamw, cross_entropy, hidden_states, train
 from models.gate import GATE_SEED, make_gate
 from models.words import build_model, build_tokenizer
 from models.worlds import StreamSettings, rows
 
 _FIRST_PART = ".first"
 
-_FIRST = LoopSettings(
+
+@dataclass(frozen=True)
+class ScratchSettings(LoopSettings):
+    """The loop with Muon for the matrices of the layers, and with a loss on the prompt's tokens."""
+
+    matrix_lr: float = 0.02  # peak rate of Muon
+    prompt_weight: float = 0.0  # weight of the loss on the prompt's tokens; that of the targets is 1
+
+    def optimizers(self, model: PreTrainedModel) -> list[torch.optim.Optimizer]:
+        """Return AdamW and Muon; rows of an embedding or a head are separate vectors, so Muon leaves them out."""
+        ends = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+        matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in ends]
+        ids = {id(p) for p in matrices}
+        rest = (p for p in model.parameters() if id(p) not in ids)
+        return [adamw(rest, self.lr), torch.optim.Muon(matrices, lr=self.matrix_lr, weight_decay=0.0)]
+
+    def loss(self, model: PreTrainedModel, batch: Batch, step: int) -> torch.Tensor:
+        hidden = hidden_states(model, batch)
+        positions: list[int] = []
+        for row, by_target in zip(batch.rows, batch.packed.places, strict=True):
+            last = by_target[0][0]
+            positions += range(last - len(row.prompt) + 1, last)
+        labels = torch.tensor([token for row in batch.rows for token in row.prompt[1:]])
+        prompt = cross_entropy(model, hidden, torch.tensor(positions), labels)
+        return cross_entropy(model, hidden, batch.target_at, batch.target_labels) + self.prompt_weight * prompt
+
+
+_FIRST = ScratchSettings(
     steps=3000,
-    optimizer="muon",
     lr=6e-3,
     matrix_lr=0.04,
     batch_tokens=2048,
@@ -43,13 +72,13 @@ SECOND = replace(
     probe_every=200,
 )
 _LOOKING_UP_ROWS = 26_000
-"""Rows of the second part that teach to look a name up, before the mixture that the policy ends with."""
+"""Rows of the second part that teach looking up names, before the final mixture."""
 
 _HOP1 = {"copy": 0.25, "generic": 0.4, "keywords": 0.2, "entity": 0.15}
 _LOOKING_UP = StreamSettings(
     uses=1,
     lists=(0.05, 0.05),
-    settled=1,
+    constant_after=1,
     demos=(0.1, 0.1),
     hop1=_HOP1,
     hop2={"mention_near": 0.9, "mention_random": 0.05, "title": 0.05},
@@ -70,7 +99,7 @@ MIXED = replace(
 
 
 def pretrain_scratch(out: Path, progress: Progress, *, seed: int = 0, steps: int | None = None) -> Path:
-    """Build the tiny policy of the demo in ``out``, or go on building it; by default with the shipped one's steps."""
+    """Build the demo's tiny policy in ``out``, or continue; ``steps`` defaults to those of the shipped policy."""
     from transformers import AutoModelForCausalLM
 
     both = _FIRST.steps + SECOND.steps
@@ -96,7 +125,7 @@ def pretrain_scratch(out: Path, progress: Progress, *, seed: int = 0, steps: int
 
 
 def training_facts(*logs: Path) -> tuple[str, str]:
-    """For a model card: what the training took, and a table of what was measured at its end."""
+    """Return the cost of a training and a table of its final measures, for a model card."""
     lines = [json.loads(line) for log in logs for line in log.read_text(encoding="utf-8").splitlines()]
     figures = [line for line in lines if "bridge" in line][-1]
     minutes = sum(line.get("cpu_s", 0.0) for line in lines) / 60

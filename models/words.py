@@ -1,9 +1,8 @@
 """The word tokenizer and the tiny model of the demo's policy, with a pair of heads that copies from the start.
 
-A token is a word: the closed lexicon of the world, the words of its documents and questions, years and signs. Pieces of
-words were tried first and were memorised instead of copied; with whole words a name is two or three tokens, and an
-unseen name is an unseen pair of seen tokens. Any other word becomes ``<|unk|>``, which the policy never writes: on text
-of another kind it can only copy what it knows.
+A token is a word of the generated world, a year or a sign. With word pieces the model memorised names instead of
+copying them; with whole words a name is two or three tokens, and an unseen name is an unseen combination of known
+tokens. Any other word becomes ``<|unk|>``, which the policy never writes.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ NAME_CLASSES: tuple[tuple[str, ...], ...] = (
     *(lexicon.CITIES, lexicon.AWARDS, lexicon.INSTRUMENTS),
     tuple(str(year) for year in range(1930, 2000)),
 )
-"""Words that may stand for one another: within a class, which word it is tells nothing."""
+"""Classes of interchangeable words."""
 
 _TOKEN = r"\n|\w+|[^\w\s]"
 _TEMPLATE = (
@@ -44,7 +43,7 @@ why will work world would years you your\n"""
 
 
 def vocabulary() -> list[str]:
-    """All words the policy knows, lower-cased, in a fixed order: special tokens, name parts, other words."""
+    """Return the policy's words in lower case and a fixed order: special tokens, parts of names, other words."""
     names = [word.lower() for words in NAME_CLASSES for word in words]
     texts = [_COMMON]
     for seed in range(3):
@@ -56,11 +55,10 @@ def vocabulary() -> list[str]:
 
 
 def build_tokenizer(words: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
-    """The word tokenizer of a vocabulary, by default `vocabulary`, with its chat template.
+    """Build the word tokenizer of a vocabulary, by default `vocabulary`, with its chat template.
 
-    Every message is its role's token, its words and ``<|end|>``, so that a prompt's tokens are a prefix of the
-    conversation's. Case is dropped, a line's end is a token, and decoding a completion and encoding it again gives the
-    same ids.
+    A message is its role's token, its words and ``<|end|>``, so that a prompt's tokens are a prefix of the
+    conversation's. Case is dropped, the end of a line is a token, and a decoded completion encodes to the same ids.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -84,9 +82,9 @@ def build_tokenizer(words: Sequence[str] | None = None) -> PreTrainedTokenizerFa
 
 
 def build_model(n_words: int, seed: int) -> Qwen3ForCausalLM:
-    """A fresh model of about a million parameters; heads that are too narrow copy names only dimly.
+    """Build an untrained model of about a million parameters; narrower heads copy names poorly.
 
-    Embedding and head are apart (vLLM can then reload weights in place) but start equal.
+    Embedding and head are separate matrices, so that vLLM can reload weights in place, but start equal.
     """
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -106,7 +104,7 @@ def build_model(n_words: int, seed: int) -> Qwen3ForCausalLM:
         rope_parameters={"rope_type": "default", "rope_theta": _BASE},
     )
     model = Qwen3ForCausalLM(config)
-    _give_copying(model, seed)
+    _write_copying_heads(model, seed)
     model.generation_config = GenerationConfig(
         pad_token_id=config.pad_token_id,
         eos_token_id=config.eos_token_id,
@@ -116,7 +114,7 @@ def build_model(n_words: int, seed: int) -> Qwen3ForCausalLM:
 
 
 _CARRIED = 32
-"""Dimensions for the word before."""
+"""Dimensions for the previous word."""
 _FAST = (0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.2, 0.2)
 """Weights of the fastest rotations in the carrying head: their sum peaks at a distance of one word."""
 _SHARPNESS = 2.0
@@ -124,17 +122,17 @@ _COPY, _FAINT = 3.0, 2.0
 
 
 @torch.no_grad()
-def _give_copying(model: Qwen3ForCausalLM, seed: int) -> None:
-    """Write a copying pair of heads into the first and the last layer of a fresh model.
+def _write_copying_heads(model: Qwen3ForCausalLM, seed: int) -> None:
+    """Write a copying pair of heads into the first and the last layer of an untrained model.
 
-    To write an unseen name a model must look up what followed its first word in the prompt. Two heads do that together:
-    one carries each word on to its successor, another one looks for the place whose predecessor is the present word and
-    copies what stands there (an induction head, arXiv 2209.11895). A model of a million parameters finds the pair only
-    after many millions of tokens, and whether it does so depends on luck. Two more heads of the last layer start as
-    faint copiers of whatever they attend to. All else starts by adding nothing.
+    To write an unseen name a model must look up the word that followed its first word in the prompt. Two heads do it:
+    one carries each word on to its successor; the other attends to the position with the current word as predecessor,
+    and copies the word there (an induction head, arXiv 2209.11895). Training alone finds the pair only after many
+    millions of tokens, and not always. Two more heads of the last layer start as weak copiers of any word that they
+    attend to. All other weights start by adding nothing.
 
-    The residual stream is laid out for it: dimension 0 is the same for every word, the last ones are empty but for what
-    the carrying head writes, and those in between hold the word.
+    In the residual stream, dimension 0 is equal for all words, the last dimensions hold only the output of the carrying
+    head, and those in between hold the word.
     """
     generator = torch.Generator().manual_seed(seed)
     for layer in model.model.layers:
@@ -150,15 +148,15 @@ def _give_copying(model: Qwen3ForCausalLM, seed: int) -> None:
 
 
 def _basis(generator: torch.Generator) -> torch.Tensor:
-    """(n, width) orthonormal rows that span the dimensions of the word."""
+    """Return (n, width) orthonormal rows that span the dimensions of the word."""
     span = _WIDTH - _CARRIED - 1
-    made = torch.zeros(span, _WIDTH)
-    made[:, 1 : 1 + span], _ = torch.linalg.qr(torch.randn(span, span, generator=generator))
-    return made
+    basis = torch.zeros(span, _WIDTH)
+    basis[:, 1 : 1 + span], _ = torch.linalg.qr(torch.randn(span, span, generator=generator))
+    return basis
 
 
 def _carry(attention: Qwen3Attention, basis: torch.Tensor) -> None:
-    """Head 0 attends one word back and writes what it finds there to the empty dimensions."""
+    """Make head 0 attend one word back and write that word to the empty dimensions."""
     n, half = len(_FAST), _HEAD // 2
     rotations = torch.pow(_BASE, -torch.arange(half) / half)
     strength = torch.zeros(half)
@@ -175,9 +173,9 @@ def _carry(attention: Qwen3Attention, basis: torch.Tensor) -> None:
 
 
 def _copy(attention: Qwen3Attention, basis: torch.Tensor, copied: torch.Tensor) -> None:
-    """Head 0 looks for the place whose predecessor is the present word; heads 0, 1 and 2 copy what they attend to.
+    """Make head 0 attend to positions with the current word as predecessor, and heads 0, 1 and 2 copy.
 
-    The comparison stands in the slowest rotations, which turn little over a prompt and so compare words, not places.
+    The comparison uses the slowest rotations: they turn little over a prompt, so they compare words, not positions.
     """
     half, quarter = _HEAD // 2, _CARRIED // 2
     slow = [*range(half - quarter, half), *range(_HEAD - quarter, _HEAD)]
@@ -188,6 +186,6 @@ def _copy(attention: Qwen3Attention, basis: torch.Tensor, copied: torch.Tensor) 
     attention.q_norm.weight[slow] = _SHARPNESS
     attention.k_norm.weight[slow] = _SHARPNESS
     for head, rows in enumerate((copied[:_HEAD], copied[:_HEAD], copied[-_HEAD:])):
-        here = slice(head * _HEAD, (head + 1) * _HEAD)
-        attention.v_proj.weight[here] = rows
-        attention.o_proj.weight[:, here] = (_FAINT if head else _COPY) * _SCALE * rows.T
+        dimensions = slice(head * _HEAD, (head + 1) * _HEAD)
+        attention.v_proj.weight[dimensions] = rows
+        attention.o_proj.weight[:, dimensions] = (_FAINT if head else _COPY) * _SCALE * rows.T

@@ -1,9 +1,8 @@
-"""The rows that the demo's policy is trained on: prompts in generated worlds, with what demonstrators write there.
+"""Training rows of the demo's policy: prompts in generated worlds, with queries of demonstrators.
 
-The styles are those of :mod:`leret.demo.pretrain.heuristics`, which see the question and the passages and never a
-gold document. Names are exchanged for others of their class each time a row is used again, so that a name can only be
-copied, not remembered; and a share of the rows are lists of names to be said again, because copying is learned fastest
-where nothing else is to be learned.
+The styles of :mod:`leret.demo.pretrain.heuristics` see the question and the passages, never a gold document. When a row
+is used again, its names are exchanged for others of their class, so that names must be copied, not memorised. Some rows
+are lists of names to repeat, because an exercise without other content teaches copying fastest.
 """
 
 from __future__ import annotations
@@ -39,26 +38,29 @@ HOP2_STYLES = {
     "mention_matched": 0.18,
     "mention_near": 0.22,
 }
-"""Weights of the styles; where one has nothing to say, `entity` speaks."""
+"""Weights of the styles; `entity` replaces one that does not apply."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """What the stream of rows is made of."""
+    """Settings of the stream of rows."""
 
-    seed: int = 0  # of everything; the worlds' seeds are far above those that a user would take for the demo
-    questions: int = 400  # of a world
-    uses: int = 3  # times the rows of a world are used, with new names each time after the first
-    deep: float = 0.15  # share of the questions whose context is that of a third hop
-    demos: tuple[float, float] = (0.4, 0.8)  # share that also gives a prompt with demos, at the first and a later hop
-    lists: tuple[float, float] = (0.95, 0.1)  # shares of lists of names, at the start and when settled
-    settled: int = 14_000  # rows after which the share of lists stays
-    hop1: Mapping[str, float] = field(default_factory=lambda: HOP1_STYLES)  # weights before anything is found
-    hop2: Mapping[str, float] = field(default_factory=lambda: HOP2_STYLES)  # weights afterwards
+    seed: int = 0  # of everything; the worlds' seeds are far above those of a user's demo
+    questions: int = 400  # per world
+    uses: int = 3  # passes over the rows of a world, with new names after the first
+    deep: float = 0.15  # share of questions with the context of a third hop
+    demos: tuple[float, float] = (
+        0.4,
+        0.8,
+    )  # share of questions with another prompt with demos, at the first and a later hop
+    lists: tuple[float, float] = (0.95, 0.1)  # shares of lists of names, at the start and at the end
+    constant_after: int = 14_000  # rows after which the share of lists is constant
+    hop1: Mapping[str, float] = field(default_factory=lambda: HOP1_STYLES)  # weights at the first hop
+    hop2: Mapping[str, float] = field(default_factory=lambda: HOP2_STYLES)  # weights at later hops
 
 
 def start(seed: int, settings: StreamSettings) -> tuple[list[Draft], BM25]:
-    """The questions of a new world with nothing found yet, and its search."""
+    """Return the questions of a new world without passages, and its search."""
     documents, questions = generate(seed, settings.questions, 0, 0)
     idf = corpus_idf(f"{document.title} {document.text}" for document in documents)
     rng = random.Random(f"scenes {seed}")
@@ -66,60 +68,60 @@ def start(seed: int, settings: StreamSettings) -> tuple[list[Draft], BM25]:
 
 
 def drafts(seed: int, settings: StreamSettings) -> list[Draft]:
-    """The questions of a new world, each with what queries in random styles find (k=3, nothing found twice)."""
+    """Return the questions of a new world with the passages of queries in random styles (k=3, no duplicates)."""
     started, retriever = start(seed, settings)
     rng = started[0].rng
     queries = [write(draw(rng, settings.hop1), draft) for draft in started]
     rankings = retriever.search(queries, 3)
-    found = [replace(draft, passages=ranking) for draft, ranking in zip(started, rankings, strict=True)]
-    deep = [i for i in range(len(found)) if rng.random() < settings.deep]
-    queries = [write(draw(rng, settings.hop2), found[i]) for i in deep]
+    later = [replace(draft, passages=ranking) for draft, ranking in zip(started, rankings, strict=True)]
+    deep = [i for i in range(len(later)) if rng.random() < settings.deep]
+    queries = [write(draw(rng, settings.hop2), later[i]) for i in deep]
     for i, ranking in zip(deep, retriever.search(queries, 6), strict=True):
-        seen = {passage.doc_id for passage in found[i].passages}
+        seen = {passage.doc_id for passage in later[i].passages}
         new = [passage for passage in ranking if passage.doc_id not in seen][:3]
-        found[i] = replace(found[i], passages=merge([found[i].passages, new]))
-    return found
+        later[i] = replace(later[i], passages=merge([later[i].passages, new]))
+    return later
 
 
 Maker = Callable[["PreTrainedTokenizerFast", int, StreamSettings], list[Row]]
-"""The rows of the world of a seed."""
+"""Makes the rows of the world of a seed."""
 
 
 def demo_rows(tokenizer: PreTrainedTokenizerFast, seed: int, settings: StreamSettings) -> list[Row]:
-    """Those of policy `demo`: queries alone."""
+    """Return the rows of policy `demo`: only queries."""
     return query_rows(tokenizer, drafts(seed, settings), settings)
 
 
 def rows(tokenizer: PreTrainedTokenizerFast, settings: StreamSettings, make: Maker = demo_rows) -> Iterator[Row]:
-    """An endless stream of rows, the same for the same arguments."""
+    """Yield an endless, deterministic stream of rows."""
     names, rng = _Names(tokenizer), random.Random(f"rows {settings.seed}")
 
     def of_worlds() -> Iterator[Row]:
         for world in count(10**6 * (settings.seed + 1)):
-            made = make(tokenizer, world, settings)
+            world_rows = make(tokenizer, world, settings)
             for use in range(settings.uses):
-                for row in rng.sample(made, len(made)):
+                for row in rng.sample(world_rows, len(world_rows)):
                     yield names.exchanged(row, rng) if use else row
 
-    return interleaved(of_worlds(), lambda: names.listed(rng), settings.lists, settings.settled, rng)
+    return interleaved(of_worlds(), lambda: names.listed(rng), settings.lists, settings.constant_after, rng)
 
 
-def query_rows(tokenizer: PreTrainedTokenizerFast, found: Sequence[Draft], settings: StreamSettings) -> list[Row]:
-    """Rows at the first and at a later hop, zero-shot in mixed styles, and with demos in one style."""
-    made: list[Row] = []
-    for draft in found:
+def query_rows(tokenizer: PreTrainedTokenizerFast, drafts: Sequence[Draft], settings: StreamSettings) -> list[Row]:
+    """Return rows at the first and at a later hop, zero-shot in mixed styles, and with demos in one style."""
+    result: list[Row] = []
+    for draft in drafts:
         rng, first = draft.rng, replace(draft, passages=())
         hops = ((first, settings.hop1, settings.demos[0], 5), (draft, settings.hop2, settings.demos[1], 8))
-        for here, styles, with_demos, n in hops:
-            mixed = [write(draw(rng, styles), here) for _ in range(n)]
-            made.append(encoded(tokenizer, call_messages(here.question, here.passages), mixed))
+        for at_hop, styles, with_demos, n in hops:
+            mixed = [write(draw(rng, styles), at_hop) for _ in range(n)]
+            result.append(encoded(tokenizer, call_messages(at_hop.question, at_hop.passages), mixed))
             if rng.random() < with_demos:
                 style = draw(rng, settings.hop2)
-                others = rng.sample(found, rng.randint(1, 3))
+                others = rng.sample(drafts, rng.randint(1, 3))
                 demos = [{"question": o.question, "query": write(style, o)} for o in others]
-                shown = call_messages(here.question, here.passages, demos)
-                made.append(encoded(tokenizer, shown, [write(style, here) for _ in range(4)]))
-    return made
+                shown = call_messages(at_hop.question, at_hop.passages, demos)
+                result.append(encoded(tokenizer, shown, [write(style, at_hop) for _ in range(4)]))
+    return result
 
 
 class _Names:
@@ -131,7 +133,7 @@ class _Names:
         self._end = ids["<|end|>"]
 
     def exchanged(self, row: Row, rng: random.Random) -> Row:
-        """The row with every name part exchanged for one of its class, the same one everywhere in the row."""
+        """Exchange every part of a name for one of its class, consistently within the row."""
         other: dict[int, int] = {}
         for words in self._classes:
             other.update(zip(words, rng.sample(words, len(words)), strict=True))
@@ -139,7 +141,7 @@ class _Names:
         return Row(prompt, tuple(tuple(other.get(token, token) for token in target) for target in row.targets))
 
     def listed(self, rng: random.Random) -> Row:
-        """A list of names between signs, each of which is a target."""
+        """Return a list of names, separated by signs, with each name as a target."""
         first, last, adjectives, nouns, firms, trades = self._classes[:6]
         kinds = ((first, last), ([self._the], adjectives, nouns), (firms, trades))
         said = [tuple(map(rng.choice, rng.choice(kinds))) for _ in range(rng.randint(4, 14))]

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Shared fixtures."""
 
 from __future__ import annotations
 

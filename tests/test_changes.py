@@ -1,4 +1,4 @@
-"""What changes between two stages: the next one refuses it, computes anew, or does not depend on it."""
+"""Changes between two stages: the next one refuses them, computes again, or does not depend on them."""
 
 import json
 import shutil
@@ -135,7 +135,7 @@ CHANGES = {
     "module of a module": (replace("deep/unit.py", "ONE = 1", "ONE = 3"), {**OF_DATA, "rescore": None}),
     "base": (
         noise("base/model.safetensors"),
-        {"sft": "no longer the one that", "grpo": "no longer the one that", "eval": "no longer the policy that"},
+        {"sft": "no longer the one that", "grpo": "no longer the one that", "eval": "has changed since"},
     ),
     "weights": (noise("run/policies/first/model.safetensors"), dict.fromkeys(["child", "eval", "load"], OF_POLICY)),
     "saved program": (replace("run/program/program.py", "hops: int = 2", "hops: int = 1"), OF_COPY),
@@ -145,7 +145,7 @@ CASES = [(change, stage, says) for change, (_, stages) in CHANGES.items() for st
 
 
 @pytest.mark.parametrize(("change", "stage", "says"), CASES, ids=[f"{change}-{stage}" for change, stage, _ in CASES])
-def test_what_has_changed_is_refused(run, change, stage, says):
+def test_changed_inputs_are_refused(run, change, stage, says):
     CHANGES[change][0](run.path.parent)
     before = content(run)
     with pytest.raises(LeretError, match=says):
@@ -155,7 +155,7 @@ def test_what_has_changed_is_refused(run, change, stage, says):
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("touched", [False, True], ids=["copied", "touched"])
-def test_what_is_the_same_is_not_refused(run, stage, touched):
+def test_equal_inputs_are_not_refused(run, stage, touched):
     if touched:
         for path in run.path.parent.rglob("*"):
             path.touch()

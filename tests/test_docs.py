@@ -68,8 +68,7 @@ NOT_RUN = {
     "leret demo": "minutes; test_cli.py runs it, small, and test_demo.py as it is, marked slow",
     "leret serve": "runs until it is stopped; tests/policies/serving and tests/retrieval/test_server.py start them",
     "scripts/vllm_cpu.sh": "set-up, gigabytes of it",
-    "leret eval-retriever": "its files are the reader's; tests/eval/test_retriever.py runs it",
-    "leret answer": "asks a reader LM; tests/evaluation/test_answers.py runs it",
+    "leret eval-retriever": "its files are the reader's; tests/evaluation/test_retriever.py runs it",
     "leret pretrain": "minutes to an hour; tests/demo/pretrain has its parts",
     "sqlite3": "another program; the query is run below",
 }
@@ -110,7 +109,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the runs of the docs are, run ``demo`` and ``world`` among them; the current directory is above it."""
+    """The directory of the runs of the docs, with ``demo`` and ``world``; its parent is the current directory."""
     monkeypatch.chdir(place)
     if not Path("runs/demo").exists():
         for line in ("sample sampling/demo.yaml", "train training/demo-sft.yaml", "eval eval/demo.yaml"):
@@ -157,7 +156,7 @@ def test_a_yaml_block_is_part_of_a_valid_recipe(name: str, body: str) -> None:
 
 @pytest.fixture
 def own() -> Iterator[dict[str, Any]]:
-    """What the blocks take for granted: a reader's program, metric and examples; adapter and retriever are DSPy's."""
+    """Names that the blocks use: a reader's program, metric and examples; DSPy has adapter and retriever."""
     rows = [json.loads(line) for line in Path("questions.jsonl").read_text(encoding="utf-8").splitlines()]
     found = [
         dspy.Example(question=row["question"], gold=row["relevant_doc_ids"]).with_inputs("question") for row in rows

@@ -51,7 +51,7 @@ def _as_a_script(place):
 
 @pytest.fixture(scope="module")
 def saved(_as_a_script):
-    """What examples/multihop.py saves."""
+    """The program that examples/multihop.py saves."""
     return import_module("multihop").main(
         "questions.jsonl", "index", "saved/multihop", "demo", run_dir="runs/multihop", **SMALL
     )

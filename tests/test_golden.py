@@ -37,7 +37,7 @@ def invoke(*words: str) -> None:
 
 
 def contents(run: Path, out: Path) -> dict[str, list]:
-    """What a run holds, by the name of its golden file."""
+    """Contents of a run by the name of its golden file."""
     invoke("store", "export", "--run", str(run), "--out", str(out), "--force", "--messages")
     samples = [json.loads(line) for line in out.read_text().splitlines()]
     pairs = pq.read_table(run / "preferences" / "train.parquet").to_pylist()

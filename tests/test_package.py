@@ -1,4 +1,4 @@
-"""What is installed: lazy imports, the names handed out, declared dependencies, no path of one machine."""
+"""The installed package: lazy imports, public names, declared dependencies, no path of one machine."""
 
 from __future__ import annotations
 

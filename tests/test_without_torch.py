@@ -1,4 +1,4 @@
-"""What `pip install leret` brings without leret[train]: sampling, evaluation and leret.load on a served policy."""
+"""`pip install leret` without leret[train]: sampling, evaluation and leret.load on a served policy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application: its commands and global flags, the process it runs in, and how it ends: exit codes 0, 1, 2, 130."""
+"""The application: commands, global flags, the set-up of the process, and exit codes (0, 1, 2, 130)."""
 
 from __future__ import annotations
 
@@ -34,21 +34,20 @@ _DEFAULTS = {
     "TRANSFORMERS_VERBOSITY": "error",
 }
 _SHAPES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
-"""Of the last 1,024 shapes of bfloat16 PyTorch keeps kernels and buffers: some gigabytes, where no two are equal."""
+"""PyTorch caches kernels and buffers of the last 1,024 bfloat16 shapes: gigabytes, if the shapes all differ."""
 _LOUD = ("LiteLLM", "accelerate", "bm25s", "datasets", "dspy", "httpx", "matplotlib", "numba", "transformers", "trl")
 
 
 class _Application(typer.core.TyperGroup):
-    """The root command: every error of a command ends here, as one message and an exit code."""
+    """The root command: turns every error of a command into one message and an exit code."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """``--debug`` is taken wherever it stands."""
+        """Accept ``--debug`` anywhere on the command line."""
         debug = "--debug" in args
         with ended(debug=debug):
             return super().parse_args(ctx, ["--debug"] * debug + [arg for arg in args if arg != "--debug"])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; see `ended`."""
         with ended(debug=bool(ctx.params.get("debug"))):
             return super().invoke(ctx)
 
@@ -71,8 +70,10 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _global(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks, and what libraries log.")] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and logs of libraries.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     prepare(debug)
     as_json(False)
@@ -89,7 +90,6 @@ for panel, name, function, example in (
     (_LOOP, "train", run.train, "demo-sft --run runs/mine --set num_train_epochs=2"),
     (_LOOP, "merge", run.merge, "runs/mine/policies/ipo --out policies/merged"),
     (_LOOP, "eval", run.evaluate, "demo --run runs/mine --set limit=100"),
-    (_LOOP, "answer", run.answer, "runs/mine/eval --policy models/reader"),
     (_LOOP, "run", run.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
     (_LOOP, "pretrain", demo.pretrain, "sample.yaml"),
     (_DATA, "search", search.search, 'indexes/mine "director of Ed Wood" -k 5'),
@@ -109,54 +109,56 @@ for panel, name, group in (
 
 @contextmanager
 def ended(*, debug: bool) -> Iterator[None]:
-    """What a command raises becomes a message and an exit code: 1 for a failure nobody foresaw, 130 after Ctrl-C."""
+    """Turn exceptions into a message and an exit code: 1 for an unexpected failure, 130 after Ctrl-C."""
     try:
         yield
     except LeretError as error:
         _trace(debug)
-        complain(_words(error))
+        complain(_message(error))
         raise typer.Exit(error.exit_code) from None
     except KeyboardInterrupt:
         _trace(debug)
-        complain("stopped; what was done is kept, and the same command goes on from there")
+        complain("stopped; run the same command to continue")
         raise typer.Exit(130) from None
     except OSError as error:
         if error.errno == errno.EPIPE:  # `leret recipes list | head`
             raise
         _trace(debug)
-        complain(_of_system(error))
+        complain(_system_message(error))
         raise typer.Exit(1) from None
     except Exception as error:
         if type(error).__module__.startswith(("typer", "click")):
             if isinstance(error, RuntimeError):
-                raise  # typer.Exit and typer.Abort, which are its own way to end
-            if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command, which has printed its help
+                raise  # typer.Exit and typer.Abort
+            if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command has printed its help
                 raise typer.Exit(0) from None
             usage: Any = error
             command, message = usage.ctx.command_path if usage.ctx else "leret", usage.format_message().rstrip(".")
-            complain(f"{command}: {message[:1].lower()}{message[1:]}; `{command} --help` tells what it takes")
+            complain(f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`")
             raise typer.Exit(2) from None
         _trace(debug)
         package = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if package in _OF_TRAINING:
-            complain(f"{MissingDependency(package, 'train')}; training and a policy in this process need it")
+            complain(f"{MissingDependency(package, 'train')}; training and local policies need it")
             raise typer.Exit(2) from None
-        hint = "" if debug else "; --debug shows where"
-        complain(f"unexpected {type(error).__name__}: {error}. This is a fault of leret or of a library under it{hint}")
+        hint = "" if debug else "; --debug shows the traceback"
+        complain(
+            f"unexpected {type(error).__name__}: {error}. This is a bug in leret or in a library that it uses{hint}"
+        )
         raise typer.Exit(1) from None
 
 
-def _words(error: LeretError) -> str:
+def _message(error: LeretError) -> str:
     problems = error.problems if isinstance(error, ConfigError) else [str(error)]
     if len(problems) == 1:
         return problems[0]
-    return "\n".join([f"{len(problems)} things to mend:", *(f"  {problem}" for problem in problems)])
+    return "\n".join([f"{len(problems)} problems:", *(f"  {problem}" for problem in problems)])
 
 
-def _of_system(error: OSError) -> str:
+def _system_message(error: OSError) -> str:
     place = f"{error.filename}: " if error.filename else ""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return f"{place}the disk is full: free some space and run the same command again"
+        return f"{place}the disk is full; free some space and run the same command again"
     return f"{place}{error.strerror or error}"
 
 
@@ -167,11 +169,11 @@ def _trace(debug: bool) -> None:
 
 class _PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return plain(super().format(record))  # a warning may quote a server
+        return plain(super().format(record))  # a warning may quote a server's text
 
 
 def prepare(debug: bool) -> None:
-    """Set up the process; what the environment already says is left alone. Libraries log and warn under debug alone."""
+    """Set up the process without overriding the environment; libraries log and warn only under debug."""
     tune_malloc()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_PlainFormatter())
@@ -181,7 +183,7 @@ def prepare(debug: bool) -> None:
     for name in _SHAPES:
         os.environ.setdefault(name, "64")
     if "DSPY_CACHEDIR" not in os.environ:
-        # DSPy opens a cache as soon as it is asked for one; leret samples without, so it gets a place that goes away.
+        # DSPy creates its disk cache on import; leret does not use it, so it gets a temporary directory.
         os.environ["DSPY_CACHEDIR"] = directory = tempfile.mkdtemp(prefix="leret-dspy-")
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
     if not debug:

@@ -1,4 +1,4 @@
-"""What commands share: arguments and flags; results on standard output, progress and errors on standard error."""
+"""Shared arguments, flags and output of commands: results on standard output, progress and errors on standard error."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from leret.core.progress import plain
 
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
 _NAME, _HEAD = 16, 8
-"""Characters that a table's first column always has; those that a head has before it is folded."""
-_WORDS = {"no_spread": "states without spread", "histogram": "rewards in tenths of their range",
-          "waiting": "left by an outage"}  # fmt: skip
+"""Least width of a table's first column; width up to which a column's head is not folded."""
+_LABELS = {
+    "no_spread": "states without spread",
+    "histogram": "rewards in tenths of their range",
+    "waiting": "missing after an outage",
+}
 
 
 def as_json(wanted: bool) -> bool:
-    """``--json``: `facts` and `table` print their values as a JSON object, `say` and `done` nothing."""
+    """Handle ``--json``: `facts` and `table` print a JSON object, `say` and `done` print nothing."""
     _JSON.set(wanted)
     return wanted
 
@@ -42,14 +45,16 @@ TrainingOverrides = Annotated[list[str] | None, _set("learning_rate=1e-6")]
 DataOverrides = Annotated[list[str] | None, _set("data.split=dev")]
 RetrieverOverrides = Annotated[list[str] | None, _set("store=hnsw")]
 EvalOverrides = Annotated[list[str] | None, _set("limit=100")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done and what it costs; do nothing.")]
-AsJson = Annotated[bool, typer.Option("--json", callback=as_json, help="Print one JSON object alone.")]
-SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Leave out bad lines of the data, and count them.")]
-FormatOption = Annotated[str | None, typer.Option("--format", help="A kind of data: jsonl, beir, hotpotqa, chunks ...")]
-Host = Annotated[str, typer.Option(help="Where to listen; other machines reach it only if you say so.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the work and its cost; do nothing.")]
+AsJson = Annotated[bool, typer.Option("--json", callback=as_json, help="Print only one JSON object.")]
+SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Skip bad lines of the data, and count them.")]
+FormatOption = Annotated[str | None, typer.Option("--format", help="Kind of data: jsonl, beir, hotpotqa, chunks ...")]
+Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
 IndexOrUrl = Annotated[str, typer.Argument(metavar="INDEX", help="An index directory, or the URL of a server.")]
-TokenEnv = Annotated[str | None, typer.Option("--token-env", metavar="VAR", help="Variable with the server's token.")]
+TokenEnv = Annotated[
+    str | None, typer.Option("--token-env", metavar="VAR", help="Environment variable with the server's token.")
+]
 
 
 def say(text: str = "", style: str | None = None) -> None:
@@ -60,14 +65,14 @@ def say(text: str = "", style: str | None = None) -> None:
 
 
 def complain(text: str, label: str = "error: ") -> None:
-    """A message on standard error."""
+    """Print a message on standard error."""
     style = {"error: ": "red", "warning: ": "yellow"}.get(label)
     console = _console(stderr=True)
     console.print(_wrapped(f"{label}{plain(text)}", console), soft_wrap=True, style=style)
 
 
 def _wrapped(text: str, console: Any, indent: str = "") -> str:
-    """Break long lines at spaces where a terminal would break them anywhere."""
+    """Break long lines at spaces, on a terminal only."""
     if not console.is_terminal:
         return text
     return "\n".join(_folded(line, console.width, indent) for line in text.split("\n"))
@@ -83,21 +88,24 @@ def _folded(line: str, width: int, indent: str) -> str:
 
 
 def done(text: str) -> None:
-    """What a command achieved."""
+    """Print the result of a command."""
     say(text, style="bold")
 
 
 def warn_of_demo(kind: str, model: str) -> None:
-    """Warn where the shipped policy, in this process or served, meets data that it knows no word of."""
+    """Warn if a shipped policy, in this process or served, is used on data with other words."""
     if kind != "world" and re.fullmatch(f"({'|'.join(POLICIES)})(-[0-9a-f]{{8}})?", model):
-        told = "finds next to nothing in other data; `leret init` without --policy names another"
-        complain(f"policy.model {model} knows the words of leret's generated world alone, and {told}", "warning: ")
+        complain(
+            f"policy.model {model} knows only the words of leret's generated world and finds next to nothing in other "
+            "data; see `leret init --help` for other policies",
+            "warning: ",
+        )
 
 
 def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
-    """What the tables of readers and rewards lack of a sampling recipe: a check for `leret.config.load`.
+    """Return a check for `leret.config.load`: kinds of data, and rewards, that leret does not know.
 
-    Makes the kinds of retrievers and policies known, too.
+    Importing the kinds of retrievers and policies registers their settings.
     """
     import leret.policies.load
     import leret.retrieval.load  # noqa: F401
@@ -112,16 +120,16 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
             yield ("data.kind",), str(error)
         for key in ("reward", "final") if hasattr(recipe, "sampling") else ():
             spec = getattr(recipe.sampling, key)
-            for fault in [] if spec is None else faults(spec):  # files are found later
+            for fault in [] if spec is None else faults(spec):  # paths are not resolved yet
                 yield (f"sampling.{key}",), fault
 
     return check
 
 
 def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
-    """A report or a plan, one line a field: of ``shown`` where that is given; its ``notes`` go to standard error.
+    """Print a dataclass or a mapping, one field per line; ``notes`` go to standard error.
 
-    None, empty and untrue values are left out. ``values`` is a dataclass or a mapping.
+    ``shown`` replaces the values, but not in JSON. None, False and empty values are left out.
     """
     for note in getattr(values, "notes", ()):
         complain(note, "note: ")
@@ -129,16 +137,16 @@ def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
         print(json.dumps(_fields(values), default=_plain))
         return
     items = _fields(values if shown is None else shown).items()
-    pairs = [(_WORDS.get(n, n).replace("_", " "), v) for n, v in items if not _empty(v) and n != "notes"]
+    pairs = [(_LABELS.get(n, n).replace("_", " "), v) for n, v in items if not _empty(v) and n != "notes"]
     width, console = max((len(name) for name, _ in pairs), default=0), _console(stderr=False)
     for name, value in pairs:
         say(_wrapped(f"  {name:<{width}}  {_shown(value)}", console, " " * (width + 4)))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, values: Any = None) -> None:
-    """Print a table whose figures are never cut or wrapped; ``--json`` prints ``values``.
+    """Print a table without cutting or wrapping figures; ``--json`` prints ``values``.
 
-    A narrow terminal folds the first column, and then leaves out the last ones, with a note.
+    A narrow terminal folds the first column, then drops the last columns with a note.
     """
     from rich import box
     from rich.table import Table
@@ -167,7 +175,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 
 
 def draw(shown: Any, least: int = 0) -> None:
-    """Print one of Rich's tables, ``least`` characters wide or more; a file has no edge, and gets no padding."""
+    """Print a Rich table, at least ``least`` characters wide; a file gets no padding."""
     console = _console(stderr=False)
     console.width = max(console.width if console.is_terminal else 1000, least)
     with console.capture() as captured:
@@ -199,15 +207,15 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        none = "not scored (only candidates are)"
-        return ", ".join(f"{name}: {none if item is None else _shown(item)}" for name, item in value.items())
+        unscored = "not scored (only candidates are)"
+        return ", ".join(f"{name}: {unscored if item is None else _shown(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(_shown(item) for item in value)
     return str(value)
 
 
 def _console(*, stderr: bool) -> Any:
-    """Made anew each time: tests and pipes change what the standard streams are. Text is neither markup nor emoji."""
+    """Return a new console: tests and pipes replace the standard streams. Text is neither markup nor emoji."""
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)

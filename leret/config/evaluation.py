@@ -15,7 +15,7 @@ from leret.config.policy import PolicySettings
 class EvalDataSettings(Settings):
     """Changes to the run's data of kind babilong; the evaluation's seed is its ``noise_seed``."""
 
-    sentences: PositiveInt | tuple[PositiveInt, ...] | None = Field(None, description="of several, an evaluation each")
+    sentences: PositiveInt | None = None
     facts: PositiveInt | None = None
     noise: tuple[Annotated[str, RecipePath("text file")], ...] | None = None
 
@@ -65,19 +65,12 @@ class EvalRecipe(Settings):
         split = "" if self.split == "test" else self.split
         stem = re.sub(r"(\.(jsonl|json|tsv|txt|gz|bz2|zst))+$", "", PurePath(self.questions or "").name.lstrip("."))
         seed = f"seed{self.seed}" if self.changes and self.seed else ""
-        length = f"ns{self.data.sentences}" if isinstance(self.data.sentences, int) else ""
-        name = (self.evaluation,) if self.evaluation else (split, stem)
-        return "-".join(part for part in (*name, length, seed) if part) or None
+        length = f"ns{self.data.sentences}" if self.data.sentences else ""
+        what = (self.evaluation,) if self.evaluation else (split, stem)
+        return "-".join(part for part in (*what, length, seed) if part) or None
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Keys that differ from the run's data, with their values."""
-        changes = {name: value for name, value in self.data if value is not None}
-        return {**changes, "noise_seed": self.seed} if changes else {}
-
-    def each(self) -> list[EvalRecipe]:
-        """Return a recipe for each of several lengths, or this one."""
-        lengths = self.data.sentences
-        if not isinstance(lengths, tuple):
-            return [self]
-        return [self.model_copy(update={"data": self.data.model_copy(update={"sentences": n})}) for n in lengths]
+        """Keys of the run's data that are other here."""
+        found = {name: value for name, value in self.data if value is not None}
+        return {**found, "noise_seed": self.seed} if found else {}

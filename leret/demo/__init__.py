@@ -1,4 +1,4 @@
-"""`leret demo`: the whole loop on a generated world with the shipped policy, from the recipes that anyone can edit."""
+"""`leret demo`: the whole loop on a generated world with the shipped policy, by the shipped recipes."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 __all__ = ["ExampleData", "demo", "example_data"]
 
 TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more", "demo-grpo")
-"""Training recipes, in order: the control takes as many steps as the two before it; the last one samples afresh."""
+"""Training recipes in order: demo-sft-more is a control with the steps of the two before it; demo-grpo samples anew."""
 _OF_SFT = 2
-"""Stages that the others build on: sampling, and imitation."""
+"""First stages, which all others need: sampling and imitation."""
 _STOP_S = 30.0
 
 
 def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalReport:
-    """Sample, train and evaluate; a demo that was stopped goes on.
+    """Sample, train and evaluate; a stopped demo continues.
 
     Args:
         out: run directory.
-        seed: of the world, the samples and the trainings.
-        progress: shown while it works.
+        seed: seed of the world, the samples and the trainings.
+        progress: shows the stages.
     """
     from leret.optimize.rounds import Recipe, run_stage, schedule
 
@@ -52,16 +52,15 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalRepo
     with nullcontext() if (run.policies / "grpo").is_dir() else _beside(run, seed):
         for stage in stages[_OF_SFT:-2]:
             run_stage(stage, run, progress=progress)
-    *_, report = [run_stage(stage, run, progress=progress) for stage in stages[-2:]]  # trains here what failed there
+    *_, report = [
+        run_stage(stage, run, progress=progress) for stage in stages[-2:]
+    ]  # trains what failed in the other process
     return cast("EvalReport", report)
 
 
 @contextmanager
 def _beside(run: Run, seed: int) -> Iterator[None]:
-    """The last training, and an evaluation of what is there after it, in a process of its own while the block runs.
-
-    Both have ended after it. What is evaluated there is not asked again.
-    """
+    """Run the last training, and an evaluation, in another process during the block; both end with it."""
     from leret.http.answers import ApiKey
     from leret.policies.serving.process import ServerProcess
 

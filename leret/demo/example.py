@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class ExampleData(NamedTuple):
-    """Questions for DSPy with the ids of their relevant documents (``gold``), and a retriever over all documents."""
+    """Questions for DSPy, with the ids of relevant documents in ``gold``, and a retriever over all documents."""
 
     trainset: list[dspy.Example]
     valset: list[dspy.Example]
@@ -20,9 +20,9 @@ class ExampleData(NamedTuple):
 
 
 def example_data(seed: int = 0, n_train: int = 150, n_val: int = 50, n_test: int = 150) -> ExampleData:
-    """Generate a world of invented people and works, which the policy ``demo`` can read, for a first try.
+    """Generate a world of invented people and works in the words of the policy ``demo``.
 
-    Every question has two relevant documents; the second can be found only once the first was read.
+    Every question has two relevant documents; the text of the first one leads to the second.
     """
     import dspy
 

@@ -1,7 +1,7 @@
-"""What policies are compared with: rules instead of an LM, RM3, HyDE, and the fusion of what other systems found.
+"""Baselines of policies: rules instead of an LM, RM3, HyDE, and the fusion of other systems' rankings.
 
-Rules go through the program itself, so that they see its cut-offs, its number of hops and its `exclude_seen` exactly as
-a policy does.
+Rules run the program itself, so that its cut-offs, its number of hops and its `exclude_seen` apply to them as to a
+policy.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from leret.retrieval.fusion import reciprocal_rank_fusion
 from leret.sampling.rollouts.rollout import Decoding
 
 _PASSAGE_TOKENS = 128
-"""That HyDE's passage may have, where the policy's `max_tokens` are for a query."""
+"""Least limit for HyDE's passage; the policy's `max_tokens` is meant for queries."""
 
 _HEAD_WORDS = 12
-"""Words of a document without a title that stand for it."""
+"""Words that replace the title of a document without one."""
 
 _RANKINGS = 512
 
@@ -38,20 +38,20 @@ Script = Callable[[Task, int], Sequence[str]]
 
 
 class CandidateRanking:
-    """The candidates of each choice in BM25's order for the question: title and text, as of documents."""
+    """Ranks the candidates of choices by BM25, title and text, for the question."""
 
     def __init__(self) -> None:
         self._rankings: dict[tuple[str, str, int], list[str]] = {}
 
     def first(self, task: Task, choice: Choice) -> str:
-        """The id of the best one that was not picked before."""
-        left = {one.id: one for one in choice.candidates if one is not STOP}
-        everyone = left | {one.id: one for one in choice.picked}
-        key = task.id, choice.predictor, hash(frozenset(everyone))
+        """Return the id of the best candidate that was not picked before."""
+        left = {one.id for one in choice.candidates if one is not STOP}
+        candidates = {one.id: one for one in (*choice.candidates, *choice.picked) if one is not STOP}
+        key = task.id, choice.predictor, hash(frozenset(candidates))
         if key not in self._rankings:
             query = str(choice.context.get("question") or task.text)
-            documents = [Document(one.id, one.title, one.text) for one in everyone.values()]
-            self._rankings[key] = ranked(query, documents)
+            documents = [Document(one.id, one.title, one.text) for one in candidates.values()]
+            self._rankings[key] = rank(query, documents)
         if len(self._rankings) > _RANKINGS:
             del self._rankings[next(iter(self._rankings))]
         return next(id for id in self._rankings[key] if id in left)
@@ -61,8 +61,8 @@ class CandidateRanking:
 class ScriptedPolicy:
     """Answers the steps of a program by a rule instead of an LM; an `Actor`.
 
-    A choice has rules of its own: a candidate of ``wanted``, if there is any; the one without a text, which adds
-    nothing to the question; and else the next of BM25's ranking for the question.
+    At a choice it takes the first of these that exists: a candidate of ``wanted``, the candidate without a text (which
+    adds nothing to the question), the next of BM25's ranking for the question.
     """
 
     formatter: Formatter
@@ -81,29 +81,29 @@ class ScriptedPolicy:
         return LMCall(need.predictor, need.inputs, (), None, outputs), self.formatter.scripted(need, outputs)
 
 
-def ranked(query: str, documents: list[Document]) -> list[str]:
-    """Ids in BM25's order; those that share no word with the query stand last, in their own order."""
+def rank(query: str, documents: list[Document]) -> list[str]:
+    """Return ids in BM25's order; documents without a word of the query come last, in their given order."""
     try:
-        [found] = BM25.build(Corpus(documents)).search([query], len(documents))
-    except RetrievalError:  # no word in any of them
-        found = ()
-    return list(dict.fromkeys([*(passage.doc_id for passage in found), *(one.doc_id for one in documents)]))
+        [ranking] = BM25.build(Corpus(documents)).search([query], len(documents))
+    except RetrievalError:  # no document has a word
+        ranking = ()
+    return list(dict.fromkeys([*(passage.doc_id for passage in ranking), *(one.doc_id for one in documents)]))
 
 
 @dataclass(frozen=True)
 class HydeActor:
-    """Answers the steps of a program by HyDE (https://arxiv.org/abs/2212.10496): an `Actor`.
+    """Answers the steps of a program by HyDE (https://arxiv.org/abs/2212.10496); an `Actor`.
 
-    The policy is asked for a passage that answers the question, and the passage is the query, at every step. The paper
-    encodes it; here the run's retriever takes it as a text. Where the policy writes nothing, the question is the query.
+    At every step the policy writes a passage that answers the question, and the passage is the query. The paper encodes
+    it; the run's retriever takes it as a text. If the policy writes nothing, the question is the query.
     """
 
     policy: Policy
     decoding: Decoding
 
     async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
-        asked = f"Write a short passage of an encyclopedia that answers the question.\nQuestion: {task.text}\nPassage:"
-        messages = ({"role": "user", "content": asked},)
+        prompt = f"Write a short passage of an encyclopedia that answers the question.\nQuestion: {task.text}\nPassage:"
+        messages = ({"role": "user", "content": prompt},)
         decoding = replace(self.decoding, max_tokens=max(self.decoding.max_tokens, _PASSAGE_TOKENS))
         [completion] = await self.policy.complete(decoding.request(need, messages, task.id, step, "hyde", index))
         passage = " ".join(completion.text.split()) or task.text
@@ -112,58 +112,58 @@ class HydeActor:
 
 
 def hyde_note(policy: str, rows: Sequence[ScoredHop]) -> str:
-    """What HyDE's queries were: a small policy writes no passages, whatever it is asked for."""
+    """Describe HyDE's queries for the report: a small policy may not write passages at all."""
     lengths = [len(row.completion.split()) for row in rows if row.completion is not None]
     mean = sum(lengths) / max(1, len(lengths))
-    return f"hyde: the text that {policy} wrote when asked for a passage was the query, {mean:.0f} words in the mean"
+    return f"hyde: the query was the text that {policy} wrote when asked for a passage; mean length {mean:.0f} words"
 
 
 def raw_question(task: Task, step: int) -> Sequence[str]:
-    """The question itself, at every step."""
+    """Return the question, at every step."""
     return (task.text,)
 
 
 def marked_question(task: Task, step: int) -> Sequence[str]:
-    """The question after a word that names the step, by which `query_places` knows it again."""
+    """Return the question after a word that marks the step for `query_places`."""
     return (f"answerofstep{step}end {task.text}",)
 
 
 def query_places(rollout: Rollout) -> dict[int, int]:
-    """The place, from 0, of the query that each step writes, from a rollout under `marked_question`.
+    """Return the index of the query that each step writes, from a rollout under `marked_question`.
 
-    Steps that no query comes from (of a planner, or the answer at the end) have none.
+    Steps that write no query, such as a planner's or the final answer, are missing.
     """
     places: dict[int, int] = {}
     for query in (query for hop in rollout.hops for query in hop.queries):
-        place = len(set(places.values()))
+        index = len(set(places.values()))
         for step in re.findall(r"answerofstep(\d+)end", query, re.IGNORECASE):
-            places.setdefault(int(step), place)
+            places.setdefault(int(step), index)
     return places
 
 
 def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[int, int]]) -> Script:
-    """The gold titles in their order, one a query; the last one asks for all that remain.
+    """Make a script that writes the gold titles in order, one per query; the last query has all that remain.
 
-    A document without a title is asked for by its first words. A query beyond the last title asks for that one again.
-    ``places`` are those of `query_places` by task id.
+    The first words of a document replace a missing title. A query after the last title repeats it. ``places`` holds
+    the results of `query_places` by task id.
     """
 
     def script(task: Task, step: int) -> Sequence[str]:
         gold = [corpus[doc_id] for doc_id in task.gold if doc_id in corpus]
         titles = [d.title.strip() or " ".join(d.text.split()[:_HEAD_WORDS]) for d in gold] or [task.text]
-        own = places.get(task.id, {})
-        n_places = len(set(own.values()))
-        place = own.get(step, n_places)
-        return titles[place : None if place >= n_places - 1 else place + 1] or titles[-1:]
+        index_of = places.get(task.id, {})
+        n_queries = len(set(index_of.values()))
+        index = index_of.get(step, n_queries)
+        return titles[index : None if index >= n_queries - 1 else index + 1] or titles[-1:]
 
     return script
 
 
 def answer_fields(predictor: str, signature: type[dspy.Signature] | None, texts: Sequence[str]) -> dict[str, Any]:
-    """Outputs of a predictor that hold ``texts``: a list where the field is one, else one line.
+    """Return outputs of a predictor with ``texts`` in every field: as a list for a list field, else as one line.
 
     Raises:
-        ConfigError: a field is of another type, or the program calls its LM without a signature.
+        ConfigError: a field has another type, or the program calls its LM without a signature.
     """
     fields = {} if signature is None else {name: info.annotation for name, info in signature.output_fields.items()}
     special = [f"{predictor}.{name} is {kind}" for name, kind in fields.items() if kind not in (str, list[str])]
@@ -176,7 +176,7 @@ def answer_fields(predictor: str, signature: type[dspy.Signature] | None, texts:
 
 
 def rm3_retriever(retriever: Retriever) -> Retriever:
-    """RM3 over the run's retriever, which has to be BM25."""
+    """Put RM3 over the run's retriever; ConfigError unless that is BM25."""
     from leret.retrieval.engines.rm3 import RM3
 
     try:
@@ -186,10 +186,10 @@ def rm3_retriever(retriever: Retriever) -> Retriever:
 
 
 def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Iterator[Rollout]:
-    """Rollouts whose ranking at each hop fuses those of other systems, by reciprocal rank.
+    """Yield rollouts that fuse the rankings of other systems at each hop by reciprocal rank.
 
-    A system that ended earlier keeps its last ranking at later hops. Of several samples, the first is taken. Where a
-    system failed on a question, so does its rollout.
+    A system that ended early keeps its last ranking at later hops. The first of several samples counts. A rollout fails
+    if one of the systems failed on its question.
     """
     tables = [first_runs(rows) for rows in parts]
     for question in questions:
@@ -206,7 +206,7 @@ def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Ite
 
 
 def _hop(rows: Sequence[ScoredHop]) -> Hop:
-    found = [[Passage(doc_id, "", "", 0.0) for doc_id in row.doc_ids] for row in rows]
+    rankings = [tuple(Passage(doc_id, "", "", 0.0) for doc_id in row.doc_ids) for row in rows]
     query = " + ".join(row.query for row in rows if row.query)
-    ranking = reciprocal_rank_fusion([tuple(ranking) for ranking in found], [1.0] * len(found))
+    ranking = reciprocal_rank_fusion(rankings, [1.0] * len(rankings))
     return Hop((query,) if query else (), ranking)

@@ -1,4 +1,4 @@
-"""Scoring what a system found: the rewards of `leret.rewards` on every hop's accumulated ranking."""
+"""Scores of rollouts: the rewards of `leret.rewards` on every hop's accumulated ranking."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leret.rewards import scoring
 from leret.rewards.ranking import recall
 
 BRIDGE_FOUND = "bridge_found"
-"""Recall of the gold documents whose title the question does not name: those that have to be read about first."""
+"""Recall of the gold documents with titles that the question does not name: a system must read about them first."""
 
 LABELS = {
     "recall": "recall",
@@ -25,13 +25,13 @@ LABELS = {
     "fact_em": "fact EM",
     "fact_f1": "fact F1",
 }
-"""Measures as tables and plots write them; others stand under their own name."""
+"""Labels of measures in tables and plots; other measures are shown by name."""
 
 _ALWAYS = ("recall", "ap", "all_found", BRIDGE_FOUND)
 
 
 def all_measures(names: Sequence[str]) -> tuple[str, ...]:
-    """The measures of an evaluation: a recipe's, and those that every report shows; an unknown one is refused."""
+    """Return a recipe's measures and those that every report shows; ConfigError if one is unknown."""
     every = tuple(dict.fromkeys((*names, *_ALWAYS)))
     for name in every:
         if name != BRIDGE_FOUND:
@@ -40,7 +40,7 @@ def all_measures(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class Scorer:
-    """Turns rollouts into scored rows, by the measures of ``all_measures``; the corpus tells the gold titles."""
+    """Turns rollouts into scored rows by the measures of `all_measures`; ``corpus`` has the gold titles."""
 
     def __init__(self, names: Sequence[str], tasks: Sequence[Task], corpus: Mapping[str, Document]) -> None:
         self._rewards = {name: scoring(name) for name in names if name != BRIDGE_FOUND}
@@ -48,7 +48,7 @@ class Scorer:
         self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in names else {}
 
     def rows(self, rollout: Rollout) -> list[ScoredHop]:
-        """One row a hop, and one more for a run that failed, ended unparsed, or never searched."""
+        """Return a row per hop, and one more for a run that failed, ended unparsed, or never searched."""
         task, steps, hops = self._tasks[rollout.task_id], rollout.steps, list(rollout.hops)
         if rollout.failure is not None or not hops:
             hops.append(Hop((), rollout.ranking, len(steps)))
@@ -63,11 +63,13 @@ class Scorer:
             completion = steps[hop.n_steps - 1].completion if hop.n_steps else None
             query = " ".join(hop.queries) if hop.queries else None
             place = (task.id, task.type, rollout.index, i, query, completion)
-            found = outcome.doc_ids, tuple(passage.score for passage in hop.ranking)
+            ranking = outcome.doc_ids, tuple(passage.score for passage in hop.ranking)
             n_calls = sum(s.completion is not None and s.value is None for s in steps[n_before:n_steps])  # no picks
             end = (rollout.unparsed, rollout.error) if last else (False, None)
             value = steps[hop.n_steps - 1].value if hop.n_steps else None
-            rows.append(ScoredHop(*place, *found, {} if rollout.error else self._values(outcome), n_calls, *end, value))
+            rows.append(
+                ScoredHop(*place, *ranking, {} if rollout.error else self._values(outcome), n_calls, *end, value)
+            )
             n_before = n_steps
         return rows
 
@@ -79,7 +81,7 @@ class Scorer:
 
 
 def hidden_gold(question: Task, corpus: Mapping[str, Document]) -> tuple[str, ...]:
-    """The gold documents whose title does not stand in the question; a title's last parentheses may be missing there.
+    """Return the gold documents with titles that are not in the question, with or without their final parentheses.
 
     >>> corpus = {"a": Document("a", "Ed Wood (film)", ""), "b": Document("b", "Los Angeles", "")}
     >>> hidden_gold(Task.question("q", "Where was Ed Wood shot?", gold=("a", "b")), corpus)

@@ -1,4 +1,4 @@
-"""An evaluation before it runs: resolved from its recipe, its tasks, its evaluator, and what it would cost."""
+"""An evaluation before it runs: its resolved recipe, its tasks, its evaluator, and its cost."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from leret.sampling.rollouts.environment import (
 from leret.sampling.rollouts.rollout import Decoding
 from leret.sampling.store.store import Store
 
-_RENAME = "give this evaluation another name: --set evaluation=NAME"
+_RENAME = "give this evaluation a name: --set evaluation=NAME"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation of a run, resolved from its recipe; nothing of it is opened yet.
+    """An evaluation of a run, resolved from its recipe; data and models are not open yet.
 
     Attributes:
-        sampling: the run's recipe.
-        policies: of the run.
-        measures: the recipe's, and those that every report shows.
-        directory: of the results.
-        key: names all that the summary follows from, files by their size and time of change.
+        sampling: the run's sampling recipe.
+        policies: the run's policies, with those of the recipe.
+        measures: the recipe's measures, and those that every report shows.
+        directory: directory of the results.
+        key: digest of everything that the summary depends on; files by size and modification time.
     """
 
     recipe: EvalRecipe
@@ -70,28 +70,30 @@ class Evaluation:
 
     @property
     def delivers(self) -> bool:
-        """Whether R/program is this one's: of the run's own test questions, or any while there is none of these."""
+        """True if R/program comes from this evaluation: of the run's test questions, else the only one so far."""
         return self.directory == self.run.eval or not (self.run.eval / "summary.json").is_file()
 
     def summary(self) -> dict[str, Any]:
-        """summary.json as it is; nothing where it is not there, or cannot be read."""
+        """Read summary.json; empty if it is missing or cannot be read."""
         try:
             return dict(json.loads((self.directory / "summary.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return {}
 
     def done(self) -> dict[str, Any] | None:
-        """The summary, where all of this very evaluation is there and nothing failed."""
+        """Return the summary if this evaluation is complete and nothing failed."""
         delivered = not self.delivers or (self.run.program / "program.json").is_file()
         return self.summary() or None if delivered and completed(self.directory, "eval", self.key) is not None else None
 
 
 @dataclass(frozen=True)
 class EvalEstimate:
-    """What is asked for, what is there (all of it where ``done``), and what the rest costs.
+    """Cost of an evaluation for `--dry-run`.
 
-    ``steps`` are the LM calls of one run of the program, None where they cannot be told without an LM, or nothing is
-    left to ask; ``lm_calls`` is an upper bound.
+    Attributes:
+        to_ask: systems with missing questions.
+        steps: LM calls of one run of the program; None if only an LM can show them, or if nothing is missing.
+        lm_calls: upper bound of the LM calls for the missing questions.
     """
 
     questions: int
@@ -103,18 +105,20 @@ class EvalEstimate:
 
 
 def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
-    """What `leret.evaluation.stage.evaluate` would do; writes nothing, and fails like it where no policy is needed."""
+    """Estimate `leret.evaluation.stage.evaluate` without writing; raises the same errors except those of policies."""
+    whole = _estimate(recipe, run)
     choice = choosing(resolve(recipe, run))
-    parts = [_estimate(one, run) for one in (*recipe.each(), *([choice] if choice else []))]
-    to_ask = tuple(dict.fromkeys(name for part in parts for name in part.to_ask))
-    calls = [part.lm_calls for part in parts if part.lm_calls is not None]
-    n_calls = sum(calls) if len(calls) == len(parts) else None
-    n, done = sum(part.questions for part in parts), all(part.done for part in parts)
-    return EvalEstimate(n, parts[0].systems, to_ask, parts[0].steps, n_calls, done)
+    if choice is None:
+        return whole
+    part = _estimate(choice, run)
+    to_ask = tuple(dict.fromkeys((*whole.to_ask, *part.to_ask)))
+    n_calls = None if whole.lm_calls is None or part.lm_calls is None else whole.lm_calls + part.lm_calls
+    n_questions, done = whole.questions + part.questions, whole.done and part.done
+    return EvalEstimate(n_questions, whole.systems, to_ask, whole.steps, n_calls, done)
 
 
 def choosing(evaluation: Evaluation) -> EvalRecipe | None:
-    """The evaluation on ``choose_on`` that chooses the policy to deliver; None if there is nothing to choose."""
+    """Return the recipe of the evaluation on ``choose_on``; None unless there are policies to choose from."""
     recipe = evaluation.recipe
     names = tuple(system.name for system in evaluation.systems if system.kind == "policy" and not system.control)
     if recipe.choose_on in (None, recipe.split) or len(names) < 2:
@@ -141,7 +145,7 @@ def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
         samples = recipe.samples if recipe.temperature > 0 else 1
         runs = {s.name: len(tasks) * (samples if s.prompt is not None else 1) for s in evaluation.systems}
         index = environment.recipe.retriever.index_directory(environment.cache)
-        if index is None or index.is_dir():  # without one, nothing can have been evaluated over it
+        if index is None or index.is_dir():  # before an index is built, no question can have a result
             evaluator = open_evaluator(evaluation, environment, tasks, data, Silent())
             runs = {s.name: sum(map(len, evaluator.missing(s)[1].values())) for s in evaluation.systems}
     n_calls = sum(runs[system.name] for system in evaluation.systems if system.prompt is not None)
@@ -150,7 +154,7 @@ def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
 
 
 def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
-    """Everything that can be known without opening data or models; unknown systems, measures, baseline are refused."""
+    """Resolve a recipe without opening data or models; ConfigError for unknown systems, measures or baseline."""
     sampled = sampling_recipe_of(run)
     known = available(run, recipe.demos, recipe.actors)
     systems = select(recipe.systems, known, (*recipe.demos, *recipe.actors))
@@ -161,16 +165,18 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     names = [*known, *(system.name for system in systems)]
     shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
     if shared:
-        raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
+        raise ConfigError(f"evaluation: {shared[0]!r} is the name of a system and of an evaluation; {_RENAME}")
     policies = Policies(sampled.policy, {**sampled.policies, **recipe.policies})
     rounds = run.manifest.rounds
     local = sampled.policy.kind == "local" and not recipe.policies and any(s.policy == BASE for s in systems)
     if local and rounds and policies.digest(known[BASE]) != rounds[0]["digest"]:
-        changed = f"policy.model: {sampled.policy.model} is no longer the policy that {run.path} was sampled from"
-        raise RunError(f"{changed}; put its files back, or sample a new run")
+        raise RunError(
+            f"policy.model: {sampled.policy.model} has changed since {run.path} was sampled from it; restore its "
+            "files, or sample a new run"
+        )
     key = stage_key(
         recipe,
-        "a hop is a search",  # in older evaluations it was an LM call; they are refused when their rows are read
+        "a hop is a search",  # it was an LM call in older evaluations; reading their rows fails
         run.section("sampling", "leret sample RECIPE"),
         run.manifest.digests,
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
@@ -182,47 +188,43 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
 
 
 def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Task], str]:
-    """The recipe's questions that have gold documents, and a digest of all of the split, whatever the limit is."""
+    """Return the recipe's questions with gold documents, and the digest of the whole split."""
     recipe, run, data = evaluation.recipe, evaluation.run, environment.recipe.data
     if recipe.questions is not None and data.kind == "world":
-        raise ConfigError(
-            f"questions: {recipe.questions!r} cannot be asked of a generated world, which brings its own; leave it out"
-        )
+        raise ConfigError(f"questions: {recipe.questions!r}: a generated world has its own questions; remove the key")
     if recipe.changes and data.kind != "babilong":
-        raise ConfigError(
-            f"data: the run's data are of kind {data.kind}, and only babilong's can be changed; leave it out"
-        )
+        raise ConfigError(f"data: only kind babilong can be changed, and the run's is {data.kind}; remove the key")
     refuse_changed_files(run, environment)
-    own = environment.tasks("all")
+    run_tasks = environment.tasks("all")
     if changes := recipe.changes | ({} if recipe.questions is None else {"questions": recipe.questions}):
         other = environment.recipe.model_copy(update={"data": data.model_copy(update=changes)})
         split = Environment(other, environment.cache).tasks(recipe.split)
     else:
-        split = _of_split(own, recipe.split, data.seed)
+        split = [t for t in run_tasks if recipe.split in ("all", split_name(t, data.seed))]
     chosen = limited(split, recipe.limit, data.seed)
     tasks = [task for task in chosen if task.gold]
     if not tasks:
-        what = recipe.questions or f"split {recipe.split} of the run's data"
-        why = f"its {len(chosen)} questions have no gold documents" if chosen else "it has none"
-        raise DataError(f"{what} has no question to evaluate on: {why}; name another split or another question file")
+        source = recipe.questions or f"split {recipe.split} of the run's data"
+        cause = f"its {len(chosen)} questions have no gold documents" if chosen else "it is empty"
+        raise DataError(f"{source} has no question to evaluate on: {cause}; choose another split or question file")
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
             ids = store.question_ids()
         ids |= {id for facts in training_facts(run).values() for id in facts.get("validation") or ()}
         refuse_leak(ids, (task.id for task in tasks))
-        refuse_doubles((task for task in own if task.id in ids), tasks)
-    name = questions_digest(split)
-    _refuse_others(evaluation, name)
-    return tasks, name
+        refuse_doubles((task for task in run_tasks if task.id in ids), tasks)
+    data_digest = questions_digest(split)
+    _refuse_other_results(evaluation, data_digest)
+    return tasks, data_digest
 
 
 def open_evaluator(
     evaluation: Evaluation, environment: Environment, tasks: Sequence[Task], data: str, progress: Progress
 ) -> Evaluator:
-    """The evaluator of a run's program, retriever and policies, over what `held_out` gave."""
+    """Open the evaluator of a run's program, retriever and policies; ``tasks`` and ``data`` are from `held_out`."""
     recipe, policy, retriever = evaluation.recipe, environment.recipe.policy, environment.retriever
     refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
-    limits = {name: one.max_tokens for name, one in evaluation.policies.others.items()}
+    limits = {name: settings.max_tokens for name, settings in evaluation.policies.others.items()}
     environment.check_policies(evaluation.policies.others)
     setup = EvaluationSetup(
         environment.replay,
@@ -233,22 +235,28 @@ def open_evaluator(
         samples=recipe.samples if recipe.temperature > 0 else 1,
     )
     search = environment.recipe.retriever
-    opened = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]
-    where, policies, measures = (evaluation.run, evaluation.directory), evaluation.policies, evaluation.measures
-    key = digest(opened, measures, data, *filter(None, [sources_digest(measures)]))
-    return Evaluator(*where, setup, policies, tasks, environment.corpus, measures, key, progress)
+    inputs = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]
+    measures = evaluation.measures
+    key = digest(inputs, measures, data, *filter(None, [sources_digest(measures)]))
+    return Evaluator(
+        evaluation.run,
+        evaluation.directory,
+        setup,
+        evaluation.policies,
+        tasks,
+        environment.corpus,
+        measures,
+        key,
+        progress,
+    )
 
 
-def _of_split(tasks: Sequence[Task], split: str | None, seed: int) -> list[Task]:
-    return [task for task in tasks if split in (None, "all", split_name(task, seed))]
-
-
-def _refuse_others(evaluation: Evaluation, data: str) -> None:
-    """Refuse to mix results on other questions, or decoded otherwise, in one directory."""
+def _refuse_other_results(evaluation: Evaluation, data: str) -> None:
+    """Refuse to mix results on other questions, or with other decoding, in one directory."""
     old, recipe = evaluation.summary(), evaluation.recipe
     if old:
         free = free_keys(EvalRecipe) | (set() if recipe.temperature > 0 else {"seed"})  # greedy runs need no seed
-        keys = old.keys() & EvalRecipe.model_fields.keys() - {"data"}  # which names the questions there
+        keys = old.keys() & EvalRecipe.model_fields.keys() - {"data"}  # a digest of the questions in the summary
         before = {**{key: old[key] for key in keys}, "digest": {"questions": old["data"]}}
         now = {**recipe.model_dump(mode="json", include=keys), "digest": {"questions": data}}
         check_resumable(evaluation.directory, before, now, free, _RENAME)

@@ -1,7 +1,7 @@
-"""What a system did on a question, hop by hop, scored; its file, and the TREC files for other tools.
+"""Scored hops of a system, their file, and TREC files for other tools.
 
-One table for every system: a row a question, sample and hop. The file is the only thing that later steps read, so
-that a system that is already evaluated is as good as one that has just been.
+Every system has one table with a row per question, sample and hop. Later steps read nothing else, so a system that was
+evaluated before is treated like one that has just been evaluated.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from leret.core.types import Task
 
 @dataclass(frozen=True, slots=True)
 class ScoredHop:
-    """One hop of one run on one question, that is one search; ``hop`` counts from 1.
+    """One hop, that is one search, of one run on one question.
 
-    A run that failed, that stopped at a completion that does not parse, or that never searched, ends in one row more,
-    with its ``failure`` (and no measures), ``unparsed``, or neither.
+    A run that failed, that stopped at a completion that does not parse, or that never searched has one more row at its
+    end: with its ``failure`` (and no measures), ``unparsed``, or neither.
 
     Attributes:
-        query: what was searched for, several queries in one text; None in the row more.
-        completion: of the LM call before it.
-        doc_ids: all that was found by then, best first.
-        lm_calls: since the row before; the last row of a run holds those after its search too.
-        value: a picker's Q-value of the choice before it.
+        hop: number of the hop, from 1.
+        query: text of the search, several queries joined; None in the additional row.
+        completion: text of the LM call before the search.
+        doc_ids: the accumulated ranking, best first.
+        lm_calls: LM calls since the previous row; the last row of a run includes those after its search.
+        value: Q-value of a picker's choice before the search.
     """
 
     question_id: str
@@ -70,7 +71,7 @@ _FIXED = {
 
 
 def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -> None:
-    """Write per_question.parquet: whole or not at all."""
+    """Write per_question.parquet, atomically."""
     records = [{**row.measures, **{name: _plain(getattr(row, name)) for name in _FIXED}} for row in rows]
     schema = pa.schema([*_FIXED.items(), *((name, pa.float64()) for name in measures)])
     with atomic_file(path, "wb") as file:
@@ -78,13 +79,12 @@ def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -
 
 
 def read_rows(path: Path) -> list[ScoredHop]:
-    """Read what ``write_rows`` wrote, in its order."""
+    """Read the rows of `write_rows` in their order."""
     try:
-        records = pq.read_table(path).to_pylist()
-        return [_row(record) for record in records]
+        return [_row(record) for record in pq.read_table(path).to_pylist()]
     except (OSError, pa.ArrowException, KeyError) as error:
-        why = f"column {error} is missing: it is of an older leret" if isinstance(error, KeyError) else error
-        raise RunError(f"{path} cannot be read ({why}); delete {path.parent} and run `leret eval` again") from error
+        cause = f"column {error} is missing: an older leret wrote it" if isinstance(error, KeyError) else error
+        raise RunError(f"{path} cannot be read ({cause}); delete {path.parent} and run `leret eval` again") from error
 
 
 def _row(record: dict[str, Any]) -> ScoredHop:
@@ -102,17 +102,17 @@ def _plain(value: Any) -> Any:
 
 
 def first_runs(rows: Iterable[ScoredHop]) -> dict[str, list[ScoredHop]]:
-    """The rows of each question's first sample, in the order of the hops."""
-    found: dict[str, list[ScoredHop]] = defaultdict(list)
+    """Return the rows of each question's first sample in the order of the hops."""
+    runs: dict[str, list[ScoredHop]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.hop):
         if row.sample == 0:
-            found[row.question_id].append(row)
-    return found
+            runs[row.question_id].append(row)
+    return runs
 
 
 @dataclass
 class SystemResults:
-    """The rows of one system, under a key that names policy, prompt, program, retriever, data and settings."""
+    """Rows of one system; ``key`` is a digest of policy, prompt, program, retriever, data and settings."""
 
     key: str
     rows: list[ScoredHop] = field(default_factory=list)
@@ -120,30 +120,29 @@ class SystemResults:
 
     @property
     def lm_calls(self) -> int:
-        """Completions that the rows stand for."""
         return sum(row.lm_calls for row in self.rows)
 
     def only(self, question_ids: Sequence[str], samples: int) -> SystemResults:
-        """The rows of runs that are asked for and did not fail, in the order of the questions."""
+        """Select the runs that are requested and did not fail, in the order of the questions."""
         failed = {(row.question_id, row.sample) for row in self.rows if row.failure is not None}
         rows = [row for row in self.rows if row.sample < samples and (row.question_id, row.sample) not in failed]
-        asked = set(question_ids)
-        found = SystemResults(self.key, [row for row in rows if row.question_id in asked], self.seconds)
-        found.sort(question_ids)
-        return found
+        requested = set(question_ids)
+        selection = SystemResults(self.key, [row for row in rows if row.question_id in requested], self.seconds)
+        selection.sort(question_ids)
+        return selection
 
     def sort(self, question_ids: Sequence[str]) -> None:
-        """By sample, question and hop."""
-        place = {question_id: i for i, question_id in enumerate(question_ids)}
-        self.rows.sort(key=lambda row: (row.sample, place[row.question_id], row.hop))
+        """Sort by sample, question and hop."""
+        order = {question_id: i for i, question_id in enumerate(question_ids)}
+        self.rows.sort(key=lambda row: (row.sample, order[row.question_id], row.hop))
 
     def runs(self) -> set[tuple[str, int]]:
-        """(question id, sample) of every run."""
+        """Return (question id, sample) of every run."""
         return {(row.question_id, row.sample) for row in self.rows}
 
 
 def read_results(directory: Path, key: str) -> SystemResults:
-    """What is there under this key; nothing, where it was evaluated otherwise or not at all."""
+    """Read the results with this key; empty if there are none, or if they have another key."""
     try:
         note = json.loads((directory / "evaluated.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -153,19 +152,19 @@ def read_results(directory: Path, key: str) -> SystemResults:
     return SystemResults(key, read_rows(directory / "per_question.parquet"), float(note.get("seconds", 0.0)))
 
 
-def write_results(directory: Path, kept: SystemResults, measures: Sequence[str]) -> None:
-    """Write the rows, then the note that makes them count."""
+def write_results(directory: Path, results: SystemResults, measures: Sequence[str]) -> None:
+    """Write the rows, then the note that makes them valid."""
     note = directory / "evaluated.json"
     note.unlink(missing_ok=True)
-    write_rows(directory / "per_question.parquet", kept.rows, measures)
-    write_atomically(note, json.dumps({"key": kept.key, "seconds": round(kept.seconds, 3)}) + "\n")
+    write_rows(directory / "per_question.parquet", results.rows, measures)
+    write_atomically(note, json.dumps({"key": results.key, "seconds": round(results.seconds, 3)}) + "\n")
 
 
 _UNSAFE = re.compile(r"[\s%\x00-\x20\x7f-\xa0\u200b\ufeff\ud800-\udfff]")
 
 
 def escape(text: str) -> str:
-    """An id for TREC files, whose fields stand apart by white space; `urllib.parse.unquote` undoes it.
+    """Escape an id for TREC files, which separate fields by white space; `urllib.parse.unquote` reverses it.
 
     >>> escape("Ed Wood (film) 100%")
     'Ed%20Wood%20(film)%20100%25'
@@ -174,13 +173,12 @@ def escape(text: str) -> str:
 
 
 def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str], Sequence[float]]]) -> None:
-    """Write ``qid Q0 docid rank score tag`` lines.
+    """Write ``qid Q0 docid rank score tag`` lines; the tag is the system's name.
 
-    Readers of the format sort by score and break ties in ways of their own, some in single precision. So that all of
-    them see the order that leret scored, a score that does not fall below the one before it is written one step of
-    single precision lower.
+    Readers of the format sort by score, some in single precision, and break ties differently. `strictly_decreasing`
+    makes all of them see the ranking that leret scored.
 
-    ``rankings`` are question id, document ids best first, and their scores; the tag is the system's name.
+    ``rankings`` are question id, document ids best first, and their scores.
     """
     lines = [
         f"{escape(qid)} Q0 {escape(doc_id)} {rank} {score:.9g} {escape(tag)}\n"
@@ -191,13 +189,13 @@ def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str],
 
 
 def write_qrels(path: Path, questions: Iterable[Task]) -> None:
-    """Write ``qid 0 docid grade`` lines, one a gold document."""
+    """Write a ``qid 0 docid grade`` line per gold document."""
     lines = [f"{escape(q.id)} 0 {escape(doc_id)} {grade}\n" for q in questions for doc_id, grade in q.grades.items()]
     write_atomically(path, "".join(lines))
 
 
 def strictly_decreasing(scores: Sequence[float]) -> Iterator[float]:
-    """The scores, each one step of single precision below the one before it where it was not below it already."""
+    """Yield the scores in single precision, each at least one step below the one before it."""
     last = np.float32(np.inf)
     for score in scores:
         value = np.float32(score)

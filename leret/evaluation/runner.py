@@ -1,4 +1,4 @@
-"""Evaluating systems one after another, each only as far as it is not evaluated yet."""
+"""Evaluation of systems, one after another; only missing questions are run."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ from leret.retrieval.batching import SearchBatcher
 from leret.sampling.rollouts.rollout import BOUNDARIES, Actor, Decoding, PolicyActor, RolloutRunner
 
 CONCURRENCY = 256
-"""Questions in flight: what waits together is decoded together."""
+"""Questions in flight; waiting requests are decoded in one batch."""
 
 _MIN_RUNS = 50
 _MAX_FAILED = 0.5
-"""Where more than half of at least fifty runs failed, the cause is not in the questions."""
+"""Share of failed runs, among at least `_MIN_RUNS`, above which the evaluation stops."""
 
 
 @dataclass(frozen=True)
 class EvaluationSetup:
-    """A program over a retriever, and how completions are asked for.
+    """A program over a retriever, with its decoding.
 
     Attributes:
-        engine: the retriever without its cache, whose index RM3 reads.
-        samples: runs a question; 1 at temperature 0, since all would be the same.
+        engine: the retriever without its cache; RM3 reads its index.
+        samples: runs per question; 1 at temperature 0, where all would be equal.
     """
 
     replay: Replay
@@ -65,15 +65,15 @@ class EvaluationSetup:
 
 @dataclass(frozen=True)
 class Policies:
-    """The policies of a run, which was sampled from ``base``, and of single predictors from ``others``."""
+    """Policies of a run: ``base``, and ``others`` for single predictors."""
 
     base: PolicySettings
     others: Mapping[str, PolicySettings] = field(default_factory=dict)
 
     def settings(self, system: System | None) -> dict[str, PolicySettings]:
-        """By predictor, see `by_predictor`: the run's, but that a trained policy always runs in this process.
+        """Return policy settings by predictor, see `by_predictor`.
 
-        An actor of the recipe answers all of them.
+        A trained policy always runs in this process. An actor of the recipe answers all predictors.
         """
         if system is not None and system.settings is not None:
             return {"": system.settings}
@@ -97,10 +97,10 @@ class Evaluator:
     """Evaluates systems on one set of questions.
 
     Attributes:
-        directory: results are kept there.
-        questions: in the order of the results.
-        corpus: for the oracle's titles, and the measure that looks at them.
-        key: what all systems share: data, program, retriever, settings.
+        directory: directory of the results.
+        questions: tasks in the order of the results.
+        corpus: documents, for the oracle and the measure that read gold titles.
+        key: digest of what all systems share: data, program, retriever, settings.
     """
 
     run: Run
@@ -112,42 +112,39 @@ class Evaluator:
     measures: Sequence[str]
     key: str
     progress: Progress
-    # A policy's connections are of one event loop.
+    # A policy's connections belong to one event loop.
     _open: tuple[str, Policy, asyncio.Runner] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._scorer = Scorer(self.measures, self.questions, self.corpus)
 
-    @property
-    def picks(self) -> bool:
-        """Whether what the program retrieves is what it picks."""
-        return any(pick.retrieves for pick in self.setup.replay.picks.values())
-
     def evaluate(self, system: System) -> tuple[SystemResults, bool]:
-        """The system's rows, and whether anything had to be asked for them."""
-        kept, todo = self.missing(system)
+        """Return the system's rows, and True if any question had to be run."""
+        results, todo = self.missing(system)
         if not todo:
-            return kept, False
+            return results, False
         if system.prompt is not None:
-            self._policy(system)  # loading it is not the system's time
+            self._policy(system)  # loading does not count as the system's time
         began = time.monotonic()
         try:
-            self._ask(system, todo, lambda rollout: kept.rows.extend(self._scorer.rows(rollout)), len(kept.runs()))
-        finally:  # an interruption or an outage keeps what is done
-            kept.seconds += time.monotonic() - began
-            kept.sort([question.id for question in self.questions])
-            with self.run.writing(), ThreadPoolExecutor(1) as writer:  # which Ctrl-C does not interrupt
-                writer.submit(write_results, self.directory / system.name, kept, self.measures).result()
-        return kept, True
+            self._ask(
+                system, todo, lambda rollout: results.rows.extend(self._scorer.rows(rollout)), len(results.runs())
+            )
+        finally:  # after an interruption or an outage too
+            results.seconds += time.monotonic() - began
+            results.sort([question.id for question in self.questions])
+            with self.run.writing(), ThreadPoolExecutor(1) as writer:  # Ctrl-C does not interrupt the thread
+                writer.submit(write_results, self.directory / system.name, results, self.measures).result()
+        return results, True
 
     def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
-        """What is there of a system, and the questions that are not, by sample."""
+        """Return the stored results of a system, and its missing questions by sample."""
         samples = self.setup.samples if system.prompt is not None else 1
         ids = [question.id for question in self.questions]
-        kept = read_results(self.directory / system.name, self._key_of(system)).only(ids, samples)
-        done = kept.runs()
+        results = read_results(self.directory / system.name, self._key_of(system)).only(ids, samples)
+        done = results.runs()
         todo = {sample: [q for q in self.questions if (q.id, sample) not in done] for sample in range(samples)}
-        return kept, {sample: questions for sample, questions in todo.items() if questions}
+        return results, {sample: questions for sample, questions in todo.items() if questions}
 
     def close(self) -> None:
         if self._open is not None:
@@ -159,9 +156,10 @@ class Evaluator:
     def _key_of(self, system: System) -> str:
         if system.prompt is None:
             return digest(self.key, system.name, *map(self._key_of, system.parts))
-        own = self.setup.decoding
-        sampling: list[Any] = [own.max_tokens, own.temperature, own.top_p, *([own.seed] if own.temperature > 0 else [])]
-        sampling += [own.limits] if own.limits else []
+        decoding = self.setup.decoding
+        sampling: list[Any] = [decoding.max_tokens, decoding.temperature, decoding.top_p]
+        sampling += [decoding.seed] if decoding.temperature > 0 else []
+        sampling += [decoding.limits] if decoding.limits else []
         return digest(self.key, self.policies.digest(system), system.prompt.digest, sampling)
 
     def _ask(
@@ -178,20 +176,20 @@ class Evaluator:
             n_failed += rollout.error is not None
             self.progress.advance(1, failures=n_failed)
             if rollout.failure and not (rollout.unparsed or system.parts) and n_done >= min(_MIN_RUNS, n_runs):
-                _stop_where_most_failed(rollout.failure, n_failed, n_done, n_before)
+                _stop_if_most_failed(rollout.failure, n_failed, n_done, n_before)
 
         wanted = (lambda task: task.gold) if system.name == ORACLE else None
 
-        def run_script(
-            script: Script, on_done: Callable[[Rollout], None], retriever: Retriever = setup.retriever
-        ) -> None:
+        def run_script(script: Script, on_done: Callable[[Rollout], None]) -> None:
+            retriever = rm3_retriever(setup.engine) if system.name == RM3 else setup.retriever
             asyncio.run(self._run(retriever, ScriptedPolicy(setup.formatter, script, wanted), todo, on_done))
 
         try:
             if system.prompt is not None:
                 policy, loop = self._policy(system)
-                own = PolicyActor(policy, setup.formatter, setup.decoding, system.prompt)
-                actor = HydeActor(policy, setup.decoding) if system.name == HYDE else own
+                actor: Actor = PolicyActor(policy, setup.formatter, setup.decoding, system.prompt)
+                if system.name == HYDE:
+                    actor = HydeActor(policy, setup.decoding)
                 loop.run(self._run(setup.retriever, actor, todo, ended))
             elif system.parts:
                 for rollout in fuse([self.missing(part)[0].rows for part in system.parts], todo[0]):
@@ -201,7 +199,7 @@ class Evaluator:
                 run_script(marked_question, lambda rollout: places.update({rollout.task_id: query_places(rollout)}))
                 run_script(oracle_titles(self.corpus, places), ended)
             else:
-                run_script(raw_question, ended, rm3_retriever(setup.engine) if system.name == RM3 else setup.retriever)
+                run_script(raw_question, ended)
         finally:
             self.progress.finish()
 
@@ -217,7 +215,7 @@ class Evaluator:
             searches.close()
 
     def _policy(self, system: System) -> tuple[Policy, asyncio.Runner]:
-        """The system's policy; systems of one policy follow each other, so one is held at a time."""
+        """Open the system's policy; systems with the same policy follow each other, so one is open at a time."""
         name = system.policy or ""
         if self._open is None or self._open[0] != name:
             self.close()
@@ -225,10 +223,10 @@ class Evaluator:
         return self._open[1:]
 
 
-def _stop_where_most_failed(failure: Failure, n_failed: int, n_done: int, n_before: int) -> None:
-    n_all = n_done + (n_before if failure.kind == "prompt" else 0)  # which fails at every call again
+def _stop_if_most_failed(failure: Failure, n_failed: int, n_done: int, n_before: int) -> None:
+    n_all = n_done + (n_before if failure.kind == "prompt" else 0)  # a prompt fails again at every call
     if n_failed > _MAX_FAILED * n_all:
         raise BOUNDARIES.get(failure.kind, PolicyError)(
-            f"{n_failed} of {n_all} runs failed, so the evaluation stopped; the last one: "
-            f"{failure.message}. What is done is kept: correct the cause and run the same command again"
+            f"{n_failed} of {n_all} runs failed, so the evaluation stopped; the last failure: {failure.message}. "
+            "Finished runs are stored: correct the cause and run the same command again"
         )

@@ -18,23 +18,22 @@ from leret.core.runs import Run
 from leret.core.stages import mark_completed
 from leret.core.types import Task
 from leret.evaluation.baselines import hyde_note
-from leret.evaluation.episodes import early_stop, file_name, write_lines
 from leret.evaluation.plan import Evaluation, choosing, held_out, open_evaluator, resolve
 from leret.evaluation.report.content import examples
+from leret.evaluation.report.page import write_page
 from leret.evaluation.results import SystemResults, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
 from leret.evaluation.statistics import Statistics
-from leret.evaluation.summary import summarise, sweep_of
+from leret.evaluation.summary import summarise
 from leret.evaluation.systems import HYDE, System, focus
 from leret.policies.load import probe
 from leret.programs.saved import save
-from leret.rewards import scoring
 from leret.sampling.rollouts.environment import Environment
 
 
 @dataclass(frozen=True)
 class EvalReport:
-    """The summary, where it is, and what this call did: systems asked (none where all was there ``already``)."""
+    """A summary, its path and page, and the systems that this call ran; none if all results ``already`` existed."""
 
     summary: Mapping[str, Any]
     path: Path
@@ -47,32 +46,29 @@ class EvalReport:
 def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) -> EvalReport:
     """Evaluate systems, compare them, and write summary, TREC files, report and program.
 
-    A system that is evaluated already under the same policy, prompt, data and settings is not asked again; questions
-    that failed are. Ctrl-C keeps what is done. Of several lengths of tasks, each is evaluated, and sweep.json and
-    sweep.svg show all of them.
+    Results under the same policy, prompt, data and settings are reused; failed questions run again. After Ctrl-C the
+    same call continues.
 
     Raises:
         ConfigError: unknown systems, measures or baseline.
-        DataError: a question of the evaluation was sampled in this run, or there is none.
-        PolicyError, RetrievalError, ProgramError: more than half of a system's questions failed; what is done is kept.
-        RunError: the run was not sampled, or cannot be read or written; or what is evaluated has changed.
+        DataError: a question of the evaluation was sampled in this run, or there is no question.
+        PolicyError, RetrievalError, ProgramError: more than half of a system's questions failed; finished ones are
+            stored.
+        RunError: the run was not sampled, or cannot be read or written, or its inputs have changed.
     """
-    if isinstance(recipe.data.sentences, tuple):
-        return _sweep(recipe, run, progress)
     began = time.monotonic()
     evaluation = resolve(recipe, run)
     path, page = evaluation.directory / "summary.json", evaluation.page
     before = evaluation.done()
     if before is not None:
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
-    from leret.evaluation.report.page import write_page  # matplotlib takes longer than all of the above
 
     chosen = _chosen(evaluation, progress)
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)
         evaluator = open_evaluator(evaluation, environment, tasks, data, progress or Silent())
         asked, results = _evaluate_systems(evaluation, evaluator)
-        summary = _summary(evaluation, tasks, data, results, evaluator.picks) | chosen
+        summary = _summary(evaluation, tasks, data, results) | chosen
         shown = _examples(evaluation, environment, tasks, results, summary["focus"])
         with run.writing():
             write_qrels(evaluation.directory / "qrels.trec", tasks)
@@ -97,43 +93,25 @@ def _chosen(evaluation: Evaluation, progress: Progress | None) -> dict[str, Any]
     return {"focus": focus(evaluation.systems, recall), **({"chosen_on": recall} if recall else {})}
 
 
-def _sweep(recipe: EvalRecipe, run: Run, progress: Progress | None) -> EvalReport:
-    """An evaluation of each length, and what all of them reached."""
-    from leret.evaluation.report.plots import sweep_plot
-
-    reports = [evaluate(one, run, progress=progress) for one in recipe.each()]
-    directory = run.eval / (recipe.evaluation_name or "")
-    sweep = sweep_of([report.summary for report in reports])
-    path, plot = directory / "sweep.json", directory / "sweep.svg"
-    with run.writing():
-        _write_json(path, sweep)
-        write_atomically(plot, sweep_plot(sweep))
-    asked = tuple(dict.fromkeys(name for report in reports for name in report.asked))
-    already, seconds = all(report.already for report in reports), sum(report.seconds for report in reports)
-    return EvalReport({**reports[-1].summary, "sweep": sweep}, path, plot, asked, already, seconds)
-
-
 def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
-    """The names of the systems that anything was asked of, and the results of all; the evaluator is closed."""
+    """Return the names of the systems that were run, and the results of all; close the evaluator."""
     asked, results = [], {}
     try:
         incomplete = [s for s in evaluation.systems if s.prompt is not None and evaluator.missing(s)[1]]
-        for settings in {one for system in incomplete for one in evaluation.policies.settings(system).values()}:
-            asyncio.run(probe(settings))
+        for policy in {policy for system in incomplete for policy in evaluation.policies.settings(system).values()}:
+            asyncio.run(probe(policy))
         for system in evaluation.systems:
             results[system.name], new = evaluator.evaluate(system)
             if new:
                 asked.append(system.name)
-                _note(evaluation, system, results[system.name])
-            if evaluator.picks:
-                _write_lines(evaluation, evaluator, system, results[system.name])
+                _record(evaluation, system, results[system.name])
     finally:
         evaluator.close()
     return tuple(asked), results
 
 
-def _note(evaluation: Evaluation, system: System, results: SystemResults) -> None:
-    """The run file and the event of a system that has just been evaluated."""
+def _record(evaluation: Evaluation, system: System, results: SystemResults) -> None:
+    """Write the run file and the event of a system."""
     last = {row.question_id: row for row in results.rows if row.sample == 0 and row.failure is None}
     with evaluation.run.writing():
         rankings = ((row.question_id, row.doc_ids, row.scores) for row in last.values())
@@ -143,22 +121,13 @@ def _note(evaluation: Evaluation, system: System, results: SystemResults) -> Non
     evaluation.run.event("eval", "evaluated", name=name, system=system.name, **facts)
 
 
-def _write_lines(evaluation: Evaluation, evaluator: Evaluator, system: System, results: SystemResults) -> None:
-    worth = scoring(evaluation.sampling.sampling.whole_reward)
-    path = evaluation.directory / system.name / file_name(evaluation.recipe.seed, evaluation.sentences)
-    with evaluation.run.writing():
-        write_lines(path, results.rows, evaluator.questions, evaluator.corpus, worth)
-
-
 def _summary(
-    evaluation: Evaluation, tasks: Sequence[Task], data: str, results: Mapping[str, SystemResults], picks: bool
+    evaluation: Evaluation, tasks: Sequence[Task], data: str, results: Mapping[str, SystemResults]
 ) -> dict[str, Any]:
     recipe = evaluation.recipe
     evaluated = [(system, results[system.name]) for system in evaluation.systems]
     statistics = Statistics(recipe.resamples, recipe.confidence, recipe.seed)
     summary = summarise(evaluated, tasks, evaluation.measures, recipe.baseline, statistics)
-    for row in summary["rows"] if picks else ():
-        row["early_stop"] = early_stop(results[row["system"]].rows, tasks)
     return {
         **summary,
         **recipe.model_dump(include={"split", "temperature", "samples", "seed"}),
@@ -186,7 +155,7 @@ def _examples(
 
 
 def _deliver(run: Run, environment: Environment, policies: Mapping[str, PolicySettings]) -> None:
-    """Write R/program: what `leret.load` needs to run the program with policies by predictor."""
+    """Write R/program for `leret.load`."""
     settings = environment.recipe.retriever
     index = settings.index_directory(environment.cache)
     if index:
@@ -203,7 +172,7 @@ def _deliver(run: Run, environment: Environment, policies: Mapping[str, PolicySe
 
 
 def _mark(evaluation: Evaluation, summary: Mapping[str, Any]) -> None:
-    """Note that nothing is left, unless questions failed: they are asked again."""
+    """Mark the evaluation as complete, unless questions failed."""
     key = "" if any(row["failed"] for row in summary["rows"]) else evaluation.key
     names = [f"{s.name}/{file}" for s in evaluation.systems for file in ("evaluated.json", "per_question.parquet")]
     files = (evaluation.directory / name for name in ("summary.json", "qrels.trec", *names))

@@ -1,7 +1,7 @@
-"""How sure a mean is, and a difference of means, when the questions are a sample.
+"""Confidence intervals of means, and tests of their differences, over a sample of questions.
 
-Both tests work on one matrix, a row a question and a column a figure, with NaN where a question has no value. All
-columns share their resamples, so one matrix product serves every system, hop and measure at once.
+Both work on one matrix with a row per question and a column per figure, and NaN for a missing value. All columns share
+their resamples, so one matrix product serves every system, hop and measure.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _CHUNK_CELLS: Final = 4_000_000
-"""Resamples are drawn in chunks of about so many cells: 32 MB of weights."""
+"""Approximate cells of a chunk of resamples: 32 MB of weights."""
 
 _TIE: Final = 1e-12
-"""Statistics closer than this are equal: the same sum in another order differs in its last bits."""
+"""Largest difference of equal statistics: the order of a sum changes its last bits."""
 
 
 def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0) -> Array:
-    """Percentile bootstrap intervals of the columns' means, questions drawn with replacement.
+    """Compute percentile bootstrap intervals of the columns' means; questions are drawn with replacement.
 
-    ``values`` are (n_questions, n_columns), NaN where a question has no value in a column; for a paired difference, the
-    differences.
+    ``values`` are (n_questions, n_columns), NaN for a missing value; paired differences for a paired interval.
 
     Returns:
-        (n_columns, 2), lower and upper bound; NaN for a column without values. Equal seeds and shapes give equal ones.
+        (n_columns, 2), lower and upper bound; NaN for a column without values. Equal seeds and shapes draw the same
+        resamples.
 
     Source: Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for its use on measures of retrieval.
     """
@@ -57,13 +57,12 @@ def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: floa
 
 
 def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> Array:
-    """Two-sided paired permutation test: were the labels of the two systems exchangeable, how often so large a mean?
+    """Compute p of a two-sided paired permutation test, which flips the signs of the questions' differences.
 
-    The labels of a question are exchanged by flipping the sign of its difference. Where all flips are no more than
-    ``resamples`` they are enumerated, and p is exact; else flips are drawn, and the observed one counts as drawn, so
-    that p is never 0.
+    If there are at most ``resamples`` flips, all are enumerated and p is exact. Otherwise flips are drawn, and the
+    observed one is counted among them, so that p is never 0.
 
-    ``differences`` are (n_questions, n_columns), a's value less b's; NaN where either has none.
+    ``differences`` are (n_questions, n_columns), a minus b; NaN if either is missing.
 
     Returns:
         (n_columns,) p-values in (0, 1]; NaN for a column without values.
@@ -95,7 +94,7 @@ def _chunks(total: int, width: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Statistics:
-    """How intervals and p-values are made."""
+    """Settings of intervals and p-values."""
 
     resamples: int = 10_000
     confidence: float = 0.95
@@ -103,10 +102,10 @@ class Statistics:
 
 
 def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[str, str]]:
-    """Each system with the baseline, then with its own rivals, as far as they are systems; no pair twice."""
+    """Pair each system with the baseline, then with its rivals among the systems; no pair occurs twice."""
     pairs: dict[tuple[str, str], None] = {}
-    for system, own in rivals.items():
-        for rival in (baseline, *own):
+    for system, names in rivals.items():
+        for rival in (baseline, *names):
             if rival in rivals and rival != system and (rival, system) not in pairs:
                 pairs[system, rival] = None
     return list(pairs)
@@ -115,9 +114,9 @@ def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[s
 def compare(
     pairs: Sequence[tuple[str, str]], values: Mapping[str, Array], measures: Sequence[str], statistics: Statistics
 ) -> list[dict[str, Any]]:
-    """The difference a's mean less b's of every pair (a, b), at every hop, in every measure, in this order of loops.
+    """Compute the difference of means, a minus b, of every pair (a, b), at every hop, in every measure, in this order.
 
-    ``values`` are (n_questions, n_hops, n_measures) by system, NaN where it was not scored.
+    ``values`` are (n_questions, n_hops, n_measures) by system, NaN if not scored.
     """
     if not pairs:
         return []
@@ -143,7 +142,7 @@ def compare(
 
 
 def with_holm(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With Holm's adjusted ``p_holm`` beside p, each measure a family; a p of None (no test) does not count.
+    """Add Holm's adjusted ``p_holm`` to each row; each measure is a family, and a p of None (no test) is left out.
 
     >>> [c["p_holm"] for c in with_holm({"measure": "ap", "p": p} for p in (0.01, 0.04, 0.03))]
     [0.03, 0.06, 0.06]
@@ -161,7 +160,7 @@ def with_holm(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def nan_mean(values: Array) -> Array:
-    """Means of the columns over what is not NaN; NaN for a column of nothing."""
+    """Return the means of the columns without their NaNs; NaN for an empty column."""
     present = (~np.isnan(values)).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         means: Array = np.nansum(values, axis=0) / present
@@ -169,5 +168,5 @@ def nan_mean(values: Array) -> Array:
 
 
 def json_number(value: float) -> float | None:
-    """Six decimals; None for NaN."""
+    """Round to six decimals; None for NaN."""
     return None if math.isnan(value) else round(float(value), 6)

@@ -1,4 +1,4 @@
-"""summary.json: what every system reached, how sure that is, and who differs from whom.
+"""summary.json: the measures of every system with their intervals, and the differences between systems.
 
 ::
 
@@ -9,11 +9,11 @@
      "comparisons": [{"a", "b", "measure", "hop", "n", "difference", "ci", "p", "p_holm"}],
      "comparisons_by_hop": [...], "comparisons_by_type": [... with "type"]}
 
-A hop is a search of the program. `comparisons` stands after the last hop on all questions; the two others hold the
-earlier hops and the question types. Rates are in [0, 1]; a difference is a's mean less b's, over the questions that
-both were scored on. `p_holm` is adjusted within one measure of one list. Keys may be added; none goes or changes its
-meaning. `leret eval` adds its recipe's keys, `focus` (the policy that is delivered) and, where a split chose it,
-`chosen_on` (recall there by policy).
+A hop is a search of the program. `comparisons` holds those after the last hop on all questions; the two other lists
+hold those of earlier hops and of question types. Rates are in [0, 1]; a difference is the mean of a minus the mean of
+b, over the questions that both were scored on. `p_holm` is adjusted within one measure of one list. Keys may be added;
+none is removed or changes its meaning. `leret eval` adds its recipe's keys, `focus` (the policy that is delivered) and,
+if it was chosen on a split, `chosen_on` (recall there by policy).
 """
 
 from __future__ import annotations
@@ -40,19 +40,22 @@ from leret.evaluation.statistics import (
 )
 from leret.evaluation.systems import FUSED, ORACLE, RAW, System
 
-_OF_PICKS = ("fact_em", "fact_f1")
-_MAIN = ("recall", "ap", "all_found")
+_MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found")
+"""Measures of the console's table, as far as they were computed."""
 
 LEVEL = 0.05
-"""A difference counts as one if its adjusted p is below this."""
+"""Adjusted p below which a difference counts."""
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What one system reached; a question failed if no run finished it, and is unparsed if a completion of any was.
+    """Measures of one system by question and hop, averaged over runs.
 
-    ``values`` are (n_questions, n_hops, n_measures), runs averaged; NaN where the question failed, or the measure has
-    no value on it. A question that ended early keeps its last ranking at later hops.
+    Attributes:
+        values: (n_questions, n_hops, n_measures); NaN if the question failed or the measure has no value on it. A run
+            that ended early keeps its last ranking at later hops.
+        n_failed: questions that no run finished.
+        n_unparsed: questions with a run that ended at a completion that does not parse.
     """
 
     values: Array
@@ -67,9 +70,9 @@ def summarise(
     baseline: str,
     statistics: Statistics,
 ) -> dict[str, Any]:
-    """Everything of summary.json that follows from the rows; systems and measures in the order of the table.
+    """Compute the part of summary.json that follows from the rows; systems and measures are in the table's order.
 
-    Each system is compared with ``baseline`` where that is among them, and with its own rivals.
+    Each system is compared with ``baseline``, if that was evaluated, and with its rivals.
     """
     ends = (row.hop for _, results in systems for row in results.rows if row.failure is None and not row.unparsed)
     hops = max(ends, default=1)
@@ -96,84 +99,66 @@ def summarise(
         "comparisons_by_hop": with_holm(c for c in everything if c["hop"] != hops),
         "comparisons_by_type": [
             {**c, "type": name}
-            for name, found in compared.items()
-            for c in with_holm(c for c in found if c["hop"] == hops)
+            for name, comparisons in compared.items()
+            for c in with_holm(c for c in comparisons if c["hop"] == hops)
         ],
     }
 
 
 def headline(summary: Mapping[str, Any]) -> str | None:
-    """Say in a line which system found most; None without figures. The one that reads the gold titles takes no part."""
-    found = {r["system"]: r["hops"][-1]["recall"] or 0.0 for r in summary["rows"] if r["system"] != ORACLE}
-    if not any(found.values()):
+    """Name the system with the highest recall in a sentence; None without figures. The oracle does not compete."""
+    recall = {r["system"]: r["hops"][-1]["recall"] or 0.0 for r in summary["rows"] if r["system"] != ORACLE}
+    if not any(recall.values()):
         return None
     with_lm = {r["system"] for r in summary["rows"] if r["kind"] != "baseline" or r["system"].startswith(FUSED)}
-    best = max(found, key=lambda name: (found[name], name == summary["focus"]))
-    others = [name for name in found if name in with_lm] if best not in with_lm else [summary["baseline"]]
-    other = max((name for name in others if name in found and name != best), key=found.__getitem__, default=None)
-    share = f"{found[best]:.0%} of the gold documents"
+    best = max(recall, key=lambda name: (recall[name], name == summary["focus"]))
+    others = [name for name in recall if name in with_lm] if best not in with_lm else [summary["baseline"]]
+    other = max((name for name in others if name in recall and name != best), key=recall.__getitem__, default=None)
+    share = f"{recall[best]:.0%} of the gold documents"
     if other is None:
         return f"{best} finds most: {share}"
     pairs = {(c["a"], c["b"]): c for c in summary["comparisons"] if c["measure"] == "recall"}
     p = (pairs.get((best, other)) or pairs.get((other, best)) or {"p_holm": None})["p_holm"]
-    sure = p is not None and p < LEVEL
+    significant = p is not None and p < LEVEL
     if best not in with_lm:
-        more = "more than every system" if sure else "no less than any system"
-        return f"{best} finds {more} with an LM: {share}, against {found[other]:.0%} by {other}"
-    raw = f"; the raw question finds {found[RAW]:.0%}" if RAW in found and other != RAW else ""
-    more = "more than" if sure else "about as much as"
-    return f"{best} finds {more} {other}: {share}, against {found[other]:.0%}{raw}"
+        more = "more than every system" if significant else "no less than any system"
+        return f"{best} finds {more} with an LM: {share}, against {recall[other]:.0%} by {other}"
+    raw = f"; the raw question finds {recall[RAW]:.0%}" if RAW in recall and other != RAW else ""
+    more = "more than" if significant else "about as much as"
+    return f"{best} finds {more} {other}: {share}, against {recall[other]:.0%}{raw}"
+
+
+def main_measures(measures: Sequence[str]) -> list[str]:
+    """Return the measures of the console's table; the first is the main one."""
+    return [measure for measure in _MAIN if measure in measures] or list(measures[:3])
 
 
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The console's table: the columns' heads, and a row a system, after the last hop."""
-    measures = [m for m in (*_OF_PICKS, *_MAIN) if m in summary["measures"]] or summary["measures"][:3]
+    """Return the columns of the console's table, and a row per system, after the last hop."""
+    measures = main_measures(summary["measures"])
     counts = [*(name for name in ("failed", "unparsed") if any(row[name] for row in summary["rows"])), "lm_calls"]
     columns = ["system", *(LABELS.get(m, m) for m in measures), *(n.replace("lm_", "LM ") for n in counts)]
     rows = []
     for row in summary["rows"]:
-        figures = [_figure(row["hops"][-1], m, with_interval=m == measures[0]) for m in measures]
+        figures = [format_figure(row["hops"][-1], m, with_interval=m == measures[0]) for m in measures]
         rows.append([row["system"], *figures, *(f"{row[name]:,}" for name in counts)])
     return columns, rows
 
 
-def sweep_of(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """sweep.json: what each system reached after its last hop, at each length of the tasks."""
-    measures, systems = summaries[0]["measures"], [(row["system"], row["kind"]) for row in summaries[0]["rows"]]
-    points: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for summary in summaries:
-        for row in summary["rows"]:
-            points[row["system"]].append({"sentences": summary["sentences"], **row["hops"][-1]})
-    return {
-        "schema": 1,
-        "measures": measures,
-        "lengths": [summary["sentences"] for summary in summaries],
-        "n_questions": [summary["n_questions"] for summary in summaries],
-        "rows": [{"system": name, "kind": kind, "points": points[name]} for name, kind in systems],
-    }
-
-
-def sweep_table(sweep: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The console's table of a sweep: a column a length."""
-    measure = next(m for m in (*_OF_PICKS, *_MAIN) if m in sweep["measures"])
-    columns = [f"{LABELS.get(measure, measure)} at", *map(str, sweep["lengths"])]
-    rows = [[r["system"], *(_figure(p, measure, with_interval=True) for p in r["points"])] for r in sweep["rows"]]
-    return columns, rows
-
-
 def table_by_hop(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Every measure after every hop: a row a system and hop; the seconds are of all its hops."""
+    """Return columns and rows of every measure after every hop; the last hop has the seconds of all of them."""
     columns = ["system", "hop", *(LABELS.get(m, m) for m in summary["measures"]), "seconds"]
     rows = []
     for row in summary["rows"]:
         for hop in row["hops"]:
-            figures = [_figure(hop, m, with_interval=False) for m in summary["measures"]]
+            figures = [format_figure(hop, m, with_interval=False) for m in summary["measures"]]
             seconds = f"{row['seconds']:.1f}" if hop is row["hops"][-1] else ""
             rows.append([row["system"], str(hop["hop"]), *figures, seconds])
     return columns, rows
 
 
-def _figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> str:
+def format_figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> str:
+    """Format a measure with three decimals; ``-`` without a value."""
     value, bounds = hop[measure], hop[f"{measure}_ci"]
     if value is None:
         return "-"
@@ -205,7 +190,7 @@ def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: in
 
 
 def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
-    """All questions under None; and by type, where there is more than one."""
+    """Return the indices of all questions under None, and by type if there are several types."""
     groups: dict[str | None, list[int]] = {None: list(range(len(questions)))}
     types = Counter(question.type for question in questions if question.type)
     if len(types) > 1:
@@ -217,7 +202,7 @@ def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
 def _means(
     scores: Mapping[str, Scores], members: Sequence[int], measures: Sequence[str], statistics: Statistics
 ) -> dict[str, list[dict[str, Any]]]:
-    """For each system, for each hop: the means with their intervals."""
+    """Return the means and intervals of every hop, by system."""
     if not scores:
         return {}
     values = np.stack([s.values[members] for s in scores.values()], axis=1)

@@ -1,19 +1,19 @@
-"""What can be evaluated in a run, by name.
+"""Systems that can be evaluated in a run, by name.
 
 =================  ========================================================================
-``raw-question``   no LM: the question itself answers every LM call, so it is searched for at every hop; of a choice,
-                   the candidate without a text (nothing added) where there is one, else BM25's next for the question
-``oracle-titles``  no LM: the gold titles are, one a query; of a choice, a gold candidate
-``rm3``            no LM: the question itself, its words expanded by RM3 at every hop; needs a retriever of kind bm25
+``raw-question``   no LM: the question answers every LM call, so it is the query at every hop; at a choice, the
+                   candidate without a text (which adds nothing), if there is one, else BM25's next for the question
+``oracle-titles``  no LM: the queries are the gold titles, one each; at a choice, a gold candidate
+``rm3``            no LM: the question, expanded by RM3 at every hop; needs a retriever of kind bm25
 ``base``           the run's policy before training, zero-shot
-``hyde``           the same, but what it writes is a passage that would answer the question, which is the query
-``bank:1`` ...     the same with a few-shot prompt of the run's bank
+``hyde``           the base writes a passage that would answer the question, and the passage is the query
+``bank:1`` ...     the base with a few-shot prompt of the run's bank
 a name             a trained policy of the run, zero-shot; or a prompt file of the recipe's ``demos``, on the base; or
                    one of the recipe's ``actors``, of any kind of policy
-``fused:NAME``     what ``raw-question`` and NAME found, fused by reciprocal rank, hop by hop; both are evaluated too
+``fused:NAME``     the rankings of ``raw-question`` and NAME, fused by reciprocal rank at each hop; includes both
 =================  ========================================================================
 
-``bank`` stands for every prompt of the bank, ``policies`` for every trained policy.
+``bank`` names every prompt of the bank, ``policies`` every trained policy.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ HYDE = "hyde"
 
 @dataclass(frozen=True)
 class System:
-    """Something that answers questions.
+    """A system that answers questions.
 
     Attributes:
-        policy: ``base``, or the name of a trained policy, or of one of the recipe's; None for a baseline.
-        directory: of a trained policy.
-        settings: of a policy of the recipe.
+        policy: ``base``, or the name of a trained policy or of one of the recipe's; None for a baseline.
+        directory: directory of a trained policy.
+        settings: settings of a policy of the recipe.
         prompt: None for a baseline.
-        rivals: systems that it is compared with, beside the recipe's baseline.
-        parts: systems whose rankings are fused; they come before it.
-        control: trained to answer what the other policies' gain is due to; never the report's hero.
-        predictors: that a trained policy answers, where the run has policies for single predictors.
+        rivals: systems to compare it with, beside the recipe's baseline.
+        parts: systems to fuse the rankings of; they come before it.
+        control: trained only to explain the gain of other policies; never the focus of the report.
+        predictors: predictors that a trained policy answers, if the run has policies for single predictors.
     """
 
     name: str
@@ -66,26 +66,26 @@ class System:
 
 
 def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings]) -> dict[str, System]:
-    """Every system of a run, in the order of the report's table."""
+    """Return every system of a run by name, in the order of the report's table."""
     systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
     systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
     systems.append(System(HYDE, "prompt", BASE, prompt=Prompt(HYDE), rivals=(RAW,)))
     bank = sorted(map(Prompt.load, run.prompts.glob("*.json")), key=lambda prompt: (len(prompt.name), prompt.name))
     systems += [System(f"bank:{p.name}", "prompt", BASE, prompt=p) for p in bank if p.name != ZERO_SHOT.name]
     systems += _policies(run)
-    found = {system.name: system for system in systems}
+    by_name = {system.name: system for system in systems}
     for key, names in (("demos", demos), ("actors", actors)):
         for name in names:
-            if name in found or not name or "/" in name or name.startswith("."):
-                raise ConfigError(f"{key}: {name!r} cannot name a system (taken, or no plain name); choose another one")
-            found[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
-    found |= {name: replace(found[name], prompt=Prompt.load(Path(path))) for name, path in demos.items()}
-    found |= {n: replace(found[n], policy=n, settings=one, rivals=(RAW,)) for n, one in actors.items()}
-    return found
+            if name in by_name or not name or "/" in name or name.startswith("."):
+                raise ConfigError(f"{key}: {name!r} is taken or is not a plain name; choose another name")
+            by_name[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
+    by_name |= {name: replace(by_name[name], prompt=Prompt.load(Path(path))) for name, path in demos.items()}
+    by_name |= {n: replace(by_name[n], policy=n, settings=actor, rivals=(RAW,)) for n, actor in actors.items()}
+    return by_name
 
 
 def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:
-    """The systems that a recipe asks for, no system twice, in the table's order."""
+    """Return the systems of a recipe, each once, in the table's order; ConfigError for unknown names."""
     wanted = set(demos)
     fused: dict[str, System] = {}
     problems = []
@@ -109,9 +109,9 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
 
 
 def focus(systems: Sequence[System], recall: Mapping[str, float] | None = None) -> str | None:
-    """Name the policy that the report is about and that is delivered; controls are left out where others are there.
+    """Name the policy to report on and to deliver: that of the highest ``recall``, without it the last of the table.
 
-    ``recall`` has a figure by policy: the highest wins. Without it, the last one of the table does.
+    Controls are chosen only if there are no other policies.
     """
     policies = [system.name for system in systems if system.kind == "policy"]
     heroes = [system.name for system in systems if system.kind == "policy" and not system.control] or policies
@@ -119,14 +119,14 @@ def focus(systems: Sequence[System], recall: Mapping[str, float] | None = None) 
 
 
 def training_facts(run: Run) -> dict[str, dict[str, Any]]:
-    """training.json of every policy that is trained to its end, by name; parents before children."""
+    """Return training.json of every completely trained policy, by name; parents before children."""
     facts = {}
     for path in sorted(run.policies.glob("*/training.json")):
         try:
             if not path.parent.name.startswith("."):
                 facts[path.parent.name] = dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise RunError(f"{path} cannot be read ({error}); delete {path.parent} and train it again") from error
+            raise RunError(f"{path} cannot be read ({error}); delete {path.parent} and train again") from error
 
     def depth(name: str) -> int:
         parent = facts[name].get("parent")
@@ -145,6 +145,6 @@ def _policies(run: Run) -> list[System]:
         rivals += [control for control, of in controlled.items() if of == name]
         control = controlled[name] is not None or recipes[name].get("targets") == "random"
         predictors = tuple(recipes[name].get("predictors") or ())
-        who = run.policies / name, None, ZERO_SHOT, (*rivals, RAW), control
-        systems.append(System(name, "policy", name, *who, predictors=predictors))
+        fields = run.policies / name, None, ZERO_SHOT, (*rivals, RAW), control
+        systems.append(System(name, "policy", name, *fields, predictors=predictors))
     return systems

@@ -1,4 +1,4 @@
-"""What DSPy hands to an optimizer, as what leret's stages take: examples as tasks, LMs as policies."""
+"""Inputs of a DSPy optimizer as inputs of leret's stages: examples as tasks, LMs as policies."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from leret.programs.prompts import Prompt
 from leret.rewards import Reward, scoring
 
 RewardFunction = Callable[[dspy.Example, Outcome], "float | bool | None"]
-"""A user's reward, of an example and of what a step led to."""
+"""A user's reward of an example and the outcome of a step."""
 
 _IDS, _TITLES = ("gold", "gold_ids", "relevant_doc_ids"), ("gold_titles",)
-"""Fields of an example that name its relevant documents; the first one that it has counts."""
+"""Fields of an example that can name its relevant documents; the first non-empty one is used."""
 
 
 class LMCallsSpent(LeretError):
-    """``max_lm_calls`` is reached."""
+    """The limit ``max_lm_calls`` is reached."""
 
 
 class CallBudget:
-    """Counts LM calls; safe from many threads. ``reserved`` ones of the bound are kept for later."""
+    """Counts LM calls up to a bound, thread-safe; ``reserved`` calls of the bound are for later."""
 
     def __init__(self, bound: int | None) -> None:
         self.bound, self.reserved, self.spent = bound, 0, 0
         self._lock = threading.Lock()
 
     def spend(self, n: int = 1) -> None:
-        """Count calls before they are made; LMCallsSpent where they are too many."""
+        """Count calls before they start; LMCallsSpent if they exceed the bound."""
         with self._lock:
             if self.bound is not None and self.spent + n > self.bound - self.reserved:
-                kept = f", {self.reserved} are kept for valset" if self.reserved else ""
+                reserve = f", {self.reserved} are reserved for valset" if self.reserved else ""
                 raise LMCallsSpent(
-                    f"max_lm_calls={self.bound} is reached ({self.spent} LM calls were made{kept}); raise it and "
-                    "compile again with the same run_dir, where samples and trained policies are kept"
+                    f"max_lm_calls={self.bound} is reached after {self.spent} LM calls{reserve}; raise it and compile "
+                    "again with the same run_dir, which has the samples and trained policies"
                 )
             self.spent += n
 
 
 @dataclass(frozen=True)
 class CountedPolicy:
-    """A policy whose completions count; ``ask`` makes them."""
+    """A policy that counts its completions; ``ask`` makes them."""
 
     name: str
     digest: str
@@ -67,17 +67,17 @@ class CountedPolicy:
         return await self.ask(request)
 
     async def aclose(self) -> None:
-        """The policy is borrowed."""
+        """Leave the policy open for its owner."""
 
 
 def is_trainable(lm: Any) -> bool:
-    """Whether leret has its weights."""
+    """Return True if leret has the LM's weights."""
     provider = getattr(lm, "provider", None)
     return isinstance(provider, Provider) and provider.finetunable
 
 
 def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
-    """The policy of a leret LM; any other LM as a policy, which answers with its own settings."""
+    """Return the policy of a leret LM, or a policy that calls another LM with its settings."""
     if is_trainable(lm):
         policy = policy_of(lm)
         return CountedPolicy(policy.name, policy.digest, budget, policy.complete)
@@ -94,7 +94,7 @@ def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
 
 
 def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.BaseLM:
-    """A copy of an LM, with changes, whose calls count."""
+    """Return a call-counting copy of an LM, with changes."""
     kind: Any = type(lm)
 
     class Counted(kind):
@@ -114,7 +114,7 @@ def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.Base
 
 
 class OtherCalls(BaseCallback):
-    """Counts calls of LMs that no predictor holds; a bound that they pass stops the next call of a `counted_lm`."""
+    """Counts calls of LMs outside predictors; above the bound, the next call of a `counted_lm` fails."""
 
     def __init__(self, budget: CallBudget) -> None:
         self.budget = budget
@@ -125,53 +125,53 @@ class OtherCalls(BaseCallback):
 
 
 def greedy_lm(lm: dspy.BaseLM, budget: CallBudget) -> dspy.BaseLM:
-    """As `counted_lm`, greedy where leret has the weights; another LM keeps its settings."""
+    """Return a call-counting copy at temperature 0; LMs that leret does not host keep their settings."""
     return counted_lm(lm, budget, **({"temperature": 0.0} if is_trainable(lm) else {}))
 
 
 def read_tasks(trainset: Iterable[dspy.Example], reward: str | RewardFunction | None) -> dict[Task, dspy.Example]:
-    """Examples as tasks, in the order of their ids; equal examples are one task.
+    """Convert examples to tasks in the order of their ids; equal examples are one task.
 
     Raises:
-        DataError: there is none, two differ in their labels alone, or one lacks what a ``reward`` by name needs.
+        DataError: there are no examples, two differ only in their labels, or one lacks a field of a ``reward`` by name.
     """
-    found: dict[str, tuple[Task, dspy.Example]] = {}
+    examples: dict[str, tuple[Task, dspy.Example]] = {}
     for number, example in enumerate(trainset):
         if not isinstance(example, dspy.Example):
             raise DataError(
-                f"trainset[{number}] is a {type(example).__name__}; make it a dspy.Example(...).with_inputs('question')"
+                f"trainset[{number}] is a {type(example).__name__}; use dspy.Example(...).with_inputs('question')"
             )
         _, gold = _gold_of(example)
         if isinstance(reward, str) and not gold:
             raise DataError(
-                f"trainset[{number}] names no relevant document, which reward={reward!r} is computed from: give it a "
-                f"field {', '.join(_IDS)} (ids) or {', '.join(_TITLES)}, or pass a function reward(example, outcome); "
-                f"it has {', '.join(example.keys())}"
+                f"trainset[{number}] names no relevant documents for reward={reward!r}: add a field {', '.join(_IDS)} "
+                f"(ids) or {', '.join(_TITLES)}, or pass a function reward(example, outcome); it has "
+                f"{', '.join(example.keys())}"
             )
         task = Task(inputs_id(example), dict(example.inputs()), gold)
-        if found.setdefault(task.id, (task, example))[1] != example:
-            raise DataError(f"trainset[{number}] has the inputs of another example and other labels; keep one of them")
-    if not found:
+        if examples.setdefault(task.id, (task, example))[1] != example:
+            raise DataError(f"trainset[{number}] has the inputs of another example, but other labels; remove one")
+    if not examples:
         raise DataError("trainset is empty; LeReT samples its examples")
-    return dict(found[name] for name in sorted(found))
+    return dict(examples[name] for name in sorted(examples))
 
 
 def inputs_id(example: dspy.Example) -> str:
-    """Names an example by its inputs alone."""
+    """Return the digest of an example's inputs."""
     return digest(to_jsonable_python(dict(example.inputs()), fallback=repr))
 
 
 def refuse_recurring(tasks: Iterable[Task], valset: Iterable[dspy.Example]) -> None:
-    """Refuse a valset that shares inputs with the trainset: a score on it would not be held out."""
+    """Refuse a valset that shares inputs with the trainset."""
     known = {task.id for task in tasks}
     both = [example for example in valset if inputs_id(example) in known]
     if both:
         shown = {name: str(value)[:80] for name, value in both[0].inputs().items()}
-        raise DataError(f"{len(both)} examples of valset are in trainset too, one with inputs {shown}; take them out")
+        raise DataError(f"{len(both)} examples of valset are also in trainset, one with inputs {shown}; remove them")
 
 
 def step_reward(reward: str | RewardFunction | None, examples: Mapping[Task, dspy.Example]) -> str | Reward:
-    """The reward of a step, as the sampler takes it; without one no step has a reward."""
+    """Return the reward of a step for the sampler; None scores no step."""
     if reward is None:
         return lambda outcome: None
     if callable(reward):
@@ -194,42 +194,42 @@ def _gold_of(example: dspy.Example) -> tuple[str, tuple[str, ...]]:
 
 
 def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
-    """The LMs that are trained, by the names of their predictors; what cannot be trained is refused."""
-    found = {name: predictor.lm for name, predictor in program.named_predictors() if is_trainable(predictor.lm)}
+    """Return the LMs to train by predictor; LeretError if there are none, or if one cannot be trained."""
+    lms = {name: predictor.lm for name, predictor in program.named_predictors() if is_trainable(predictor.lm)}
     if not program.predictors():
         raise ProgramError(
             f"{type(program).__name__} has no predictor to train: named_predictors() lists none; keep each "
             "dspy.Predict on the program, as an attribute or in a list or dict"
         )
-    if not found:
+    if not lms:
         models = sorted({str(predictor.lm.model) for predictor in program.predictors()})
-        raise PolicyError(f"none of the student's LMs can be trained ({', '.join(models)}); give it a leret.LM(...)")
-    for lm in set(found.values()):
+        raise PolicyError(f"none of the student's LMs can be trained ({', '.join(models)}); use leret.LM(...)")
+    for lm in set(lms.values()):
         if n_samples > 1 and lm.kwargs.get("temperature") == 0:
-            raise ConfigError(f"{lm.model} has temperature 0, so all samples would be one; leret.LM(temperature=1.0)")
+            raise ConfigError(f"{lm.model} has temperature 0, so all samples are equal; use leret.LM(temperature=1.0)")
         try:
             find_model((lm.finetuning_model or lm.model).removeprefix("leret/"))
         except LeretError as error:
             raise PolicyError(
-                f"{lm.model} has no weights here to train ({error}); name their directory by "
-                "leret.LM(finetuning_model=...), or freeze its predictors with another LM"
+                f"{lm.model} has no local weights to train ({error}); pass leret.LM(finetuning_model=DIRECTORY), or "
+                "give its predictors another LM"
             ) from error
-    return found
+    return lms
 
 
 def pick_actors(program: dspy.Module) -> dict[str, Policy]:
-    """Who answers the picks of a program, by their names: they are not trained here."""
+    """Return the actors of a program's picks by name; LeReT does not train them."""
     picks = named_picks(program)
     if unanswered := [name for name, pick in picks.items() if pick.actor is None]:
         raise ProgramError(
-            f"the Pick {unanswered[0]} has no actor, and LeReT trains LMs alone: set pick.actor = POLICY; pickers are "
-            "trained by `leret sample` and `leret train`"
+            f"the Pick {unanswered[0]} has no actor: set pick.actor = POLICY. LeReT trains only LMs; `leret train` "
+            "trains pickers"
         )
     return {name: pick.actor for name, pick in picks.items() if pick.actor is not None}
 
 
 def teacher_prompt(number: int, student: dspy.Module, teacher: dspy.Module) -> Prompt:
-    """A teacher's demos and instructions, as the prompt of that number."""
+    """Return a prompt with a teacher's demos and instructions."""
     named = dict(prepare_teacher(student, teacher).named_predictors())
     demos = {name: [dict(demo) for demo in predictor.demos] for name, predictor in named.items()}
     return Prompt(str(number), demos, {name: predictor.signature.instructions for name, predictor in named.items()})

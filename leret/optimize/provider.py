@@ -1,4 +1,4 @@
-"""DSPy's provider for policies whose weights are here: it serves, finetunes and reinforces them on this machine."""
+"""DSPy's provider for policies with local weights: it serves, finetunes and reinforces them on this machine."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ _servers: dict[str, BackgroundServer] = {}
 
 
 class Provider(dspy_internals.Provider):
-    """Trains the policy of a leret LM by leret's own `fit`, and by GRPO; runs it in this process, or behind a server.
+    """Trains the policy of a leret LM, also by GRPO, and runs it in this process or behind a server.
 
-    ``train_kwargs`` are the keys of a recipe of `leret train` (sft unless ``algorithm`` says otherwise) or of
-    `leret.optimize.reinforce.GRPOSettings`; ``run_dir`` says where policies are written. A server answers once
-    ``launch`` was called on an LM with ``launch_kwargs={"engine": "vllm"}``, this process before and after; other keys
-    are ``timeout_s`` to be ready in, and those of `leret.policies.serving.launch.plan`.
+    ``train_kwargs`` are keys of a recipe of `leret train` (``algorithm`` is sft by default), or of
+    `leret.optimize.reinforce.GRPOSettings`, and ``run_dir`` for the policies. Calling ``launch`` on an LM with
+    ``launch_kwargs={"engine": "vllm"}`` starts a server, which answers until ``kill``; other keys are ``timeout_s``
+    and those of `leret.policies.serving.launch.plan`.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Provider(dspy_internals.Provider):
 
     @staticmethod
     def launch(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
-        """Load the policy, or start its server; nothing where it runs."""
+        """Load the policy, or start its server, unless it is running."""
         name, keys = lm.model.removeprefix("leret/"), dict(launch_kwargs or lm.launch_kwargs)
         if not keys:
             policy_of(lm)
@@ -65,7 +65,7 @@ class Provider(dspy_internals.Provider):
 
     @staticmethod
     def kill(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
-        """Stop the policy's server, free its memory here; nothing where it does not run. The next request loads it."""
+        """Stop the policy's server, and free its memory in this process. The next request loads it again."""
         name = lm.model.removeprefix("leret/")
         if name in _servers:
             submit(SERVED.pop(name).aclose()).result()
@@ -81,25 +81,25 @@ class Provider(dspy_internals.Provider):
         train_data_format: TrainDataFormat | str | None,
         train_kwargs: dict[str, Any] | None = None,
     ) -> str:
-        """Train a policy on conversations, whose last message is the target; the name of the new one."""
+        """Train a policy on conversations, with the last message as target; return the name of the new policy."""
         if train_data_format != TrainDataFormat.CHAT:
             raise TrainingError(f"leret finetunes on data of format chat, not {train_data_format}; use a chat adapter")
         keys = {"algorithm": "sft", **(train_kwargs or {})}
         run_dir = keys.pop("run_dir", None) or default_run_dir()
-        talks = [row["messages"] for row in train_data]
-        examples = [TrainingExample(str(i), tuple(talk[:-1]), (talk[-1]["content"],)) for i, talk in enumerate(talks)]
+        conversations = [tuple(row["messages"]) for row in train_data]
+        examples = [TrainingExample(str(i), c[:-1], (c[-1]["content"],)) for i, c in enumerate(conversations)]
         return f"leret/{train_examples(model, examples, keys, run_dir, job=job)}"
 
 
 class LM(PolicyLM):
-    """A ``dspy.LM`` over a policy in this process, which DSPy's optimizers can train.
+    """A ``dspy.LM`` over a policy in this process that DSPy's optimizers can train.
 
-    Its weights follow its name: ``lm.copy(model=...)`` and ``lm.model = ...`` take a directory, ``demo`` or ``agent``.
+    The weights follow the name: ``lm.copy(model=...)`` and ``lm.model = ...`` take a directory, ``demo`` or ``agent``.
 
     Args:
         model: a model or adapter directory, a repository of the Hugging Face hub, or ``demo`` or ``agent``.
-        kwargs: of ``dspy.LM``, and ``device``, ``dtype``, ``enable_thinking`` and ``template`` as in a recipe's
-            ``policy``. The cache is off: it knows a model by its name, not by its weights.
+        kwargs: arguments of ``dspy.LM``, and ``device``, ``dtype``, ``enable_thinking`` and ``template`` as in a
+            recipe's ``policy``. The cache is off: it identifies models by name, not by weights.
     """
 
     def __init__(
@@ -112,18 +112,18 @@ class LM(PolicyLM):
     ) -> None:
         name = str(model).removeprefix("leret/")
         name = str(Path(name).resolve()) if name not in POLICIES and Path(name).is_dir() else name
-        own = {key: kwargs.pop(key) for key in ("device", "dtype", "enable_thinking", "template") if key in kwargs}
-        engine = engine or PolicyEngine(settings=LocalPolicySettings.model_validate({"model": name, **own}))
-        asked = {"temperature": 1.0, "max_tokens": engine.settings.max_tokens, "cache": False, **kwargs}
-        super().__init__(f"leret/{name}", **{**engine.arguments(), **asked})
+        keys = {key: kwargs.pop(key) for key in ("device", "dtype", "enable_thinking", "template") if key in kwargs}
+        engine = engine or PolicyEngine(settings=LocalPolicySettings.model_validate({"model": name, **keys}))
+        arguments = {"temperature": 1.0, "max_tokens": engine.settings.max_tokens, "cache": False, **kwargs}
+        super().__init__(f"leret/{name}", **{**engine.arguments(), **arguments})
 
     def infer_provider(self) -> Provider:
         return Provider()
 
     def finetune(self, train_data: Any, train_data_format: Any, train_kwargs: dict[str, Any] | None = None) -> Any:
-        """As ``dspy.LM`` does, on prompts as this LM's template renders them."""
-        own = {"enable_thinking": self.engine.settings.enable_thinking, **(train_kwargs or self.train_kwargs)}
-        return super().finetune(train_data, train_data_format, own)
+        """Finetune as ``dspy.LM`` does, on prompts rendered by this LM's template."""
+        keys = {"enable_thinking": self.engine.settings.enable_thinking, **(train_kwargs or self.train_kwargs)}
+        return super().finetune(train_data, train_data_format, keys)
 
 
 @atexit.register

@@ -1,9 +1,9 @@
-"""`leret run`: sampling, training and evaluation one after the other, in as many rounds as wanted.
+"""`leret run`: sampling, training and evaluation in order, in one or several rounds.
 
-Each of several rounds samples its own part of the questions. In a later round the policy that the last one trained
-writes the queries, trainings go on from it, and what they leave is named ``sft-2``, ``ipo-2`` and so on. `base` stays,
-in every evaluation, the policy of the first round. A policy behind servers stays behind them: they get the new weights,
-or the round is refused.
+Each of several rounds samples its part of the questions. A later round samples with the policy that the last round
+trained, and its trainings start from it; their policies are named ``sft-2``, ``ipo-2`` and so on. In every evaluation
+`base` is the policy of the first round. If servers run the policy, they load the new weights; a server that cannot is
+refused.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
 
 @dataclass(frozen=True)
 class RoundStage:
-    """One stage of one round, from 1; one of a round that a later one has followed is done, and left out."""
+    """One stage of a round, counted from 1; it is ``done`` if a later round has started."""
 
     round: int
     stage: Literal["sample", "train", "eval"]
@@ -42,41 +42,31 @@ class RoundStage:
     @property
     def title(self) -> str:
         """``round 2: train ipo-2 from sft-2``."""
-        what = ""
+        detail = ""
         if isinstance(self.recipe, TrainingRecipe):
-            what = f" {self.recipe.policy_name} ({self.recipe.algorithm}) from {self.recipe.init_from}"
+            detail = f" {self.recipe.policy_name} ({self.recipe.algorithm}) from {self.recipe.init_from}"
         elif isinstance(self.recipe, SamplingRecipe):
-            what = f" with {self.recipe.policy.model}"
-        return f"round {self.round}: {self.stage}{what}" + (": done before" if self.done else "")
+            detail = f" with {self.recipe.policy.model}"
+        return f"round {self.round}: {self.stage}{detail}" + (": done before" if self.done else "")
 
 
 def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[RoundStage]:
-    """What the loop will do, in order.
+    """Return the stages of the loop in order.
 
     Args:
-        recipes: at most one of sampling, trainings in the order in which they build on each other, at most one of
-            evaluation.
-        run: new, or begun by the same loop.
+        recipes: at most one of sampling, trainings in their order, at most one of evaluation.
+        run: a new run, or one of the same loop.
         rounds: at least 1.
 
     Raises:
-        ConfigError: recipes are missing, too many, or of the same name.
+        ConfigError: recipes are missing, too many, or have the same name.
     """
     sampling = [recipe for recipe in recipes if isinstance(recipe, SamplingRecipe)]
     trainings = [recipe for recipe in recipes if isinstance(recipe, TrainingRecipe)]
     evaluation = [recipe for recipe in recipes if isinstance(recipe, EvalRecipe)]
-    problems = []
     if len(sampling) > 1 or len(evaluation) > 1:
-        problems.append("a loop takes one recipe of sampling and one of evaluation; leave the others out")
-    if not sampling and not run.manifest_path.is_file():
-        problems.append(f"{run.path} is not a run yet, and none of the recipes is of sampling; name one")
-    if rounds > 1 and not (sampling and trainings):
-        problems.append(f"--rounds {rounds}: another round needs a recipe of sampling and one of training at least")
-    names = [recipe.policy_name for recipe in trainings]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        problems.append(f"two trainings are both named {', '.join(twice)}; set `name` in one of them")
-    problems += [fault for recipe in sampling if rounds > 1 for fault in _no_rounds(recipe, rounds)]
-    if problems:
+        raise ConfigError("a loop has one recipe of sampling and one of evaluation; remove the others")
+    if problems := list(_problems(sampling, trainings, run, rounds)):
         raise ConfigError(problems)
     stages: list[RoundStage] = []
     begun = run.manifest.rounds if run.manifest_path.is_file() else []
@@ -85,22 +75,36 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
         done = len(begun) > number and all((run.policies / t.policy_name / "training.json").is_file() for t in trained)
         for recipe in sampling:
             part = f"{number - 1}/{rounds}" if rounds > 1 else recipe.data.part
-            part = begun[number - 1].get("part") if number <= len(begun) else part  # as it was begun
+            part = begun[number - 1].get("part") if number <= len(begun) else part
             data = recipe.data.model_copy(update={"part": part})
             policy = _policy(recipe.policy, run, number, _successor(trainings, number - 1))
-            own = recipe.model_copy(update={"data": data, "policy": policy})
-            stages.append(RoundStage(number, "sample", own, done))
+            sampled = recipe.model_copy(update={"data": data, "policy": policy})
+            stages.append(RoundStage(number, "sample", sampled, done))
         stages += [RoundStage(number, "train", recipe, done) for recipe in trained]
         stages += [RoundStage(number, "eval", recipe, done) for recipe in evaluation]
     return stages
 
 
+def _problems(
+    sampling: Sequence[SamplingRecipe], trainings: Sequence[TrainingRecipe], run: Run, rounds: int
+) -> Iterator[str]:
+    if not sampling and not run.manifest_path.is_file():
+        yield f"{run.path} is not a run yet; add a recipe of sampling"
+    if rounds > 1 and not (sampling and trainings):
+        yield f"--rounds {rounds} needs a recipe of sampling and one of training"
+    names = [recipe.policy_name for recipe in trainings]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        yield f"two trainings are both named {', '.join(twice)}; set `name` in one of them"
+    for recipe in sampling if rounds > 1 else ():
+        yield from _no_rounds(recipe, rounds)
+
+
 def run_stage(
     stage: RoundStage, run: Run, *, serve: str | None = None, progress: Progress | None = None
 ) -> SampleReport | TrainReport | EvalReport | None:
-    """Run one stage, unless it is done; the report of the stage, None where it was left out.
+    """Run a stage and return its report; None if the stage is done.
 
-    ``serve`` names an engine (vllm): a server of the policy's weights is started for a sampling, and stopped after it.
+    ``serve`` names an engine (vllm) that serves the policy during a sampling.
     """
     if stage.done:
         return None
@@ -123,9 +127,9 @@ def _name(name: str, number: int) -> str:
 
 
 def _successor(trainings: Sequence[TrainingRecipe], number: int) -> str:
-    """The policy that a round hands on: the last one trained that is no control."""
-    heirs = [recipe for recipe in trainings if not recipe.is_control] or list(trainings)
-    return _name(heirs[-1].policy_name, number) if heirs and number else "base"
+    """Return the policy for the next round: the last one trained, controls excepted."""
+    candidates = [recipe for recipe in trainings if not recipe.is_control] or list(trainings)
+    return _name(candidates[-1].policy_name, number) if candidates and number else "base"
 
 
 def _training(recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingRecipe]) -> TrainingRecipe:
@@ -144,16 +148,16 @@ def _training(recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingR
 
 def _no_rounds(recipe: SamplingRecipe, rounds: int) -> Iterator[str]:
     if recipe.data.part is not None:
-        yield f"data.part: {recipe.data.part} is of one round, and --rounds {rounds} makes parts itself; leave one out"
+        yield f"data.part: {recipe.data.part} conflicts with --rounds {rounds}, which sets the parts; remove one"
     if recipe.policies:
-        yield "policies: a round hands on one policy, which answers all predictors; leave them, or --rounds, out"
+        yield "policies: with --rounds one policy answers all predictors; remove policies or --rounds"
     if not isinstance(recipe.policy, LocalPolicySettings | OpenAIPolicySettings):
-        told = "does not take new weights from here; use local, or openai with a vLLM that you start"
-        yield f"policy.kind: {recipe.policy.kind} {told}, or leave --rounds out"
+        remedy = "use local, or openai with your vLLM, or remove --rounds"
+        yield f"policy.kind: {recipe.policy.kind} cannot load new weights; {remedy}"
 
 
 def _policy(settings: PolicySettings, run: Run, number: int, previous: str) -> PolicySettings:
-    """The settings of a round's policy; of a served one, ``model`` is its directory until `_served` has a name."""
+    """Return the policy settings of a round; ``model`` is its directory, which `_served` replaces by a served name."""
     directory = str((run.policies / previous).resolve())
     return settings if number == 1 else settings.model_copy(update={"model": directory})
 
@@ -164,7 +168,7 @@ def _server(settings: PolicySettings, engine: str | None) -> Iterator[None]:
         yield
         return
     if not isinstance(settings, LocalPolicySettings):
-        raise ConfigError(f"--serve {engine}: policy.kind {settings.kind} has its server; leave --serve out")
+        raise ConfigError(f"--serve {engine}: policy.kind {settings.kind} already has a server; remove --serve")
     from leret.optimize.provider import LM
 
     lm = LM(settings.model, enable_thinking=settings.enable_thinking, launch_kwargs={"engine": engine})
@@ -176,7 +180,7 @@ def _server(settings: PolicySettings, engine: str | None) -> Iterator[None]:
 
 
 def _served(stage: RoundStage, recipe: SamplingRecipe) -> SamplingRecipe:
-    """The recipe with the name under which the servers of a later round have its policy, if they are servers."""
+    """Load a later round's policy into its servers, and return the recipe with its served name."""
     if stage.round == 1 or not isinstance(recipe.policy, OpenAIPolicySettings):
         return recipe
     from leret.policies.serving.model import resolve_policy

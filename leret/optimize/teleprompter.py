@@ -1,13 +1,13 @@
 """LeReT as a DSPy optimizer.
 
-It makes the objects that leret's stages take: `sample_tasks` samples the student, `train_examples` trains its LMs, and
-`dspy.Evaluate` chooses by the user's metric.
+`sample_tasks` samples the student, `train_examples` trains its LMs, and `dspy.Evaluate` chooses the best program by the
+user's metric.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
@@ -78,44 +78,45 @@ from leret.training.online.recipe import OnlineRecipe
 from leret.training.picking.recipe import PickingRecipe
 
 T = TypeVar("T")
+Credit = Literal["auto", "step", "final", "both"]
 
 _ALGORITHMS = tuple(name for name, kind in ALGORITHMS.items() if not issubclass(kind.settings, PickingRecipe))
 _ONLINE = tuple(name for name in _ALGORITHMS if isinstance(ALGORITHMS[name], OnlineAlgorithm))
 """Algorithms that sample afresh; the others learn from samples that are stored."""
 
 _SETTINGS = ("prompts", "samples", "n_continuations", "credit", "seed")
-"""Arguments of `LeReT` that a run directory is begun with; beside them, reward, metric and algorithms."""
+"""Arguments of `LeReT` that identify a run directory, with reward, metric and algorithms."""
 
 
-class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too: what patches those has to see it
-    """Trains the LMs of a program on what its completions lead to.
+class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch the direct subclasses of Teleprompter
+    """Trains the LMs of a program by the outcomes of their completions.
 
-    At every LM call of the program on the trainset, several completions are tried and scored, and better and worse
-    ones become training.
+    At every LM call of the program on the trainset, several completions are tried and scored. The training prefers
+    the better ones.
 
     Args:
-        reward: of a step: a name (``ap``, ``recall@5``: of `leret.rewards`, on all that was retrieved by the end of the
-            step), for which an example names its relevant documents in a field ``gold``, ``gold_ids`` or
-            ``relevant_doc_ids``, or by titles in ``gold_titles``; or a function ``(example, outcome) -> float`` of a
-            `leret.core.types.Outcome`, with its ``doc_ids``, ``outputs`` and ``text``.
-        metric: ``(example, prediction, trace=None) -> float | bool``: scores the program's end, and the valset.
-        prompts: at each LM call: the student's own one, and few-shot ones that DSPy's BootstrapFewShotWithRandomSearch
-            finds; given a teacher, its demos and instructions instead. The student's alone is trained and kept.
-        samples: completions a prompt and LM call.
-        algorithms: sft, dpo, ipo and kto learn from the samples; grpo, rloo and ppo sample afresh, with the policy as
-            it is. One after the other, each from the weights of the one before.
-        credit: ``step``: a completion is scored by the reward; ``final``: by the metric at the program's end; ``both``:
-            by their mean; None: ``step`` at a predictor that a search follows, ``final`` at another one, which is not
-            trained where there is no metric.
-        train_kwargs: keys of the recipes of `leret train` (``learning_rate`` ...), for all algorithms or under the name
-            of one; or such a dict for each LM. Without a ``learning_rate``, the size of the model decides.
-        run_dir: for samples and trained policies; compile goes on with what is there. Another student (other code,
-            demos, instructions or weights) gets a subdirectory. None takes a temporary one in leret's cache, which the
-            first compile after a week removes: save the program.
-        seed: of sampling and training.
-        max_lm_calls: of the program's LMs, in one compile, those on the valset included.
+        reward: reward of a step. Either a name of `leret.rewards` (``ap``, ``recall@5``), which scores everything
+            retrieved by the end of the step; the examples then name their relevant documents in a field ``gold``,
+            ``gold_ids`` or ``relevant_doc_ids``, or by title in ``gold_titles``. Or a function
+            ``(example, outcome) -> float`` of a `leret.core.types.Outcome` with ``doc_ids``, ``outputs`` and ``text``.
+        metric: ``(example, prediction, trace=None) -> float | bool``, which scores the program's end and the valset.
+        prompts: prompts per LM call: the student's, and few-shot ones from DSPy's BootstrapFewShotWithRandomSearch or,
+            with a teacher, the teacher's demos and instructions. Only the student's prompt is trained and returned.
+        samples: completions per prompt and LM call.
+        algorithms: trainings in order, each from the weights of the one before. sft, dpo, ipo and kto learn from the
+            stored samples; grpo, rloo and ppo sample with the policy in training.
+        credit: ``step`` scores a completion by the reward, ``final`` by the metric at the program's end, ``both`` by
+            their mean. None is ``step`` for a predictor that a search follows, else ``final``; without a metric, the
+            latter is not trained.
+        train_kwargs: keys of the recipes of `leret train` (``learning_rate`` ...), for all algorithms or nested under
+            the name of one; or such a dict per LM. The default ``learning_rate`` depends on the size of the model.
+        run_dir: directory of samples and trained policies; compile continues from its contents. Another student
+            (other code, demos, instructions or weights) gets a subdirectory. None takes a temporary directory in
+            leret's cache, which the first compile after a week removes: save the program.
+        seed: seed of sampling and training.
+        max_lm_calls: limit on LM calls of the program in one compile, including those on the valset.
         n_continuations: runs to the program's end from each completion, for credit ``final``.
-        num_threads: for the valset.
+        num_threads: threads for the valset.
     """
 
     def __init__(
@@ -141,15 +142,16 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
         self.algorithms, self.run_dir, self.seed, self.max_lm_calls = tuple(algorithms), run_dir, seed, max_lm_calls
         if not self.algorithms or not set(self.algorithms) <= set(_ALGORITHMS):
             raise ConfigError(
-                f"algorithms={self.algorithms!r}: give one or more of {', '.join(_ALGORITHMS)}; pickers are trained by "
-                "`leret train`"
+                f"algorithms={self.algorithms!r}: choose from {', '.join(_ALGORITHMS)}; `leret train` trains pickers"
             )
         if credit not in (None, "step", "final", "both"):
-            raise ConfigError(f"credit={credit!r}: give step, final or both, or leave it out")
+            raise ConfigError(f"credit={credit!r}: choose step, final or both, or remove it")
         if reward is None and (metric is None or credit in ("step", "both")):
-            raise ConfigError("give LeReT a reward='ap', or as a function (example, outcome); credit final needs none")
+            raise ConfigError(
+                "reward is missing: pass a name (reward='ap') or a function; only credit='final' needs none"
+            )
         if metric is None and credit in ("final", "both"):
-            raise ConfigError(f"credit={credit!r} needs a metric, which scores the program's end")
+            raise ConfigError(f"credit={credit!r} needs a metric to score the program's end")
 
     def compile(
         self,
@@ -161,59 +163,38 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # a direct subclass, too
     ) -> dspy.Module:
         """Optimize a copy of the student.
 
-        The program is run many times on completions that were recorded. What it searches by `leret.Search`,
-        `leret.search_tool` or ``dspy.settings.rm`` is recorded as well; any other tool is called again in every run,
-        with all that it does to the world.
+        The program runs many times on recorded completions. Searches by `leret.Search`, `leret.search_tool` or
+        ``dspy.settings.rm`` are recorded too. Any other tool is called again in every run, with its side effects.
 
         Args:
-            student: every predictor has an LM. A `leret.LM` is trained, once for all its predictors; a predictor with
-                another LM is answered by that, and stays as it is.
-            trainset: with inputs; what is sampled.
-            teacher: programs of the student's shape.
-            valset: chooses among the student and the results of the trainings, greedily, by ``metric``. Without one
-                the last result is returned.
+            student: program with an LM on every predictor. Each `leret.LM` is trained once, for all its predictors;
+                other LMs answer their predictors and are not changed.
+            trainset: examples with inputs, to sample from.
+            teacher: programs with the predictors of the student.
+            valset: examples to choose on, by ``metric`` at temperature 0, among the student and the results of the
+                trainings. Without it, the last result is returned.
 
         Returns:
-            The best program, the student's copy where none was better, with ``candidate_programs`` (best first),
-            ``trial_logs`` and ``run_dir``. A trained LM is a new one with the name of its directory.
+            The best program, or a copy of the student if no training improves it, with ``candidate_programs`` (best
+            first), ``trial_logs`` and ``run_dir``. A trained LM is a new one named after its directory.
 
         Raises:
-            LeretError: this cannot be optimized, or nothing was learnt; the message says why.
+            LeretError: the program cannot be optimized, or the samples teach nothing.
         """
         job = CompileJob(self, student, trainset, teacher, valset)
         job.log("run", f"samples and policies are in {job.run.path}")
         with shown() as job.progress:
-            candidates = [job.candidate("student", job.program)]
-            job.estimate(candidates[0])
-            examples: dict[str, dict[dspy.LM, list[TrainingExample]]] = {}
-            if not set(self.algorithms) <= set(_ONLINE):
-                job.sample()
-                examples = job.training_examples()
-            models: dict[dspy.LM, str] = {}
-            for algorithm in self.algorithms:
-                if algorithm in _ONLINE:
-                    trained = job.train_online(algorithm, models)
-                else:
-                    trained = job.train(algorithm, examples[algorithm], models)
-                candidates.append(job.candidate(algorithm, trained))
-        ranked = sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]  # first of equals
-        best, score = ranked[0], candidates[0]["score"]
-        if best is candidates[0]:
-            text = f"nothing was better than the student ({score:g} on valset): the student is returned. {job.advice()}"
-        elif valset:
-            text = f"the result of {best['stage']} is returned: {best['score']:g} on valset, the student {score:g}"
-            text += f"; the difference is {job.interval(candidates[0], best)}"
-        else:
-            text = f"there is no valset: the result of {best['stage']}, the last training, is returned unscored"
-        job.log("result", text, returned=best["stage"])
-        program: dspy.Module = best["program"]
+            candidates = job.train_all()
+        ranked = sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]  # the sort is stable
+        job.log("result", job.conclusion(candidates[0], ranked[0]), returned=ranked[0]["stage"])
+        program: dspy.Module = ranked[0]["program"]
         program._compiled, program.candidate_programs = True, ranked
         program.trial_logs, program.run_dir = job.logs, str(job.run.path)
         return with_save(program, job.adapter)
 
 
 class CompileJob:
-    """The parts of one `LeReT.compile`, made ready; what cannot be optimized is refused as it is made."""
+    """One call of `LeReT.compile`; the constructor refuses what cannot be optimized."""
 
     progress: Progress
 
@@ -229,7 +210,7 @@ class CompileJob:
         stock.assert_all_predictors_have_lms(student, role="student")
         self.settings, self.valset, self.logs = settings, list(valset or ()), list[dict[str, Any]]()
         if self.valset and settings.metric is None:
-            raise ConfigError("valset is scored by a metric: give LeReT(metric=...), or leave valset out")
+            raise ConfigError("valset needs a metric: pass LeReT(metric=...), or remove valset")
         self.examples = read_tasks(trainset, settings.reward)
         refuse_recurring(self.examples, self.valset)
         teachers = [teacher] if isinstance(teacher, dspy.Module) else list(teacher or ())
@@ -237,26 +218,57 @@ class CompileJob:
         self.program = stock.copy_program_with_lms(student)
         self.adapter = current_adapter()
         self.budget = CallBudget(settings.max_lm_calls)
-        self.stopped: LeretError | None = None  # sampling, by max_lm_calls
+        self.stopped: LeretError | None = None  # max_lm_calls ended the sampling
         self.trained = trained_lms(self.program, settings.samples)
         counted = {n: counted_policy(p.lm, self.budget) for n, p in self.program.named_predictors()}
         self.policies: dict[str, Policy] = {**counted, **pick_actors(self.program)}
         metric, examples = settings.metric, self.examples
         self.reward = step_reward(settings.reward, examples)
         self.final = metric and (lambda outcome: float(metric(examples[outcome.task], outcome.prediction)))
-        self.spread: dict[str, list[int]] = {}  # states, and those with two rewards, by predictor
+        self.spread: dict[str, list[int]] = {}  # states, and states with different rewards, by predictor
         self.calls_per_run = float(len(counted))
         self.run = begin_run(settings.run_dir, self._identity())
         if len(self.examples) < len(trainset):
-            self.log("trainset", f"{len(trainset) - len(self.examples)} examples recur and count once")
+            self.log("trainset", f"{len(trainset) - len(self.examples)} duplicate examples are ignored")
+
+    def train_all(self) -> list[dict[str, Any]]:
+        """Sample, run every training, and return the student and the results as candidates."""
+        candidates = [self.candidate("student", self.program)]
+        self.estimate(candidates[0])
+        algorithms = self.settings.algorithms
+        examples: dict[str, dict[dspy.LM, list[TrainingExample]]] = {}
+        if not set(algorithms) <= set(_ONLINE):
+            self.sample()
+            examples = self.training_examples()
+        models: dict[dspy.LM, str] = {}
+        for algorithm in algorithms:
+            if algorithm in _ONLINE:
+                trained = self.train_online(algorithm, models)
+            else:
+                trained = self.train(algorithm, examples[algorithm], models)
+            candidates.append(self.candidate(algorithm, trained))
+        return candidates
+
+    def conclusion(self, student: Mapping[str, Any], best: Mapping[str, Any]) -> str:
+        """Describe the result, with its paired difference on the valset and a 95 % bootstrap interval."""
+        if best is student:
+            return f"no training improved the student ({best['score']:g} on valset), which is returned. {self.advice()}"
+        if best["score"] is None:
+            return f"no valset: returning the result of {best['stage']}, the last training, unscored"
+        differences = 100 * (np.array(best["subscores"]) - np.array(student["subscores"]))
+        low, high = bootstrap_intervals(differences[:, None])[0]
+        return (
+            f"returning the result of {best['stage']}: {best['score']:g} on valset, the student {student['score']:g}; "
+            f"difference {differences.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+        )
 
     def sample(self) -> None:
-        """Samples of all tasks in the run's store, or of as many as ``max_lm_calls`` allows."""
+        """Sample all tasks into the run's store, or as many as ``max_lm_calls`` allows."""
         settings, examples, before = self.settings, self.examples, self.budget.spent
         self.budget.reserved = before * len(settings.algorithms)
         reward, final = self.reward, self.final
         try:
-            with dspy.context(callbacks=[], _leret_spend=self.budget.spend):  # of replays, not of the program
+            with dspy.context(callbacks=[], _leret_spend=self.budget.spend):  # no callbacks for replays
                 if settings.prompts > len(self.prompts) == 1:
                     self.prompts = self._bank(final or reward if settings.reward is None else reward)
                 plan = SamplingPlan(
@@ -264,10 +276,10 @@ class CompileJob:
                     role=self.role, reward=scoring(reward), final=final and scoring(final, "final"),
                     n_continuations=settings.n_continuations,
                 )  # fmt: skip
-                _run(self._sample(plan))
+                _in_thread(asyncio.run, self._sample(plan))
         except LMCallsSpent as error:
             self.stopped = error
-            self.log("sample", f"{error}; what was sampled is trained on")
+            self.log("sample", f"{error}; training uses the samples so far")
         finally:
             self.budget.reserved = 0
             self.progress.finish()
@@ -275,23 +287,28 @@ class CompileJob:
             counts = store.counts()
             for group in store.groups():
                 if group.samples[0].is_sampled:
-                    places = self.spread.setdefault(group.state.predictor, [0, 0])
-                    places[0] += 1
-                    places[1] += len({one.reward for one in group.samples if one.reward is not None}) > 1
+                    counters = self.spread.setdefault(group.state.predictor, [0, 0])
+                    counters[0] += 1
+                    counters[1] += len({one.reward for one in group.samples if one.reward is not None}) > 1
         text = f"{counts['samples']} samples at {counts['states']} states of {len(examples)} examples"
         spread = {name: {"states": n, "with_spread": n_spread} for name, (n, n_spread) in self.spread.items()}
         self.log("sample", text, lm_calls=self.budget.spent - before, predictors=spread, **counts)
         for name, (n, n_spread) in self.spread.items():
             if not n_spread:
-                self.log("sample", f"{name} teaches nothing: its samples have one reward at each of {n} states")
+                self.log("sample", f"{name} teaches nothing: at each of {n} states all samples have the same reward")
 
     def _retriever(self) -> Retriever | None:
-        """That of ``dspy.settings``, where no `leret.Search` of the program has its own."""
-        own = any(search.retriever is not None for _, search in self.program.named_sub_modules(Search))
-        return dspy.settings.rm if isinstance(dspy.settings.rm, Retriever) and not own else None
+        """Return the retriever of ``dspy.settings``, unless a `leret.Search` of the program has one."""
+        searches = any(search.retriever is not None for _, search in self.program.named_sub_modules(Search))
+        return dspy.settings.rm if isinstance(dspy.settings.rm, Retriever) and not searches else None
+
+    def _other_rm(self) -> Any:
+        """Return a recording tool for an rm of ``dspy.settings`` that is not leret's."""
+        rm = dspy.settings.rm
+        return search_tool(rm, name="rm") if self._retriever() is None and callable(rm) else None
 
     def _bank(self, reward: str | Reward) -> list[Prompt]:
-        """The student's prompt, and few-shot ones: half of the examples make demos, the others score them."""
+        """Return the student's prompt and few-shot ones; half of the examples become demos, the others score them."""
         if (bank := load_bank(self.run)) is None:
             wanted, tasks = self.settings.prompts, list(self.examples)
             lms = [predictor.lm for predictor in self.program.predictors()]
@@ -308,16 +325,15 @@ class CompileJob:
         return bank
 
     async def _sample(self, plan: SamplingPlan) -> None:
-        program, retriever, rm = self.program.deepcopy(), self._retriever(), dspy.settings.rm
+        program, retriever = self.program.deepcopy(), self._retriever()
         search = None if retriever is None else SearchBatcher(retriever)
         settings = SamplingSettings(samples=plan.n_samples, seed=plan.seed, max_unparsed_rate=1.0)
-        other_rm = search_tool(rm, name="rm") if search is None and callable(rm) else None
         self.progress.start("sampling", len(self.examples))
         try:
             with Store(self.run.store) as store:
                 stats = await sample_tasks(
                     list(self.examples), program, self.adapter, search, plan, store, settings,
-                    rm=other_rm, run=self.run, progress=self.progress,
+                    rm=self._other_rm(), run=self.run, progress=self.progress,
                 )  # fmt: skip
         finally:
             if search is not None:
@@ -325,30 +341,33 @@ class CompileJob:
         failure, n_outages = stats.last_failure, stats.failures["policy"] + stats.failures["retrieval"]
         if failure is not None and n_outages:
             raise BOUNDARIES.get(failure.kind, PolicyError)(
-                f"{n_outages} completions or searches failed, the last one: {failure.message}; what is done is kept: "
-                "mend the cause and compile again with the same run_dir"
+                f"{n_outages} completions or searches failed, the last one: {failure.message}. Fix the cause and "
+                "compile again with the same run_dir, which has the samples so far"
             ).failed()
         for note in [*stats.notes, *([f"failed: {failure.message}"] if failure else [])]:
             self.log("sample", note, failures=dict(stats.failures))
 
+    @property
+    def credit(self) -> Credit:
+        return self.settings.credit or ("auto" if self.settings.reward else "final")
+
     def role(self, need: NeedsCompletion) -> Role:
-        """Return who answers a call: the LM that DSPy would ask. It is sampled if it is the predictor's own."""
+        """Return the role of the LM that DSPy would call; it is sampled if it is the predictor's LM."""
         name = need.predictor
-        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # whose LM is asked
+        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name
         if isinstance(need, NeedsChoice):
             return Role(self.policies[name], sampled=False, temperature=0.0)
         if owner not in self.policies:
             if dspy.settings.lm is None:
-                raise ProgramError(f"{name} is made inside forward and has no LM: call dspy.configure(lm=...)")
+                raise ProgramError(f"{name} is created inside forward and has no LM: call dspy.configure(lm=...)")
             self.policies[owner] = counted_policy(dspy.settings.lm, self.budget)
         lm = self.trained.get(owner)
         if self.trained.get(name) is not lm or lm is None:
             return Role(self.policies[owner], sampled=False)
-        credit = self.settings.credit or ("auto" if self.settings.reward else "final")
-        return Role(self.policies[name], True, credit, lm.kwargs.get("temperature"), lm.kwargs.get("max_tokens"))
+        return Role(self.policies[name], True, self.credit, lm.kwargs.get("temperature"), lm.kwargs.get("max_tokens"))
 
     def training_examples(self) -> dict[str, dict[dspy.LM, list[TrainingExample]]]:
-        """Targets and pairs by algorithm and LM, at the states of its predictors; refused where there is none."""
+        """Return targets and pairs by algorithm and LM; LeretError if there are none."""
         with Store(self.run.store, read_only=True) as store:
             sampled = (group for group in store.groups() if group.samples[0].is_sampled)
             groups = [group for group in sampled if group.state.predictor in self.trained]
@@ -360,34 +379,29 @@ class CompileJob:
     def train(
         self, algorithm: str, examples: Mapping[dspy.LM, Sequence[TrainingExample]], models: dict[dspy.LM, str]
     ) -> dspy.Module:
-        """The program with its LMs trained on; ``models`` has their names, and gets the new ones."""
-        for lm, own in examples.items():
-            self.log(algorithm, f"{lm.model} on {len(own)} examples", lm=lm.model, examples=len(own))
-            if own:
+        """Return the program with its LMs trained further; ``models`` holds their names and is updated."""
+        for lm, rows in examples.items():
+            self.log(algorithm, f"{lm.model} on {len(rows)} examples", lm=lm.model, examples=len(rows))
+            if rows:
                 start, keys = models.get(lm) or lm.finetuning_model or lm.model, self._keys(algorithm, lm)
-                path = train_examples(start, own, keys, self.run.path, progress=self.progress)
+                path = train_examples(start, rows, keys, self.run.path, progress=self.progress)
                 models[lm] = self._trained(algorithm, path)
         return self._program(models)
 
     def train_online(self, algorithm: str, models: dict[dspy.LM, str]) -> dspy.Module:
-        """Return the program with its LMs trained on fresh samples, one LM after the other; see `train`."""
+        """Return the program with its LMs trained on new samples, one LM after the other; see `train`."""
         tasks = list(self.examples)
         for lm in dict.fromkeys(self.trained.values()):
             program, before = self._program(models), self.budget.spent
             for name, predictor in program.named_predictors():
                 self.policies[name] = counted_policy(predictor.lm, self.budget)
-            names = [name for name, own in self.trained.items() if own is lm]
+            names = [name for name, trained in self.trained.items() if trained is lm]
             keys = self._keys(algorithm, lm) | {"predictors": names}
-            self.log(algorithm, f"{lm.model} on fresh samples of {len(tasks)} examples", lm=lm.model)
-            rm, retriever = dspy.settings.rm, self._retriever()
-            other_rm = search_tool(rm, name="rm") if retriever is None and callable(rm) else None
-            settings = SamplingSettings(
-                credit=self.settings.credit or ("auto" if self.settings.reward else "final"),
-                n_continuations=self.settings.n_continuations,
-            )
+            self.log(algorithm, f"{lm.model} on new samples of {len(tasks)} examples", lm=lm.model)
+            settings = SamplingSettings(credit=self.credit, n_continuations=self.settings.n_continuations)
+            student = Student(program, self.adapter, self._retriever(), self._other_rm())
             environment = StudentEnvironment(
-                Student(program, self.adapter, retriever, other_rm), lm, partial(self._live_role, names),
-                self.reward, self.final, settings, self.run.cache,
+                student, lm, partial(self._live_role, names), self.reward, self.final, settings, self.run.cache,
             )  # fmt: skip
             start = models.get(lm) or lm.finetuning_model or lm.model
             with dspy.context(callbacks=[], _leret_spend=self.budget.spend):
@@ -399,21 +413,20 @@ class CompileJob:
         return self._program(models)
 
     def _live_role(self, names: Sequence[str], need: NeedsCompletion, live: Policy) -> Role:
-        """Who answers a call of an online training: the policy in training, or, unsampled, another one."""
+        """Return the role at a call of an online training: the policy in training, or another one, not sampled."""
         role = self.role(need)
         if not role.sampled or need.predictor not in names:
             return replace(role, sampled=False)
         return replace(role, policy=CountedPolicy(live.name, live.digest, self.budget, live.complete))
 
     def _keys(self, algorithm: str, lm: dspy.LM) -> dict[str, Any]:
-        given = dict(self.settings.train_kwargs[lm] or {})
-        of_algorithm = {name: given.pop(name, {}) for name in _ALGORITHMS}[algorithm]
-        thinking = lm.engine.settings.enable_thinking
-        keys = {"seed": self.settings.seed, "enable_thinking": thinking, **given, **of_algorithm}
-        return keys | {"algorithm": algorithm}
+        keys = dict(self.settings.train_kwargs[lm] or {})
+        algorithm_keys = {name: keys.pop(name, {}) for name in _ALGORITHMS}[algorithm]
+        defaults = {"seed": self.settings.seed, "enable_thinking": lm.engine.settings.enable_thinking}
+        return {**defaults, **keys, **algorithm_keys, "algorithm": algorithm}
 
     def _trained(self, algorithm: str, path: Path, **facts: Any) -> str:
-        """Log the rate and the last loss of a training; returns the name of its LM."""
+        """Log the learning rate and the losses of a training; return the name of its LM."""
         record = training_record(path)
         rate = record.get("key", {}).get("recipe", {}).get("learning_rate")
         if rate is not None:
@@ -430,7 +443,7 @@ class CompileJob:
         return program
 
     def estimate(self, student: Mapping[str, Any]) -> None:
-        """Log about how many LM calls follow, by those that a run of the student takes."""
+        """Log an estimate of the LM calls, from those of a run of the student."""
         settings, n = self.settings, len(self.examples)
         calls = self.calls_per_run = self.budget.spent / len(self.valset) if self.valset else self.calls_per_run
         total = calls * len(self.valset) * len(settings.algorithms)
@@ -438,49 +451,46 @@ class CompileJob:
             total += calls * n * settings.samples * settings.prompts
         for algorithm, lm in product(settings.algorithms, dict.fromkeys(self.trained.values())):
             if algorithm in _ONLINE:
-                recipe = cast(OnlineRecipe, validated(TrainingRecipe, _without(self._keys(algorithm, lm))))
+                keys = {k: v for k, v in self._keys(algorithm, lm).items() if k != "enable_thinking"}
+                recipe = cast(OnlineRecipe, validated(TrainingRecipe, keys))
                 total += recipe.n_rounds(n) * recipe.questions_per_round * recipe.num_generations * calls
-        self.log("estimate", f"about {total:,.0f} LM calls follow, at {calls:.1f} a run of the program")
+        self.log("estimate", f"about {total:,.0f} LM calls, at {calls:.1f} per run of the program")
 
     def advice(self) -> str:
-        """Say why nothing was learnt, as far as the samples show, and what to try."""
+        """Suggest what to try when no training improved the student."""
         if shipped := {lm.model for lm in self.trained.values()} & {f"leret/{name}" for name in POLICIES}:
             return (
-                f"{shipped.pop()} knows the words of leret's generated world alone: on other data, take a model of the "
+                f"{shipped.pop()} knows only the words of leret's generated world: on other data, use a model of the "
                 "Hugging Face hub or a directory. On that world, try algorithms=['grpo']"
             )
         n, n_spread = (sum(numbers) for numbers in zip(*self.spread.values(), strict=True)) if self.spread else (0, 0)
         if n and n_spread < n / 5:
             return (
-                f"Samples differ in reward at {n_spread} of {n} states: raise samples or the LM's temperature, or take "
-                "a reward that tells more of them apart"
+                f"Samples differ in reward at {n_spread} of {n} states: raise samples or the LM's temperature, or use "
+                "a finer reward"
             )
-        return "Raise learning_rate in train_kwargs, give more examples or samples, or try algorithms=['grpo']"
-
-    def interval(self, student: Mapping[str, Any], best: Mapping[str, Any]) -> str:
-        """Return the paired difference on the valset in percent with its 95 % bootstrap interval."""
-        differences = 100 * (np.array(best["subscores"]) - np.array(student["subscores"]))
-        low, high = bootstrap_intervals(differences[:, None])[0]
-        return f"{differences.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+        return "Raise learning_rate in train_kwargs, use more examples or samples, or try algorithms=['grpo']"
 
     def candidate(self, stage: str, program: dspy.Module) -> dict[str, Any]:
-        """A program with its mean metric on the valset in percent: greedy; None without a valset."""
-        found, each = None, list[float]()
+        """Score a program at temperature 0 on the valset, in percent; None without a valset."""
+        mean, subscores = None, list[float]()
         if self.valset and self.settings.metric:
             before, threads = self.budget.spent, self.settings.num_threads
-            found, each = score(stage, program, self.valset, self.settings.metric, self.budget, self.progress, threads)
-            text = f"{found:g} on valset ({len(self.valset)} examples)"
-            self.log(stage, text, score=found, lm_calls=self.budget.spent - before)
-        return {"score": found, "program": program, "stage": stage, "subscores": each}
+            mean, subscores = score(
+                stage, program, self.valset, self.settings.metric, self.budget, self.progress, threads
+            )
+            text = f"{mean:g} on valset ({len(self.valset)} examples)"
+            self.log(stage, text, score=mean, lm_calls=self.budget.spent - before)
+        return {"score": mean, "program": program, "stage": stage, "subscores": subscores}
 
     def log(self, stage: str, text: str, **facts: Any) -> None:
-        """Tell DSPy's log, ``trial_logs`` and the run what a stage came to."""
+        """Write an entry to DSPy's log, ``trial_logs`` and the run's events."""
         logger.info("LeReT, %s: %s", stage, text)
         self.logs.append({"stage": stage, "text": text, **facts})
         self.run.event("optimize", stage, text=text, **facts)
 
     def _identity(self) -> dict[str, Any]:
-        """What a run is begun with: settings, data, and the student by its code, its prompts and its weights."""
+        """Return what identifies the run: settings, data, and the student's code, prompts and weights."""
         settings = self.settings
         functions = {"reward": settings.reward, "metric": settings.metric}
         digests: dict[str, Any] = {
@@ -500,20 +510,13 @@ class CompileJob:
 
 
 def _in_thread(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call in another thread if this one has an event loop, as in a notebook."""
+    """Call in another thread if this one has an event loop, as a notebook does."""
     try:
         asyncio.get_running_loop()
+        has_loop = True
     except RuntimeError:
+        has_loop = False
+    if not has_loop:  # outside the handler: tracebacks in the program must not mention its exception
         return call(*args, **kwargs)
     with ThreadPoolExecutor(1, "leret-optimize") as thread:
         return thread.submit(copy_context().run, partial(call, *args, **kwargs)).result()
-
-
-def _without(keys: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in keys.items() if name != "enable_thinking"}
-
-
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run a coroutine to its end in another thread: this one may have an event loop, as in a notebook."""
-    with ThreadPoolExecutor(1, "leret-optimize") as thread:
-        thread.submit(copy_context().run, asyncio.run, work).result()

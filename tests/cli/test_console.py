@@ -1,4 +1,4 @@
-"""What commands write: tables and facts for a terminal or a pipe, and progress."""
+"""Output of commands: tables and facts on a terminal or in a pipe, and progress."""
 
 from __future__ import annotations
 

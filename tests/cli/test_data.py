@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from leret.config.data import DataSettings
+from leret.datasets import load_tasks
 from tests.cli.test_app import leret
 from tests.datasets.writing import json_lines
 
@@ -49,16 +51,22 @@ def test_inspect_shows_many_gold_documents_in_short(folder: Path) -> None:
     json_lines(folder / "questions.jsonl", asked)
     json_lines(folder / "corpus.jsonl", [{"doc_id": id, "title": "", "text": "x"} for id in ids])
     out = leret("data", "inspect", *FILES)[1]
-    assert re.search(r"gold documents a question +1: 1, 2: 1, 3: 1, 4: 1, 5-8: 4, 9-16: 8, 17-32: 16, 33-64: 8\n", out)
+    assert re.search(
+        r"gold documents per question +1: 1, 2: 1, 3: 1, 4: 1, 5-8: 4, 9-16: 8, 17-32: 16, 33-64: 8\n", out
+    )
     assert "q40: 40? (d0, d1, d2, d3, d4 and 35 more)" in out
     assert "None" not in out
 
 
-def test_episodes_of_a_corpus_are_tasks_of_kind_chunks(folder: Path) -> None:
-    code, out = leret("data", "episodes", *FILES, "--out", "e.jsonl", "--candidates", "3")
+def test_candidates_of_a_corpus_are_the_gold_documents_and_the_first_others(folder: Path) -> None:
+    corpus = [{"doc_id": f"d{i}", "title": "T", "text": f"milk {i} " + "sea " * i} for i in range(8)]
+    json_lines(folder / "corpus.jsonl", corpus)
+    asked = {"id": "q", "question": "milk?", "answer": "x", "relevant_doc_ids": ["d7"]}
+    json_lines(folder / "questions.jsonl", [asked])
+    code, out = leret("data", "episodes", *FILES, "--out", "e.jsonl", "--candidates", "4")
     assert code == 0, out
-    code, out = leret("data", "inspect", "--questions", "e.jsonl", "--json")  # whose kind is told by its first line
+    [task] = load_tasks(DataSettings(kind="chunks", questions="e.jsonl", split="all"))
+    assert sorted(chunk["id"] for chunk in task.inputs["chunks"]) == ["d0", "d1", "d2", "d7"]
+    assert (task.gold, task.answers) == (("d7",), ("x",))
+    code, out = leret("data", "inspect", "--questions", "e.jsonl", "--json")  # the first line shows the kind
     assert (code, list(json.loads(out)["inputs"])) == (0, ["question, chunks"]), out
-    records = [json.loads(line) for line in (folder / "e.jsonl").read_text().splitlines()]
-    assert all(len(record["chunks"]) == 3 for record in records)
-    assert all(set(record["support"]) <= {chunk["id"] for chunk in record["chunks"]} for record in records)

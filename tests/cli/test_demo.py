@@ -32,7 +32,7 @@ from tests.training.online.test_served import Vllm
 
 FILES = ["--questions", "questions.jsonl", "--corpus", "corpus.jsonl"]
 DRY = ["--run", "r", "--dry-run"]
-KNOWS_NOTHING = "knows the words of leret's generated world alone"
+KNOWS_NOTHING = "knows only the words of leret's generated world"
 
 
 def made(*flags: str, name: str = "sample.yaml") -> Any:
@@ -84,7 +84,7 @@ ROADS: dict[str, tuple[str, list[str]]] = {
     "server of a hub model": (f"--policy {URL} --model o/n", [*LORA, "train grpo"]),
     "server with weights": (f"--policy {URL} --model b --weights 'a b'", [*LORA, "train grpo"]),
 }
-"""What `leret init` can write: its flags, and the trainings that it prints."""
+"""Variants of `leret init`: its flags, and the trainings that it prints."""
 
 
 @pytest.mark.parametrize("data", ["jsonl", "beir"])
@@ -125,7 +125,7 @@ def test_the_printed_commands_take_every_recipe_of_init(
      (["--policy", "http://x/v1"], "--model NAME"), (["--model", "x"], "--policy URL"),
      (["--policy", URL, "--model", "x", "--weights", "gone"], "--weights policy.model: no model directory 'gone'")],
 )  # fmt: skip
-def test_what_is_no_policy_is_refused_and_nothing_written(folder: Path, flags: list[str], says: str) -> None:
+def test_a_missing_policy_is_refused_and_nothing_written(folder: Path, flags: list[str], says: str) -> None:
     code, out = leret("init", *FILES, *flags)
     assert (code, says in out) == (2, True), out
     assert not list(folder.glob("*.yaml"))
@@ -164,7 +164,7 @@ def test_init_says_how_strong_the_raw_question_is(folder: Path, gold: str, says:
     assert says in leret("init", *FILES)[1]
 
 
-def test_init_measures_no_corpus_that_takes_minutes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_does_not_measure_a_large_corpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leret.cli.demo._RAW_DOCUMENTS", 5)
     assert "leret eval-retriever" in leret("init", *FILES)[1]
 
@@ -226,7 +226,7 @@ def test_the_commands_for_a_server_run_unedited(folder: Path, policy: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["sample.yaml", "eval.yaml"])
-def test_a_file_that_is_there_is_never_overwritten(folder: Path, name: str) -> None:
+def test_an_existing_file_is_never_overwritten(folder: Path, name: str) -> None:
     (folder / name).write_text("mine")
     code, out = leret("init", *FILES)
     assert (code, f"{name} already exists" in out) == (2, True)
@@ -242,12 +242,12 @@ def test_a_question_gets_as_many_hops_as_gold_documents(folder: Path, n: int) ->
 def test_the_splits_of_the_data_are_kept(folder: Path) -> None:
     write_questions(folder, splits=("train",) * 20)
     code, out = leret("init", *FILES)
-    assert (code, "questions.jsonl has 20 in train; leret samples from train, and evaluates on" in out) == (2, True)
+    assert (code, "questions.jsonl has 20 in train; leret needs questions in train" in out) == (2, True)
     write_questions(folder, splits=("validation", *["train"] * 19))
     assert made(name="eval.yaml")["split"] == "dev"
 
 
-def test_the_shipped_policy_says_that_it_knows_its_own_world_alone(folder: Path) -> None:
+def test_the_shipped_policy_warns_of_other_data(folder: Path) -> None:
     assert leret("init", *FILES, "--policy", "demo")[1].count(KNOWS_NOTHING) == 1
     served = f"policy={{kind: openai, urls: ['http://127.0.0.1:1/v1'], model: {resolve_policy('demo').name}}}"
     for command in (["sample"], ["run"], ["sample", "--set", served]):

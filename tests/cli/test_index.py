@@ -50,29 +50,29 @@ def test_another_index_is_replaced_only_by_force(index: Path) -> None:
     assert json.loads((index / "manifest.json").read_text())["settings"]["k1"] == 0.9
 
 
-def test_what_is_no_index_is_never_overwritten(folder: Path) -> None:
+def test_other_directories_are_never_overwritten(folder: Path) -> None:
     (folder / "idx").mkdir()
     (folder / "idx/thesis.tex").write_text("years")
-    assert "is no index; name another directory" in refused(*BUILD, "--force")
+    assert "exists and is not an index" in refused(*BUILD, "--force")
     assert (folder / "idx/thesis.tex").exists()
 
 
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--kind", "bm25"], "give --kind and --corpus"),
+        (["--kind", "bm25"], "or --kind and --corpus"),
         (["--kind", "bm26", *BM25[2:]], "--kind retriever.kind: 'bm26' is not one of"),
         ([*BM25, "--set", "k2=1"], "retriever.k2: unknown key"),
         ([*BM25, "--set", "k1=.inf"], "retriever.k1: input should be a finite number"),
         (["--kind", "pubmed", *BM25[2:]], "pubmed has no index to build"),
         (["--kind", "hybrid", *BM25[2:]], "needs two engines"),
         (["--kind", "dense", *BM25[2:]], "--kind dense needs --model"),
-        ([*BM25, "--model", "x"], "--model is of kind dense and colbert, not of bm25"),
-        (["sampling/demo.yaml", *BM25], "leave --kind, --corpus out"),
-        (["sampling/demo.yaml", "--format", "jsonl", "--skip-invalid"], "leave --format, --skip-invalid out"),
+        ([*BM25, "--model", "x"], "--model x: --kind bm25 has no model"),
+        (["sampling/demo.yaml", *BM25], "remove --kind, --corpus"),
+        (["sampling/demo.yaml", "--format", "jsonl", "--skip-invalid"], "remove --format, --skip-invalid"),
     ],
 )
-def test_a_mistake_is_told_with_its_mend(args: list[str], says: str) -> None:
+def test_mistakes_are_refused_with_a_remedy(args: list[str], says: str) -> None:
     assert says in refused("index", "build", *args, "--out", "idx")
 
 
@@ -82,14 +82,14 @@ def test_a_recipe_names_engine_and_corpus() -> None:
     assert leret("index", "check", "idx")[0] == 0
 
 
-def test_info_tells_the_manifest(index: Path) -> None:
+def test_info_shows_the_manifest(index: Path) -> None:
     found = json.loads(leret("index", "info", index, "--json")[1])
     assert (found["engine"], found["documents"], found["settings"]["k1"]) == ("bm25", 3, 1.5)
     lines = [line.split() for line in leret("index", "info", index)[1].splitlines()]
     assert ["engine", "bm25"] in lines
 
 
-def test_an_index_that_left_bad_lines_out_is_checked_against_its_corpus(folder: Path) -> None:
+def test_an_index_without_bad_lines_is_checked_against_its_corpus(folder: Path) -> None:
     with (folder / "corpus.jsonl").open("a") as file:
         file.write("{bad\n")
     assert leret(*BUILD, "--skip-invalid")[0] == 0
@@ -98,7 +98,7 @@ def test_an_index_that_left_bad_lines_out_is_checked_against_its_corpus(folder: 
     assert "--corpus" in refused("index", "check", "idx", "--skip-invalid")
 
 
-def test_check_reads_it_through(index: Path) -> None:
+def test_check_reads_the_whole_index(index: Path) -> None:
     assert leret("index", "check", index, "--corpus", "corpus.jsonl")[0] == 0
     json_lines(Path("other.jsonl"), CORPUS[:2])
     assert "is an index of another corpus" in refused("index", "check", index, "--corpus", "other.jsonl")
@@ -129,11 +129,11 @@ def downloaded(folder: Path) -> Path:
         ("0.codes.pt", "", "without its collection.tsv"),
     ],
 )
-def test_check_tells_what_a_downloaded_index_lacks(downloaded: Path, name: str, text: str | None, says: str) -> None:
+def test_check_names_the_fault_of_a_downloaded_index(downloaded: Path, name: str, text: str | None, says: str) -> None:
     (downloaded / name).unlink() if text is None else (downloaded / name).write_text(text)
     assert says in refused("index", "check", downloaded)
 
 
-def test_info_tells_what_a_downloaded_index_says(downloaded: Path) -> None:
+def test_info_shows_a_downloaded_index(downloaded: Path) -> None:
     found = json.loads(leret("index", "info", downloaded, "--json")[1])
     assert (found["documents"], found["chunks"], found["vectors"], found["bits"]) == (3, 2, 12, 2)

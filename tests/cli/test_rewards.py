@@ -18,7 +18,7 @@ def test_a_reward_of_the_users_own_is_tested_by_name_and_by_recipe(tmp_path: Pat
     own = tmp_path / "own.py"
     own.write_text("def good(o):\n    return len(o.doc_ids and o.outputs) - o.n_steps\n\n\ndef bad(o):\n    return 1\n")
     code, out = leret("rewards", "test", f"{own}:good")
-    assert (code, "at its maximum" in out) == (0, True), out
+    assert (code, "reaches its maximum" in out) == (0, True), out
     code, out = leret("rewards", "test", f"{own}:bad")
     assert (code, "gets no less" in out) == (2, True), out
     code, out = leret("rewards", "test", "{parts: {recall@5: 1, format: 0.5}, mixer: std}")
@@ -44,6 +44,6 @@ def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path: Path, small: 
         "sampling: {samples: 2, credit: both, reward: rr, final: ap}\n"
     )
     code, out = leret("rescore", "--run", tmp_path / "r", "--reward", recipe)
-    assert (code, "sampling.final is left out" in " ".join(out.split())) == (0, True), out
+    assert (code, "sampling.final is ignored" in " ".join(out.split())) == (0, True), out
     code, out = leret("rescore", "--run", tmp_path / "r", "--reward", "{parts: {ap: 2}}", "--json")
     assert (code, json.loads(out.splitlines()[-1])["samples"] > 0) == (0, True), out

@@ -171,4 +171,4 @@ def test_a_training_is_launched_with_an_accelerate_configuration(
     start = [sys.executable, "-m", "accelerate.commands.launch", *of_file, "-m", "leret"]
     assert launched == [[*start, "--debug", *training]]
     code, out = leret(*training, "--launch", "fsdp3")
-    assert (code, "name a file, fsdp, multi, single, zero3, or accelerate" in " ".join(out.split())) == (2, True)
+    assert (code, "choose a file, fsdp, multi, single, zero3, or accelerate" in " ".join(out.split())) == (2, True)

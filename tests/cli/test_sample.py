@@ -12,9 +12,9 @@ from tests.cli.test_app import leret
 
 @pytest.mark.parametrize(
     ("flags", "says"),
-    [(["--workers", "2"], "--engine ray; add it"), (["--address", "auto"], "--engine ray; add it"),
-     (["--engine", "ray"], "requires --workers"),
-     (["--engine", "ray", "--workers", "2", "--shard", "0/2"], "leave --shard"),
+    [(["--workers", "2"], "need --engine ray"), (["--address", "auto"], "need --engine ray"),
+     (["--engine", "ray"], "needs --workers"),
+     (["--engine", "ray", "--workers", "2", "--shard", "0/2"], "remove --shard"),
      (["--shard", "2/2", "--set", "data.limit=2"], "2/2")],
 )  # fmt: skip
 def test_flags_that_do_not_go_together_are_refused(tmp_path: Path, flags: list[str], says: str) -> None:

@@ -15,7 +15,7 @@ from tests.cli.test_app import leret
 )
 def test_a_retriever_open_to_others_is_warned_of(tmp_path: Path, host: str, open_to_others: bool) -> None:
     code, out = leret("serve", "retriever", tmp_path / "gone", "--host", host)
-    assert (code, "everybody may search" in out) == (2, open_to_others), out
+    assert (code, "every machine on the network" in out) == (2, open_to_others), out
 
 
 def test_a_token_that_is_not_set_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ class Agent(dspy.Module):
 
 
 class Parsed(BaseCallback):
-    """Whether each completion could be read."""
+    """Records for each completion if it could be parsed."""
 
     def __init__(self) -> None:
         self.calls: list[bool] = []
@@ -104,7 +104,7 @@ class Parsed(BaseCallback):
 
 
 @pytest.mark.parametrize("kind", [Agent, Tutorial])
-def test_what_agent_writes_can_be_read(kind: type[dspy.Module]) -> None:
+def test_completions_of_agent_can_be_parsed(kind: type[dspy.Module]) -> None:
     documents, questions = generate(77, 12, 0, 0)
     heard, lm = Parsed(), leret.LM("agent", max_tokens=96, temperature=0.7)
     settings = {"adapter": leret.CompactAdapter(outputs=True), "rm": BM25.build(Corpus(documents)), "lm": lm}

@@ -58,7 +58,7 @@ def test_hyde_says_what_the_queries_were(run):
     hyde = summary["rows"][1]
     assert (hyde["system"], hyde["policy"], hyde["lm_calls"], hyde["failed"]) == ("hyde", "base", 4, 0)
     (note,) = summary["notes"]
-    assert "was the query" in note
+    assert "query was the text" in note
     assert note in run.report.read_text()
     assert ("hyde", "raw-question") in {(c["a"], c["b"]) for c in evaluate(RAW_TOO, run).summary["comparisons"]}
 

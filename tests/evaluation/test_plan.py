@@ -48,7 +48,7 @@ def rewrite(path, pattern, text):
         ("questions.jsonl", *GOLD),
     ],
 )
-def test_what_changed_since_an_evaluation_is_named_and_refused(run, tmp_path, file, pattern, text):
+def test_changes_since_an_evaluation_are_named_and_refused(run, tmp_path, file, pattern, text):
     evaluate(SMALL, run)
     rewrite(tmp_path / file, pattern, text)
     for recipe in (SMALL, but(SMALL, systems=("raw-question", "oracle-titles"))):
@@ -128,12 +128,12 @@ def test_the_name_follows_from_split_and_questions_and_is_one_directory():
             EvalRecipe(evaluation=name)
 
 
-def test_an_evaluation_and_a_system_have_no_directory_in_common(run):
-    with pytest.raises(ConfigError, match="evaluation: 'base' is a system"):
+def test_an_evaluation_and_a_system_share_no_directory(run):
+    with pytest.raises(ConfigError, match="evaluation: 'base' is the name of a system"):
         evaluate(but(SMALL, evaluation="base"), run)
     evaluate(but(SMALL, evaluation="mine"), run)
     train(run, "mine", 1)
-    with pytest.raises(ConfigError, match="evaluation: 'mine' is a system"):
+    with pytest.raises(ConfigError, match="evaluation: 'mine' is the name of a system"):
         evaluate(SMALL, run)
 
 
@@ -146,3 +146,8 @@ def test_a_run_names_no_path_of_the_machine_and_moves_with_its_data(run, tmp_pat
     moved = tmp_path.rename(f"{tmp_path}-moved")
     again = evaluate(BASE, Run.open(moved / "run"))
     assert (again.asked, again.summary["rows"]) == ((), first.summary["rows"])
+
+
+def test_other_data_have_no_lengths(run):
+    with pytest.raises(ConfigError, match="data: only kind babilong"):
+        evaluate(asks("raw-question", data={"sentences": 9}), run)

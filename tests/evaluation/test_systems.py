@@ -1,4 +1,4 @@
-"""What can be evaluated in a run."""
+"""Systems of a run by name."""
 
 import json
 
@@ -69,7 +69,7 @@ def test_demos_are_extra_systems_on_the_base(run, tmp_path):
     mine = prompt_file(tmp_path / "mine.json", "x")
     systems = select(("base",), available(run, {"mine": mine}, {}), ["mine"])
     assert [(s.name, s.policy, s.kind) for s in systems][1] == ("mine", "base", "prompt")
-    with pytest.raises(ConfigError, match="'base' cannot name a system"):
+    with pytest.raises(ConfigError, match="'base' is taken"):
         available(run, {"base": mine}, {})
     with pytest.raises(RunError, match="is not a prompt"):
         available(run, {"other": str(tmp_path / "absent.json")}, {})
@@ -80,7 +80,7 @@ def test_a_training_that_is_not_finished_is_no_policy(run):
     (run.policies / "half").mkdir()
     assert list(available(run, {}, {})) == ["raw-question", "oracle-titles", "rm3", "base", "hyde"]
     (run.policies / "half" / "training.json").write_text("{")
-    with pytest.raises(RunError, match="train it again"):
+    with pytest.raises(RunError, match="train again"):
         available(run, {}, {})
 
 

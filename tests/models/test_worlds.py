@@ -14,7 +14,7 @@ from leret.demo.pretrain.loop import Row
 from models.words import NAME_CLASSES, build_tokenizer
 from models.worlds import StreamSettings, _Names, drafts, rows
 
-SMALL = StreamSettings(seed=3, questions=12, uses=2, lists=(0.5, 0.1), settled=20)
+SMALL = StreamSettings(seed=3, questions=12, uses=2, lists=(0.5, 0.1), constant_after=20)
 
 
 @cache

@@ -82,7 +82,7 @@ def test_a_call_beyond_the_bound_is_not_made():
     budget = CallBudget(5)
     budget.reserved = 2
     budget.spend(3)
-    with pytest.raises(LMCallsSpent, match=r"max_lm_calls=5 is reached \(3 LM calls were made, 2 are kept"):
+    with pytest.raises(LMCallsSpent, match=r"max_lm_calls=5 is reached after 3 LM calls, 2 are reserved"):
         budget.spend()
     budget.reserved = 0
     budget.spend(2)

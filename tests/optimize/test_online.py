@@ -69,7 +69,7 @@ def test_kto_learns_from_the_samples(tmp_path):
 
 
 def test_an_algorithm_of_pickers_is_refused():
-    with pytest.raises(ConfigError, match="pickers are trained by"):
+    with pytest.raises(ConfigError, match="trains pickers"):
         leret_of(algorithms=["pick"])
 
 

@@ -23,7 +23,7 @@ FAKE = Path(__file__).parents[1] / "policies" / "serving" / "fake_engine.py"
 
 @pytest.fixture
 def calls(monkeypatch):
-    """What DSPy calls, with its arguments, as they are called."""
+    """The calls of DSPy with their arguments."""
     made = []
 
     def watched(owner, name):

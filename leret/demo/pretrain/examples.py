@@ -1,8 +1,8 @@
-"""Prompts with the queries that demonstrators would write there: what a base policy is trained on.
+"""Training examples of a base policy: prompts with the queries of demonstrators.
 
-Half the prompts are zero-shot, and their queries are a mixture of styles: that is what makes the base diverse. The
-other half show one to three turns of other questions in one style, and their queries are in that style: that is what
-lets the demos of a prompt bank steer the base.
+Most prompts are zero-shot, with queries in a mixture of styles, which makes the base diverse. The others show one to
+three turns of other questions in one style, with queries in that style, so that the demos of a prompt bank can steer
+the base.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ HOP2_MIXTURE = {
     "mention_matched": 0.14,
     "mention_near": 0.1,
 }
-"""Weights of the styles; where a style has nothing to say, another one is drawn."""
+"""Weights of the styles; if a style returns nothing, another one is drawn."""
 
 _TARGETS, _DEMO_TARGETS = 10, 4
-"""Queries of a zero-shot prompt, equal ones left out, and of one with demos."""
+"""Queries of a zero-shot prompt, before duplicates are dropped, and of a prompt with demos."""
 _DEMO_SHARE, _MOST_DEMOS = 0.4, 3
-"""Share of the prompts with demos; demos of a prompt at most."""
+"""Share of prompts with demos; most demos of a prompt."""
 
 COMPACT = CompactAdapter()
-"""How the demo's prompts are written."""
+"""Format of the demo's prompts."""
 
 
 class WriteQuery(dspy.Signature):
@@ -59,7 +59,7 @@ class WriteQuery(dspy.Signature):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, ending in a user's turn, and queries that may follow it, each by itself."""
+    """A prompt, ending in a user's turn, and alternative queries that may follow it."""
 
     messages: Sequence[dict[str, str]]
     targets: tuple[str, ...]
@@ -71,18 +71,18 @@ def call_messages(
     demos: Sequence[Mapping[str, Any]] = (),
     adapter: CompactAdapter = COMPACT,
 ) -> list[Any]:
-    """Messages of a program's call of `WriteQuery`."""
+    """Return the messages of a program's call of `WriteQuery`."""
     return adapter.format(WriteQuery, demos, {"question": question, "context": Found((passages,)).passages})
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-    """Token ids of messages that wait for an answer."""
+    """Return the token ids of messages up to the answer."""
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def encoded(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]], targets: Sequence[str]) -> Row:
-    """Messages and what may follow them as token ids."""
+    """Return messages and their targets as token ids."""
     ids = tokenizer(list(targets), add_special_tokens=False)["input_ids"]
     return Row(prompt_ids(tokenizer, messages), tuple((*one, tokenizer.eos_token_id) for one in ids))
 
@@ -98,64 +98,63 @@ def examples(
     hop1_first: int = 6000,
     block: int = 256,
 ) -> Iterator[Example]:
-    """An endless stream of examples, both hops of a block of questions mixed; the same for the same arguments.
+    """Yield an endless, deterministic stream of examples, with both hops of a block of questions mixed.
 
-    Each pass over the questions draws new styles, so new queries and new contexts.
+    Each pass over the questions draws new styles, and thereby new queries and contexts.
 
     Args:
-        questions: their texts; never the ones that are evaluated.
-        retriever: finds the contexts of the second hop.
+        questions: texts of questions that are never evaluated.
+        retriever: search for the contexts of the second hop.
         idf: rarity of a word in the corpus.
-        adapter: how prompts are written.
-        k: passages a search.
-        seed: of all that is drawn.
-        hop1_first: examples at the start that are first hops without demos: they teach copying soonest.
-        block: questions whose searches are done in one batch.
+        adapter: format of the prompts.
+        k: passages per search.
+        seed: seed of all draws.
+        hop1_first: examples at the start without second hops and demos; they teach copying fastest.
+        block: questions per batch of searches.
     """
-    made = 0
+    n = 0
     for epoch in count():
         rng = random.Random(f"examples {seed} {epoch}")
         order = rng.sample(list(questions), len(questions))
         for start in range(0, len(order), block):
-            asked = [Draft(one, (), idf, rng, adapter.words_per_item) for one in order[start : start + block]]
-            if made < hop1_first:
-                drawn = [_zero_shot(draft, HOP1_MIXTURE, adapter) for draft in asked]
+            drafts = [Draft(text, (), idf, rng, adapter.words_per_item) for text in order[start : start + block]]
+            if n < hop1_first:
+                drawn = [_zero_shot(draft, HOP1_MIXTURE, adapter) for draft in drafts]
             else:
-                drawn = _at_hop(asked, HOP1_MIXTURE, adapter)
-                rankings = retriever.search([_mixed(draft, HOP1_MIXTURE) for draft in asked], k)
-                found = [
-                    replace(one, passages=ranking) for one, ranking in zip(asked, rankings, strict=True) if ranking
-                ]
-                drawn += _at_hop(found, HOP2_MIXTURE, adapter)
+                drawn = _at_hop(drafts, HOP1_MIXTURE, adapter)
+                rankings = retriever.search([_mixed(draft, HOP1_MIXTURE) for draft in drafts], k)
+                pairs = zip(drafts, rankings, strict=True)
+                second = [replace(draft, passages=ranking) for draft, ranking in pairs if ranking]
+                drawn += _at_hop(second, HOP2_MIXTURE, adapter)
             rng.shuffle(drawn)
-            made += len(drawn)
+            n += len(drawn)
             yield from drawn
 
 
 def pseudo_questions(documents: Iterable[Document], n: int, seed: int) -> list[str]:
-    """Sentences of a corpus in the place of questions, at most ``n``, one a document: more words and names."""
+    """Turn sentences of a corpus into at most ``n`` questions, one per document, for more words and names."""
     rng = random.Random(f"pseudo-questions {seed}")
-    found = []
-    for document in rng.sample(chosen := list(documents), min(len(chosen), 2 * n)):
+    questions = []
+    for document in rng.sample(population := list(documents), min(len(population), 2 * n)):
         sentences = [s for s in re.split(r"(?<=[.!?])\s+(?=[A-Z])", document.text) if 8 <= len(s.split()) <= 28]
         if sentences:
-            found.append(rng.choice(sentences).rstrip(".!?") + "?")
-    return found[:n]
+            questions.append(rng.choice(sentences).rstrip(".!?") + "?")
+    return questions[:n]
 
 
 def _at_hop(drafts: Sequence[Draft], mixture: Mapping[str, float], adapter: CompactAdapter) -> list[Example]:
-    """An example of every draft: with demos of the others in one style, or zero-shot."""
-    made: list[Example] = []
+    """Return an example per draft: zero-shot, or with the other drafts as demos in one style."""
+    examples: list[Example] = []
     for i, draft in enumerate(drafts):
         example = None
         if draft.rng.random() < _DEMO_SHARE:
             example = _with_demos(draft, [*drafts[:i], *drafts[i + 1 :]], draw(draft.rng, mixture), adapter)
-        made.append(example or _zero_shot(draft, mixture, adapter))
-    return made
+        examples.append(example or _zero_shot(draft, mixture, adapter))
+    return examples
 
 
 def _with_demos(draft: Draft, others: Sequence[Draft], style: str, adapter: CompactAdapter) -> Example | None:
-    """None where the style has nothing to say, on the question or on all of the others that are drawn."""
+    """Return an example with demos; None if the style returns nothing for the draft, or for all the demos."""
     targets = [query for _ in range(_DEMO_TARGETS) if (query := STYLES[style](draft))]
     drawn = draft.rng.sample(others, min(len(others), draft.rng.randint(1, _MOST_DEMOS)))
     demos = [{"question": other.question, "query": query} for other in drawn if (query := STYLES[style](other))]
@@ -170,12 +169,12 @@ def _zero_shot(draft: Draft, mixture: Mapping[str, float], adapter: CompactAdapt
 
 
 def _mixed(draft: Draft, mixture: Mapping[str, float]) -> str:
-    """A query in a style of the mixture; the question itself where no style has anything to say."""
-    left = dict(mixture)
-    while left:
-        style = draw(draft.rng, left)
+    """Write a query in a style of the mixture, or the question if all styles return nothing."""
+    styles = dict(mixture)
+    while styles:
+        style = draw(draft.rng, styles)
         query = STYLES[style](draft)
         if query is not None:
             return query
-        del left[style]
+        del styles[style]
     return draft.question

@@ -1,8 +1,8 @@
-"""Ways to write a query without knowing the answer: the demonstrators of a base policy.
+"""Styles of writing a query without knowing the answer: the demonstrators of a base policy.
 
-A base policy that is to be taught by reward must first write queries at all, of many kinds, good and bad ones. These
-styles show it how. Each looks at the question and at the passages found so far, as far as a prompt shows them, and at
-nothing else: gold documents, answers and the hidden relations of a generated world are out of its reach.
+Before reward can teach a base policy, it must write queries of many kinds, good and bad. Each style sees only the
+question and the part of the retrieved passages that a prompt shows, never gold documents, answers or the hidden
+relations of a generated world.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ Idf = Callable[[str], float]
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What a demonstrator sees."""
+    """Input of a demonstrator."""
 
     question: str
-    passages: tuple[Passage, ...]  # found so far, best first; empty at the first hop
+    passages: tuple[Passage, ...]  # accumulated, best first; empty at the first hop
     idf: Idf
     rng: random.Random
-    words_per_item: int = 40  # words of ``title | text`` that a prompt shows of a passage
+    words_per_item: int = 40  # words of ``title | text`` of a passage in a prompt
 
 
 Style = Callable[[Draft], str | None]
-"""Writes one query; None where the style has nothing to say."""
+"""Writes one query, or None if the style does not apply."""
 
 _MAX_WORDS = 24
 
 
 def corpus_idf(texts: Iterable[str]) -> Idf:
-    """Inverse document frequency, ``log(1 + N / (1 + n))`` for a word in ``n`` of ``N`` texts.
+    """Compute inverse document frequencies, ``log(1 + N / (1 + n))`` for a word in ``n`` of ``N`` texts.
 
     >>> idf = corpus_idf(["the cat", "the dog"])
     >>> idf("Cat") > idf("the")
@@ -53,17 +53,17 @@ def corpus_idf(texts: Iterable[str]) -> Idf:
 
 
 def copy(draft: Draft) -> str | None:
-    """The question's content words."""
+    """Copy the question's content words."""
     return _query(content_words(draft.question))
 
 
 def entity(draft: Draft) -> str | None:
-    """A name of the question, with up to two of its other words."""
+    """Write a name of the question with up to two of its other words."""
     return _with_question(draft, _pick(draft, names(draft.question)))
 
 
 def entity_left(draft: Draft) -> str | None:
-    """A name of the question that no title found so far contains, with up to two other words."""
+    """Write a name of the question that is in no retrieved title, with up to two other words."""
     if not draft.passages:
         return None
     titles = " ".join(p.title for p in draft.passages)
@@ -72,43 +72,43 @@ def entity_left(draft: Draft) -> str | None:
 
 
 def keywords(draft: Draft) -> str | None:
-    """The two to five rarest words of the question, in its order."""
+    """Write the two to five rarest words of the question, in its order."""
     return _extreme(draft, draft.rng.randint(2, 5), rarest=True)
 
 
 def generic(draft: Draft) -> str | None:
-    """The two to four most common content words of the question: a bad query, on purpose."""
+    """Write the two to four most common content words of the question: a bad query, on purpose."""
     return _extreme(draft, draft.rng.randint(2, 4), rarest=False)
 
 
 def title(draft: Draft) -> str | None:
-    """The title of a passage, with up to two words of the question that are not in it."""
+    """Write the title of a passage with up to two words of the question that are not in it."""
     return _with_question(draft, _pick(draft, [p.title for p in draft.passages if p.title]))
 
 
 def mention_random(draft: Draft) -> str | None:
-    """A name of several words from the passages that is not in the question, with up to two words of the question."""
-    found = [name for passage in draft.passages for name in _mentions(draft, passage, _shown(draft, passage))]
-    return _with_question(draft, _pick(draft, found))
+    """Write a name of several words from the passages, not from the question, with up to two words of the question."""
+    mentions = [name for passage in draft.passages for name in _mentions(draft, passage, _shown(draft, passage))]
+    return _with_question(draft, _pick(draft, mentions))
 
 
 def mention_matched(draft: Draft) -> str | None:
-    """A name from the passage sentence closest to the question, with rare words of the question not in it."""
+    """Write a name from the sentence closest to the question, with rare words of the question not in it."""
     asked = words_of(" ".join(content_words(draft.question)))
     best: tuple[float, list[str], str] | None = None
     for passage in draft.passages:
         for sentence in SENTENCE_END.split(_shown(draft, passage)):
-            found = _mentions(draft, passage, sentence)
+            mentions = _mentions(draft, passage, sentence)
             score = sum(draft.idf(word) for word in sorted(asked & words_of(sentence)))
-            if found and (best is None or score > best[0]):
-                best = (score, found, sentence)
+            if mentions and (best is None or score > best[0]):
+                best = (score, mentions, sentence)
     if best is None:
         return None
     return _with_question(draft, _pick(draft, best[1]), known=best[2], rarest=True)
 
 
 def mention_near(draft: Draft) -> str | None:
-    """A name of the closest passage that follows a word of the question (``directed by``: ``director``)."""
+    """Write a name of the closest passage that follows a word of the question (``directed by``: ``director``)."""
     if not draft.passages:
         return None
     asked = content_words(draft.question)
@@ -120,12 +120,12 @@ def mention_near(draft: Draft) -> str | None:
 
     passage = max(draft.passages, key=closeness)
     shown = _shown(draft, passage)
-    found = []
+    matches = []
     for name in _mentions(draft, passage, shown):
         before = WORD.findall(shown.split(name)[0])[-3:]
         if any(word.lower()[:5] in stems for word in before):
-            found.append(name)
-    return _with_question(draft, _pick(draft, found), known=shown, rarest=True)
+            matches.append(name)
+    return _with_question(draft, _pick(draft, matches), known=shown, rarest=True)
 
 
 STYLES: dict[str, Style] = {
@@ -143,12 +143,12 @@ STYLES: dict[str, Style] = {
 
 
 def write(style: str, draft: Draft) -> str:
-    """A query in a style; where it has nothing to say an entity of the question, or the question."""
+    """Write a query in a style; if it does not apply, an entity of the question, or the question."""
     return STYLES[style](draft) or entity(draft) or draft.question
 
 
 def draw(rng: random.Random, styles: Mapping[str, float]) -> str:
-    """The name of a style, by its weight."""
+    """Draw the name of a style by its weight."""
     return rng.choices(list(styles), list(styles.values()))[0]
 
 
@@ -158,15 +158,15 @@ def _shown(draft: Draft, passage: Passage) -> str:
 
 
 def _mentions(draft: Draft, passage: Passage, text: str) -> list[str]:
-    """Names in a text, of several words or quoted, neither in the question nor in the passage's own title."""
-    asked, own = words_of(draft.question), words_of(passage.title)
+    """Return names in a text, of several words or quoted, that are neither in the question nor in the title."""
+    asked, title_words = words_of(draft.question), words_of(passage.title)
     return [
         name
         for name in names(text)
         if (len(name.split()) > 1 or f'"{name}' in text)
         and len(name.split()) <= LONGEST_NAME
         and not words_of(name) <= asked
-        and not words_of(name) <= own
+        and not words_of(name) <= title_words
     ]
 
 
@@ -175,7 +175,7 @@ def _pick(draft: Draft, choices: Sequence[str]) -> str | None:
 
 
 def _with_question(draft: Draft, start: str | None, known: str = "", rarest: bool = False) -> str | None:
-    """A name and up to two words of the question that neither it nor ``known`` has."""
+    """Add up to two words of the question that neither the name nor ``known`` contains."""
     if start is None:
         return None
     seen = words_of(start) | words_of(known)

@@ -1,9 +1,8 @@
-"""The pretraining loop: rows of prompt and targets in, a model directory out.
+"""The pretraining loop, from rows of prompts and targets to a model directory.
 
-One loop for every causal LM of transformers. What is particular to it: the targets of one prompt share the prompt's
-forward pass (a mask keeps them apart), which makes one prompt with six targets about four times cheaper than six
-prompts; and a run that was stopped goes on bit-equally, at one thread: weights, optimizer states and the random state
-are one file, ``state.pt``, until the last step.
+It trains any causal LM of transformers. The targets of a prompt share its forward pass (a mask separates them), which
+makes a prompt with six targets about four times cheaper than six prompts. On one thread, a stopped run continues
+bit-equally: weights, optimizer states and the random state are in one file, ``state.pt``, until the last step.
 """
 
 from __future__ import annotations
@@ -11,12 +10,12 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -29,7 +28,7 @@ from leret.core.stages import check_resumable
 from leret.training.packing import Packed, pack
 
 Probe = Callable[[PreTrainedModel], Mapping[str, float]]
-"""Measures the model on held-out data, and leaves the global random state alone."""
+"""Measures the model on held-out data without changing the global random state."""
 
 _STATE = "state.pt"
 _DONE = "finished.json"
@@ -38,7 +37,7 @@ _CLIP = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A prompt and some completions of it, each by itself a continuation of the prompt; ids, the end token included."""
+    """Token ids of a prompt and of alternative completions, end token included."""
 
     prompt: tuple[int, ...]
     targets: tuple[tuple[int, ...], ...]
@@ -51,13 +50,13 @@ def interleaved(
     rows: Iterator[Row],
     exercise: Callable[[], Row],
     shares: tuple[float, float],
-    settled: int,
+    constant_after: int,
     rng: random.Random,
 ) -> Iterator[Row]:
-    """Rows with exercises between them; ``shares`` at the start and after ``settled`` rows, linear in between."""
+    """Insert exercises between rows; their share changes linearly between ``shares`` over ``constant_after`` rows."""
     n, (start, last) = 0, shares
     for row in rows:
-        while rng.random() < last + (start - last) * max(0.0, 1 - n / settled):
+        while rng.random() < last + (start - last) * max(0.0, 1 - n / constant_after):
             yield exercise()
             n += 1
         yield row
@@ -66,36 +65,39 @@ def interleaved(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows side by side, with the flat indices of the positions that predict tokens, and those tokens."""
+    """Rows side by side, with the flat indices of the positions that predict the targets, and the targets' tokens."""
 
+    rows: Sequence[Row]
     packed: Packed
     target_at: torch.Tensor
     target_labels: torch.Tensor
-    prompt_at: torch.Tensor
-    prompt_labels: torch.Tensor
-    n_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoopSettings:
-    """How a model is trained."""
+    """Hyperparameters of the loop, its optimizers and its loss."""
 
     steps: int
-    optimizer: Literal["muon", "adamw"] = "adamw"  # muon: Muon for the matrices of the layers, AdamW for the rest
     lr: float = 7e-4  # peak rate of AdamW
-    matrix_lr: float = 0.02  # peak rate of Muon
     batch_tokens: int = 2048  # prompts and targets, padding included
-    pool_rows: int = 256  # rows that are sorted by length together, so that batches hold little padding
+    pool_rows: int = 256  # rows sorted by length together, to reduce padding
     warmup_steps: int = 30
     decay_from: float = 0.0  # share of the steps after which the rate falls linearly to 0
-    prompt_weight: float = 0.0  # of the loss on the prompt's own tokens beside 1 for the targets'
-    # Tokens that a token of the loss is told apart from, beside those of its batch (Jean et al., arXiv 1412.2007); the
-    # last sixth of the steps takes the whole vocabulary. 0: all steps do.
+    # Random tokens in the softmax of the loss, beside those of the batch (Jean et al., arXiv 1412.2007). The last sixth
+    # of the steps, or with 0 all of them, use the whole vocabulary.
     negatives: int = 0
-    checkpoint_every: int = 500  # steps; a multiple of log_every, or a resumed log is not that of a whole run
+    checkpoint_every: int = 500  # steps; a multiple of log_every, so that a resumed log equals that of one run
     log_every: int = 50  # steps; each line is a mean over them
     probe_every: int = 500
-    seed: int = 0  # of the order of the batches and of the model's own randomness
+    seed: int = 0  # of the order of the batches and of the model
+
+    def optimizers(self, model: PreTrainedModel) -> list[torch.optim.Optimizer]:
+        return [adamw(model.parameters(), self.lr)]
+
+    def loss(self, model: PreTrainedModel, batch: Batch, step: int) -> torch.Tensor:
+        """Return the mean cross entropy of the targets' tokens."""
+        classes = classes_of(model, batch, self, step)
+        return cross_entropy(model, hidden_states(model, batch), batch.target_at, batch.target_labels, classes)
 
 
 def train(
@@ -108,22 +110,22 @@ def train(
     probe: Probe | None = None,
     data: Mapping[str, str] | None = None,
 ) -> Path:
-    """Train a model, or go on with training that was stopped.
+    """Train a model, or continue from the checkpoint in ``out``.
 
     Args:
-        model: any causal LM of transformers whose decoder takes a 4-dimensional attention mask and position ids.
-        rows: the same stream at every call; on resumption the rows that were used are passed over.
-        settings: other settings than those of the checkpoint in ``out`` are refused.
-        out: directory; gets ``config.json``, ``model.safetensors``, ``pretrain.jsonl`` and, until the end, the state.
-        progress: hears of every line of the log.
+        model: a causal LM of transformers that accepts a 4-dimensional attention mask and position ids.
+        rows: the same stream at every call; a resumed call skips the rows that were used.
+        settings: must be those of the checkpoint.
+        out: directory for ``config.json``, ``model.safetensors``, ``pretrain.jsonl`` and, until the end, the state.
+        progress: shows every line of the log.
         probe: measures on held-out data for the log.
-        data: names what ``rows`` are made of; a checkpoint of other data is refused.
+        data: description of ``rows``; must be that of the checkpoint.
     """
     if is_finished(out, settings.steps):
         return out
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(settings.seed)
-    parts = optimizers(model, settings)
+    parts = settings.optimizers(model)
     key = {**asdict(settings), **(data or {})}
     first = _load_state(out, model, parts, key)
     batches = islice(_batches(rows, settings), first, None)
@@ -132,10 +134,10 @@ def train(
     for step in range(first, settings.steps):
         batch = next(batches, None)
         if batch is None:
-            raise TrainingError(f"pretraining: the rows ran dry at step {step} of {settings.steps}; give more of them")
+            raise TrainingError(f"pretraining: no rows are left at step {step} of {settings.steps}; add more data")
         log.add(step + 1, _step(model, batch, parts, settings, step))
         if (step + 1) % settings.log_every == 0:
-            trim_malloc()  # no two batches have the same shape, and what was freed lies in gaps
+            trim_malloc()  # batches of different shapes fragment the heap
         done = step + 1 == settings.steps
         if probe is not None and ((step + 1) % settings.probe_every == 0 or done):
             model.eval()
@@ -149,55 +151,30 @@ def train(
 
 
 def is_finished(out: Path, steps: int) -> bool:
-    """Whether a directory holds the policy after its last step; `TrainingError` where that came earlier."""
+    """Return True if the policy has all its steps; TrainingError if it was finished after fewer."""
     done = out / _DONE
     if not done.is_file():
         return False
     before = int(json.loads(done.read_text(encoding="utf-8"))["steps"])
     if before < steps:
         raise TrainingError(
-            f"{out} holds a policy that was finished after {before} steps, and what it takes to go on to {steps} is "
-            "gone; name another directory"
+            f"{out} has a policy that was finished after {before} steps, without the state to continue to {steps}; "
+            "choose another directory"
         )
     return True
 
 
-def optimizers(model: PreTrainedModel, settings: LoopSettings) -> list[torch.optim.Optimizer]:
-    """The optimizers of a model: Muon where asked for, and AdamW.
-
-    Muon takes matrices of the layers alone: an embedding's and a head's rows are separate vectors, not one map.
-    """
-    ends = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
-    inner = [p for p in model.parameters() if p.ndim == 2 and id(p) not in ends and settings.optimizer == "muon"]
-    chosen = {id(p) for p in inner}
-    rest = [p for p in model.parameters() if id(p) not in chosen]
-    parts: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(rest, lr=settings.lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    ]
-    if inner:
-        parts.append(torch.optim.Muon(inner, lr=settings.matrix_lr, weight_decay=0.0))
-    for part in parts:
-        for group in part.param_groups:
-            group["peak"] = group["lr"]
-    return parts
+def adamw(parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
+    """Return the loop's AdamW."""
+    return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
 
 
 def collate(rows: Sequence[Row]) -> Batch:
-    """Rows side by side, and what is predicted where."""
+    """Pack rows into a batch."""
     packed = pack([(row.prompt, row.targets) for row in rows])
-    target_at = [place for by_target in packed.places for places in by_target for place in places]
-    prompt_at: list[int] = []
-    for row, by_target in zip(rows, packed.places, strict=True):
-        last = by_target[0][0]
-        prompt_at += range(last - len(row.prompt) + 1, last)
-    return Batch(
-        packed,
-        torch.tensor(target_at),
-        torch.tensor([token for row in rows for target in row.targets for token in target]),
-        torch.tensor(prompt_at),
-        torch.tensor([token for row in rows for token in row.prompt[1:]]),
-        sum(map(len, rows)),
-    )
+    target_at = [position for by_target in packed.places for positions in by_target for position in positions]
+    labels = [token for row in rows for target in row.targets for token in target]
+    return Batch(rows, packed, torch.tensor(target_at), torch.tensor(labels))
 
 
 def _batches(rows: Iterator[Row], settings: LoopSettings) -> Iterator[Batch]:
@@ -216,29 +193,23 @@ def _batches(rows: Iterator[Row], settings: LoopSettings) -> Iterator[Batch]:
 def _step(
     model: PreTrainedModel, batch: Batch, parts: list[torch.optim.Optimizer], settings: LoopSettings, step: int
 ) -> dict[str, float]:
-    target_loss, prompt_loss = losses(
-        model, batch, settings.prompt_weight > 0, classes_of(model, batch, settings, step)
-    )
-    loss = target_loss + settings.prompt_weight * prompt_loss
+    loss = settings.loss(model, batch, step)
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
     if not torch.isfinite(norm):
-        raise TrainingError(
-            f"pretraining: the gradient is not finite at step {step}; lower lr ({settings.lr}) "
-            f"or matrix_lr ({settings.matrix_lr})"
-        )
+        raise TrainingError(f"pretraining: the gradient is not finite at step {step}; lower lr ({settings.lr})")
     warm = (step + 1) / max(1, settings.warmup_steps)
     left = (settings.steps - step) / max(1.0, settings.steps * (1 - settings.decay_from))
     for part in parts:
         for group in part.param_groups:
-            group["lr"] = group["peak"] * min(warm, left, 1.0)
+            group["lr"] = group.setdefault("peak", group["lr"]) * min(warm, left, 1.0)
         part.step()
         part.zero_grad(set_to_none=True)
-    return {"loss": target_loss.item(), "prompt_loss": prompt_loss.item(), "tokens": float(batch.n_tokens)}
+    return {"loss": loss.item(), "tokens": float(sum(map(len, batch.rows)))}
 
 
 def classes_of(model: PreTrainedModel, batch: Batch, settings: LoopSettings, step: int) -> torch.Tensor | None:
-    """Token ids that the loss of a step is normalised over, sorted; None for the whole vocabulary."""
+    """Return the sorted token ids in the softmax of a step's loss; None for the whole vocabulary."""
     if not settings.negatives or step >= settings.steps * 5 // 6:
         return None
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
@@ -247,40 +218,45 @@ def classes_of(model: PreTrainedModel, batch: Batch, settings: LoopSettings, ste
     return classes
 
 
-def losses(
-    model: PreTrainedModel, batch: Batch, with_prompt: bool, classes: torch.Tensor | None = None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean cross entropy of the targets' tokens and of the prompts' tokens; the head sees no other position."""
+def hidden_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """Return the last hidden states of all positions, flat."""
     packed = batch.packed
-    hidden = model.base_model(
+    output = model.base_model(
         input_ids=packed.ids,
         attention_mask=packed.mask.to(model.dtype),
         position_ids=packed.positions,
         use_cache=False,
-    ).last_hidden_state
-    flat, head = hidden.flatten(0, 1), model.get_output_embeddings()
+    )
+    hidden: torch.Tensor = output.last_hidden_state.flatten(0, 1)
+    return hidden
 
-    def mean_loss(where: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if classes is None:
-            logits = head(flat[where])
-        else:
-            logits = torch.nn.functional.linear(flat[where], head.weight[classes])
-            labels = torch.searchsorted(classes, labels)
-        return torch.nn.functional.cross_entropy(logits.float(), labels)
 
-    prompt = mean_loss(batch.prompt_at, batch.prompt_labels) if with_prompt else torch.zeros(())
-    return mean_loss(batch.target_at, batch.target_labels), prompt
+def cross_entropy(
+    model: PreTrainedModel,
+    hidden: torch.Tensor,
+    positions: torch.Tensor,
+    labels: torch.Tensor,
+    classes: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the mean cross entropy at positions, over the vocabulary or over ``classes``."""
+    head = model.get_output_embeddings()
+    if classes is None:
+        logits = head(hidden[positions])
+    else:
+        logits = torch.nn.functional.linear(hidden[positions], head.weight[classes])
+        labels = torch.searchsorted(classes, labels)
+    return torch.nn.functional.cross_entropy(logits.float(), labels)
 
 
 class _Log:
-    """Lines of JSON: means of the figures since the line before."""
+    """A log of JSON lines with the means since the previous line."""
 
     def __init__(self, path: Path, every: int, progress: Progress, first: int) -> None:
         self._path, self._every, self._progress = path, every, progress
         self._since: list[Mapping[str, float]] = []
         self._step = 0
         self._cpu = time.process_time()
-        # What was logged after the last checkpoint will be logged again.
+        # Lines after the last checkpoint will be written again.
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         lines = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= first]
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -308,24 +284,24 @@ def _save_state(
     key: Mapping[str, Any],
     step: int,
 ) -> None:
-    """Write weights, optimizer states and the random state, whole or not at all, and the model itself."""
-    own = {"model": model.state_dict(), "optimizers": [part.state_dict() for part in parts]}
+    """Write weights, optimizer states and the random state atomically, and the model."""
+    state = {"model": model.state_dict(), "optimizers": [part.state_dict() for part in parts]}
     with atomic_file(out / _STATE, "wb") as file:
-        torch.save({**own, "random": torch.get_rng_state(), "step": step, "settings": json.dumps(key)}, file)
+        torch.save({**state, "random": torch.get_rng_state(), "step": step, "settings": json.dumps(key)}, file)
     model.save_pretrained(out)
 
 
 def _load_state(
     out: Path, model: PreTrainedModel, parts: Sequence[torch.optim.Optimizer], key: Mapping[str, Any]
 ) -> int:
-    """Put a checkpoint into the model and the optimizers; the steps done so far, 0 without a checkpoint."""
+    """Load a checkpoint into model and optimizers; return its steps, 0 without a checkpoint."""
     if not (out / _STATE).is_file():
         return 0
     state = torch.load(out / _STATE, weights_only=True)
     before, now = json.loads(state["settings"]), json.loads(json.dumps(key))
-    check_resumable(out, before, now, otherwise="name another directory to start anew")
+    check_resumable(out, before, now, otherwise="choose another directory to start again")
     model.load_state_dict(state["model"])
-    for part, own in zip(parts, state["optimizers"], strict=True):
-        part.load_state_dict(own)
+    for part, part_state in zip(parts, state["optimizers"], strict=True):
+        part.load_state_dict(part_state)
     torch.set_rng_state(state["random"])
     return int(state["step"])

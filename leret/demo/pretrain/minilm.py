@@ -1,14 +1,13 @@
-"""A small policy from MiniLM's weights: an encoder's layers as a causal decoder.
+"""A small policy from MiniLM's weights: the layers of an encoder as a causal decoder.
 
-MiniLM (6 layers, 384 wide, 22.7M parameters with its word pieces) knows words and attends to equal ones, which is most
-of what it takes to copy a query out of a prompt. What it lacks is taught by the demonstrators' queries, and by
-exercises in copying between them.
+MiniLM (6 layers, 384 wide, 22.7M parameters with its word pieces) knows words and attends to equal ones, so it almost
+knows how to copy a query out of a prompt. The demonstrators' queries, and exercises in copying, teach the rest.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from functools import partial
@@ -38,19 +37,21 @@ def _has_bfloat16() -> bool:
 
 
 class MiniLMSettings(Settings):
-    """How the base is trained: the keys of ``pretrain.options``."""
+    """Keys of ``pretrain.options``."""
 
     steps: PositiveInt = 1600
     lr: float = Field(7e-4, gt=0, description="peak rate of AdamW")
-    batch_tokens: PositiveInt = Field(2048, description="tokens a step")
+    batch_tokens: PositiveInt = Field(2048, description="tokens per step")
     warmup_steps: NonNegativeInt = 30
     decay_from: float = Field(0.3, ge=0, lt=1, description="share of the steps after which the rate falls to 0")
-    pseudo_questions: NonNegativeInt = Field(3000, description="sentences of the corpus beside the questions")
+    pseudo_questions: NonNegativeInt = Field(3000, description="sentences of the corpus to add to the questions")
     bf16: bool = Field(default_factory=_has_bfloat16, description="multiply matrices in bfloat16")
-    negatives: NonNegativeInt = Field(2000, description="of the loss, as in the loop's settings")
-    exercises: tuple[float, float] = Field((0.5, 0.1), description="shares of copying, at the start and when settled")
-    settled: PositiveInt = Field(12_000, description="rows")
-    probe_questions: PositiveInt = Field(48, description="questions kept out of training to measure on")
+    negatives: NonNegativeInt = Field(2000, description="random tokens in the softmax of the loss")
+    exercises: tuple[float, float] = Field(
+        (0.5, 0.1), description="shares of copying, at the start and after `constant_after` rows"
+    )
+    constant_after: PositiveInt = Field(12_000, description="rows after which the share of exercises is constant")
+    probe_questions: PositiveInt = Field(48, description="questions to measure on, left out of training")
     probe_every: PositiveInt = 400
     checkpoint_every: PositiveInt = 100
     seed: int = 0
@@ -66,24 +67,24 @@ def pretrain_minilm(
     out: Path,
     progress: Progress,
 ) -> Path:
-    """Make the base policy, or go on with making it.
+    """Build the base policy, or continue building it.
 
     Args:
-        questions: of the training split; only their texts are read.
-        corpus: for the rarity of words and for pseudo-questions.
-        retriever: over ``corpus``.
-        settings: how.
-        k: passages a search.
-        adapter: how prompts are written.
-        out: the model directory; its log is ``pretrain.jsonl``.
-        progress: hears of every line of the log.
+        questions: tasks of the training split; only their texts are read.
+        corpus: documents for word frequencies and pseudo-questions.
+        retriever: search over ``corpus``.
+        settings: hyperparameters.
+        k: passages per search.
+        adapter: format of the prompts.
+        out: model directory; its log is ``pretrain.jsonl``.
+        progress: shows every line of the log.
     """
     if is_finished(out, settings.steps):
         return out
     if len(questions) <= settings.probe_questions + 1:
         raise TrainingError(
-            f"pretraining: {len(questions)} questions are too few to keep {settings.probe_questions} out; "
-            "give more of them, or lower probe_questions"
+            f"pretraining: {len(questions)} questions are too few to hold out {settings.probe_questions}; add "
+            "questions, or lower probe_questions"
         )
     documents = list(corpus)
     texts = [question.text for question in questions]
@@ -91,18 +92,14 @@ def pretrain_minilm(
     used += pseudo_questions(documents, settings.pseudo_questions, settings.seed)
     idf = corpus_idf(f"{document.title} {document.text}" for document in documents)
     tokenizer, model = build_tokenizer(), build_model()
-    stream = interleaved(
-        rows(examples(used, retriever, idf, adapter, k=k, seed=settings.seed), tokenizer),
-        _exercises(tokenizer, settings.seed),
-        settings.exercises,
-        settings.settled,
-        random.Random(f"interleaved {settings.seed}"),
+    stream = _with_exercises(
+        rows(examples(used, retriever, idf, adapter, k=k, seed=settings.seed), tokenizer), tokenizer, settings
     )
     probe = probe_on(held, retriever, tokenizer, adapter, k)
     data = data_names(settings, k, [*held, *used], retriever, adapter)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
-    # Without cache_enabled=False the copies made at the first step would serve at all later ones.
+    # With its cache, autocast would reuse the bfloat16 weights of the first step.
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if settings.bf16 else nullcontext():
         return train(model, stream, _loop(settings), out, progress, probe=probe, data=data)
 
@@ -110,10 +107,10 @@ def pretrain_minilm(
 def data_names(
     settings: MiniLMSettings, k: int, texts: Sequence[str], retriever: Retriever, adapter: CompactAdapter
 ) -> dict[str, str]:
-    """Names what the rows are made of, by the keys of a recipe."""
-    own = settings.model_dump(include={"pseudo_questions", "exercises", "settled", "bf16"})
+    """Describe the rows for a checkpoint."""
+    options = settings.model_dump(include={"pseudo_questions", "exercises", "constant_after", "bf16"})
     content = {"k": k, "questions": digest(list(texts)), "retriever": retriever.digest, "adapter": adapter.settings()}
-    return {name: repr(value) for name, value in (own | content).items()}
+    return {name: repr(value) for name, value in (options | content).items()}
 
 
 def _loop(settings: MiniLMSettings) -> LoopSettings:
@@ -123,32 +120,35 @@ def _loop(settings: MiniLMSettings) -> LoopSettings:
 
 
 def rows(stream: Iterable[Example], tokenizer: PreTrainedTokenizerFast, longest: int = POSITIONS) -> Iterator[Row]:
-    """Examples as token ids; one of which a prompt and target exceed ``longest`` tokens is left out."""
+    """Yield examples as token ids, without those that exceed ``longest`` tokens."""
     for example in stream:
         row = encoded(tokenizer, example.messages, example.targets)
         if len(row.prompt) + max(map(len, row.targets)) <= longest:
             yield row
 
 
-def _exercises(tokenizer: PreTrainedTokenizerFast, seed: int) -> Callable[[], Row]:
-    vocabulary = tokenizer.get_vocab()
-    pieces = sorted(i for piece, i in vocabulary.items() if piece.removeprefix("##").isalnum())
-    return partial(copying, random.Random(f"exercises {seed}"), pieces, around(tokenizer), tokenizer.eos_token_id)
+def _with_exercises(
+    stream: Iterator[Row], tokenizer: PreTrainedTokenizerFast, settings: MiniLMSettings
+) -> Iterator[Row]:
+    pieces = sorted(i for piece, i in tokenizer.get_vocab().items() if piece.removeprefix("##").isalnum())
+    rng, rng_mix = (random.Random(f"{name} {settings.seed}") for name in ("exercises", "interleaved"))
+    exercise = partial(copying, rng, pieces, around(tokenizer), tokenizer.eos_token_id)
+    return interleaved(stream, exercise, settings.exercises, settings.constant_after, rng_mix)
 
 
 _SPANS = 6
 
 
 def copying(rng: random.Random, pieces: Sequence[int], around: tuple[Sequence[int], Sequence[int]], end: int) -> Row:
-    """An exercise in copying: a prompt of random pieces, and targets that are runs of it.
+    """Return an exercise in copying: a prompt of random pieces, and spans of it as targets.
 
-    Copying is learned fastest where nothing else is to be learned, and random pieces leave no other way.
+    With random pieces, copying is the only way to lower the loss, so it is learned fast.
     """
-    said = rng.choices(pieces, k=rng.randint(6, 40))
+    text = rng.choices(pieces, k=rng.randint(6, 40))
     before, after = around
     targets = set()
     for _ in range(_SPANS):
-        length = rng.randint(2, min(14, len(said)))
-        start = rng.randint(0, len(said) - length)
-        targets.add((*said[start : start + length], end))
-    return Row((*before, *said, *after), tuple(sorted(targets)))
+        length = rng.randint(2, min(14, len(text)))
+        start = rng.randint(0, len(text) - length)
+        targets.add((*text[start : start + length], end))
+    return Row((*before, *text, *after), tuple(sorted(targets)))

@@ -1,6 +1,6 @@
-"""Measures of a base policy that need no gold documents: whether it copies from its prompt, and whether it is diverse.
+"""Measures of a base policy without gold documents: copying from the prompt, and diversity.
 
-The loss says little: a model that cannot copy an unseen name may have the lower one.
+The loss shows neither: a model that cannot copy an unseen name may have a lower loss.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ Ids = Sequence[int]
 def probe_on(
     questions: Sequence[str], retriever: Retriever, tokenizer: PreTrainedTokenizerFast, adapter: CompactAdapter, k: int
 ) -> Probe:
-    """A probe on held-out questions, zero-shot at both hops; the raw question's passages are the second's context.
+    """Make a probe on held-out questions, zero-shot at both hops; the raw question's passages are the second context.
 
-    Its figures: ``valid_1`` and ``valid_2``, the share of the word pieces of greedy queries that stand in the prompt;
-    ``distinct_1`` and ``distinct_2``, the share of different queries among four samples at temperature 1;
-    ``mention_2``, the share of those samples at the second hop with a piece that only the context has.
+    It measures ``valid_1`` and ``valid_2``, the share of word pieces of greedy queries that are in the prompt;
+    ``distinct_1`` and ``distinct_2``, the share of different queries among four samples at temperature 1; and
+    ``mention_2``, the share of samples at the second hop with a piece that only the context has.
     """
     contexts: dict[int, Sequence[Ranking]] = {1: [()] * len(questions), 2: retriever.search(questions, k)}
     hops = {
-        hop: [prompt_ids(tokenizer, call_messages(*one, adapter=adapter)) for one in zip(questions, found, strict=True)]
-        for hop, found in contexts.items()
+        hop: [
+            prompt_ids(tokenizer, call_messages(*one, adapter=adapter)) for one in zip(questions, context, strict=True)
+        ]
+        for hop, context in contexts.items()
     }
 
     def probe(model: PreTrainedModel) -> dict[str, float]:
@@ -57,18 +59,18 @@ def probe_on(
 
 
 def generate(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], n: int) -> list[list[Ids]]:
-    """``n`` completions of each prompt at temperature 1, or for 0 the greedy one, without the end token."""
+    """Return ``n`` completions of each prompt at temperature 1, or for 0 the greedy one, without the end token."""
     from leret.policies.local.decoder import Decoder, Job
 
     end, suppressed = model.generation_config.eos_token_id, model.generation_config.suppress_tokens
     seeds = [range(i * SAMPLES, i * SAMPLES + max(1, n)) for i in range(len(prompts))]
-    jobs = [Job(ids, 0, tuple(own), min(n, 1), 1.0, _MAX_TOKENS) for ids, own in zip(prompts, seeds, strict=True)]
+    jobs = [Job(ids, 0, tuple(draws), min(n, 1), 1.0, _MAX_TOKENS) for ids, draws in zip(prompts, seeds, strict=True)]
     written = Decoder(model, end_ids=[end], suppressed=suppressed or ()).run(jobs)
     return [[[token for token in one.token_ids if token != end] for one in some] for some in written]
 
 
 def copied(completions: Sequence[Sequence[Ids]], prompts: Sequence[Ids]) -> float:
-    """Share of the written words that stand in the prompt."""
+    """Return the share of tokens that are in the prompt."""
     return share(
         token in prompt
         for texts, prompt in zip(completions, map(set, prompts), strict=True)
@@ -78,11 +80,11 @@ def copied(completions: Sequence[Sequence[Ids]], prompts: Sequence[Ids]) -> floa
 
 
 def distinct(completions: Sequence[Sequence[Ids]]) -> float:
-    """Share of different ones among the samples of a prompt."""
+    """Return the share of different samples of a prompt."""
     return round(sum(len(set(map(tuple, some))) / len(some) for some in completions) / len(completions), 3)
 
 
 def share(hits: Iterable[bool]) -> float:
     """Return the share of True."""
-    found = list(hits)
-    return round(sum(found) / max(1, len(found)), 3)
+    values = list(hits)
+    return round(sum(values) / max(1, len(values)), 3)

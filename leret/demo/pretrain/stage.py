@@ -1,4 +1,4 @@
-"""`leret pretrain`: the small policy that a sampling recipe asks for, from gold-blind demonstrations."""
+"""`leret pretrain`: build the small policy of a sampling recipe from demonstrations without gold documents."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ if TYPE_CHECKING:
 
 
 def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progress | None = None) -> Path:
-    """Build the recipe's policy, or go on building it.
+    """Build a recipe's policy, or continue building it.
 
     Args:
-        recipe: its ``pretrain`` section says how; of its data, the train split is read.
-        out: the model directory; None takes ``policy.model``, and ``policies/NAME`` where that is a shipped one.
-        progress: hears of every line of the log.
+        recipe: recipe with a section ``pretrain``; only the train split of its data is read.
+        out: model directory; default: ``policy.model``, or ``policies/NAME`` for the name of a shipped policy.
+        progress: shows every line of the log.
     """
     settings = recipe.pretrain
     if settings is None:
         raise ConfigError(
             "pretrain: the recipe has no such section; add `pretrain: {kind: minilm}`, as `leret init --policy minilm` "
-            "writes it"
+            "does"
         )
     model = recipe.policy.model
     if out is None and recipe.policy.kind != "local":
         raise ConfigError(
-            f"pretrain: policy.model {model} is a name on a server ({recipe.policy.kind}), not a directory; "
-            "say with --out where the new policy shall go"
+            f"pretrain: policy.model {model} is a name on a server ({recipe.policy.kind}), not a directory; add --out"
         )
     directory = out or Path(f"policies/{model}" if model in POLICIES else model)
     from leret.demo.pretrain.decoder import weights_dir
@@ -42,29 +41,29 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
     from leret.programs.adapters import CompactAdapter, make_adapter
     from leret.sampling.rollouts.environment import Environment
 
-    how = minilm_settings(settings)
+    hyperparameters = minilm_settings(settings)
     adapter = make_adapter(recipe.program.adapter)
     if not isinstance(adapter, CompactAdapter):
-        raise ConfigError("program.adapter.kind: kind minilm has 512 positions; set program.adapter.kind: compact")
-    weights_dir()  # before the data is read: whether the package is there
+        raise ConfigError("program.adapter.kind: pretrain.kind minilm has 512 positions; use compact")
+    weights_dir()  # fails before the data is read
     progress = progress or Silent()
-    progress.start(f"pretraining {directory.name}", how.steps)
+    progress.start(f"pretraining {directory.name}", hyperparameters.steps)
     try:
         environment = Environment(recipe, directory / ".cache")
         questions, corpus = environment.tasks("train"), environment.corpus.values()
-        k = recipe.retriever.k
-        return pretrain_minilm(questions, corpus, environment.retriever, how, k, adapter, directory, progress)
+        k, retriever = recipe.retriever.k, environment.retriever
+        return pretrain_minilm(questions, corpus, retriever, hyperparameters, k, adapter, directory, progress)
     finally:
         progress.finish()
 
 
 def minilm_settings(settings: PretrainSettings) -> MiniLMSettings:
-    """The recipe's section as settings of its kind; ``options`` win over the section's own keys."""
+    """Return the settings of the recipe's section; ``options`` override its other keys."""
     from leret.demo.pretrain.minilm import MiniLMSettings
 
-    own = {"seed": settings.seed} | ({} if settings.steps is None else {"steps": settings.steps})
+    keys = {"seed": settings.seed} | ({} if settings.steps is None else {"steps": settings.steps})
     try:
-        return MiniLMSettings.model_validate({**own, **settings.options})
+        return MiniLMSettings.model_validate({**keys, **settings.options})
     except ValidationError as error:
         faults = ((".".join(map(str, fault["loc"])), fault["msg"], fault["input"]) for fault in error.errors())
-        raise ConfigError([f"pretrain.options.{key}: {what}, is {given!r}" for key, what, given in faults]) from None
+        raise ConfigError([f"pretrain.options.{key}: {text}, is {value!r}" for key, text, value in faults]) from None

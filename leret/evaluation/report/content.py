@@ -1,4 +1,4 @@
-"""What the report shows beside the summary: questions won and lost, rewards, margins, training curves."""
+"""Content of the report beside the summary: questions gained and lost, rewards, margins, training curves."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ import pyarrow.parquet as pq
 from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.core.types import Document, Task
+from leret.evaluation.report.plots import Panel
 from leret.evaluation.results import ScoredHop, first_runs
 from leret.sampling.store.store import Store
 
 _MEASURE = "ap"
-"""What a gain is counted in: it also sees where in the ranking a document stands."""
-
-Curve = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
-"""A panel: its title, and (step, value) points by the line's name."""
+"""Measure of gains and losses; it depends on the ranks of the gold documents too."""
 
 _PANELS = (
     ("validation recall", {"eval_recall": "recall"}),
@@ -41,33 +39,14 @@ def examples(
     corpus: Mapping[str, Document],
     n: int,
 ) -> dict[str, Any]:
-    """Content of examples.json: the ``n`` questions that a policy gained, and lost, most on against a rival.
+    """Select the ``n`` questions with the largest gains, and losses, of a policy against a rival, for examples.json.
 
-    Policy and rival are a name and its rows; the corpus tells the titles. Widest differences come first.
+    Policy and rival are a name and its rows. The widest differences come first.
     """
     ours, theirs = (
         {name: run for name, run in first_runs(rows).items() if not any(row.failure for row in run)}
         for _, rows in (policy, rival)
     )
-
-    def title(doc_id: str) -> str:
-        document = corpus.get(doc_id)
-        return (document.title if document else "") or doc_id
-
-    def hops(run: Sequence[ScoredHop], gold: Sequence[str]) -> list[dict[str, Any]]:
-        before = [(), *(row.doc_ids for row in run)]
-        return [
-            {
-                "hop": row.hop,
-                "query": row.query,
-                "completion": row.completion,
-                "unparsed": row.unparsed,
-                "recall": row.measures.get("recall"),
-                "ap": row.measures.get("ap"),
-                "found": [{"title": title(i), "gold": i in gold} for i in row.doc_ids if i not in known],
-            }
-            for row, known in zip(run, before, strict=False)
-        ]
 
     def show(gain: float, question: Task) -> dict[str, Any]:
         return {
@@ -75,10 +54,10 @@ def examples(
             "question": question.inputs.get("question", question.text),
             "answer": " / ".join(question.answers) or None,
             "type": question.type,
-            "gold": [title(doc_id) for doc_id in question.gold],
+            "gold": [_title(doc_id, corpus) for doc_id in question.gold],
             "difference": round(gain, 6),
-            "policy": hops(ours[question.id], question.gold),
-            "rival": hops(theirs[question.id], question.gold),
+            "policy": _hops(ours[question.id], question.gold, corpus),
+            "rival": _hops(theirs[question.id], question.gold, corpus),
         }
 
     both = [question for question in questions if question.id in ours and question.id in theirs]
@@ -95,11 +74,32 @@ def examples(
     }
 
 
+def _title(doc_id: str, corpus: Mapping[str, Document]) -> str:
+    document = corpus.get(doc_id)
+    return (document.title if document else "") or doc_id
+
+
+def _hops(run: Sequence[ScoredHop], gold: Sequence[str], corpus: Mapping[str, Document]) -> list[dict[str, Any]]:
+    before = [(), *(row.doc_ids for row in run)]
+    return [
+        {
+            "hop": row.hop,
+            "query": row.query,
+            "completion": row.completion,
+            "unparsed": row.unparsed,
+            "recall": row.measures.get("recall"),
+            "ap": row.measures.get("ap"),
+            "found": [{"title": _title(i, corpus), "gold": i in gold} for i in row.doc_ids if i not in known],
+        }
+        for row, known in zip(run, before, strict=False)
+    ]
+
+
 @dataclass(frozen=True)
 class SampledRound:
-    """One of several rounds: who was sampled on which part of the questions, and what that gave.
+    """One of several rounds: its policy, its part of the questions, and the samples.
 
-    ``spread`` is the share of states whose samples differ in reward.
+    ``spread`` is the share of states with samples that differ in reward.
     """
 
     policy: str
@@ -112,18 +112,18 @@ class SampledRound:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What a run learned from, by step (LM calls before); ``n_spread`` states have samples that differ in reward."""
+    """Rewards and margins of a run by step; ``n_spread`` counts the states with samples that differ in reward."""
 
     rewards: Mapping[int, Sequence[float]] = field(default_factory=dict)
     margins: Mapping[int, Sequence[float]] = field(default_factory=dict)
     n_states: int = 0
     n_spread: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
-    rounds: Sequence[SampledRound] = ()  # of a run with more than one
+    rounds: Sequence[SampledRound] = ()  # only of a run with several
 
 
 def training_data(run: Run) -> TrainingData:
-    """Read the store and the preferences, as far as they are there."""
+    """Read the store and the preferences, as far as they exist."""
     if not run.store.is_file():
         return TrainingData(margins=_margins(run))
     rewards: dict[int, list[float]] = defaultdict(list)
@@ -131,26 +131,26 @@ def training_data(run: Run) -> TrainingData:
     n_states = n_spread = 0
     with Store(run.store, read_only=True) as store:
         for group in filter(lambda group: group.samples[0].is_sampled, store.groups()):
-            own = [sample.reward for sample in group.samples if sample.reward is not None]
-            rewards[group.state.step] += own
+            values = [sample.reward for sample in group.samples if sample.reward is not None]
+            rewards[group.state.step] += values
             n_states += 1
-            n_spread += len(set(own)) > 1
+            n_spread += len(set(values)) > 1
             failures.update(sample.failure.kind for sample in group.samples if sample.failure is not None)
         rounds = _rounds(store, run.manifest.rounds)
     return TrainingData(dict(rewards), _margins(run), n_states, n_spread, failures, rounds)
 
 
 def _rounds(store: Store, begun: Sequence[Mapping[str, Any]]) -> tuple[SampledRound, ...]:
-    found = []
+    rounds = []
     for entry in begun if len(begun) > 1 else ():
         sampled = (group.samples for group in store.groups(entry["digest"]) if group.samples[0].is_sampled)
         states = [[s.reward for s in samples if s.reward is not None] for samples in sampled]
-        rewards = [reward for own in states for reward in own]
-        spread = sum(len(set(own)) > 1 for own in states) / max(1, len(states))
+        rewards = [reward for values in states for reward in values]
+        spread = sum(len(set(values)) > 1 for values in states) / max(1, len(states))
         mean = sum(rewards) / max(1, len(rewards))
         part = entry.get("part", "all")
-        found.append(SampledRound(entry["policy"], part, len(states), len(rewards), mean, spread))
-    return tuple(found)
+        rounds.append(SampledRound(entry["policy"], part, len(states), len(rewards), mean, spread))
+    return tuple(rounds)
 
 
 def _margins(run: Run) -> dict[int, list[float]]:
@@ -160,24 +160,23 @@ def _margins(run: Run) -> dict[int, list[float]]:
         try:
             table = pq.read_table(path, columns=["step", "score_chosen", "score_rejected"]).to_pydict()
         except (OSError, pa.ArrowException) as error:
-            again = f"make it again with `leret pairs --run {run.path}`"
-            raise RunError(f"{path} cannot be read ({error}); {again}") from error
+            raise RunError(f"{path} cannot be read ({error}); rebuild it: leret pairs --run {run.path}") from error
         for step, chosen, rejected in zip(*table.values(), strict=True):
             margins[step].append(chosen - rejected)
     return dict(margins)
 
 
-def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Curve]]]:
-    """Panels of every trained policy whose log, in training.json, has at least two points, by name."""
-    found = []
+def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Panel]]]:
+    """Return the panels of every policy with at least two logged points in training.json, by name."""
+    curves = []
     for name, facts in training.items():
         log = [entry for entry in facts.get("log_history") or () if "step" in entry]
-        panels: list[Curve] = []
+        panels: list[Panel] = []
         for title, keys in _PANELS:
             drawn = {key: [(e["step"], e[key]) for e in log if e.get(key) is not None] for key in keys}
             lines = {keys[key]: points for key, points in drawn.items() if len(points) > 1}
             if lines:
                 panels.append((title, lines))
         if panels:
-            found.append((name, panels))
-    return found
+            curves.append((name, panels))
+    return curves

@@ -1,4 +1,4 @@
-"""R/report.html: one file that shows a run to whoever has no leret."""
+"""R/report.html: a run in one self-contained file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leret.core.files import write_atomically
 from leret.core.runs import Run
 from leret.evaluation.measures import LABELS
 from leret.evaluation.report.content import TrainingData, curves_of, training_data
-from leret.evaluation.report.plots import Panel, bars_by_step, curves, dumbbells
+from leret.evaluation.report.plots import bars_by_step, curves, dumbbells
 from leret.evaluation.summary import LEVEL, headline
 from leret.evaluation.systems import RAW, training_facts
 
@@ -24,7 +24,7 @@ _KINDS = ("policy", "prompt", "base", "baseline")
 
 
 def write_page(run: Run, path: Path, summary: Mapping[str, Any], examples: Mapping[str, Any] | None) -> None:
-    """Write the report from a run's manifest, store, preferences and policies, as far as they are there."""
+    """Write the report from a run's manifest, store, preferences and policies, as far as they exist."""
     manifest, training = run.record(), training_facts(run)
     page = render(
         summary,
@@ -49,22 +49,20 @@ def render(
     name: str,
     subtitle: str,
 ) -> str:
-    """The page: HTML that needs nothing beside it. All text is escaped; the plots are the only markup put in.
+    """Return the page: HTML without external files. All text is escaped; the plots are the only markup inserted.
 
-    ``summary``, ``training`` by policy, and ``examples`` are the contents of the files of that name; ``facts`` say with
-    label and text what the run was made with. The summary's ``focus`` is the policy that the page is about.
+    ``summary``, ``training`` by policy, and ``examples`` are the contents of the files of that name; ``facts`` are
+    labels and texts on how the run was made. The page is about the summary's ``focus``.
     """
     last, measures = summary["n_hops"], summary["measures"]
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined, trim_blocks=True
-    )
-    cards = _cards(summary)
+    loader = FileSystemLoader(Path(__file__).parent)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     return environment.get_template("report.html.j2").render(
         summary=summary,
         name=name,
         headline=headline(summary) or name,
         subtitle=subtitle,
-        cards=cards,
+        cards=_cards(summary),
         columns=[
             {"measure": m, "hop": h} for m in measures for h in range(1, last + 1) if m in _EVERY_HOP or h == last
         ],
@@ -79,18 +77,8 @@ def render(
             {"title": title, "svg": dumbbells(summary["rows"], measure, LABELS[measure])}
             for measure, title in _DUMBBELLS.items()
             if summary["rows"]
-        ]
-        + [
-            {"title": title, "svg": curves(name, title, panels)} for name, title, panels in _of_picks(summary) if panels
         ],
-        histograms=[
-            {"title": title, "svg": bars_by_step(name, label, by_step)}
-            for name, title, label, by_step in (
-                ("rewards", "Rewards of the samples", "reward", learned.rewards),
-                ("margins", "Margins of the pairs", "reward of chosen less rejected", learned.margins),
-            )
-            if any(by_step.values())
-        ],
+        histograms=_histograms(learned),
         sampled=_sampled(learned),
         rounds=learned.rounds,
         curves=[
@@ -103,27 +91,20 @@ def render(
     )
 
 
-def _of_picks(summary: Mapping[str, Any]) -> list[tuple[str, str, list[Panel]]]:
-    """Of a program that picks: what is found by the number of picks, and where a least Q-value ends the picking."""
-    rows = [row for row in summary["rows"] if "early_stop" in row]
-    measures = [measure for measure in ("fact_f1", "all_found") if measure in summary["measures"]]
-    budget, ended = list[Panel](), list[Panel]()
-    for measure in measures:
-        by_hop = {
-            row["system"]: [(h["hop"], h[measure]) for h in row["hops"] if h[measure] is not None] for row in rows
-        }
-        by_value = {row["system"]: [(p["picks"], p[measure]) for p in row["early_stop"]] for row in rows}
-        for panels, lines in ((budget, by_hop), (ended, by_value)):
-            if lines := {name: line for name, line in lines.items() if line}:
-                panels.append((LABELS[measure], lines))
+def _histograms(learned: TrainingData) -> list[dict[str, str]]:
+    histograms = (
+        ("rewards", "Rewards of the samples", "reward", learned.rewards),
+        ("margins", "Margins of the pairs", "reward of chosen less rejected", learned.margins),
+    )
     return [
-        ("budget", "Found by the number of picks", budget),
-        ("early-stop", "Found by the mean number of picks, where a least Q-value ends them", ended),
+        {"title": title, "svg": bars_by_step(name, label, by_step)}
+        for name, title, label, by_step in histograms
+        if any(by_step.values())
     ]
 
 
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Set the policy's last figures beside the baseline's, or beside the raw question's if that finds more."""
+    """Compare the policy's last figures with the baseline's, or with the raw question's if that finds more."""
     focus, baseline = summary["focus"], summary["baseline"]
     rows = {row["system"]: row["hops"][-1] for row in summary["rows"]}
     if focus in rows and RAW in rows and (rows[RAW]["recall"] or 0.0) > (rows[focus]["recall"] or 0.0):
@@ -143,7 +124,7 @@ def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _compared(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The comparisons with a row a pair; the policy that the page is about first, systems without an LM last."""
+    """Arrange the comparisons with a row per pair: the focus of the page first, systems without an LM last."""
     kinds = {row["system"]: row["kind"] for row in summary["rows"]}
 
     def pairs(comparisons: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -189,10 +170,10 @@ def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     without = f" Searching for the question itself finds {raw[0]:.0%} of the gold documents." if raw and raw[0] else ""
     seen = ", passages already seen excluded" if retriever.get("exclude_seen") else ""
     picks = retriever["kind"] == "none"
-    what = ("picks" if picks else "searches") if hops > 1 else "pick" if picks else "search"
+    action = ("picks" if picks else "searches") if hops > 1 else "pick" if picks else "search"
     each = "" if picks else f"; {retriever['kind'].upper()} returns {retriever['k']} passages for each{seen}"
     return (
-        f"{program['path'].rpartition(':')[2]} makes up to {hops} {what} a question over {over}{each}. "
+        f"{program['path'].rpartition(':')[2]} makes up to {hops} {action} a question over {over}{each}. "
         f"{summary['n_questions']:,} held-out questions.{without}"
     )
 
@@ -207,7 +188,7 @@ def _facts(
         ("evaluated", f"{summary['when']} on split {summary['split']}, {runs if summary['temperature'] else 'greedy'}"),
         *((section, _settings(sampling[section])) for section in ("program", "retriever", "data")),
         ("base policy", f"{policy['model']} ({policy['kind']}), at most {policy['max_tokens']} tokens a completion"),
-        *((f"policy of {name}", _settings(own)) for name, own in sampling.get("policies", {}).items()),
+        *((f"policy of {name}", _settings(values)) for name, values in sampling.get("policies", {}).items()),
         (
             "sampling",
             f"{bank['prompts']} prompts of {bank['samples']} samples at temperature {policy['temperature']}, "

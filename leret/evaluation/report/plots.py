@@ -1,7 +1,7 @@
-"""The report's plots: SVG that takes its colours and its font from the page.
+"""The report's plots: SVG that takes colours and font from the page.
 
-Matplotlib draws with marker colours that are no one's taste; they are then replaced by the page's CSS variables, so
-that one drawing serves the light and the dark page. The same data give the same bytes.
+Matplotlib draws with placeholder colours, which are then replaced by the page's CSS variables, so that one drawing
+serves the light and the dark page. The same data give the same bytes.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-
-from leret.evaluation.measures import LABELS
 
 _VARIABLES: Final = {
     "#010101": "--ink",
@@ -72,9 +70,10 @@ _SETTINGS: Final[Any] = {
 
 
 def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> str:
-    """One line a system: a dot a hop, the last one filled, with its interval; dashed lines at the baselines' last hop.
+    """Draw a line per system: a dot per hop, the last one filled, with its interval.
 
-    The label also describes the picture to a reader who does not see it.
+    Dashed lines mark the last hop of the baselines. The label is also part of the picture's description for screen
+    readers.
     """
 
     def draw(figure: Figure) -> None:
@@ -95,7 +94,7 @@ def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> st
 
 
 def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) -> str:
-    """A histogram, steps (LM calls before) beside each other: over [0, 1], and wider where values lie outside."""
+    """Draw a histogram with the steps side by side, over [0, 1] or the range of the values, if that is wider."""
     steps = sorted(by_step)
     values = [value for step in steps for value in by_step[step]]
     low, high = min(0.0, *values), max(1.0, *values)
@@ -121,11 +120,11 @@ def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) 
 
 
 Panel = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
-"""A title, and points by the line's name."""
+"""A title, and the points of its lines by name."""
 
 
-def curves(name: str, what: str, panels: Sequence[Panel], lengths: Sequence[int] = ()) -> str:
-    """Small panels; over whole numbers, or on a logarithmic scale over ``lengths``."""
+def curves(name: str, subject: str, panels: Sequence[Panel]) -> str:
+    """Draw panels over whole numbers."""
     n_columns = 2 if len(panels) > 1 else 1
     n_rows = -(-len(panels) // n_columns)
 
@@ -138,30 +137,12 @@ def curves(name: str, what: str, panels: Sequence[Panel], lengths: Sequence[int]
             axes.set_title(title)
             axes.grid(axis="y")
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
-            if lengths:
-                axes.set_xscale("log")
-                axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
-                axes.minorticks_off()
             axes.tick_params(labelsize=8.5, labelcolor=_MUTED)
             if len(lines) > 1:
                 axes.legend()
 
     ends = "; ".join(f"{title}: {line} ends at {_say(p[-1][1])}" for title, ls in panels for line, p in ls.items())
-    return _svg(name, f"{what}. {ends}", (3.9 * n_columns, 2.1 * n_rows), draw)
-
-
-def sweep_plot(sweep: Mapping[str, Any]) -> str:
-    """A picture of its own of sweep.json: each measure over the length of the tasks."""
-    panels: list[Panel] = []
-    for measure in sweep["measures"]:
-        lines = {r["system"]: [(p["sentences"], p[measure]) for p in r["points"]] for r in sweep["rows"]}
-        lines = {name: [point for point in line if point[1] is not None] for name, line in lines.items()}
-        if lines := {name: line for name, line in lines.items() if line}:
-            panels.append((LABELS.get(measure, measure), lines))
-    svg = curves("sweep", "Measures by the sentences of a task", panels, sweep["lengths"])
-    for variable, colour in {**_LIGHT, "--font": "sans-serif"}.items():
-        svg = svg.replace(f"var({variable})", colour)
-    return svg + "\n"
+    return _svg(name, f"{subject}. {ends}", (3.9 * n_columns, 2.1 * n_rows), draw)
 
 
 def _dumbbell(axes: Axes, place: int, row: Mapping[str, Any], measure: str) -> None:
@@ -180,7 +161,7 @@ def _dumbbell(axes: Axes, place: int, row: Mapping[str, Any], measure: str) -> N
 
 
 def _value(axes: Axes, place: int, values: Sequence[float], bounds: Sequence[float | None]) -> None:
-    """The last hop's value, beside the marks where there is room, else before its interval."""
+    """Write the last hop's value to the right of the marks, or to the left of the interval near the edge."""
     top = max(*values, bounds[1] or 0.0)
     right = top < 0.9
     left_end = values[-1] if bounds[0] is None else bounds[0]
@@ -202,7 +183,7 @@ def _say(value: float | None) -> str:
 
 
 def _svg(name: str, description: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
-    """Draw, and turn the file into an element of the page, in which the name is unique."""
+    """Draw a figure as an element of the page, on which ``name`` is unique."""
     with rc_context(_SETTINGS):
         figure = Figure(figsize=size, layout="constrained")
         figure.patch.set_alpha(0)

@@ -34,7 +34,7 @@ def test_a_prompt_is_a_prefix_of_its_conversation(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["beyoncé knowles", "don't u.s. o'brien-smith 1990", "Čubrilović & söhne, (film)"])
-def test_what_is_decoded_encodes_to_the_same_pieces(tokenizer: Any, text: str) -> None:
+def test_decoded_text_encodes_to_the_same_pieces(tokenizer: Any, text: str) -> None:
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer(tokenizer.decode(ids), add_special_tokens=False)["input_ids"] == ids
 

@@ -15,11 +15,19 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, Qwen3Config
 
 from leret.core.errors import RunError, TrainingError
 from leret.core.progress import Silent
-from leret.demo.pretrain.loop import LoopSettings, Row, classes_of, collate, interleaved, losses, optimizers, train
-
-SETTINGS = LoopSettings(
-    steps=6, optimizer="muon", lr=1e-2, batch_tokens=64, pool_rows=8, warmup_steps=2, checkpoint_every=2, log_every=2
+from leret.demo.pretrain.loop import (
+    LoopSettings,
+    Row,
+    classes_of,
+    collate,
+    cross_entropy,
+    hidden_states,
+    interleaved,
+    train,
 )
+from models.scratch import ScratchSettings
+
+SETTINGS = LoopSettings(steps=6, lr=1e-2, batch_tokens=64, pool_rows=8, warmup_steps=2, checkpoint_every=2, log_every=2)
 SHAPE: dict[str, Any] = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
@@ -63,9 +71,7 @@ def log(out: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("make", [tiny, tiny_opt])
-def test_prompts_and_targets_that_share_them_have_the_losses_they_have_apart(
-    make: Callable[[], PreTrainedModel],
-) -> None:
+def test_targets_that_share_a_prompt_have_their_separate_losses(make: Callable[[], PreTrainedModel]) -> None:
     model = make()
     rows = [Row((5, 6, 7, 8), ((9, 10, 2), (6, 2), (7, 8, 9, 2))), Row((3, 4, 5, 6, 7, 8, 9), ((4, 4, 4, 4, 4, 4, 2),))]
 
@@ -75,16 +81,18 @@ def test_prompts_and_targets_that_share_them_have_the_losses_they_have_apart(
         return torch.nn.functional.cross_entropy(logits, torch.tensor(text[first:]), reduction="none")
 
     with torch.no_grad():
-        together = losses(model, collate(rows), with_prompt=True)
         targets = torch.cat([apart(row.prompt + target, len(row.prompt)) for row in rows for target in row.targets])
         prompts = torch.cat([apart(row.prompt, 1) for row in rows])
-    assert torch.allclose(torch.stack(together), torch.stack([targets.mean(), prompts.mean()]), atol=1e-5)
+        together = [ScratchSettings(1, prompt_weight=weight).loss(model, collate(rows), 0) for weight in (0.0, 2.0)]
+        plain = SETTINGS.loss(model, collate(rows), 0)
+    expected = torch.stack([targets.mean(), targets.mean(), targets.mean() + 2 * prompts.mean()])
+    assert torch.allclose(torch.stack([plain, *together]), expected, atol=1e-5)
 
 
 def test_muon_takes_the_matrices_of_the_layers_alone() -> None:
     model = tiny()
     rest, taken = (
-        {id(p) for group in part.param_groups for p in group["params"]} for part in optimizers(model, SETTINGS)
+        {id(p) for group in part.param_groups for p in group["params"]} for part in ScratchSettings(1).optimizers(model)
     )
     assert taken == {id(p) for name, p in model.named_parameters() if name.endswith("proj.weight")}
     assert rest == {id(p) for p in model.parameters()} - taken
@@ -120,8 +128,10 @@ def test_other_settings_or_data_are_refused_by_name(tmp_path: Path) -> None:
         train(tiny(), stream(), SETTINGS, tmp_path, Silent(), data={"hop2": "b"})
 
 
-@pytest.mark.parametrize(("n", "head", "says"), [(3, 0.1, "dry at step"), (1000, torch.inf, "not finite at step 0")])
-def test_what_cannot_come_to_its_end_says_where(tmp_path: Path, n: int, head: float, says: str) -> None:
+@pytest.mark.parametrize(
+    ("n", "head", "says"), [(3, 0.1, "no rows are left"), (1000, torch.inf, "not finite at step 0")]
+)
+def test_a_training_that_cannot_end_names_the_step(tmp_path: Path, n: int, head: float, says: str) -> None:
     model = tiny()
     torch.nn.init.constant_(model.lm_head.weight, head)
     with pytest.raises(TrainingError, match=says):
@@ -145,7 +155,8 @@ def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss() -> 
     assert few is not None
     assert set(batch.packed.ids.flatten().tolist()) <= set(few.tolist())
     chosen = (None, few, torch.arange(model.config.vocab_size))
-    whole, sampled, everything = (losses(model, batch, with_prompt=False, classes=classes)[0] for classes in chosen)
+    where = hidden_states(model, batch), batch.target_at, batch.target_labels
+    whole, sampled, everything = (cross_entropy(model, *where, classes) for classes in chosen)
     assert sampled < whole
     assert torch.allclose(everything, whole)
     settings = replace(SETTINGS, steps=12, negatives=4)  # whose last steps take the whole vocabulary

@@ -105,7 +105,7 @@ def test_a_run_without_training_has_a_report_and_the_same_one_each_time():
     text = page(systems, None)
     assert text == page(systems, None)
     assert ("Results on held-out questions" in text, "Most improved" in text) == (True, False)
-    assert "How it was made" in page([], None)
+    assert "Setup" in page([], None)
 
 
 RAW = system("raw-question", "baseline", lambda i: [i, i + 1])

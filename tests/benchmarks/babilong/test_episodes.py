@@ -1,23 +1,21 @@
-"""What a program picked, a line an episode; early stopping; lengths of tasks in one call."""
+"""Logs of a program that picks, early stopping, and lengths of tasks in one call."""
 
 import json
 
 import pytest
 
-from leret.config.data import DataSettings
+from benchmarks.babilong.__main__ import sweep
+from benchmarks.babilong.episodes import early_stop, file_name, write_log
+from benchmarks.babilong.sweep import sweep_table
 from leret.config.evaluation import EvalDataSettings
 from leret.config.sampling import ProgramSettings
-from leret.core.errors import ConfigError
+from leret.core.progress import Silent
 from leret.core.runs import Run
 from leret.core.types import Task
-from leret.datasets.formats.babilong import read_noise
-from leret.evaluation.episodes import early_stop, file_name, write_lines
-from leret.evaluation.plan import estimate
 from leret.evaluation.results import ScoredHop, read_rows
 from leret.evaluation.stage import evaluate
 from leret.policies.base import Completion
 from leret.rewards import scoring
-from leret.sampling.rollouts.environment import Environment
 from tests.evaluation.eval_fakes import asks
 from tests.sampling.fakes import ROOT, recipe_of
 
@@ -33,7 +31,7 @@ def picks(task_id, *chosen, failure=None):
 
 def test_a_line_tells_what_was_picked_and_what_it_was_worth(tmp_path):
     rows = picks("a", ("0", 0.9), ("3", 0.2))
-    write_lines(tmp_path / "l", rows, [*TASKS, Task("b", {"question": "?"})], {}, scoring("recall"))
+    write_log(tmp_path / "l", rows, [*TASKS, Task("b", {"question": "?"})], {}, scoring("recall"))
     [line] = map(json.loads, (tmp_path / "l").read_text().splitlines())
     assert line == {
         "id": "a", "question": "Where is the milk?", "answer": "home", "support": ["0", "2"], "picked": ["0", "3"],
@@ -43,7 +41,7 @@ def test_a_line_tells_what_was_picked_and_what_it_was_worth(tmp_path):
 
 
 def test_em_wants_the_gold_facts_alone_and_gold_within_any_more(tmp_path):
-    write_lines(tmp_path / "l", picks("a", ("0", 1), ("2", 1), ("1", 1)), TASKS, {}, scoring("all_found"))
+    write_log(tmp_path / "l", picks("a", ("0", 1), ("2", 1), ("1", 1)), TASKS, {}, scoring("all_found"))
     line = json.loads((tmp_path / "l").read_text())
     assert (line["em"], line["gold_within"], line["f1"], line["return"]) == (0.0, 1.0, 0.8, 1.0)
 
@@ -52,7 +50,7 @@ def test_chunks_with_titles_are_shown_with_them_and_failed_runs_have_no_line(tmp
     chunks = [{"id": "x", "title": "Ada", "text": "A poet."}, {"text": "Byron."}]
     tasks = [Task(id, {"question": "?", "chunks": chunks}, ("x",)) for id in "ab"]
     rows = picks("a", ("x", None), ("1", None)) + picks("b", ("x", None), failure="policy: away")
-    write_lines(tmp_path / "l", rows, tasks, {}, scoring("recall"))
+    write_log(tmp_path / "l", rows, tasks, {}, scoring("recall"))
     [line] = map(json.loads, (tmp_path / "l").read_text().splitlines())
     assert (line["texts"], line["q_values"]) == (["Ada | A poet.", "Byron."], [None, None])
 
@@ -92,8 +90,8 @@ def picking(tmp_path, monkeypatch):
     data = {"kind": "babilong", "questions": f"{tmp_path}/qa2.txt", "noise": [f"{tmp_path}/book.txt"], "sentences": 6}
     program = {"path": f"{ROOT}/pipelines/picks.py:Picks", "budget": 2}
     recipe = recipe_of(policy={"model": "demo"}, reward="all_found")
-    given = {**recipe.model_dump(), "data": data, "program": program, "retriever": {"kind": "none"}}
-    recipe = type(recipe).model_validate(given)
+    values = {**recipe.model_dump(), "data": data, "program": program, "retriever": {"kind": "none"}}
+    recipe = type(recipe).model_validate(values)
     assert isinstance(recipe.program, ProgramSettings)
     run = Run.create(tmp_path / "run")
     run.update(sampling=recipe.model_dump(mode="json"))
@@ -104,59 +102,37 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_lengths_are_evaluated_in_one_call_with_a_line_an_episode(picking):
-    recipe = asks(
-        *("raw-question", "oracle-titles", "base"), measures=("fact_em", "fact_f1"), data={"sentences": [4, 20]}
-    )
-    assert estimate(recipe, picking).questions == 2 * estimate(recipe.each()[0], picking).questions
-    report = evaluate(recipe, picking)
-    again = evaluate(recipe, picking)
-    assert again.already
-    sweep = json.loads((picking.eval / "sweep.json").read_text())
-    assert report.summary["sweep"] == sweep
-    assert sweep["lengths"] == [4, 20]
-    reached = {row["system"]: [point["fact_em"] for point in row["points"]] for row in sweep["rows"]}
-    assert (reached["oracle-titles"], reached["base"]) == ([1, 1], [1, 1])
+def test_lengths_are_evaluated_in_one_call_with_logs_of_episodes(picking):
+    recipe = asks("raw-question", "oracle-titles", "base", measures=("fact_em", "fact_f1"))
+    reports = sweep(recipe, picking, [4, 20], Silent())
+    assert all(report.already for report in sweep(recipe, picking, [4, 20], Silent()))
+    points = json.loads((picking.eval / "sweep.json").read_text())
+    assert points["lengths"] == [4, 20]
+    fact_em = {row["system"]: [point["fact_em"] for point in row["points"]] for row in points["rows"]}
+    assert (fact_em["oracle-titles"], fact_em["base"]) == ([1, 1], [1, 1])
+    columns, rows = sweep_table([report.summary for report in reports])
+    assert (columns, rows[1][:1]) == (["fact EM at", "4", "20"], ["oracle-titles"])
     assert "<svg" in (picking.eval / "sweep.svg").read_text()
-    assert "var(--" not in (picking.eval / "sweep.svg").read_text()
-    for n in (4, 20):
-        found = lines(picking.eval / f"ns{n}" / "base" / file_name(0, n))
-        assert len(found) == json.loads((picking.eval / f"ns{n}" / "summary.json").read_text())["n_questions"]
-        assert all(line["em"] == 1 and line["q_values"] == [0.5, 0.5] for line in found)
+    for report, n in zip(reports, (4, 20), strict=True):
+        log = lines(picking.eval / f"ns{n}" / "base" / file_name(0, n))
+        assert len(log) == report.summary["n_questions"]
+        assert all(line["em"] == 1 and line["q_values"] == [0.5, 0.5] for line in log)
+        assert json.loads((picking.eval / f"ns{n}" / "base" / "early_stop.json").read_text())[0]["picks"] == 2
         rows = read_rows(picking.eval / f"ns{n}" / "base" / "per_question.parquet")
         assert [row.value for row in rows] == [0.5] * len(rows)
-    page = (picking.eval / "ns20" / "report.html").read_text()
-    assert "Found by the number of picks" in page
-    assert "Picks makes up to 2 picks a question over babilong." in page
+    assert "Picks makes up to 2 picks a question over babilong." in reports[-1].page.read_text()
 
 
 def test_the_seed_of_an_evaluation_moves_its_noise_and_names_it(picking):
     recipe = asks("raw-question", data={"sentences": 9}, seed=3)
-    evaluate(recipe, picking)
+    sweep(recipe, picking, [], Silent())
     assert (picking.eval / "ns9-seed3" / "raw-question" / "eval_seed3_ns9.jsonl").is_file()
-    with Environment.open(picking) as environment:
-        own = DataSettings.model_validate({**environment.recipe.data.model_dump(), "noise_seed": 3, "sentences": 9})
-        assert own.lengths == (9,)
     assert recipe.changes == {"sentences": 9, "noise_seed": 3}
     assert asks("base", data=EvalDataSettings()).changes == {}
 
 
-def test_other_data_have_no_lengths(run):
-    with pytest.raises(ConfigError, match="only babilong's can be changed"):
-        evaluate(asks("raw-question", data={"sentences": 9}), run)
-
-
 def test_a_policy_of_the_recipe_is_a_system(picking):
     recipe = asks("raw-question", actors={"mine": {"kind": "local", "model": "demo"}}, baseline="raw-question")
-    report = evaluate(recipe, picking)
-    rows = {row["system"]: row for row in report.summary["rows"]}
+    rows = {row["system"]: row for row in evaluate(recipe, picking).summary["rows"]}
     assert (rows["mine"]["policy"], rows["mine"]["hops"][-1]["all_found"]) == ("mine", 1.0)
-    assert rows["mine"]["lm_calls"] == 0  # picks are none
-    assert (picking.eval / "mine" / file_name(0, 6)).is_file()
-    assert rows["mine"]["early_stop"][0]["picks"] == 2
-    assert rows["raw-question"]["early_stop"] == []
-
-
-def test_noise_is_read_from_the_recipes_books(tmp_path):
-    (tmp_path / "b.txt").write_text("Nobody called him anything at all.")
-    assert read_noise((str(tmp_path / "b.txt"),)).sentences == ("Nobody called him anything at all.",)
+    assert rows["mine"]["lm_calls"] == 0  # picks are not LM calls

@@ -1,20 +1,16 @@
-"""A reader answers from the logs of picks; what is answered is not asked again."""
+"""Answers of a reader from logs of picks; finished answers are reused."""
 
 import asyncio
 import json
 
 import pytest
-from aiohttp import web
-from typer.testing import CliRunner
 
-from leret.cli.app import app
+from benchmarks.babilong.__main__ import main
+from benchmarks.babilong.answers import answer, find_logs, read_log
+from benchmarks.babilong.reader import ReaderLM
 from leret.core.errors import DataError, PolicyError
 from leret.core.progress import Silent
-from leret.evaluation.answers import answer, logs, read
 from leret.policies.base import Completion
-from leret.policies.reader import ReaderLM
-from tests.http.servers import serving
-from tests.policies.servers import ChatServer, completion
 from tests.tiny import tiny_policy
 
 LINE = {"id": "a", "question": "Where is the milk?", "answer": "home", "support": ["0"], "texts": ["Mary went home."],
@@ -46,17 +42,6 @@ def log(tmp_path):
     return path
 
 
-class Reader(ChatServer):
-    """Knows both answers, and goes on after one of them."""
-
-    async def route(self, request, body):
-        if body is None:  # GET /v1/models
-            return await super().route(request, body)
-        asked, made = body["messages"][0]["content"], completion(body)
-        made["choices"][0]["message"]["content"] = "home" if "Where is the milk?" in asked else "the park\nnot this"
-        return web.json_response(made)
-
-
 def run(path, policy):
     return asyncio.run(answer(path, ReaderLM(policy), Silent()))
 
@@ -65,12 +50,12 @@ def test_answers_are_written_beside_the_log_and_scored_by_the_best_reference(log
     found = run(log, Knows())
     assert (found["n"], found["answer_em"], found["answer_f1"], found["em"], found["f1"]) == (2, 1.0, 1.0, 0.5, 0.75)
     assert found["em_ci"][0] <= 0.5 <= found["em_ci"][1]
-    written = read(log.with_name("eval_seed0_ns50.answers.jsonl"))
+    written = read_log(log.with_name("eval_seed0_ns50.answers.jsonl"))
     assert [line["prediction"] for line in written] == ["Home.", "the park"]
     assert all(line.items() >= own.items() for line, own in zip(written, LINES, strict=True))
 
 
-def test_what_was_answered_is_not_asked_again_after_an_outage(log):
+def test_answers_are_reused_after_an_outage(log):
     with pytest.raises(PolicyError):
         run(log, Knows(fails_on="John"))
     with pytest.raises(PolicyError):
@@ -91,37 +76,19 @@ def test_lines_without_a_reference_have_no_score(log):
 
 def test_a_directory_stands_for_all_logs_below_it(log, tmp_path):
     run(log, Knows())
-    assert logs(tmp_path) == [log] == logs(log)
+    assert find_logs(tmp_path) == [log] == find_logs(log)
     with pytest.raises(DataError, match="no log of picks"):
-        logs(tmp_path / "none")
+        find_logs(tmp_path / "none")
 
 
-@pytest.mark.parametrize(("text", "says"), [("{", ":1: no line of picks"), ('{"id": "a"}', ":1: 'answer' is missing")])
+@pytest.mark.parametrize(("text", "says"), [("{", ":1: not a line"), ('{"id": "a"}', ":1: 'answer' is missing")])
 def test_other_files_are_refused(tmp_path, text, says):
     (tmp_path / "eval_seed0.jsonl").write_text(text)
     with pytest.raises(DataError, match=says):
-        read(tmp_path / "eval_seed0.jsonl")
+        read_log(tmp_path / "eval_seed0.jsonl")
 
 
-def test_the_command_answers_with_a_model_of_this_process(log, tmp_path):
-    model = tiny_policy(tmp_path / "reader")
-    made = CliRunner().invoke(
-        app, ["answer", str(tmp_path / "ns50"), "--policy", str(model), "--max-tokens", "4", "--json"]
-    )
-    assert made.exit_code == 0, made.output
-    [found] = json.loads(made.stdout)["logs"]
-    assert (found["n"], found["log"]) == (2, str(log))
-
-
-def test_the_command_answers_with_a_served_model(log, tmp_path):
-    async def asked():
-        async with serving(Reader(), under="/v1") as [url]:
-            reader = json.dumps({"kind": "openai", "model": "m", "urls": [url]})
-            words = ["answer", str(tmp_path / "ns50"), "--policy", reader, "--task", "qa2", "--json"]
-            return await asyncio.to_thread(CliRunner().invoke, app, words)
-
-    made = asyncio.run(asked())
-    assert made.exit_code == 0, made.output
-    [found] = json.loads(made.stdout)["logs"]
-    assert (found["answer_em"], found["answer_f1"]) == (1.0, 1.0)
-    assert [line["prediction"] for line in read(log.with_name("eval_seed0_ns50.answers.jsonl"))] == ["home", "the park"]
+def test_the_command_answers_with_a_model_of_this_process(log, tmp_path, capsys):
+    main(["answer", str(tmp_path / "ns50"), "--policy", str(tiny_policy(tmp_path / "reader")), "--max-tokens", "4"])
+    [result] = json.loads(capsys.readouterr().out.splitlines()[-1])["logs"]
+    assert (result["n"], result["log"]) == (2, str(log))

@@ -4,16 +4,16 @@ import asyncio
 
 import pytest
 
+from benchmarks.babilong import reader
+from benchmarks.babilong.reader import PROMPTS, ReaderLM, answer_em, score
 from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.types import Outcome, Passage, Task
-from leret.policies import reader
 from leret.policies.base import Completion
-from leret.policies.reader import PROMPTS, ReaderLM, answer_em, score
 from leret.rewards import scoring
 
 TASK = Task("qa2-1", {"question": "Where is the milk?", "chunks": ["..."]}, ("1",), ("kitchen",))
-RANKING = (Passage("1", "", "Mary took the milk.", 1.0), Passage("2", "House", "Mary is in the kitchen.", 0.5))
+FOUND = (Passage("1", "", "Mary took the milk.", 1.0), Passage("2", "House", "Mary is in the kitchen.", 0.5))
 
 
 class Scripted:
@@ -46,7 +46,7 @@ def test_the_first_line_after_any_thought_is_the_answer(text, answer):
     assert (request.temperature, request.seeds) == (0.0, (0,))
 
 
-def test_an_unknown_task_is_refused():
+def test_an_unknown_task_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"'qa9'.*qa1, qa2"):
         ReaderLM(Scripted(""), "qa9")
 
@@ -61,23 +61,23 @@ def test_scores_are_normalised_and_the_best_reference_counts():
 def asked(monkeypatch):
     policy = Scripted("kitchen")
     monkeypatch.setattr(reader, "shared_policy", lambda settings: policy)
-    reader._read.cache_clear()
+    reader._cached_answer.cache_clear()
     return policy
 
 
-def test_answer_em_scores_the_end_and_caches_answers(asked):
-    part = {"function": "leret.policies.reader:answer_em", "policy": {"model": "demo"}}
+def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(asked):
+    part = {"function": "benchmarks.babilong.reader:answer_em", "policy": {"model": "demo"}}
     worth = scoring(RewardSettings.model_validate({"parts": {"answer_em": part}}))
-    assert worth(Outcome(TASK, ranking=RANKING, prediction=None)) is None
+    assert worth(Outcome(TASK, ranking=FOUND, prediction=None)) is None
     assert worth(Outcome(TASK, prediction={})) == 0.0
     assert asked.requests == []
-    assert [worth(Outcome(TASK, ranking=RANKING, prediction={})) for _ in range(2)] == [1.0, 1.0]
+    assert [worth(Outcome(TASK, ranking=FOUND, prediction={})) for _ in range(2)] == [1.0, 1.0]
     assert "2. House | Mary is in the kitchen." in asked.requests[0].messages[0]["content"]
     assert len(asked.requests) == 1
-    assert worth(Outcome(Task("q", TASK.inputs), ranking=RANKING, prediction={})) is None
+    assert worth(Outcome(Task("q", TASK.inputs), ranking=FOUND, prediction={})) is None
 
 
-def test_an_outage_of_the_reader_is_not_a_reward(asked):
+def test_an_outage_of_the_reader_is_no_reward(asked):
     asked.text = PolicyError("the server is down")
     with pytest.raises(PolicyError, match="down"):
-        answer_em(Outcome(TASK, ranking=RANKING, prediction={}), {"model": "demo"})
+        answer_em(Outcome(TASK, ranking=FOUND, prediction={}), {"model": "demo"})

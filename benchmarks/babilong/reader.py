@@ -1,7 +1,7 @@
-"""Readers: policies that answer a question from the texts that were picked for it.
+"""A reader: a policy that answers a question from the texts that a picker chose.
 
-One user message holds the task's instruction, the texts as numbered facts, and the question; the answer is the first
-line of a greedy completion. `answer_em` turns it into a reward for a picker.
+One user message holds the task's instruction, the texts as numbered facts, and the question. The answer is the first
+line of a greedy completion. `answer_em` uses it as a reward: a picker is worth the answers that its picks allow.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ PROMPTS: Mapping[str, str] = {
     "qa5": "The facts tell who gave what to whom. Answer with one word, the name of a person or of a thing.",
     "questions": "Answer from the passages, with a name, a date or a few words; with yes or no where that is asked.",
 }
-"""Instructions by task: those of bAbI, and all other questions."""
+"""Instructions by task: those of bAbI, and one for any other question."""
 
-_MAX_CACHED = 65_536
+_CACHE_SIZE = 65_536
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
 def task_of(id: str) -> str:
-    """Return the key in `PROMPTS` for a question's id; bAbI's readers put the task into it.
+    """Return the key of the prompt for a question; the ids of bAbI's questions name their task.
 
     >>> task_of("qa2_two-supporting-facts_train-12"), task_of("qa3-test-1"), task_of("5a70f0e7")
     ('qa2', 'qa3', 'questions')
     """
-    task = re.match(r"qa[1-5](?=[-_])", id)
-    return task[0] if task else "questions"
+    match = re.match(r"qa[1-5](?=[-_])", id)
+    return match[0] if match else "questions"
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class ReaderLM:
             raise ConfigError(f"task {self.task!r} has no prompt for a reader; available: {', '.join(PROMPTS)}")
 
     def messages(self, id: str, question: str, texts: Sequence[str]) -> Messages:
-        facts = "\n".join(f"{place}. {text}" for place, text in enumerate(texts, 1))
-        asked = f"{PROMPTS[self.task or task_of(id)]}\n\n{facts}\n\nQuestion: {question}\nAnswer:"
-        return ({"role": "user", "content": asked},)
+        facts = "\n".join(f"{number}. {text}" for number, text in enumerate(texts, 1))
+        prompt = f"{PROMPTS[self.task or task_of(id)]}\n\n{facts}\n\nQuestion: {question}\nAnswer:"
+        return ({"role": "user", "content": prompt},)
 
     async def answer(self, id: str, question: str, texts: Sequence[str]) -> str:
-        """Return the answer's text; PolicyError if the policy returns none."""
+        """Return the text of the answer; PolicyError if the policy fails."""
         request = Request(self.messages(id, question, texts), (0,), 0.0, self.max_tokens)
         [completion] = await self.policy.complete(request)
         lines = _THOUGHT.sub("", completion.text, count=1).strip().splitlines()
@@ -73,17 +73,17 @@ class ReaderLM:
 
 
 def score(answer: str, references: Sequence[str], measure: str = "em") -> float:
-    """Return ``em`` or ``f1`` with the best reference, normalised as in HotpotQA's script; 0 without references."""
+    """Return ``em`` or ``f1`` against the best reference, normalised as in HotpotQA's script; 0 without references."""
     return ANSWERS[measure](Outcome(Task("", {}, answers=tuple(references)), prediction=answer)) or 0.0
 
 
 def answer_em(
     outcome: Outcome, policy: Mapping[str, Any], task: str | None = None, max_tokens: int = 32, measure: str = "em"
 ) -> float | None:
-    """Reward a program's end by a reader's answer from all retrieved texts.
+    """Score a reader's answer from everything that was retrieved: a reward for the end of the program.
 
-    ``policy`` holds the settings of a policy of any kind, as in a recipe. None if the task has no reference answer, or
-    the program is not at its end.
+    ``policy`` holds the settings of a policy of any kind, as in a recipe. Returns None if the task has no reference
+    answer or the program has not ended.
 
     Source: Q-RAG (arXiv 2511.07328), feedback by the answers of an LM.
     """
@@ -93,11 +93,14 @@ def answer_em(
         return 0.0
     texts = tuple(f"{p.title} | {p.text}" if p.title else p.text for p in outcome.ranking)
     question = str(outcome.task.inputs.get("question", outcome.task.text))
-    of_reader = json.dumps(dict(policy), sort_keys=True), task, max_tokens
-    return score(_read(*of_reader, outcome.task.id, question, texts), outcome.task.answers, measure)
+    settings = json.dumps(dict(policy), sort_keys=True)
+    answer = _cached_answer(settings, task, max_tokens, outcome.task.id, question, texts)
+    return score(answer, outcome.task.answers, measure)
 
 
-@lru_cache(_MAX_CACHED)
-def _read(policy: str, task: str | None, max_tokens: int, id: str, question: str, texts: tuple[str, ...]) -> str:
+@lru_cache(_CACHE_SIZE)
+def _cached_answer(
+    policy: str, task: str | None, max_tokens: int, id: str, question: str, texts: tuple[str, ...]
+) -> str:
     reader = ReaderLM(shared_policy(PolicySettings.model_validate(json.loads(policy))), task, max_tokens)
     return submit(reader.answer(id, question, texts)).result()
