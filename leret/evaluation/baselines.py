@@ -23,7 +23,7 @@ from leret.programs.prompts import Formatter
 from leret.retrieval.base import Retriever
 from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.fusion import reciprocal_rank_fusion
-from leret.sampling.rollouts.rollout import Decoding
+from leret.rollouts.rollout import Decoding
 
 _PASSAGE_TOKENS = 128
 """That HyDE's passage may have, where the policy's `max_tokens` are for a query."""

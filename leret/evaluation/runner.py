@@ -37,7 +37,7 @@ from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.rollouts.rollout import BOUNDARIES, Actor, Decoding, PolicyActor, RolloutRunner
+from leret.rollouts.rollout import BOUNDARIES, Actor, Decoding, PolicyActor, RolloutRunner
 
 CONCURRENCY = 256
 """Questions in flight: what waits together is decoded together."""

@@ -65,10 +65,10 @@ from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import Reward
 from leret.rewards import reward as reward_named
+from leret.rollouts.rollout import BOUNDARIES
+from leret.rollouts.states import Role, SamplingPlan
 from leret.sampling.bank.bank import load_bank, save_bank
 from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts
-from leret.sampling.rollouts.branching import Role, SamplingPlan
-from leret.sampling.rollouts.rollout import BOUNDARIES
 from leret.sampling.stage import sample_tasks
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS, TrainingRecipe

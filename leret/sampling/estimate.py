@@ -20,9 +20,9 @@ from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import Prompt
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
+from leret.rollouts.environment import Environment, resolve_recipe
 from leret.sampling.bank.bank import n_bank_questions
-from leret.sampling.rollouts.environment import Environment, resolve_recipe
-from leret.sampling.rollouts.scheduler import LOOKED_AT
+from leret.sampling.scheduler import LOOKED_AT
 from leret.sampling.store.store import Store
 
 

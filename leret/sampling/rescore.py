@@ -28,10 +28,10 @@ from leret.retrieval.batching import SearchBatcher
 from leret.rewards import Scoring, function_names, names, scoring, values_of
 from leret.rewards.answers import ANSWERS
 from leret.rewards.functions import source_of
+from leret.rollouts.credit import PREFIX, Crediting, credit_of
+from leret.rollouts.environment import Environment, refuse_changed_files, resolve_recipe
+from leret.rollouts.selection import select_next
 from leret.sampling.preferences.dataset import build_preferences
-from leret.sampling.rollouts.credit import PREFIX, Crediting, credit_of
-from leret.sampling.rollouts.environment import Environment, refuse_changed_files, resolve_recipe
-from leret.sampling.rollouts.selection import select_next
 from leret.sampling.store.schema import StateSamples
 from leret.sampling.store.store import Store
 

@@ -33,8 +33,8 @@ from leret.core.memory import tune_malloc
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.types import Task
-from leret.sampling.rollouts.environment import Environment, resolve_recipe
-from leret.sampling.rollouts.scheduler import SamplingStats, refuse_failures
+from leret.rollouts.environment import Environment, resolve_recipe
+from leret.sampling.scheduler import SamplingStats, refuse_failures
 from leret.sampling.stage import begin, opened, sample_session
 from leret.sampling.store.store import Store
 

@@ -36,11 +36,7 @@ from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import function_names, scoring
-from leret.sampling.bank.bank import load_or_build_bank
-from leret.sampling.preferences.dataset import build_preferences
-from leret.sampling.preferences.report import PreferenceReport
-from leret.sampling.rollouts.branching import Role, SamplingPlan, StateSampler
-from leret.sampling.rollouts.environment import (
+from leret.rollouts.environment import (
     Environment,
     questions_digest,
     recipe_stamps,
@@ -48,7 +44,11 @@ from leret.sampling.rollouts.environment import (
     refuse_changes,
     resolve_recipe,
 )
-from leret.sampling.rollouts.scheduler import LOOKED_AT, SamplingStats, Scheduler, predictors_searched, refuse_unparsed
+from leret.rollouts.states import Role, SamplingPlan, StateSampler
+from leret.sampling.bank.bank import load_or_build_bank
+from leret.sampling.preferences.dataset import build_preferences
+from leret.sampling.preferences.report import PreferenceReport
+from leret.sampling.scheduler import LOOKED_AT, SamplingStats, Scheduler, predictors_searched, refuse_unparsed
 from leret.sampling.store.merge import merge_shards
 from leret.sampling.store.schema import OUTAGES
 from leret.sampling.store.store import Store

@@ -27,7 +27,7 @@ from leret.core.types import Task
 from leret.policies.checkpoints import pick_device, positions, refuse_changed_weights
 from leret.policies.local.policy import out_of_memory
 from leret.policies.serving.model import sampled_settings
-from leret.sampling.rollouts.environment import Environment, questions_digest, refuse_changes_since_sampling
+from leret.rollouts.environment import Environment, questions_digest, refuse_changes_since_sampling
 from leret.training.alarms import best_step
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
 from leret.training.algorithms.base import Algorithm, TrainerInputs, n_processes
@@ -149,7 +149,7 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     tasks: Sequence[Task] = ()
     refuse_changes_since_sampling(run, "train")
     if isinstance(algorithm, OnlineAlgorithm):
-        from leret.training.online.rounds import training_tasks
+        from leret.rollouts.rounds import training_tasks
 
         with Environment.open(run) as environment:
             tasks = training_tasks(environment, cast(RoundRecipe, recipe))
@@ -300,7 +300,7 @@ def _trainer(job: TrainingJob, inputs: TrainerInputs, _: ExitStack) -> tuple[Any
 
 def _trl_online(job: TrainingJob, inputs: TrainerInputs, opened: ExitStack) -> tuple[Any, int, float | None]:
     """TRL's trainer of fresh samples, and the number of states; as many steps as our loop takes."""
-    from leret.sampling.rollouts.environment import Environment
+    from leret.rollouts.environment import Environment
     from leret.training.online.trl import make_trainer
 
     assert job.run is not None

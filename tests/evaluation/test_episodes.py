@@ -17,7 +17,7 @@ from leret.evaluation.results import ScoredHop, read_rows
 from leret.evaluation.stage import evaluate
 from leret.policies.base import Completion
 from leret.rewards import reward
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
 from tests.evaluation.eval_fakes import asks
 from tests.sampling.fakes import ROOT, recipe_of
 

@@ -14,8 +14,9 @@ from leret.core.errors import ConfigError, PolicyError, RunError, TrainingError
 from leret.core.runs import Run
 from leret.evaluation.stage import evaluate
 from leret.policies.load import make_policy
+from leret.rollouts.environment import Environment
+from leret.rollouts.rounds import RoundSampler, training_tasks
 from leret.sampling.estimate import estimate
-from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms.grpo import GRPORecipe
@@ -23,7 +24,6 @@ from leret.training.algorithms.kto import KTORecipe
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.model import find_initial
-from leret.training.online.rounds import RoundSampler, training_tasks
 from leret.training.picking.recipe import PickRecipe
 from leret.training.stage import make_job, train
 from tests.training.picking import stories

@@ -17,9 +17,9 @@ from leret.core.errors import RunError
 from leret.core.files import atomic_file, write_atomically
 from leret.core.runs import Run
 from leret.core.types import Sample, digest
+from leret.rollouts.credit import with_unparsed_reward
+from leret.rollouts.selection import reward_levels
 from leret.sampling.preferences.report import PreferenceReport, Strategy, card
-from leret.sampling.rollouts.credit import with_unparsed_reward
-from leret.sampling.rollouts.selection import reward_levels
 from leret.sampling.store.export import write_parquet
 from leret.sampling.store.schema import StateSamples
 from leret.sampling.store.store import Store

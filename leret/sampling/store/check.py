@@ -13,7 +13,7 @@ from leret.core.errors import LeretError
 from leret.core.runs import Run
 from leret.core.types import Outcome, Passage
 from leret.rewards import ranking, reward
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
 from leret.sampling.store.merge import shard_stores
 from leret.sampling.store.schema import connect, errors_of, sample_of
 

@@ -10,7 +10,7 @@ from leret.config.load import sampling_recipe_of
 from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.programs.prompts import Prompt
-from leret.sampling.rollouts.environment import refuse_changes
+from leret.rollouts.environment import refuse_changes
 from leret.sampling.store.store import Store
 
 

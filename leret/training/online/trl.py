@@ -17,15 +17,15 @@ from leret.core.runs import Run
 from leret.core.types import State, Task, digest
 from leret.policies.checkpoints import adapter_base
 from leret.policies.local.policy import LocalPolicy
-from leret.sampling.rollouts.branching import BranchPoint, StateSampler
-from leret.sampling.rollouts.environment import Environment
-from leret.sampling.rollouts.rollout import seed_of
-from leret.sampling.rollouts.scheduler import refuse_failures
+from leret.rollouts.environment import Environment
+from leret.rollouts.rollout import seed_of
+from leret.rollouts.rounds import Group, RoundPolicy, RoundSampler
+from leret.rollouts.states import BranchPoint, StateSampler
+from leret.sampling.scheduler import refuse_failures
 from leret.training.algorithms.base import TrainerInputs, build_trainer, trainer_arguments
 from leret.training.data import plain
 from leret.training.model import InitialPolicy
 from leret.training.online.recipe import TwoEngines
-from leret.training.online.rounds import Group, RoundPolicy, RoundSampler
 
 _LOSSES = {"sequence": "grpo", "token": "bnpo", "dapo": "dapo"}
 """TRL's names of our normalisations."""

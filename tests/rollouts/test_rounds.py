@@ -14,11 +14,11 @@ from leret.core.types import Failure, Sample, State
 from leret.policies.base import PromptTooLongError, Request
 from leret.policies.local.policy import LocalPolicy
 from leret.rewards import scoring
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
+from leret.rollouts.rounds import AwaitedPolicy, RoundPolicy, RoundSampler, round_of, training_tasks
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.online.rounds import AwaitedPolicy, RoundPolicy, RoundSampler, round_of, training_tasks
 from tests.sampling.fakes import recipe_of
 from tests.training.training_runs import changed
 

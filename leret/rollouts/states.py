@@ -24,8 +24,8 @@ from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.rewards import Reward, scoring, values_of
-from leret.sampling.rollouts.credit import REPORTED, Crediting
-from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
+from leret.rollouts.credit import REPORTED, Crediting
+from leret.rollouts.rollout import failure_of, seed_of, unparsed
 from leret.sampling.store.schema import SamplingParams, is_final, storable
 from leret.sampling.store.store import Store
 

@@ -26,9 +26,9 @@ from leret.core.types import Failure, Sample, Task
 from leret.programs.needs import Finished, NeedsCompletion, Step
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
-from leret.sampling.rollouts.branching import BranchPoint, StateSampler
-from leret.sampling.rollouts.rollout import BOUNDARIES, failure_of
-from leret.sampling.rollouts.selection import select_next
+from leret.rollouts.rollout import BOUNDARIES, failure_of
+from leret.rollouts.selection import select_next
+from leret.rollouts.states import BranchPoint, StateSampler
 from leret.sampling.store.schema import PathStep
 from leret.sampling.store.store import Store
 

@@ -30,11 +30,11 @@ from leret.programs.prompts import ZERO_SHOT
 from leret.programs.replay import SearchResults
 from leret.retrieval.base import Retriever
 from leret.rewards import scoring
-from leret.sampling.rollouts.branching import BranchPoint, Role, SamplingPlan, StateSampler
-from leret.sampling.rollouts.environment import Environment
-from leret.sampling.rollouts.rollout import failure_of, seed_of
-from leret.sampling.rollouts.scheduler import SamplingStats, refuse_failures
-from leret.sampling.rollouts.selection import select_next
+from leret.rollouts.environment import Environment
+from leret.rollouts.rollout import failure_of, seed_of
+from leret.rollouts.selection import select_next
+from leret.rollouts.states import BranchPoint, Role, SamplingPlan, StateSampler
+from leret.sampling.scheduler import SamplingStats, refuse_failures
 from leret.sampling.stage import scorable, with_credit
 from leret.sampling.store.store import Store
 from leret.training.online.recipe import RoundRecipe

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from leret.programs.saved import ProgramSource
     from leret.retrieval.base import Retriever
     from leret.retrieval.batching import SearchBatcher
-    from leret.sampling.rollouts.branching import Role
+    from leret.rollouts.states import Role
 
 
 class Environment:

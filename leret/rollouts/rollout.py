@@ -1,6 +1,6 @@
 """Running a program once on each of many tasks: one completion a step, no branching.
 
-Evaluation and the bank's zero-shot runs go this way; sampling tries several completions at a step (`branching`).
+Evaluation and the bank's zero-shot runs go this way; sampling tries several completions at a step (`states`).
 """
 
 from __future__ import annotations
