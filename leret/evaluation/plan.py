@@ -23,6 +23,7 @@ from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import BASE, System, available, select, training_facts
 from leret.rewards.functions import sources_digest
+from leret.rollouts.actors import Decoding
 from leret.rollouts.environment import (
     Environment,
     questions_digest,
@@ -30,7 +31,6 @@ from leret.rollouts.environment import (
     refuse_changed_files,
     refuse_changes,
 )
-from leret.rollouts.rollout import Decoding
 from leret.sampling.estimate import steps_of
 from leret.sampling.store.store import Store
 

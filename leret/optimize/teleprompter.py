@@ -57,7 +57,7 @@ from leret.optimize.student import (
     training_examples,
 )
 from leret.policies.base import Policy
-from leret.programs.needs import NeedsChoice, NeedsCompletion
+from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.saved import with_save
 from leret.programs.search import Search, search_tool
@@ -65,8 +65,8 @@ from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import Reward
 from leret.rewards import reward as reward_named
-from leret.rollouts.rollout import BOUNDARIES
-from leret.rollouts.states import Role, SamplingPlan
+from leret.rollouts.actors import Role, SamplingPlan
+from leret.rollouts.failures import BOUNDARIES
 from leret.sampling.bank.bank import load_bank, save_bank
 from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts
 from leret.sampling.stage import sample_tasks
@@ -335,7 +335,7 @@ class CompileJob:
         """Return who answers a call: the LM that DSPy would ask. It is sampled if it is the predictor's own."""
         name = need.predictor
         owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # whose LM is asked
-        if isinstance(need, NeedsChoice):
+        if need.choice is not None:
             return Role(self.policies[name], sampled=False, temperature=0.0)
         if owner not in self.policies:
             if dspy.settings.lm is None:

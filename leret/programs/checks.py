@@ -33,7 +33,7 @@ from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Candidate, Ranking, Task
 from leret.policies.base import Messages
 from leret.programs.lms import record_lms, recorded_lm
-from leret.programs.needs import Candidates, ChoiceCall, Finished, NeedsChoice, NeedsCompletion, Step, tool_key
+from leret.programs.needs import Candidates, ChoiceCall, Finished, NeedsCompletion, Step, tool_key
 from leret.programs.pick import Pick, candidates_of, named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults, Stop, bound_inputs
@@ -183,7 +183,7 @@ async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCom
         if isinstance(need, Finished):
             return needs, None
         needs.append(need)
-        if isinstance(need, NeedsChoice):
+        if need.choice is not None:
             steps.append(runner.formatter.step(need, need.choice.candidates[0].id))
             continue
         fields = None if need.call.signature is None else made_up(need.call.signature, f"{task.text} {len(steps)}")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import dspy
 from pydantic_core import to_jsonable_python
@@ -46,6 +46,7 @@ class PredictorCall:
     wording: str = ""
     demos: Sequence[Mapping[str, Any]] = ()
     request: lm15.Request | None = None
+    choice: ClassVar[Choice | None] = None
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -94,7 +95,7 @@ class ChoiceCall(PredictorCall):
     stop: bool = False
 
     @cached_property
-    def choice(self) -> Choice:
+    def choice(self) -> Choice:  # type: ignore[override]
         """As a picker is asked."""
         left: Sequence[Candidate] = self.candidates.items
         if self.picked:
@@ -198,29 +199,13 @@ class NeedsCompletion:
 
     @property
     def choice(self) -> Choice | None:
-        """What a picker is asked; None where a text is needed."""
-        return None
+        """The candidates for a picker; None if a text is needed."""
+        return self.call.choice
 
     @property
     def ranking(self) -> Ranking:
         """The union of what was retrieved before this step."""
         return merge(added for search in self.searches for added in search.added)
-
-
-@dataclass(frozen=True, slots=True)
-class NeedsChoice(NeedsCompletion):
-    """The program stands at a choice: a completion is the id of one of the candidates."""
-
-    call: ChoiceCall
-
-    @property
-    def choice(self) -> Choice:
-        return self.call.choice
-
-
-def need_of(call: PredictorCall, searches: tuple[SearchCall, ...]) -> NeedsCompletion:
-    """What a program needs that stands at a call."""
-    return NeedsChoice(call, searches) if isinstance(call, ChoiceCall) else NeedsCompletion(call, searches)
 
 
 @dataclass(frozen=True, slots=True)

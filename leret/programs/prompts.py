@@ -31,7 +31,6 @@ from leret.programs.needs import (
     PLAIN,
     Candidates,
     ChoiceCall,
-    NeedsChoice,
     NeedsCompletion,
     PredictorCall,
     Step,
@@ -110,7 +109,7 @@ class Formatter:
     def need(self, predictor: str, inputs: Mapping[str, Any]) -> NeedsCompletion:
         """A usual call of a predictor, of which only the inputs are known; of a pick, one without candidates."""
         if predictor in self.picks:
-            return NeedsChoice(ChoiceCall(predictor, inputs, candidates=Candidates(())), ())
+            return NeedsCompletion(ChoiceCall(predictor, inputs, candidates=Candidates(())), ())
         own = self._predictors[predictor]
         call = PredictorCall(predictor, inputs, True, self.adapter, signature=own.signature, demos=own.demos)
         return NeedsCompletion(call, ())
@@ -122,7 +121,7 @@ class Formatter:
 
         ``last`` is the last one of the same need under another prompt, where it is known; that saves work.
         """
-        if isinstance(need, NeedsChoice):
+        if isinstance(need.call, ChoiceCall):
             return need.call.messages
         key = (need.predictor, prompt.digest)
         head = self._heads.get(key)
@@ -154,7 +153,7 @@ class Formatter:
 
     def step(self, need: NeedsCompletion, completion: str) -> Step:
         """The step that a completion makes; its outputs are the adapter's error where it does not parse."""
-        if isinstance(need, NeedsChoice):
+        if isinstance(need.call, ChoiceCall):
             try:
                 return Step(need.call, [{"id": need.call.chosen(completion).id}], completion)
             except AdapterParseError as error:

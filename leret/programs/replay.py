@@ -59,7 +59,6 @@ from leret.programs.needs import (
     PredictorCall,
     Step,
     asked_instead,
-    need_of,
     order,
     tool_key,
 )
@@ -275,7 +274,7 @@ class ProgramRun:
             self._go_no_further()
         step = self._take(call) if self._left else None
         if step is None:
-            self.stop(need_of(call, self.found))
+            self.stop(NeedsCompletion(call, self.found))
         if isinstance(step.outputs, AdapterParseError):
             raise step.outputs.with_traceback(None)
         return copy.deepcopy(step.outputs) if step.is_nested else [dict(fields) for fields in step.outputs]
@@ -356,7 +355,7 @@ class ProgramRun:
         if self.needs and not (missing and isinstance(self.needs[0], NeedsCompletion)):
             need = self.needs[0] if len(self.needs) == 1 else min(self.needs, key=order)
             if isinstance(need, NeedsCompletion) and self._side_threads:
-                return need_of(need.call, self.found)
+                return NeedsCompletion(need.call, self.found)
             return need
         if missing and self.crash is None:
             raise ReplayError(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,27 +38,6 @@ class ProgramRunner:
     formatter: Formatter
     searches: SearchBatcher | None
     _own: dict[int, SearchBatcher] = field(default_factory=dict)
-    _waits: set[object] = field(default_factory=set)
-
-    @property
-    def idle(self) -> bool:
-        """Whether no task waits for a search, or for a call in a thread."""
-        return not self._waits
-
-    async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
-        """What a call that may block gives."""
-        with self.waiting():
-            return await asyncio.to_thread(call, *args)
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Around what a task waits for, so that nobody takes it for idle."""
-        mark = object()
-        self._waits.add(mark)
-        try:
-            yield
-        finally:
-            self._waits.discard(mark)
 
     @classmethod
     def over(
@@ -139,7 +117,7 @@ class ProgramRunner:
     async def _search(self, need: NeedsSearch) -> object:
         if need.ask is not None:
             try:
-                return await self.in_thread(need.ask)
+                return await asyncio.to_thread(need.ask)
             except LeretError:
                 raise
             except (Exception, SystemExit) as error:
@@ -149,6 +127,5 @@ class ProgramRunner:
             if need.retriever is None:
                 raise ProgramError("a leret.Search has no retriever: pass one as Search(retriever=...)")
             searches = self._own.setdefault(id(need.retriever), SearchBatcher(need.retriever))
-        with self.waiting():
-            [ranking] = await searches.search([need.query], need.k)
+        [ranking] = await searches.search([need.query], need.k)
         return ranking

@@ -20,13 +20,13 @@ from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, ProgramError
 from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, completed, input_stamps, source_files, stage_key
-from leret.core.types import Json, Task, digest
+from leret.core.types import Json, Outcome, Task, digest
 from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import has_corpus, load_corpus, load_tasks
 from leret.policies.base import Policy
 from leret.policies.load import combine_policies, shared_policy
-from leret.rewards import function_names
+from leret.rewards import function_names, scoring
 from leret.rewards.functions import source_of, sources_digest
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from leret.programs.saved import ProgramSource
     from leret.retrieval.base import Retriever
     from leret.retrieval.batching import SearchBatcher
-    from leret.rollouts.states import Role
+    from leret.rollouts.actors import Role
 
 
 class Environment:
@@ -189,6 +189,22 @@ class Environment:
 def questions_digest(questions: Sequence[Task]) -> str:
     """Names questions by all that is scored with."""
     return digest([[q.id, q.text, list(q.gold), *([q.relevance] if q.relevance else [])] for q in questions])
+
+
+def scorable(tasks: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
+    """Return the tasks that a part of the reward applies to: with gold documents for ``ap``, references for ``f1``."""
+    spec = recipe.sampling.whole_reward
+    if function_names(spec):  # whose needs are unknown
+        return list(tasks)
+    reward = scoring(spec, "sampling.reward")
+    known = [task for task in tasks if reward.values(Outcome(task, prediction=""))]
+    if not known:
+        raise DataError(
+            f"data: no question of split {recipe.data.split} has what {' + '.join(reward.parts)} is computed from: "
+            "relevant documents for a ranking, reference answers for an answer "
+            f"({len(tasks)} questions read); name another split or file"
+        )
+    return known
 
 
 def resolve_recipe(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:

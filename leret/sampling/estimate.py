@@ -21,8 +21,8 @@ from leret.programs.prompts import Prompt
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
 from leret.rollouts.environment import Environment, resolve_recipe
+from leret.rollouts.states import LOOKED_AT
 from leret.sampling.bank.bank import n_bank_questions
-from leret.sampling.scheduler import LOOKED_AT
 from leret.sampling.store.store import Store
 
 

@@ -34,7 +34,7 @@ from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.types import Task
 from leret.rollouts.environment import Environment, resolve_recipe
-from leret.sampling.scheduler import SamplingStats, refuse_failures
+from leret.rollouts.failures import SamplingStats, refuse_failures
 from leret.sampling.stage import begin, opened, sample_session
 from leret.sampling.store.store import Store
 

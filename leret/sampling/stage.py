@@ -20,12 +20,12 @@ import dspy
 from filelock import AsyncFileLock, FileLock
 
 from leret.config.sampling import SamplingRecipe, SamplingSettings
-from leret.core.errors import ConfigError, DataError, RunError
+from leret.core.errors import ConfigError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
-from leret.core.types import Outcome, Task
+from leret.core.types import OUTAGES, Task
 from leret.core.usage import UsageByPrompt, UsageEvents
 from leret.policies.base import Policy
 from leret.policies.load import PolicySet, open_policies, probe, sampled_policy
@@ -35,7 +35,7 @@ from leret.programs.prompts import Prompt
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
-from leret.rewards import function_names, scoring
+from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.environment import (
     Environment,
     questions_digest,
@@ -43,14 +43,15 @@ from leret.rollouts.environment import (
     refuse_changed_files,
     refuse_changes,
     resolve_recipe,
+    scorable,
 )
-from leret.rollouts.states import Role, SamplingPlan, StateSampler
+from leret.rollouts.failures import SamplingStats, refuse_unparsed
+from leret.rollouts.states import LOOKED_AT, StateSampler, with_credit
 from leret.sampling.bank.bank import load_or_build_bank
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.preferences.report import PreferenceReport
-from leret.sampling.scheduler import LOOKED_AT, SamplingStats, Scheduler, predictors_searched, refuse_unparsed
+from leret.sampling.scheduler import Scheduler
 from leret.sampling.store.merge import merge_shards
-from leret.sampling.store.schema import OUTAGES
 from leret.sampling.store.store import Store
 
 Distribute = Callable[[SamplingRecipe, Run, str, Sequence[Task], Progress], "SamplingStats"]
@@ -114,7 +115,7 @@ async def sample_tasks(
     runner = ProgramRunner.over(program, adapter, search, rm)
     if plan.searched is None:
         first = list(islice(rest, LOOKED_AT))
-        plan = await with_credit(plan, runner, store, first, run)
+        plan = await with_credit(plan, runner, first, run)
     sampler, rates = StateSampler(runner, store, plan, usage), (settings.max_error_rate, settings.max_unparsed_rate)
     check = _path_check(other, runner, plan.prompts)
     scheduler = Scheduler(runner, sampler, store, plan.seed, *rates, check, facts)
@@ -138,22 +139,6 @@ def _left_out(plan: SamplingPlan, runner: ProgramRunner) -> list[str]:
         for name, role in plan.roles(runner).items()
         if not role.sampled and plan.role(runner.formatter.need(name, {})).sampled
     ]
-
-
-async def with_credit(
-    plan: SamplingPlan, runner: ProgramRunner, store: Store | None, tasks: Iterable[Task], run: Run | None = None
-) -> SamplingPlan:
-    """The plan with what credit ``auto`` goes by: noted in the run, or learnt on paths of the first tasks."""
-    roles = [plan.role(runner.formatter.need(name, {})) for name in runner.replay.names]
-    n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
-    if n_auto < 2 and not (n_auto and plan.final):  # a single one is sampled by its steps, or nothing is
-        return replace(plan, searched={})
-    searched = None if run is None else run.manifest().get("searched")
-    if searched is None:
-        searched = await predictors_searched(runner, StateSampler(runner, store, plan), tasks)
-        if run is not None:
-            run.update(searched=searched)
-    return replace(plan, searched=searched)
 
 
 def sample(
@@ -293,7 +278,7 @@ async def sample_session(
                 role=lambda need: _role(environment.recipe, policy, need), reward=settings.reward,
                 final=settings.end_reward, n_continuations=settings.n_continuations, final_weight=settings.final_weight,
             )  # fmt: skip
-            plan = await with_credit(plan, environment.runner(search), store, tasks, run)
+            plan = await with_credit(plan, environment.runner(search), tasks, run)
         notes = environment.notes()
         sampled = tasks if only is None else only
         if not sampled:
@@ -318,22 +303,6 @@ def _role(recipe: SamplingRecipe, policy: Policy, need: NeedsCompletion) -> Role
     """Of a predictor; one whose own policy is greedy is not sampled."""
     decoding = recipe.decoding_of(need.predictor)
     return Role(policy, decoding.get("temperature") != 0, recipe.sampling.credit, **decoding)
-
-
-def scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
-    """Tasks that a part of the reward applies to: gold documents for a measure of rankings, references for f1."""
-    spec = recipe.sampling.whole_reward
-    if function_names(spec):  # of which nobody knows what it needs
-        return list(questions)
-    found = scoring(spec, "sampling.reward")
-    tasks = [task for task in questions if found.values(Outcome(task, prediction=""))]
-    if not tasks:
-        raise DataError(
-            f"data: no question of split {recipe.data.split} has what {' + '.join(found.parts)} is computed from: "
-            "relevant documents for a ranking, reference answers for an answer "
-            f"({len(questions)} questions read); name another split or file"
-        )
-    return tasks
 
 
 def _report(

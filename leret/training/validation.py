@@ -69,7 +69,7 @@ class Validation:
 
     def figures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """What the rollouts are worth; an outage is not scored, and more of them than results are an error."""
-        from leret.rollouts.rollout import BOUNDARIES
+        from leret.rollouts.failures import BOUNDARIES
 
         done = [rollout for rollout in rollouts if rollout.error is None]
         if 2 * len(done) < len(rollouts):
@@ -88,7 +88,8 @@ class Validation:
 
     async def _rollouts(self, policy: Policy) -> list[Rollout]:
         from leret.retrieval.batching import SearchBatcher
-        from leret.rollouts.rollout import Decoding, PolicyActor, RolloutRunner
+        from leret.rollouts.actors import Decoding, PolicyActor
+        from leret.rollouts.rollout import RolloutRunner
 
         environment = self.environment
         searches = SearchBatcher(environment.retriever)

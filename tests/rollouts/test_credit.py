@@ -15,8 +15,8 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.search import Found, Search
 from leret.retrieval.batching import SearchBatcher
+from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.selection import select_next
-from leret.rollouts.states import Role, SamplingPlan
 from leret.sampling.preferences.dataset import state_targets
 from leret.sampling.stage import sample_tasks
 from leret.sampling.store.store import Store

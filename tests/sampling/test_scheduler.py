@@ -11,8 +11,10 @@ from leret.core.types import Failure
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
-from leret.rollouts.states import Role, SamplingPlan, StateSampler
-from leret.sampling.scheduler import Scheduler, refuse_unparsed
+from leret.rollouts.actors import Role, SamplingPlan
+from leret.rollouts.failures import refuse_unparsed
+from leret.rollouts.states import StateSampler
+from leret.sampling.scheduler import Scheduler
 from leret.sampling.store.store import Store
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 

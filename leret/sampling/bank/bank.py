@@ -27,10 +27,11 @@ from leret.programs.pick import named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import reward
+from leret.rollouts.actors import Decoding, PolicyActor
 from leret.rollouts.environment import Environment
-from leret.rollouts.rollout import Decoding, PolicyActor, RolloutRunner
+from leret.rollouts.failures import refuse_unparsed
+from leret.rollouts.rollout import RolloutRunner
 from leret.sampling.bank.bootstrap import BankPlan, best_quarter, bootstrap_prompts, cached_completion_lm
-from leret.sampling.scheduler import refuse_unparsed
 
 
 async def load_or_build_bank(

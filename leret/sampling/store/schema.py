@@ -17,13 +17,11 @@ from typing import Any, NamedTuple
 
 from leret.core.errors import RunError
 from leret.core.files import read_uri
-from leret.core.types import Failure, Sample, State, json_encoder
+from leret.core.types import OUTAGES, Failure, Sample, SamplingParams, State, json_encoder, storable
 
 STORE_SCHEMA = 2
 """Version of the tables, kept in ``PRAGMA user_version``."""
 
-OUTAGES = ("policy", "retrieval", "program")
-"""Kinds of failure that say nothing about the completion; such a sample is tried again at the next resume."""
 OUTAGE_SQL = ", ".join(f"'{kind}'" for kind in OUTAGES)
 
 SCHEMA_SQL = f"""
@@ -77,18 +75,6 @@ _LEAST_FREE = 2**20
 """Bytes. On a full disk SQLite may say "disk I/O error", since even a reader makes a file of 32 KiB beside a store."""
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Who completed, and how: the same for all samples that one prompt of the bank gets in one round."""
-
-    policy: str
-    policy_digest: str
-    prompt_digest: str
-    temperature: float
-    top_p: float
-    max_tokens: int
-
-
 class PathStep(NamedTuple):
     """One step on the path of a question.
 
@@ -112,11 +98,6 @@ class StateSamples:
     state: State
     policy_digest: str
     samples: tuple[Sample, ...]
-
-
-def is_final(sample: Sample) -> bool:
-    """Whether a resume leaves this sample as it is."""
-    return sample.failure is None or sample.failure.kind not in OUTAGES
 
 
 def state_row(state: State) -> tuple[Any, ...]:
@@ -152,11 +133,6 @@ def sample_of(row: sqlite3.Row) -> Sample:
         None if kind is None else Failure(kind, row["failure_message"]),
         row["n_prompt_tokens"], row["n_completion_tokens"],
     )  # fmt: skip
-
-
-def storable(text: str) -> str:
-    """Text that can be written as UTF-8: half a surrogate pair, which a server may send, becomes ``?``."""
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 dump = json_encoder(separators=(",", ":"))

@@ -18,13 +18,13 @@ from typing import Any, Self
 
 from leret.core.errors import RunError
 from leret.core.files import locked, read_uri
-from leret.core.types import Sample, State
+from leret.core.runs import Run
+from leret.core.types import Sample, SamplingParams, State
 from leret.sampling.store.schema import (
     ANSWER_COLUMNS,
     IN_ORDER,
     OUTAGE_SQL,
     PathStep,
-    SamplingParams,
     StateSamples,
     connect,
     dump,
@@ -225,3 +225,16 @@ class Store:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
+    """Return the samples that continued their path, by question and step, of the policy that the run sampled last."""
+    digest = run.manifest().get("digests", {}).get("policy")
+    paths: dict[str, dict[int, Sample]] = {}
+    with Store(run.store, read_only=True) as store:
+        for group in store.finished(digest):
+            chosen = {step.step: step.chosen for step in store.visits(group.policy_digest, group.state.task_id)}
+            for sample in group.samples:
+                if sample.id == chosen.get(group.state.step):
+                    paths.setdefault(group.state.task_id, {})[group.state.step] = sample
+    return paths

@@ -24,6 +24,7 @@ from leret.core.types import digest
 from leret.policies.checkpoints import pick_device
 from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import RoundSampler, round_of
+from leret.sampling.store.store import stored_paths
 from leret.training.alarms import best_step
 from leret.training.callbacks import Monitor, monitored
 from leret.training.checkpoints import TrainingJob, TrainingRecord, TrainReport, checkpoint_step
@@ -55,7 +56,8 @@ class OnlineTraining:
         self.validations: list[dict[str, Any]] = []
         self._initial, self._device = job.initial.digest, device
         self.learner: Learner = algorithm.learner(recipe, job.initial, environment, len(tasks), device)
-        self.sampler = RoundSampler(recipe, environment, run, self.learner.policy)
+        paths = stored_paths(run) if recipe.states == "stored" else None
+        self.sampler = RoundSampler(recipe, environment, run, self.learner.policy, paths)
 
     @property
     def log(self) -> list[dict[str, Any]]:
