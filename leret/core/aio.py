@@ -85,10 +85,10 @@ _streams = {"stdout": _MutedStream(), "stderr": _MutedStream()}
 
 
 class muted:  # noqa: N801 - a context manager; a generator takes half as long again
-    """Drop what threads print within the block; by default this one. Blocks of several threads may overlap."""
+    """Drop output of threads within the block, by default of the thread that enters. Blocks may overlap."""
 
     def __init__(self, threads: Collection[int] | None = None) -> None:
-        self._threads = [threading.get_ident()] if threads is None else threads
+        self._threads = threads
 
     def __enter__(self) -> None:
         with _lock:
@@ -96,12 +96,12 @@ class muted:  # noqa: N801 - a context manager; a generator takes half as long a
                 if (before := getattr(sys, name)) is not stream:
                     stream.stream = before
                     setattr(sys, name, stream)
-            for thread in self._threads:
+            for thread in [threading.get_ident()] if self._threads is None else self._threads:
                 _muted[thread] = _muted.get(thread, 0) + 1
 
     def __exit__(self, *error: object) -> None:
         with _lock:
-            for thread in self._threads:
+            for thread in [threading.get_ident()] if self._threads is None else self._threads:
                 _muted[thread] -= 1
                 if not _muted[thread]:
                     del _muted[thread]

@@ -13,6 +13,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
 import dspy
@@ -124,14 +125,13 @@ def calling_predictor() -> Any:
     return callers[-1] if callers else None
 
 
-def settings_here() -> Mapping[str, Any]:
-    """All settings where `carrying` holds, in one look; elsewhere those alone that differ from the process's."""
-    return cast(Mapping[str, Any], thread_local_overrides.get())
+settings_here: Callable[[], Mapping[str, Any]] = thread_local_overrides.get
+"""Return all settings inside `carrying`; elsewhere those that differ from the process's."""
 
 
 def carried_run() -> Any:
-    """What `carrying` carries; None elsewhere."""
-    return thread_local_overrides.get().get("_leret_run")
+    """Return the run that `carrying` carries; None elsewhere."""
+    return settings_here().get("_leret_run")
 
 
 passes: list[Any] = []
@@ -155,14 +155,16 @@ QUIET: dict[str, Any] = {"callbacks": [], "disable_history": True, "warn_on_type
 """Settings without what DSPy notes of a call."""
 
 
+@dataclass
 class carrying:  # noqa: N801 - a context manager; `dspy.context` takes twice as long
     """Settings of a pass that leret watches: they reach `dspy.Parallel`'s threads, as context variables do not."""
 
-    def __init__(self, run: Any, settings: Mapping[str, Any]) -> None:
-        self._settings = dotdict({**main_thread_config, **thread_local_overrides.get(), **settings, "_leret_run": run})
+    run: Any
+    settings: Mapping[str, Any]
 
     def __enter__(self) -> None:
-        self._token = thread_local_overrides.set(self._settings)
+        settings = {**main_thread_config, **settings_here(), **self.settings, "_leret_run": self.run}
+        self._token = thread_local_overrides.set(dotdict(settings))
 
     def __exit__(self, *error: object) -> None:
         thread_local_overrides.reset(self._token)

@@ -24,6 +24,7 @@ from leret.core.types import (
     Task,
     digest,
     json_encoder,
+    merge,
     seed_of,
     storable,
 )
@@ -263,7 +264,8 @@ class StateSampler:
             if isinstance(prediction, AdapterParseError):
                 outputs, failure = {}, unparsed(self._runner.formatter, visit.need.predictor, text)
             else:
-                ranking, reward, components = need.ranking, 0.0, {"sampled": 0.0}
+                reward, components = 0.0, {"sampled": 0.0}
+                ranking = merge(added for search in need.searches for added in search.added)
             if role.sampled and failure is None:
                 outcome = Outcome(point.task, text, deepcopy(outputs), ranking, prediction, len(point.steps) + 1)
                 values = {**values_of(REPORTED if role.credit == "final" else self._rewards, outcome), **final}

@@ -11,7 +11,7 @@ from pydantic_core import to_jsonable_python
 
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
 from leret.core.types import Failure, Task
-from leret.programs.needs import Finished, NeedsCompletion, Step
+from leret.programs.needs import PLAIN, Finished, NeedsCompletion, Step
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.rollouts.failures import FAILURES, failure_of
@@ -57,7 +57,7 @@ class Point:
             assert isinstance(self.need, NeedsCompletion)
             step = runner.formatter.step(self.need, text)
             outputs = {} if isinstance(step.outputs, Exception) or not step.outputs else step.outputs[0]
-            if step.is_nested:
+            if any(type(value) not in PLAIN for value in outputs.values()):
                 outputs = to_jsonable_python(outputs, fallback=str)
             end = runner.start(self.task, (*self.steps, step), self.results, check)
             reached = self.reached[text] = Reached(step, outputs, end)
