@@ -53,7 +53,7 @@ class _Mention(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def mentions(question: str, found: Found) -> Sequence[Candidate]:
+def mentions(question: str, results: Found) -> Sequence[Candidate]:
     """Return candidates to search for together with the question: `QUESTION`, which adds nothing, and names.
 
     Names of the question come first, then names on the retrieved pages in order. Names in the question or in a
@@ -63,7 +63,7 @@ def mentions(question: str, found: Found) -> Sequence[Candidate]:
     page with the question.
     """
     asked, content = words_of(question), words_of(" ".join(content_words(question)))
-    passages = [passage for ranking in found.searches for passage in ranking]
+    passages = [passage for ranking in results.searches for passage in ranking]
     known = words_of(" ".join(passage.title for passage in passages))
     read = frozenset().union(*(words_of(f"{passage.title} {passage.text}") for passage in passages))
     rows: dict[str, tuple[str, dict[str, float]]] = {}
@@ -72,7 +72,7 @@ def mentions(question: str, found: Found) -> Sequence[Candidate]:
             of_question = {"own": 1.0, "own_place": place / 3, "own_read": float(words <= read)}
             rows.setdefault(name.lower(), (name, {**of_question, **_form(name, words, content)}))
     best = max((passage.score for passage in passages), default=1.0) or 1.0
-    n_first = len(found.searches[0]) if found.searches else 0
+    n_first = len(results.searches[0]) if results.searches else 0
     for rank, passage in enumerate(passages):
         page = _of_page(rank, n_first, passage, content, best)
         for one in _mentions_in(passage.text):

@@ -111,7 +111,7 @@ class Replay:
         self._forward = self._forward_of(program)
         guard = StandInLM.of("", "replay", partial(_answer_request, ""))
         self._settings = {**QUIET, "adapter": self.proxy, "lm": guard, "rm": self.rm}
-        # These modules count failures on themselves, so one instance is no function of its completions.
+        # These modules count failures on themselves, so an instance does not depend on its completions alone.
         self._fresh = any(isinstance(m, dspy.Refine | dspy.BestOfN) for _, m in program.named_sub_modules())
         # A program with both methods may bridge them by asyncio.run, which needs a thread without an event loop.
         self._thread = ThreadPoolExecutor(1, "leret-replay") if methods[1] else None

@@ -99,16 +99,16 @@ class Search(dspy.Module):
         self.exclude_seen = exclude_seen
         self.retriever = retriever
 
-    def __call__(self, query: str | Sequence[str], found: Found | None = None) -> Found:
+    def __call__(self, query: str | Sequence[str], results: Found | None = None) -> Found:
         """Search, like ``forward``, but without DSPy's costly bookkeeping while leret runs the program."""
         if settings_here().get("_leret_run") is not None:
-            return type(self).forward(self, query, found)
-        answer: Found = super().__call__(query, found)
+            return type(self).forward(self, query, results)
+        answer: Found = super().__call__(query, results)
         return answer
 
-    def forward(self, query: str | Sequence[str], found: Found | None = None) -> Found:
+    def forward(self, query: str | Sequence[str], results: Found | None = None) -> Found:
         """Search once a query and return all passages so far; a list of queries is one hop."""
-        before = found.searches if found is not None else ()
+        before = results.searches if results is not None else ()
         searches: tuple[Ranking, ...] = before
         watching: Observer | None = settings_here().get("_leret_run") or watching_run()
         queries = (query,) if isinstance(query, str) else tuple(map(str, query))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from torch import Tensor, int64, tensor
 
 from leret.config.sampling import RewardSettings, SamplingSettings
+from leret.core.aio import started
 from leret.core.runs import Run
 from leret.core.types import Choice, Sample, State, Task, seed_of
 from leret.policies.base import Completion, PromptTooLongError, Request
@@ -293,7 +294,7 @@ class RoundSampler:
 
     async def _roll_out(self, sampler: StateSampler, plan: SamplingPlan, tasks: Sequence[Task]) -> list[list[Group]]:
         """Return, by task, the states of one run of the program with their samples."""
-        walks = [asyncio.create_task(self._walk(sampler, plan, task)) for task in tasks]
+        walks = [started(self._walk(sampler, plan, task)) for task in tasks]
         await sampler.walks.wait(walks)
         return [await one for one in walks]
 

@@ -323,7 +323,7 @@ async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, task
     async def look(task: Task) -> Walk:
         return await sampler.run_on(begin(runner, task, check=True), "look", task.id)
 
-    looks = [asyncio.create_task(look(task)) for task in islice(tasks, LOOKED_AT)]
+    looks = [started(look(task)) for task in islice(tasks, LOOKED_AT)]
     await sampler.walks.wait(looks)
     paths = [await one for one in looks]
     errors = [path.error for path in paths if path.error is not None]

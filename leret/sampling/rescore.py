@@ -1,9 +1,8 @@
-"""`leret rescore`: other rewards for the samples of a run, without an LM call, and its pairs made again.
+"""`leret rescore`: give the samples of a run other rewards, without an LM call, and pair them again.
 
 A stored sample has its fields, its ranking (ids and scores) and its number of steps. Texts come from the run's corpus
-where a function of the user's own may read them; what the program returned, which is not stored, from running it again
-on the stored completions where a reward reads it. Rewards of the program's end stay, since the runs that they come from
-are not stored.
+if a user's function may read them. Predictions are not stored: as soon as a reward reads one, the program is replayed
+on the stored completions. Rewards of the program's end stay, since their runs are not stored.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ if TYPE_CHECKING:
     from leret.programs.runner import ProgramRunner
 
 _REST = ("final", "q", "logp")
-"""Components that rescoring leaves as they are."""
+"""Components that rescoring keeps."""
 
 
 @dataclass(frozen=True)
 class RescoreReport:
-    """What `leret rescore` did.
+    """Results of `leret rescore`.
 
     Attributes:
-        samples: that have a reward of their step; ``changed`` of them have another one now.
-        other_choices: states whose path the new reward would have continued from another sample.
-        notes: what to look at.
+        samples: samples with a reward of their step; ``changed`` of them have a new one.
+        other_choices: states at which the new reward would have continued the path from another sample.
+        notes: findings, with advice.
     """
 
     samples: int
@@ -63,13 +62,13 @@ class RescoreReport:
 
 
 def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: Progress | None = None) -> RescoreReport:
-    """Give a run's samples the rewards of a recipe's ``reward``, by default of the run's: its function may differ.
+    """Score a run's samples by a recipe's ``reward``, by default the run's, with a function that may have changed.
 
-    All or none of them change, and the run's recipe with them, at one commit of the store. A call that was stopped
-    before it left the old rewards; one that was stopped after it left the new ones without pairs.
+    One commit of the store changes all of them, and the run's recipe. A call stopped before it leaves the old rewards;
+    a call stopped after it leaves the new ones without pairs.
 
     Raises:
-        ConfigError: the reward is unknown, has no value for a sample, or the run's credit is of the end alone.
+        ConfigError: the reward is unknown, has no value for a sample, or the run's credit scores only the end.
         RunError: the run was not sampled, or is being sampled; or its program, corpus or questions have changed.
     """
     began, progress = time.monotonic(), progress or Silent()
@@ -78,7 +77,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         recipe = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"reward": reward})})
     recipe = resolve_recipe(recipe, Path.cwd())
     if recipe.sampling.credit == "final":
-        raise ConfigError("sampling.credit is final: those rewards are of runs to the end that are not stored; sample")
+        raise ConfigError("sampling.credit is final: its rewards are of runs to the end, which are not stored; sample")
     spec = recipe.sampling.reward
     with Environment(recipe, run.cache, progress) as environment, Store(run.store) as store:
         refuse_changed_files(run, environment, reward=False)
@@ -91,13 +90,13 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         sections["digests"] = {name: value for name, value in digests.items() if value is not None}
         name = run.prepare(sections)
         (run.path / "sample.done").unlink(missing_ok=True)
-        shutil.rmtree(run.preferences, ignore_errors=True)  # they are of the old rewards
+        shutil.rmtree(run.preferences, ignore_errors=True)  # pairs by the old rewards
         store.put_rewards(new, name)
         store.flush()
     run.update()
     settings = recipe.sampling
-    made = {"strategy": settings.strategy, "margin": settings.margin, "max_pairs": settings.max_pairs}
-    how: dict[str, Any] = made | run.manifest().get("preferences", {})
+    pairing = {"strategy": settings.strategy, "margin": settings.margin, "max_pairs": settings.max_pairs}
+    how: dict[str, Any] = pairing | run.manifest().get("preferences", {})
     pairs = build_preferences(run, how["strategy"], how["margin"], how["max_pairs"])
     counts = pass_over.n_samples, pass_over.n_changed, pass_over.n_states, pass_over.n_other_choices
     seconds = round(time.monotonic() - began, 3)
@@ -133,23 +132,23 @@ class _Rescoring:
         self._corpus: Mapping[str, Document] = environment.corpus if function_names(settings.reward) else {}
         self._to_end = settings.end_reward is not None
         self._runner: ProgramRunner | None = None  # until a reward reads a prediction
-        self._opened = ExitStack()
+        self._resources = ExitStack()
         self.n_samples = self.n_changed = self.n_states = self.n_other_choices = self.n_final = 0
 
     def notes(self) -> Iterator[str]:
         if self.n_other_choices:
             yield (
                 f"next states were chosen under the old reward: at {self.n_other_choices:,} of {self.n_states:,} "
-                "states the new one goes on from another sample, and what follows there is not what it would sample; "
+                "states the new one continues from another sample, so later states differ from those it would sample; "
                 "`leret sample` into a new run samples under it"
             )
         if self.n_final:
-            yield f"{self.n_final:,} samples are scored by the program's end alone, and stay as they are"
+            yield f"{self.n_final:,} samples are scored only by the program's end, and keep their rewards"
 
     async def samples(self, progress: Progress) -> list[Sample]:
         """Return the samples with a new reward or new parts."""
         changed: list[Sample] = []
-        with self._opened:
+        with self._resources:
             for (policy, name), members in groupby(
                 self._store.groups(), lambda group: (group.policy_digest, group.state.task_id)
             ):
@@ -172,7 +171,7 @@ class _Rescoring:
             try:
                 return {sample.id: self._with_parts(task, sample, _Unfinished) for sample in samples}
             except _PredictionRead:
-                searches = self._opened.enter_context(closing(SearchBatcher(self._environment.retriever)))
+                searches = self._resources.enter_context(closing(SearchBatcher(self._environment.retriever)))
                 self._runner = self._environment.runner(searches)
         ends = await _ends(self._runner, task, groups, chosen)
         return {

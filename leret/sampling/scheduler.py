@@ -145,7 +145,7 @@ class Scheduler:
         return following
 
     def _note_unseen(self, task: Task, end: Finished, stats: SamplingStats) -> None:
-        """Refuse documents in the prediction that no search found which leret sees; of passages, only note it."""
+        """Refuse predicted ``doc_ids`` that no search seen by leret retrieved; note such passages."""
         program, wrap = type(self.runner.replay.program).__name__, "wrap every search with leret.search_tool(fn)"
         unseen = unseen_documents(end)
         if ids := unseen.pop("doc_ids", None):
@@ -159,7 +159,7 @@ class Scheduler:
                 stats.notes.append(f"{note}, or use credit final, or the reward leaves them out")
 
     def _refuse_unseen_searches(self) -> None:
-        """Stop where the reward is of searches, and the program came to its ends without one."""
+        """Stop if the reward scores searches and the first paths made none."""
         if self.sampler.credits == {"final"} or not self._n_searches or any(self._n_searches):
             return
         program, first = self.runner.replay.program, f"first {len(self._n_searches)} tasks"
@@ -181,18 +181,18 @@ class Scheduler:
 
 
 def unseen_documents(end: Finished) -> dict[str, list[str]]:
-    """Return what a prediction holds, by field, of documents that no search found which leret sees.
+    """Return, by field of a prediction, documents that no search seen by leret retrieved.
 
-    Of ``doc_ids`` these are all unknown ones; of other lists of texts, those beside known passages, and all of
-    ``context`` and ``passages``.
+    All unknown ids in ``doc_ids`` and all unknown texts in ``context`` and ``passages`` count; in other lists, unknown
+    texts beside known passages.
     """
     seen = {name for passage in end.ranking for name in (passage.doc_id, passage.title, passage.text) if name}
-    found: dict[str, list[str]] = {}
+    unseen: dict[str, list[str]] = {}
     fields = dict(end.prediction.items()) if isinstance(end.prediction, dspy.Example) else {}
     for name, value in fields.items():
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
             continue
-        unseen = [one for one in value if one not in seen and (name == "doc_ids" or not any(t in one for t in seen))]
-        if unseen and (name in ("doc_ids", "context", "passages") or len(unseen) < len(value)):
-            found[name] = unseen
-    return found
+        unknown = [one for one in value if one not in seen and (name == "doc_ids" or not any(t in one for t in seen))]
+        if unknown and (name in ("doc_ids", "context", "passages") or len(unknown) < len(value)):
+            unseen[name] = unknown
+    return unseen

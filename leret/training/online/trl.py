@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from leret.core.aio import started
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import State, Task, digest, seed_of
@@ -99,7 +100,7 @@ class StoredStates(RoundSampler):
             own = [text for text, other in zip(texts, names, strict=True) if other == name]
             return state, await sampler.score(fresh, state, own)
 
-        groups = [asyncio.create_task(group(name)) for name in dict.fromkeys(names)]
+        groups = [started(group(name)) for name in dict.fromkeys(names)]
         await round_.walks.wait(groups)
         return [await one for one in groups]
 
