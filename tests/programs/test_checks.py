@@ -44,13 +44,6 @@ def test_every_adapter_and_prompt_sends_what_stock_dspy_sends(kind, reason, walk
     assert len(needs) == 3
 
 
-@pytest.mark.parametrize("adapter", [dspy.XMLAdapter(), dspy.JSONAdapter()], ids=["xml", "json"])
-def test_an_agent_lays_out_its_trajectory_by_the_runs_adapter(adapter, walk):
-    agent = next(kind for kind in PROGRAMS if kind.__name__ == "Agent")
-    needs, _ = walk(agent(), adapter, check=True, pure=agent())
-    assert ("<thought_0>" in needs[1].inputs["trajectory"]) == isinstance(adapter, dspy.XMLAdapter)
-
-
 @pytest.mark.parametrize(
     "adapter",
     [dspy.ChatAdapter(), dspy.XMLAdapter(), dspy.JSONAdapter(), dspy.XMLAdapter(use_native_function_calling=True)],
