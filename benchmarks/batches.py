@@ -30,7 +30,7 @@ from leret.policies.load import make_policy
 from leret.policies.local.decoder import Generated, Job
 from leret.policies.local.policy import LocalPolicy
 from leret.programs.prompts import Prompt
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
 
 SIZES = (1, 8, 64)
 

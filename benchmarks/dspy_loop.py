@@ -14,7 +14,7 @@ from dspy.utils.exceptions import AdapterParseError
 from leret.programs.prompts import Prompt
 from leret.programs.search import Found
 from leret.rewards.ranking import ap
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
 
 THREADS = 32
 

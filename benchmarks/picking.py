@@ -49,7 +49,7 @@ from leret.datasets.records import Problems
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.policies.base import Completion, Request
 from leret.policies.pickers.picker import Picker, open_picker
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
 from leret.training.validation import Validation
 
 ROOT = Path(__file__).parents[1]

@@ -20,8 +20,8 @@ from leret.config.sampling import RewardSettings, SamplingRecipe
 from leret.core.runs import Run
 from leret.core.types import Sample, Task
 from leret.rewards import scoring
+from leret.rollouts.environment import Environment
 from leret.sampling.rescore import rescore
-from leret.sampling.rollouts.environment import Environment
 from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
 

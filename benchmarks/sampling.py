@@ -38,7 +38,7 @@ from profiling import Shares
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.programs.prompts import Prompt
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
 from leret.sampling.stage import sample
 
 DATA = HERE.parent.parent / "shared/data/hotpotqa"

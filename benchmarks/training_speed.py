@@ -91,8 +91,8 @@ def by_grpo(run, side, out, steps):
     from trl import GRPOTrainer  # noqa: F401
 
     from leret.policies.local.policy import LocalPolicy
+    from leret.rollouts.rounds import RoundSampler
     from leret.training.algorithms.grpo import GRPORecipe
-    from leret.training.online.rounds import RoundSampler
     from leret.training.online.trl import StoredStates
     from leret.training.stage import train
 

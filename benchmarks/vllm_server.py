@@ -41,7 +41,7 @@ from leret.policies.serving.engines import Listening
 from leret.policies.serving.launch import free_port, plan, run_server
 from leret.policies.serving.model import resolve_policy
 from leret.programs.prompts import Prompt
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
 from leret.sampling.stage import SampleReport, sample
 
 CONNECTIONS = 32

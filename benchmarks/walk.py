@@ -1,11 +1,11 @@
-"""How many of leret's files and functions one new sample, or one training of a recipe, passes through.
+"""Counting the files and functions of leret that one new sample, or one training of a recipe, passes through.
 
     python benchmarks/walk.py [--train] [--calls]
 
-One question after another is sampled with one prompt and one completion, through an OpenAI-compatible server and BM25.
-Of the last one, everything is traced from the moment its first state is taken up with the prompt until the scored
-sample is handed to the store. A call is a function of leret's that is entered, in any thread; comprehensions and the
-resumption of a coroutine are not counted.
+Questions are sampled one after another with one prompt and one completion, through an OpenAI-compatible server and
+BM25. Everything about the last one is traced, from the first state until the scored sample reaches the store. A call is
+the entry of a function of leret, in any thread; comprehensions and resumed coroutines do not count.
+tests/rollouts/test_walk.py holds the counts to their bars.
 
 A training is IPO on a few questions of a generated world, from the call of `leret.training.stage.train` to its return.
 """
@@ -38,39 +38,36 @@ N_QUESTIONS = 8
 
 
 class Tracer:
-    """Notes the functions of leret's that are entered from a call of ``FIRST`` to the next call of ``LAST``.
+    """Records the functions of leret that are entered from a call of ``FIRST`` to the next call of ``LAST``.
 
-    It is the progress of a stage too, so that it begins when all but the last question are done: tracing is slow, and a
-    retriever that is quick is called in another way than a slow one.
+    It is the progress of a stage too, so that it starts with the last question: tracing is slow, and quick retrievers
+    are called in another way than slow ones.
     """
 
     def __init__(self) -> None:
         self.walk: list[tuple[str, str]] = []
-        self._frames: dict[int, FrameType] = {}  # while a frame is kept, no other one gets its id
+        self._frames: dict[int, FrameType] = {}  # a frame that is held keeps its id
         self._n_done = 0
         self._tracing = False
 
     def start(self, stage: str, total: int | None) -> None:
-        """A part of the stage begins."""
         self._n_done = 0
 
     def advance(self, n: int = 1, **facts: Any) -> None:
-        """A question is done."""
         self._n_done += n
         if self._n_done == N_QUESTIONS - 1:
             threading.setprofile(self._see)
             sys.setprofile(self._see)
 
     def finish(self) -> None:
-        """The part ended."""
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  # typeshed does not know that None ends it
+        threading.setprofile(None)  # type: ignore[arg-type]  # typeshed lacks None, which ends it
 
     def _see(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(PACKAGE) or code.co_name in COMPREHENSIONS:
             return
-        if id(frame) in self._frames:  # a coroutine goes on
+        if id(frame) in self._frames:  # a resumed coroutine
             return
         self._frames[id(frame)] = frame
         self._tracing = self._tracing or (code.co_name == FIRST and not self.walk)
@@ -80,7 +77,8 @@ class Tracer:
 
 
 def walk_of_a_sample() -> list[tuple[str, str]]:
-    """File and function of every call that one new sample takes."""
+    """Return file and function of every call of one new sample."""
+    batching._QUICK_S = 1.0  # on a busy machine, a quick search may look like a slow one, which takes a thread
     with tempfile.TemporaryDirectory(prefix="leret-walk-") as name, server() as url:
         work = Path(name)
         write_data(work, N_QUESTIONS)
@@ -100,7 +98,7 @@ def walk_of_a_sample() -> list[tuple[str, str]]:
 
 
 def walk_of_a_training() -> list[tuple[str, str]]:
-    """File and function of every call that a training takes, in its own thread."""
+    """Return file and function of every call of a training, in its thread."""
     walk = []
 
     def see(frame: FrameType, event: str, _: Any) -> None:
@@ -134,7 +132,6 @@ def main() -> None:
     parser.add_argument("--train", action="store_true", help="a training instead of a sample")
     parser.add_argument("--calls", action="store_true", help="list the calls in their order")
     arguments = parser.parse_args()
-    batching._QUICK_S = 1.0  # on a busy machine, a quick search may look like a slow one, which a thread would take
     walk = walk_of_a_training() if arguments.train else walk_of_a_sample()
     files = Counter(file for file, _ in walk)
     print(f"one {'training' if arguments.train else 'new sample'}: {len(files)} files, {len(walk)} calls")

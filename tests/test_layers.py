@@ -19,6 +19,7 @@ LAYERS = [
     {"rewards"},
     {"datasets", "retrieval", "policies"},
     {"programs"},
+    {"rollouts"},
     {"sampling"},
     {"training"},
     {"evaluation"},

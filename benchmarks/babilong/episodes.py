@@ -20,9 +20,9 @@ from leret.core.runs import Run
 from leret.core.types import Document, Json, Outcome, Passage, Task
 from leret.evaluation.plan import held_out, resolve
 from leret.evaluation.results import ScoredHop, first_runs, read_rows
-from leret.rewards import Reward, reward
+from leret.rewards import Reward, scoring
 from leret.rewards.ranking import all_found, fact_em, fact_f1
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
 
 _N_THRESHOLDS = 20
 
@@ -30,7 +30,7 @@ _N_THRESHOLDS = 20
 def write_logs(recipe: EvalRecipe, run: Run) -> None:
     """Write log and early_stop.json of every system of an evaluation."""
     evaluation = resolve(recipe, run)
-    whole = reward(evaluation.sampling.sampling.whole_reward)
+    whole = scoring(evaluation.sampling.sampling.whole_reward)
     with Environment.open(run) as environment, run.writing():
         tasks, _ = held_out(evaluation, environment)
         for system in evaluation.systems:

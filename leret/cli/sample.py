@@ -89,8 +89,8 @@ def pairs(
     """Rebuild the preference pairs of a run without sampling."""
     from leret.core.errors import ConfigError
     from leret.core.runs import Run
+    from leret.rollouts.environment import refuse_changes_since_sampling
     from leret.sampling.preferences.dataset import build_preferences
-    from leret.sampling.rollouts.environment import refuse_changes_since_sampling
 
     if margin and strategy != "margin":
         raise ConfigError(f"--margin {margin} needs --strategy margin, not {strategy}")

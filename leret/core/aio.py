@@ -88,7 +88,7 @@ class muted:  # noqa: N801 - a context manager; a generator takes 1.5 times as l
     """Drop the output of threads, by default of this one, in the block. Blocks of several threads may overlap."""
 
     def __init__(self, threads: Collection[int] | None = None) -> None:
-        self._threads = [threading.get_ident()] if threads is None else threads
+        self._threads = threads
 
     def __enter__(self) -> None:
         with _lock:
@@ -96,12 +96,12 @@ class muted:  # noqa: N801 - a context manager; a generator takes 1.5 times as l
                 if (before := getattr(sys, name)) is not stream:
                     stream.stream = before
                     setattr(sys, name, stream)
-            for thread in self._threads:
+            for thread in [threading.get_ident()] if self._threads is None else self._threads:
                 _muted[thread] = _muted.get(thread, 0) + 1
 
     def __exit__(self, *error: object) -> None:
         with _lock:
-            for thread in self._threads:
+            for thread in [threading.get_ident()] if self._threads is None else self._threads:
                 _muted[thread] -= 1
                 if not _muted[thread]:
                     del _muted[thread]

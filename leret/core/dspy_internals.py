@@ -12,6 +12,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, cast
 
 import dspy
@@ -155,14 +156,16 @@ QUIET: dict[str, Any] = {"callbacks": [], "disable_history": True, "warn_on_type
 """Settings that stop DSPy from recording calls."""
 
 
+@dataclass
 class carrying:  # noqa: N801 - a context manager; `dspy.context` takes twice as long
     """Settings of a watched run; unlike context variables, they reach the threads of `dspy.Parallel`."""
 
-    def __init__(self, run: Any, settings: Mapping[str, Any]) -> None:
-        self._settings = dotdict({**main_thread_config, **thread_local_overrides.get(), **settings, "_leret_run": run})
+    run: Any
+    settings: Mapping[str, Any]
 
     def __enter__(self) -> None:
-        self._token = thread_local_overrides.set(self._settings)
+        settings = {**main_thread_config, **settings_here(), **self.settings, "_leret_run": self.run}
+        self._token = thread_local_overrides.set(dotdict(settings))
 
     def __exit__(self, *error: object) -> None:
         thread_local_overrides.reset(self._token)

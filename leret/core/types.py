@@ -55,6 +55,16 @@ def text_of(message: Message) -> str:
     return str(message["content"])
 
 
+def seed_of(*parts: Json) -> int:
+    """Return a 63-bit seed made of JSON values, the same on every machine."""
+    return int(digest("seed", *parts)[:16], 16) >> 1
+
+
+def storable(text: str) -> str:
+    """Return text that can be written as UTF-8: lone surrogates, which a server may send, become ``?``."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 class SharedInstance:
     """An object (a model, connections) that deep copies of a program share; DSPy's optimizers copy programs."""
 
@@ -224,6 +234,10 @@ class State:
         return digest(self.task_id, self.predictor, self.inputs)
 
 
+OUTAGES = ("policy", "retrieval", "program")
+"""Kinds of failure that say nothing about the completion; the next resume tries such a sample again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """The reason why a sample has no reward.
@@ -235,6 +249,10 @@ class Failure:
 
     kind: str
     message: str
+
+    @property
+    def is_outage(self) -> bool:
+        return self.kind in OUTAGES
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +318,18 @@ class Sample:
     def is_sampled(self) -> bool:
         """True if leret samples the predictor, so that a training can use the sample."""
         return self.components.get("sampled") != 0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """The policy and settings of all samples that one prompt of the bank gets at a state in one round."""
+
+    policy: str
+    policy_digest: str
+    prompt_digest: str
+    temperature: float
+    top_p: float
+    max_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

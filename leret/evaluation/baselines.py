@@ -18,12 +18,12 @@ from leret.core.types import STOP, Choice, Document, Failure, Hop, LMCall, Passa
 from leret.datasets.corpus import Corpus
 from leret.evaluation.results import ScoredHop, first_runs
 from leret.policies.base import Policy
-from leret.programs.needs import NeedsChoice, NeedsCompletion, Step
+from leret.programs.needs import NeedsCompletion, Step
 from leret.programs.prompts import Formatter
 from leret.retrieval.base import Retriever
 from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.fusion import reciprocal_rank_fusion
-from leret.sampling.rollouts.rollout import Decoding
+from leret.rollouts.actors import Decoding
 
 _PASSAGE_TOKENS = 128
 """Least limit for HyDE's passage; the policy's `max_tokens` is meant for queries."""
@@ -71,7 +71,7 @@ class ScriptedPolicy:
     _rank: CandidateRanking = field(default_factory=CandidateRanking, init=False)
 
     async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
-        if isinstance(need, NeedsChoice):
+        if need.choice is not None:
             left = {one.id: one.text for one in need.choice.candidates if one is not STOP}
             wanted = [id for id in (self.wanted(task) if self.wanted else ()) if id in left]
             empty = [id for id, text in left.items() if not text]

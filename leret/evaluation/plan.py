@@ -23,15 +23,15 @@ from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
 from leret.evaluation.systems import BASE, System, available, select, training_facts
 from leret.rewards.functions import sources_digest
-from leret.sampling.estimate import steps_of
-from leret.sampling.rollouts.environment import (
+from leret.rollouts.actors import Decoding
+from leret.rollouts.environment import (
     Environment,
     questions_digest,
     recipe_stamps,
     refuse_changed_files,
     refuse_changes,
 )
-from leret.sampling.rollouts.rollout import Decoding
+from leret.sampling.estimate import steps_of
 from leret.sampling.store.store import Store
 
 _RENAME = "give this evaluation a name: --set evaluation=NAME"

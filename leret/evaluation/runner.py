@@ -36,7 +36,9 @@ from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.rollouts.rollout import BOUNDARIES, Actor, Decoding, PolicyActor, RolloutRunner
+from leret.rollouts.actors import Actor, Decoding, PolicyActor
+from leret.rollouts.failures import BOUNDARIES
+from leret.rollouts.rollout import RolloutRunner
 
 CONCURRENCY = 256
 """Questions in flight; waiting requests are decoded in one batch."""

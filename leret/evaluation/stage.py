@@ -28,7 +28,7 @@ from leret.evaluation.summary import summarise
 from leret.evaluation.systems import HYDE, System, focus
 from leret.policies.load import probe
 from leret.programs.saved import save
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
 
 
 @dataclass(frozen=True)

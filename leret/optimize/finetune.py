@@ -20,7 +20,7 @@ from leret.core.runs import Run
 from leret.core.types import Task, digest
 from leret.core.yaml import Placed
 from leret.policies.checkpoints import find_model, model_digest
-from leret.sampling.rollouts.environment import Environment, questions_digest
+from leret.rollouts.environment import Environment, questions_digest
 from leret.training.algorithms import TrainingRecipe
 from leret.training.checkpoints import CheckpointDirectory, TrainReport
 from leret.training.checkpoints import TrainingJob as Fit

@@ -17,8 +17,8 @@ from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import Reward
-from leret.sampling.rollouts.branching import Role
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.actors import Role
+from leret.rollouts.environment import Environment
 
 
 @dataclass(frozen=True)

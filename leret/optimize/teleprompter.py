@@ -57,17 +57,17 @@ from leret.optimize.student import (
     training_examples,
 )
 from leret.policies.base import Policy
-from leret.programs.needs import NeedsChoice, NeedsCompletion
+from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.saved import with_save
 from leret.programs.search import Search, search_tool
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import Reward, scoring
+from leret.rollouts.actors import Role, SamplingPlan
+from leret.rollouts.failures import BOUNDARIES
 from leret.sampling.bank.bank import load_bank, save_bank
 from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts
-from leret.sampling.rollouts.branching import Role, SamplingPlan
-from leret.sampling.rollouts.rollout import BOUNDARIES
 from leret.sampling.stage import sample_tasks
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS, TrainingRecipe
@@ -354,8 +354,8 @@ class CompileJob:
     def role(self, need: NeedsCompletion) -> Role:
         """Return the role of the LM that DSPy would call; it is sampled if it is the predictor's LM."""
         name = need.predictor
-        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name
-        if isinstance(need, NeedsChoice):
+        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # whose LM is asked
+        if need.choice is not None:
             return Role(self.policies[name], sampled=False, temperature=0.0)
         if owner not in self.policies:
             if dspy.settings.lm is None:

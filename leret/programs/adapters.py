@@ -1,8 +1,8 @@
 """A DSPy adapter for small policies: the fields and nothing else.
 
-The chat adapter spends about 200 tokens of instructions on every call, which a policy of a few million parameters
-cannot read and a context of 512 tokens cannot hold. This one sends the inputs, field by field, and takes back the
-bare value of the output field (or one ``name: value`` line a field where a signature has several).
+The chat adapter spends about 200 tokens of instructions on every call, too many for a policy of a few million
+parameters or a context of 512 tokens. This adapter sends the inputs, field by field, and reads the bare value of the
+output field, or one ``name: value`` line a field if a signature has several.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from leret.core.errors import ProgramError
 class CompactAdapter(dspy.ChatAdapter):
     """Formats a call as bare fields, one message a turn, without a system message.
 
-    Of a chat adapter it has the kind alone: DSPy's finetuning and GRPO take no other.
+    It is a chat adapter only by type, which DSPy's finetuning and GRPO require.
 
     Args:
-        words_per_item: words kept of every item of a list-valued input (a passage of the context).
-        items: items kept of a list-valued input; the first ones.
-        demo_items: items kept of a list-valued input in a demo; 0 leaves the field out.
+        words_per_item: most words of an item of a list-valued input (a passage of the context).
+        items: most items of a list-valued input.
+        demo_items: most items of a list-valued input in a demo; 0 leaves the field out.
         instructions: send the signature's instructions as a system message.
-        outputs: end a call with the names of the outputs, the choices of a ``Literal`` and other types than text; a
-            policy that answers several signatures tells them apart by it.
+        outputs: end a call with the names of the outputs, the choices of a ``Literal``, and types other than text, so
+            that a policy can distinguish signatures.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class CompactAdapter(dspy.ChatAdapter):
         self.instructions, self.outputs = instructions, outputs
 
     def settings(self) -> dict[str, Any]:
-        """The arguments that rebuild this adapter."""
+        """Return the arguments that rebuild this adapter."""
         names = ("words_per_item", "items", "demo_items", "instructions", "outputs")
         return {name: getattr(self, name) for name in names}
 
     def format(
         self, signature: type[dspy.Signature], demos: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Messages of one call: the demos as turns, then the inputs."""
+        """Return the messages of one call: the demos as turns, then the inputs."""
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": signature.instructions})
@@ -75,13 +75,13 @@ class CompactAdapter(dspy.ChatAdapter):
         suffix: str = "",
         main_request: bool = False,
     ) -> str:
-        """Fields and nothing else; `dspy.ReAct` lays a trajectory out so."""
+        """Return the bare fields; `dspy.ReAct` formats trajectories with it."""
         return "\n".join(filter(None, (prefix, self._inputs(signature, inputs, self.items), suffix)))
 
     def format_assistant_message_content(
         self, signature: type[dspy.Signature], outputs: Mapping[str, Any], missing_field_message: str | None = None
     ) -> str:
-        """The completion that carries these outputs; ``parse`` undoes it."""
+        """Return the completion that ``parse`` reads as these outputs."""
         values = {name: _line(outputs.get(name, missing_field_message)) for name in signature.output_fields}
         if len(values) == 1:
             return next(iter(values.values()))
@@ -109,8 +109,8 @@ class CompactAdapter(dspy.ChatAdapter):
         for name in signature.input_fields:
             value = values.get(name)
             if isinstance(value, list | tuple):
-                kept = [" ".join(_item(item).split()[: self.words_per_item]) for item in value[:items]]
-                lines += [f"{name}:", *kept] if kept else []
+                shown = [" ".join(_item(item).split()[: self.words_per_item]) for item in value[:items]]
+                lines += [f"{name}:", *shown] if shown else []
             elif value is not None:
                 lines.append(f"{name}: {_line(value)}")
         return "\n".join(lines)
@@ -134,7 +134,7 @@ def _described(name: str, field: Any) -> str:
 
 
 def _bare(value: Any) -> Any:
-    """Without the spaces that a policy whose tokens are words writes beside every quotation mark."""
+    """Strip texts: a policy with words as tokens writes spaces beside quotation marks."""
     if isinstance(value, dict):
         return {_bare(name): _bare(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -143,7 +143,7 @@ def _bare(value: Any) -> Any:
 
 
 def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
-    """Values by ``name:`` at a line's start; a value runs to the next label."""
+    """Return values by their label ``name:`` at a line's start; a value runs to the next label."""
     label = re.compile(rf"^\s*({'|'.join(map(re.escape, names))})\s*:", re.MULTILINE)
     marks = list(label.finditer(completion))
     ends = [mark.start() for mark in marks[1:]] + [len(completion)]
@@ -151,10 +151,10 @@ def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
 
 
 def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
-    """The adapter that a recipe names.
+    """Return the adapter of a recipe.
 
-    The chat adapter's silent second call through JSON is off: one state and one seed are one call, and a completion
-    that does not parse is a fact to record.
+    The chat adapter's silent second call through JSON is off: one state and one seed are one call, and unparsed
+    completions are recorded.
     """
     match settings.kind:
         case "compact":
@@ -168,7 +168,7 @@ def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
 
 
 def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:
-    """Class and constructor arguments of an adapter, in JSON values; callbacks, which only listen, are left out.
+    """Return an adapter's class and constructor arguments as JSON values, without callbacks.
 
     Raises:
         ProgramError: these arguments do not make an equal adapter.
@@ -179,23 +179,24 @@ def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:
         names |= {one.name: None for one in parameters if one.kind in {one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY}}
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
             break
-    held = vars(adapter)
-    settings = {name: held[name] for name in names if name in held and name != "callbacks" and plain_value(held[name])}
+    values = vars(adapter)
+    plain = [name for name in names if name in values and name != "callbacks" and plain_value(values[name])]
+    settings = {name: values[name] for name in plain}
     record = {"class": path_of(kind), "settings": settings}
     try:
         again = vars(load_adapter(record))
-        differ = [name for name in {**held, **again} if name != "callbacks" and held.get(name) != again.get(name)]
+        differ = [name for name in {**values, **again} if name != "callbacks" and values.get(name) != again.get(name)]
     except (ProgramError, TypeError, ValueError) as error:
         raise ProgramError(f"the adapter {kind.__name__} cannot be saved: {error}") from error
     if differ:
         raise ProgramError(
             f"the adapter {kind.__name__} cannot be saved: its constructor does not make {', '.join(sorted(differ))} "
-            "again of JSON values; let it take such under these names"
+            "again from JSON values; let it take JSON values under these names"
         )
     return record
 
 
 def load_adapter(record: Mapping[str, Any]) -> dspy.Adapter:
-    """The adapter of a record."""
+    """Return the adapter of a record."""
     adapter: dspy.Adapter = class_at(record["class"], dspy.Adapter)(**record["settings"])
     return adapter

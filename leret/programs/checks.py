@@ -1,7 +1,7 @@
-"""What is sent and stored is what the DSPy program itself would send: proven on the first paths that are sampled.
+"""Checking, on the first sampled paths, that leret sends the same messages as the DSPy program would.
 
-The path is run again by DSPy, under the user's own adapter, with an LM that answers with the path's completions and
-compares what it is asked.
+DSPy runs the path again under the user's adapter, with an LM that compares its requests with leret's and answers with
+the path's completions.
 """
 
 from __future__ import annotations
@@ -33,17 +33,8 @@ from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Candidate, Ranking, Task
 from leret.policies.base import Messages
 from leret.programs.lms import record_lms, recorded_lm
-from leret.programs.needs import (
-    REPEATABLE,
-    Candidates,
-    ChoiceCall,
-    Finished,
-    NeedsChoice,
-    NeedsCompletion,
-    Step,
-    tool_key,
-)
-from leret.programs.pick import Pick, candidates_of, named_picks
+from leret.programs.needs import REPEATABLE, Finished, NeedsCompletion, Step, tool_key
+from leret.programs.pick import Candidates, ChoiceCall, Pick, candidates_of, named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults, Stop, bound_inputs
 from leret.programs.runner import ProgramRunner
@@ -58,12 +49,12 @@ async def check_path(
     results: SearchResults,
     prompts: Sequence[Prompt] = (ZERO_SHOT,),
 ) -> None:
-    """Refuse a program that does not send, with the completions of a path, what leret sent there.
+    """Refuse a program that, with the completions of a path, sends other messages than leret did.
 
-    ``program`` is not the one that is replayed, but another instance.
+    ``program`` is another instance than the replayed one.
     """
     needs = [await runner.advance(task, steps[:n], results) for n in range(len(steps))]
-    # In a run of its own: a callback changes DSPy's lines in a traceback, which ReAct shows its LM.
+    # A separate run, since a callback changes DSPy's lines in a traceback, which ReAct shows its LM.
     watch = _ForeignLMs()
     for prompt, callbacks in [(ZERO_SHOT, [watch]), *((prompt, list[BaseCallback]()) for prompt in prompts)]:
         ours = [
@@ -74,10 +65,10 @@ async def check_path(
         stock = program, runner, task, prompt, ours, dict(results), callbacks
         left, other = await asyncio.to_thread(_run_stock, *stock)
         where = f"{type(program).__name__}, task {task.id}, prompt {prompt.name}"
-        if watch.found:
+        if watch.model:
             raise ReplayError(
-                f"{where}: it calls the LM {watch.found} where leret cannot answer; keep that LM on the program "
-                "(self.judge = dspy.LM(...)), or set the call's adapter outside of forward"
+                f"{where}: it calls the LM {watch.model} where leret cannot answer; keep that LM on the program "
+                "(self.judge = dspy.LM(...)), or set the call's adapter outside forward"
             )
         if left and not callbacks:
             raise ReplayError(
@@ -95,7 +86,7 @@ def _run_stock(
     results: SearchResults,
     callbacks: list[BaseCallback],
 ) -> tuple[list[Messages], Messages | None]:
-    """Messages of the path that DSPy does not send, and the first others that it sends."""
+    """Return the path's messages that DSPy does not send, and the first other ones that it sends."""
     left = list(path)
     others: list[Messages] = []
 
@@ -123,27 +114,27 @@ def _run_stock(
     named_picks(program)
     observer = SearchMemory(results, None if runner.searches is None else runner.searches.retriever, recorded)
     settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
-    # Where it goes no further, a call that is missing then is reported.
+    # After a failure, the calls that are missing are reported.
     with suppress(Stop, Exception), suppress_output("dspy"), carrying(observer, settings):
         run_program(program, **bound_inputs(program, task))
     return [messages for messages, _ in left], others[0] if others else None
 
 
 class _ForeignLMs(BaseCallback):
-    found = ""
+    model = ""
 
     def on_lm_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
         if not isinstance(instance, StandInLM):
-            self.found = str(getattr(instance, "model", type(instance).__name__))
+            self.model = str(getattr(instance, "model", type(instance).__name__))
 
 
 class SearchMemory:
-    """Answers searches of a program that is not replayed: from known results, else by asking, once each.
+    """Answers searches of a program that is not replayed: from known results, else by searching once.
 
-    Picks are answered by ``choose_by``, or by their own actors.
+    ``choose_by``, or their actors, answer picks.
 
     Attributes:
-        rankings: that `leret.Search` added to its unions, in order.
+        rankings: rankings that `leret.Search` added to its unions, in order.
     """
 
     def __init__(
@@ -153,12 +144,12 @@ class SearchMemory:
         self.rankings: list[Ranking] = []
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
-        asked = self._retriever or retriever
-        key = (query, k) if self._retriever is not None or asked is None else (query, k, id(asked))
+        key = (query, k) if self._retriever is not None or retriever is None else (query, k, id(retriever))
+        retriever = self._retriever or retriever
         if key not in self._results:
-            if asked is None:
+            if retriever is None:
                 raise ProgramError("a leret.Search has no retriever: pass one as Search(retriever=...)")
-            self._results[key] = asked.search([query], k)[0]
+            self._results[key] = retriever.search([query], k)[0]
         ranking: Ranking = self._results[key]
         return ranking
 
@@ -179,7 +170,7 @@ class SearchMemory:
 
 
 async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCompletion], str | None]:
-    """The steps of one run, answered by made-up outputs, and why they do not lead to its end, where they do not."""
+    """Return the steps of one run on made-up outputs, and the reason if it does not come to its end."""
     results: SearchResults = {}
     needs: list[NeedsCompletion] = []
     steps: list[Step] = []
@@ -187,11 +178,11 @@ async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCom
         try:
             need = await runner.advance(task, steps, results)
         except ProgramError as error:
-            return needs, str(error)  # made-up outputs need not make sense to it
+            return needs, str(error)  # made-up outputs may make no sense to the program
         if isinstance(need, Finished):
             return needs, None
         needs.append(need)
-        if isinstance(need, NeedsChoice):
+        if need.choice is not None:
             steps.append(runner.formatter.step(need, need.choice.candidates[0].id))
             continue
         fields = None if need.call.signature is None else made_up(need.call.signature, f"{task.text} {len(steps)}")
@@ -201,7 +192,7 @@ async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCom
 
 
 def made_up(signature: type[dspy.Signature], text: str) -> dict[str, Any] | None:
-    """Values for the outputs of a signature, or None where a type is too special for that."""
+    """Return values for the outputs of a signature; None if a type is too special."""
     try:
         values = {name: _value(info.annotation, text) for name, info in signature.output_fields.items()}
     except RecursionError:  # a model that holds itself
@@ -214,18 +205,18 @@ def message_difference(
     theirs: Sequence[typing.Mapping[str, str]] | None,
     names: tuple[str, str] = ("leret", "program"),
 ) -> str:
-    """Where two prompts, called ``names``, first differ, in a few lines; the second is None where there is none."""
+    """Show in a few lines the first difference of two prompts, called ``names``; None stands for no second prompt."""
     if theirs is None:
-        return f"  {names[1]}: nothing is sent there"
-    for place, (own, other) in enumerate(zip(ours, theirs, strict=False)):
-        if own == other:
+        return f"  {names[1]} sends nothing"
+    for place, (one, other) in enumerate(zip(ours, theirs, strict=False)):
+        if one == other:
             continue
-        if own.get("role") != other.get("role"):
-            return f"  message {place}: of role {own.get('role')} ({names[0]}) and {other.get('role')} ({names[1]})"
-        texts = str(own.get("content")), str(other.get("content"))
+        if one.get("role") != other.get("role"):
+            return f"  message {place}: role {one.get('role')} ({names[0]}) and {other.get('role')} ({names[1]})"
+        texts = str(one.get("content")), str(other.get("content"))
         start = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
         begin, end, width = max(0, start - 20), start + 60, max(map(len, names)) + 1
-        lines = [f"  message {place} ({own.get('role')}), from character {start} on:"]
+        lines = [f"  message {place} ({one.get('role')}), from character {start}:"]
         for name, text in zip(names, texts, strict=True):
             shown = f"{'...' if begin else ''}{text[begin:end]!r}{'...' if end < len(text) else ''}"
             lines.append(f"    {name + ':':<{width}} {shown}")

@@ -1,4 +1,4 @@
-"""LMs that a program calls besides those of its predictors: frozen, asked once a path, and recorded like a search."""
+"""LMs that a program calls besides those of its predictors: frozen, asked once a path, recorded like searches."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from leret.core.errors import LeretError, PolicyError, reason
 
 
 def recorded_lm(lm: dspy.BaseLM) -> dspy.BaseLM:
-    """Return a copy of an LM, with its capabilities, whose calls are answered by the run that watches.
+    """Return a copy of an LM, with its capabilities, that the watching run answers.
 
-    A request under the same model and settings is sent once; its call counts, see ``_leret_spend`` in DSPy's settings.
+    A request under the same model and settings is sent once; ``_leret_spend`` in DSPy's settings counts the call.
     """
     kind: Any = type(lm)
     if isinstance(lm, StandInLM) or getattr(kind, "is_recorded", False):
@@ -26,24 +26,24 @@ def recorded_lm(lm: dspy.BaseLM) -> dspy.BaseLM:
         is_recorded = True
 
         def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
-            asked = partial(kind.__call__, self, prompt, messages=messages, **kwargs)
+            request = partial(kind.__call__, self, prompt, messages=messages, **kwargs)
             run = watching_run()
             if run is None:
-                return asked()
+                return request()
             settings = {name: value for name, value in self.kwargs.items() if "key" not in name}
-            ask = partial(copy_context().run, _ask, self.model, asked)
+            ask = partial(copy_context().run, _ask, self.model, request)
             return run.call_tool(f"LM {self.model}", [settings, prompt, messages, kwargs], ask)
 
         async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
             return self(prompt, messages=messages, **kwargs)
 
-    made: dspy.BaseLM = lm.copy()
-    made.__class__ = Recorded
-    return made
+    copied: dspy.BaseLM = lm.copy()
+    copied.__class__ = Recorded
+    return copied
 
 
 def record_lms(program: dspy.Module) -> None:
-    """Put recorded LMs into the places of those that the modules of a program hold, predictors left out."""
+    """Replace the LMs that a program's modules hold, except predictors', by recorded ones."""
     for _, module in program.named_sub_modules():
         for name, value in list(vars(module).items()):
             if not (isinstance(module, dspy.Predict) and name == "lm"):
@@ -60,13 +60,13 @@ def _with_recorded(value: Any) -> Any:
     return value
 
 
-def _ask(model: str, asked: Callable[[], Any]) -> Any:
+def _ask(model: str, request: Callable[[], Any]) -> Any:
     spend = dspy.settings.get("_leret_spend")
     if spend is not None:
         spend()
     try:
         with dspy.context(callbacks=[], _leret_run=None):
-            return asked()
+            return request()
     except LeretError:
         raise
     except Exception as error:

@@ -17,11 +17,10 @@ from leret.core.types import digest
 from leret.programs.search import Search
 
 FILE_MODULE = "leret_program_"
-"""Begins the names of modules that are loaded from a file, which nothing can import by them."""
+"""Prefix of the names of modules loaded from a file; nothing can import them by name."""
 
 
 def _load_class(path: Path, name: str) -> type[dspy.Module]:
-    """The program class ``name`` in the Python file ``path``."""
     if not path.is_file():
         raise ProgramError(f"{path} does not exist; a program is named as FILE.py:Class")
     module_name = f"{FILE_MODULE}{digest(str(path.resolve()))}"
@@ -35,26 +34,26 @@ def _load_class(path: Path, name: str) -> type[dspy.Module]:
         spec.loader.exec_module(module)
     except USER_ERRORS as error:
         raise ProgramError(f"{path} does not run: {raised(error)}") from error
-    found = getattr(module, name, None)
-    if not (inspect.isclass(found) and issubclass(found, dspy.Module)):
+    cls = getattr(module, name, None)
+    if not (inspect.isclass(cls) and issubclass(cls, dspy.Module)):
         classes = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module_name]
         programs = ", ".join(v.__name__ for v in classes if issubclass(v, dspy.Module))
         raise ProgramError(f"{path} has no dspy.Module {name!r}; it has {programs or 'none'}")
-    return found
+    return cls
 
 
 def load_program(
     path: Path, name: str, arguments: dict[str, Any], *, k: int | None = None, exclude_seen: bool = False
 ) -> dspy.Module:
-    """Build the program ``name`` of a file; ``exclude_seen`` is set on every `Search` of it.
+    """Build the program ``name`` of a file, with ``exclude_seen`` set on each `Search`.
 
-    ``k`` (passages a search) is passed on where the constructor takes it and ``arguments`` has none.
+    The constructor gets ``k`` (passages a search) if it takes it and ``arguments`` has none.
 
     Raises:
         ProgramError: it cannot be built, or ``exclude_seen`` is set and it has no `Search`.
     """
     cls = _load_class(path, name)
-    parameters = inspect.signature(cls.__init__).parameters  # DSPy's metaclass hides the class's own signature
+    parameters = inspect.signature(cls.__init__).parameters  # DSPy's metaclass hides the class's signature
     if k is not None and "k" in parameters:
         arguments = {"k": k, **arguments}
     unknown = [key for key in arguments if key not in parameters]
@@ -67,18 +66,18 @@ def load_program(
         raise ProgramError(f"{name}({arguments}) failed: {raised(error)}") from error
     searches = [module for _, module in program.named_sub_modules(type_=Search)]
     if exclude_seen and not searches:
-        raise ProgramError(f"{name} has no leret.Search, the only one to heed retriever.exclude_seen; leave that out")
+        raise ProgramError(f"{name} has no leret.Search, and only that follows retriever.exclude_seen; remove the key")
     for search in searches:
         search.exclude_seen = search.exclude_seen or exclude_seen
     return program
 
 
 def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> list[str]:
-    """What counts where the program says another ``k`` than ``retriever.k``; empty where they agree."""
+    """Return a note that names the effective ``k`` if the program's differs from ``retriever.k``."""
     default = getattr(inspect.signature(type(program).__init__).parameters.get("k"), "default", None)
     used = {search.k for _, search in program.named_sub_modules(type_=(Search, dspy.Retrieve))}
-    own = {default} if isinstance(default, int) and "k" not in arguments else used
-    if not used or own == {k}:  # search tools have their own
+    stated = {default} if isinstance(default, int) and "k" not in arguments else used
+    if not used or stated == {k}:  # a search tool decides for itself
         return []
-    said, counts = (" and ".join(map(str, sorted(values))) for values in (own, used))
-    return [f"{type(program).__name__} has k {said}, retriever.k is {k}: a search brings {counts} passages"]
+    shown, effective = (" and ".join(map(str, sorted(values))) for values in (stated, used))
+    return [f"{type(program).__name__} has k {shown}, retriever.k is {k}: a search brings {effective} passages"]

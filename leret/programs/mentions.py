@@ -1,7 +1,7 @@
-"""What a query may be expanded by: names in the passages found, and in the question.
+"""Candidates for query expansion: names in the retrieved passages and in the question.
 
 A search for the question finds its first page; a name on that page leads to the next one. `mentions` lists such names
-as candidates of a `leret.Pick`, with the numbers that a picker of kind ``features`` looks at.
+as candidates of a `leret.Pick`, with numbers for a picker of kind ``features``.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _EDGES = "\"“”'‘’()[]{},.;:?!"
 WORD = re.compile(r"\w+(?:['’]\w+)*")
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"“])")
 LONGEST_NAME = 6
-"""Words of a name that is a candidate."""
+"""Most words of a name that becomes a candidate."""
 
 QUESTION = Candidate("[question]", "", data={"question": 1.0})
-"""The candidate that adds nothing: the question alone is searched for again."""
+"""The candidate that adds nothing: searches for the question alone again."""
 
 _ADJECTIVES = ("an", "ans", "ish", "ese", "ic", "ch")
-"""Ends of words that name a people or a language, which many pages share."""
+"""Endings of words for peoples and languages, which many pages share."""
 _BEFORE, _STEM = 4, 5
-"""Words before a name that are compared with the question's, by so many letters."""
+"""Number of words before a name that are compared with the question's, and of letters compared."""
 
 
 class _Mention(NamedTuple):
-    """A name in a passage: its words, its sentence's number and words, stems of the words before it."""
+    """A name in a passage: its words, its sentence's number and words, and stems of the words before it."""
 
     text: str
     words: frozenset[str]
@@ -53,26 +53,26 @@ class _Mention(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def mentions(question: str, found: Found) -> Sequence[Candidate]:
-    """Candidates to search for together with the question: `QUESTION`, which adds nothing, and names.
+def mentions(question: str, results: Found) -> Sequence[Candidate]:
+    """Return candidates to search for together with the question: `QUESTION`, which adds nothing, and names.
 
-    First the names of the question, and then those on the found pages, in the order of finding. Names that are in the
-    question or in a found title are left out, but for names of the question whose page is not found.
+    Names of the question come first, then names on the retrieved pages in order. Names in the question or in a
+    retrieved title are left out, except names of the question that have no retrieved page.
 
-    The numbers of a candidate's ``data`` need no corpus: where the name stands, and how it, its sentence and its page
-    meet the question.
+    The numbers in a candidate's ``data`` need no corpus: the place of the name, and the overlap of name, sentence and
+    page with the question.
     """
     asked, content = words_of(question), words_of(" ".join(content_words(question)))
-    passages = [passage for ranking in found.searches for passage in ranking]
+    passages = [passage for ranking in results.searches for passage in ranking]
     known = words_of(" ".join(passage.title for passage in passages))
     read = frozenset().union(*(words_of(f"{passage.title} {passage.text}") for passage in passages))
     rows: dict[str, tuple[str, dict[str, float]]] = {}
     for place, name in enumerate(names(question)):
         if (words := words_of(name)) and not words <= known:
-            own = {"own": 1.0, "own_place": place / 3, "own_read": float(words <= read)}
-            rows.setdefault(name.lower(), (name, {**own, **_form(name, words, content)}))
+            of_question = {"own": 1.0, "own_place": place / 3, "own_read": float(words <= read)}
+            rows.setdefault(name.lower(), (name, {**of_question, **_form(name, words, content)}))
     best = max((passage.score for passage in passages), default=1.0) or 1.0
-    n_first = len(found.searches[0]) if found.searches else 0
+    n_first = len(results.searches[0]) if results.searches else 0
     for rank, passage in enumerate(passages):
         page = _of_page(rank, n_first, passage, content, best)
         for one in _mentions_in(passage.text):
@@ -88,7 +88,7 @@ def mentions(question: str, found: Found) -> Sequence[Candidate]:
 
 
 def _of_page(rank: int, n_first: int, passage: Passage, content: frozenset[str], best: float) -> dict[str, float]:
-    """Of a passage: its rank in the first search or that it came later, its score, the question's words in it."""
+    """Return the numbers of a passage: rank in the first search, or later; score; share of the question's words."""
     page_overlap = len(content & (words_of(passage.title) | words_of(passage.text))) / max(1, len(content))
     if rank >= n_first:
         return {"later": 1.0, "page_overlap": page_overlap}
@@ -116,26 +116,27 @@ def _form(name: str, words: frozenset[str], content: frozenset[str]) -> dict[str
 
 @lru_cache(maxsize=8192)
 def _mentions_in(text: str) -> tuple[_Mention, ...]:
-    found: dict[str, _Mention] = {}
+    """Return the names of a passage, each at its first place."""
+    first: dict[str, _Mention] = {}
     for number, sentence in enumerate(SENTENCE_END.split(text)):
         around = words_of(sentence)
         for name in names(sentence):
             words = words_of(name)
-            if words and len(name.split()) <= LONGEST_NAME and name.lower() not in found:
+            if words and len(name.split()) <= LONGEST_NAME and name.lower() not in first:
                 ahead = WORD.findall(sentence[: max(sentence.find(name), 0)])[-_BEFORE:]
                 before = frozenset(word.lower()[:_STEM] for word in ahead)
-                found[name.lower()] = _Mention(name, words, number, around, before)
-    return tuple(found.values())
+                first[name.lower()] = _Mention(name, words, number, around, before)
+    return tuple(first.values())
 
 
 @lru_cache(maxsize=8192)
 def words_of(text: str) -> frozenset[str]:
-    """Words of a text in small letters."""
+    """Return the words of a text in lower case."""
     return frozenset(word.lower() for word in WORD.findall(text))
 
 
 def content_words(text: str) -> list[str]:
-    """Words of a text without function and question words, in their order and case.
+    """Return the words of a text without function and question words, in order and case.
 
     >>> content_words("Which city is the birthplace of Anna Bolt?")
     ['city', 'birthplace', 'Anna', 'Bolt']
@@ -144,16 +145,16 @@ def content_words(text: str) -> list[str]:
 
 
 def names(text: str) -> list[str]:
-    """What looks like a name: what is quoted, whole, and then runs of capitalised words; each in order.
+    """Return likely names: quoted texts, and then runs of capitalised words; each in order.
 
-    Function words and months at a run's start fall off, so a sentence's first word is no name; ``of``, ``the``, ``de``
-    and their like may stand inside; a run ends at punctuation, but not at the dot of an initial.
+    Function words and months at a run's start are dropped, so a sentence's first word is not a name; ``of``, ``the``,
+    ``de`` and the like may stand inside; a run ends at punctuation, except at the dot of an initial.
 
     >>> names("Who directed The Battle of Algiers, and did C. J. Hunter see it in Rome?")
     ['Battle of Algiers', 'C. J. Hunter', 'Rome']
     """
     quoted = [span.strip(_EDGES + " ") for span in _QUOTED.findall(text)]
-    found = [span for span in quoted if any(word[0].isupper() for word in span.split())]
+    spans = [span for span in quoted if any(word[0].isupper() for word in span.split())]
     run: list[str] = []
     for token in _QUOTED.sub(' "" ', text).split():
         bare = token.strip(_EDGES)
@@ -161,20 +162,20 @@ def names(text: str) -> list[str]:
         opens = token[:1] in '"“‘(['
         capital = bare[:1].isupper() or (bare[:1].isdigit() and bool(run))
         if opens or not (capital or (run and bare in _JOINS)):
-            _close(run, found)
+            _close(run, spans)
         if capital or (run and bare in _JOINS):
             run.append(f"{bare}." if initial else bare)
         if not initial and token[-1:] in _EDGES:
-            _close(run, found)
-    _close(run, found)
-    return found
+            _close(run, spans)
+    _close(run, spans)
+    return spans
 
 
-def _close(run: list[str], found: list[str]) -> None:
+def _close(run: list[str], spans: list[str]) -> None:
     while run and (run[0].lower() in _STOP or run[0].lower() in _MONTHS or run[0][0].isdigit()):
         del run[0]
     while run and run[-1] in _JOINS:
         del run[-1]
     if run and (len(run) > 1 or len(run[0]) > 1):
-        found.append(re.sub(r"['’]s$", "", " ".join(run)))
+        spans.append(re.sub(r"['’]s$", "", " ".join(run)))
     run.clear()

@@ -1,4 +1,4 @@
-"""Prompts of a bank, and the formatter that turns a step into messages and a completion into outputs."""
+"""Prompts of a bank, and the formatter between steps and messages, completions and outputs."""
 
 from __future__ import annotations
 
@@ -27,28 +27,21 @@ from leret.core.errors import ProgramError, RunError
 from leret.core.types import digest
 from leret.policies.base import Messages
 from leret.programs.adapters import CompactAdapter
-from leret.programs.needs import (
-    PLAIN,
-    Candidates,
-    ChoiceCall,
-    NeedsChoice,
-    NeedsCompletion,
-    PredictorCall,
-    Step,
-)
+from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
+from leret.programs.pick import Candidates, ChoiceCall
 from leret.programs.replay import Replay, Stop
 
 _PROOFS = 3
-"""Messages of a prompt that are formatted both ways."""
+"""Messages of a prompt, and completions of a predictor, that are processed both ways."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Demos, and instructions where they differ from the program's own, for each predictor by name.
+    """Demos, and instructions that differ from the program's, by predictor.
 
     Attributes:
         name: "0" is the zero-shot prompt; few-shot ones count from "1".
-        score: mean reward on the bank's dev questions; None where it was not measured.
+        score: mean reward on the bank's dev questions; None if not measured.
     """
 
     name: str
@@ -58,7 +51,7 @@ class Prompt:
 
     @cached_property
     def digest(self) -> str:
-        """Names what the prompt says, not what it is called."""
+        """Digest of the prompt's content, without its name."""
         return digest(to_jsonable_python(self.demos), dict(self.instructions))
 
     def save(self, path: Path) -> None:
@@ -68,11 +61,11 @@ class Prompt:
 
     @classmethod
     def load(cls, path: Path) -> Prompt:
-        """Read what ``save`` wrote; RunError where the file is missing or is not a prompt."""
+        """Read a file that ``save`` wrote; RunError if it is missing or not a prompt."""
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
             if not all(isinstance(demos, list) for demos in value["demos"].values()):
-                raise TypeError("demos of a predictor are no list")
+                raise TypeError("demos of a predictor are not a list")
             return cls(str(value["name"]), value["demos"], value.get("instructions", {}), value.get("score"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
@@ -87,10 +80,10 @@ ZERO_SHOT = Prompt("0")
 class Formatter:
     """Turns a step into messages and a completion into outputs, exactly as the DSPy program would.
 
-    The program's own adapter makes both, over a stand-in for its LM. Of a call that is as usual, instructions and
-    demos are formatted once a prompt, and then only the last turn, and completions are parsed by the adapter's
-    ``parse`` alone. Whether that equals what the adapter's call gives is tested on the first messages of every prompt
-    and the first completions of every predictor; where it does not, the call is made in full each time.
+    The program's adapter makes both, over a stand-in for its LM. For usual calls there is a quick way: instructions
+    and demos are formatted once a prompt, later only the last turn, and the adapter's ``parse`` reads completions. The
+    first messages of every prompt and the first completions of every predictor are processed both ways; after a
+    difference, calls are always made in full.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -98,31 +91,28 @@ class Formatter:
         self._predictors = replay.predictors
         self.picks = replay.picks
         self._splits = is_turn_by_turn(self.adapter, [CompactAdapter])
-        # The messages before the last one, and how often that was proven; None: formatted in full.
+        # Messages before the last one, with the number of proofs; None: formatted in full.
         self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
         self._parses: dict[str, int | None] = {}
         self._signatures: dict[tuple[str, str], type[dspy.Signature]] = {}
 
     def signature(self, predictor: str, prompt: Prompt = ZERO_SHOT) -> type[dspy.Signature]:
-        """The predictor's signature under a prompt's instructions."""
+        """Return the predictor's signature under a prompt's instructions."""
         return self._instructed(self._predictors[predictor].signature, predictor, prompt)
 
     def need(self, predictor: str, inputs: Mapping[str, Any]) -> NeedsCompletion:
-        """A usual call of a predictor, of which only the inputs are known; of a pick, one without candidates."""
+        """Return a usual call of a predictor with these inputs; for a pick, a call without candidates."""
         if predictor in self.picks:
-            return NeedsChoice(ChoiceCall(predictor, inputs, candidates=Candidates(())), ())
-        own = self._predictors[predictor]
-        call = PredictorCall(predictor, inputs, True, self.adapter, signature=own.signature, demos=own.demos)
+            return NeedsCompletion(ChoiceCall(predictor, inputs, candidates=Candidates(())), ())
+        known = self._predictors[predictor]
+        call = PredictorCall(predictor, inputs, True, self.adapter, signature=known.signature, demos=known.demos)
         return NeedsCompletion(call, ())
 
     def messages(
         self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, last: Mapping[str, str] | None = None
     ) -> Messages:
-        """The messages that are sent to the LM.
-
-        ``last`` is the last one of the same need under another prompt, where it is known; that saves work.
-        """
-        if isinstance(need, NeedsChoice):
+        """Return the messages for the LM; ``last``, the same need's last message under another prompt, saves work."""
+        if isinstance(need.call, ChoiceCall):
             return need.call.messages
         key = (need.predictor, prompt.digest)
         head = self._heads.get(key)
@@ -145,16 +135,16 @@ class Formatter:
         if not message["content"] or PART_MARKER in message["content"]:
             return self._in_full(need, prompt)
         before, n_proofs = head
-        made = (*before, message)
+        messages = (*before, message)
         if n_proofs < _PROOFS:
             whole = self._in_full(need, prompt)
-            self._heads[key] = (before, n_proofs + 1) if made == whole else None
+            self._heads[key] = (before, n_proofs + 1) if messages == whole else None
             return whole
-        return made
+        return messages
 
     def step(self, need: NeedsCompletion, completion: str) -> Step:
-        """The step that a completion makes; its outputs are the adapter's error where it does not parse."""
-        if isinstance(need, NeedsChoice):
+        """Return the step that a completion makes; outputs are the adapter's error if it does not parse."""
+        if isinstance(need.call, ChoiceCall):
             try:
                 return Step(need.call, [{"id": need.call.chosen(completion).id}], completion)
             except AdapterParseError as error:
@@ -177,11 +167,11 @@ class Formatter:
         return Step(call, outputs, completion)
 
     def scripted(self, need: NeedsCompletion, outputs: Mapping[str, Any]) -> Step:
-        """The step that outputs make without a completion."""
+        """Return the step that outputs make without a completion."""
         return Step(need.call, [dict(outputs)])
 
     def completion(self, predictor: str, outputs: Mapping[str, Any]) -> str:
-        """The completion that carries these outputs."""
+        """Return the completion that carries these outputs."""
         return str(self.adapter.format_assistant_message_content(self._predictors[predictor].signature, dict(outputs)))
 
     def _instructed(self, signature: type[dspy.Signature], name: str, prompt: Prompt) -> type[dspy.Signature]:
@@ -190,7 +180,7 @@ class Formatter:
             return signature
         if signature is not self._predictors[name].signature:
             return cast(type[dspy.Signature], signature.with_instructions(text))
-        key = (name, prompt.digest)  # making one takes a thousand times as long as finding it
+        key = (name, prompt.digest)  # making a signature takes a thousand times as long as this lookup
         if key not in self._signatures:
             self._signatures[key] = signature.with_instructions(text)
         return self._signatures[key]
@@ -203,7 +193,7 @@ class Formatter:
         request = request_of(call, self._instructed(call.signature, name, prompt), demos)
         if request.tools or request.config.response_format:
             raise ProgramError(
-                f"{name} calls its LM with tools or a response format, and a leret policy writes text alone; use an "
+                f"{name} calls its LM with tools or a response format, and a leret policy writes text only; use an "
                 "adapter with use_native_function_calling=False"
             )
         return messages_of(request)
@@ -212,7 +202,7 @@ class Formatter:
 def request_of(
     call: PredictorCall, signature: type[dspy.Signature], demos: Sequence[Mapping[str, Any]]
 ) -> lm15.Request:
-    """What the call's adapter sends, taken where the LM would get it."""
+    """Return the request that the call's adapter sends to its LM."""
     assert call.adapter is not None
     seen: list[lm15.Request] = []
 
@@ -228,7 +218,7 @@ def request_of(
 
 
 def outputs_of(call: PredictorCall, completion: str) -> list[dict[str, Any]] | AdapterParseError:
-    """What the call's adapter makes of a completion."""
+    """Return the outputs that the call's adapter reads in a completion."""
     if call.adapter is None:
         return []
     lm = EngineLM("response", lambda request: text_response(request, completion))

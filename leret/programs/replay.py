@@ -1,15 +1,14 @@
 """Running a program as a function of its completions.
 
-A program is run from its start at every step, with the completions of the steps before: neither an LM nor a retriever
-is asked on the way, so a run takes a fraction of a millisecond, and any state can be reached again from what is stored.
+Every step runs the program from its start, with the completions of the steps before. Neither an LM nor a retriever is
+asked, so a run takes a fraction of a millisecond, and any stored state can be reached again.
 
-Nothing of DSPy or of the user's program is replaced for that: what is replayed is a copy, whose predictors have a
-stand-in for their LM and, where they are plain ``dspy.Predict``, a class without DSPy's bookkeeping. A proxy around
-the adapter in ``dspy.settings`` sees every call of a predictor, with the signature, demos and inputs that the program
-gives it; it returns the recorded outputs, or stops the program where there are none. A call that passes the adapter by
-(another one set inside ``forward``, or the LM called directly) ends in the stand-in for the LM. The run is carried in
-``dspy.settings``, which reach the threads of ``dspy.Parallel``, and recorded outputs are found by what is asked, so
-order and threads do not matter.
+Nothing of DSPy or of the user's program is replaced: the program that runs is a copy with stand-ins for the LMs of its
+predictors and, for plain ``dspy.Predict``, a class without DSPy's bookkeeping. A proxy around the adapter in
+``dspy.settings`` sees every call of a predictor with its signature, demos and inputs; it returns the recorded outputs,
+or stops the program if there are none. Calls that bypass the adapter (another one set inside ``forward``, or the LM
+called directly) end in the stand-in. ``dspy.settings`` carry the run into the threads of ``dspy.Parallel``, and
+recorded outputs are looked up by the question, so order and threads do not matter.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NoReturn, cast
 
@@ -49,65 +49,62 @@ from leret.core.dspy_internals import (
 )
 from leret.core.errors import USER_ERRORS, ProgramError, ReplayError, raised
 from leret.core.types import Candidate, Ranking, Task
+from leret.programs.differences import asked_instead
 from leret.programs.lms import record_lms, recorded_lm
 from leret.programs.needs import (
+    PLAIN,
     REPEATABLE,
-    Candidates,
-    ChoiceCall,
     Finished,
     NeedsCompletion,
     NeedsSearch,
     PredictorCall,
     Step,
-    asked_instead,
-    need_of,
     order,
     tool_key,
 )
-from leret.programs.pick import Pick, candidates_of, named_picks
+from leret.programs.pick import Candidates, ChoiceCall, Pick, candidates_of, named_picks
 from leret.programs.search import SearchCall, as_rm
 from leret.retrieval.base import Retriever
 
 SearchResults = dict[Any, Any]
-"""What searches answered on one path: rankings by (query, k), results of search tools by (name, arguments)."""
+"""Results of one path's searches: rankings by (query, k), results of search tools by (name, arguments)."""
 
 _SETTLE_S, _STARVED_S = 0.01, 0.1
-"""Seconds without news after which threads are taken to stand: older ones than the pass, and those that it started."""
+"""Seconds without progress after which threads count as blocked: older ones than the pass, and those it started."""
 
 _LONGEST_S = 1.0
-"""Seconds that they have to use the steps of the path."""
+"""Seconds that threads have to use the steps of the path."""
 
+_MUTED = muted()
+"""A program runs many times and would print the same each time."""
 
-_own_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Threads that programs have started themselves."""
+_program_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""Threads that programs started."""
 
 
 class Stop(BaseException):
-    """Ends a program, or an adapter's call, where it stands; not an Exception: their own handlers let it pass."""
+    """Ends a program, or an adapter's call, where it stands; not an Exception, so that handlers let it pass."""
 
 
 class Replay:
-    """Runs one program many times; one at a time.
+    """Runs one program many times; one run at a time.
 
     Args:
-        program: a module of its own for this: its predictors get a stand-in for their LM.
-        adapter: of the calls; by default that of ``dspy.settings``, else DSPy's own.
-        rm: what ``dspy.settings.rm`` is for the program; by default the retriever of the run.
+        program: a module for this replay alone, since its predictors get stand-ins for their LMs.
+        adapter: adapter of the calls; by default that of ``dspy.settings``, else DSPy's.
+        rm: value of ``dspy.settings.rm`` for the program; by default the run's retriever.
+
+    Attributes:
+        names: all steps that the program has when it is constructed.
     """
 
-    def __init__(
-        self,
-        program: dspy.Module,
-        adapter: dspy.Adapter | None = None,
-        rm: Any = None,
-    ) -> None:
+    def __init__(self, program: dspy.Module, adapter: dspy.Adapter | None = None, rm: Any = None) -> None:
         self.program = program
         self.whole_adapter = adapter or current_adapter()
         self.adapter = one_call(self.whole_adapter)
         self.predictors: dict[str, dspy.Predict] = dict(program.named_predictors())
         self.picks = named_picks(program)
         self.names = (*self.predictors, *self.picks)
-        """Of all steps that the program has when it is constructed."""
         if not self.names:
             raise ProgramError(
                 f"{type(program).__name__} has no predictor to train; use dspy.Predict, ChainOfThought or leret.Pick"
@@ -118,24 +115,28 @@ class Replay:
         self._inputs = input_names(program)
         self._fields = {name: predictor.signature.input_fields.keys() for name, predictor in self.predictors.items()}
         self.proxy = AdapterProxy(self.adapter, _answer_call)
-        self._guard = StandInLM.of("", "replay", partial(_answer_request, ""))
         record_lms(program)
-        stand_ins: dict[str, StandInLM] = {}  # predictors that share an LM share its stand-in, as DSPy expects
-        for name, predictor in self.predictors.items():
-            lm = predictor.lm
-            asked = "" if lm is None else repr((lm.model, lm.kwargs, id(getattr(lm, "engine", None))))
-            if asked not in stand_ins:
-                stand_ins[asked] = StandInLM.of(name, "replay", partial(_answer_request, name))
-            predictor.lm = stand_ins[asked]
-            if type(predictor) is dspy.Predict and not predictor.config:
-                predictor.__class__ = _QuickPredict  # of this module of its own; ten times as fast
+        self._stand_in()
         self.rm = as_rm if rm is None else rm
         self._forward = self._forward_of(program)
-        self._settings = {**QUIET, "adapter": self.proxy, "lm": self._guard, "rm": self.rm}
-        # These count failures on themselves, so one instance is no function of its completions.
+        guard = StandInLM.of("", "replay", partial(_answer_request, ""))
+        self._settings = {**QUIET, "adapter": self.proxy, "lm": guard, "rm": self.rm}
+        # These modules count failures on themselves, so an instance does not depend on its completions alone.
         self._fresh = any(isinstance(m, dspy.Refine | dspy.BestOfN) for _, m in program.named_sub_modules())
-        # A program with both may bridge them by asyncio.run, which needs a thread without an event loop.
+        # A program with both methods may bridge them by asyncio.run, which needs a thread without an event loop.
         self._thread = ThreadPoolExecutor(1, "leret-replay") if methods[1] else None
+
+    def _stand_in(self) -> None:
+        """Put stand-ins in the place of LMs; predictors that share an LM share its stand-in, as DSPy expects."""
+        stand_ins: dict[str, StandInLM] = {}
+        for name, predictor in self.predictors.items():
+            lm = predictor.lm
+            key = "" if lm is None else repr((lm.model, lm.kwargs, id(getattr(lm, "engine", None))))
+            if key not in stand_ins:
+                stand_ins[key] = StandInLM.of(name, "replay", partial(_answer_request, name))
+            predictor.lm = stand_ins[key]
+            if type(predictor) is dspy.Predict and not predictor.config:
+                predictor.__class__ = _QuickPredict  # ten times as fast
 
     def run(
         self,
@@ -144,39 +145,40 @@ class Replay:
         results: SearchResults,
         retrieve: Callable[[str, int], Ranking | None] | None = None,
     ) -> NeedsCompletion | NeedsSearch | Finished:
-        """Run from the start with the first completions.
+        """Run from the start with the completions of a path.
 
         Args:
-            task: whose inputs the program gets.
-            steps: of the path so far.
-            results: answers of searches; what is answered at once is added.
-            retrieve: the run's retriever: answers a search at once, or returns None where it cannot. Where there is
-                none, every `leret.Search` has its own.
+            task: gives the program its inputs.
+            steps: steps of the path so far.
+            results: answers of searches; immediate answers are added.
+            retrieve: the run's retriever: answers a search immediately, or returns None if it cannot. Without one,
+                every `leret.Search` has a retriever.
 
         Returns:
-            What is missing next, or the program's prediction.
+            The next request without an answer, or the program's prediction.
 
         Raises:
             ProgramError: the program failed, or asks for other completions than those of the path.
         """
-        inputs = bind(self._inputs, task)
-        run = ProgramRun(self, steps, results, retrieve)
+        inputs: Mapping[str, Any] = task.inputs
+        if len(self._inputs) == len(inputs) == 1:  # a single input goes to the only argument
+            inputs = dict(zip(self._inputs, inputs.values(), strict=True))
         while True:
+            run = ProgramRun(self, steps, results, retrieve, self._predictor_names, list(steps))
             try:
                 if self._thread is None:
                     self._pass(run, inputs)
                 else:
                     self._thread.submit(copy_context().run, self._pass, run, inputs).result()
                 return run.outcome(task)
-            except RuntimeError as error:  # asyncio.run within forward: needs a thread without an event loop
+            except RuntimeError as error:  # asyncio.run within forward needs a thread without an event loop
                 if self._thread is not None or "running event loop" not in str(error):
                     raise
                 self._thread = ThreadPoolExecutor(1, "leret-replay")
-                run = ProgramRun(self, steps, results, retrieve)
 
     def _pass(self, run: ProgramRun, inputs: Mapping[str, Any]) -> None:
         program, forward = self.program, self._forward
-        run._home, run._before = threading.get_ident(), threading.enumerate()
+        run.home, run.older_threads = threading.get_ident(), threading.enumerate()
         passes.append(run)
         if self._fresh:
             program = program.deepcopy()
@@ -184,7 +186,7 @@ class Replay:
             run.names = {id(predictor): name for name, predictor in program.named_predictors()}
         settings = {**self._settings, "caller_modules": [program], "trace": []}
         try:
-            with carrying(run, settings), muted():  # it is run many times, and prints the same
+            with carrying(run, settings), _MUTED:
                 run.prediction = asyncio.run(forward(**inputs)) if self.is_async else forward(**inputs)
         except Stop:
             pass
@@ -199,15 +201,15 @@ class Replay:
         return program.acall if self.is_async else forward_of(program)
 
     def name_of(self, signature: Any) -> str:
-        """The name of a predictor that the program makes on the way; a copy is known by its signature."""
+        """Return the name of a predictor that the program makes on the way; a copy is known by its signature."""
         if signature is None:
             return "(direct)"
-        same = [name for name, own in self.predictors.items() if own.signature.equals(signature)]
+        same = [name for name, predictor in self.predictors.items() if predictor.signature.equals(signature)]
         return same[0] if len(same) == 1 else f"({signature.__name__})"
 
 
 class _QuickPredict(dspy.Predict):
-    """A predictor that asks the run without DSPy's bookkeeping, where it is called with its inputs and no more."""
+    """A predictor that asks the run without DSPy's bookkeeping, if it is called with exactly its inputs."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         settings = settings_here()
@@ -216,52 +218,57 @@ class _QuickPredict(dspy.Predict):
         name = run.names.get(id(self)) if watched else None
         if name is None or settings["adapter"] is not run.replay.proxy or run.replay._fields[name] != kwargs.keys():
             return super().__call__(*args, **kwargs)
-        own = vars(self)  # DSPy's modules look every attribute up by a method of their own
-        signature = own["signature"]
-        call = PredictorCall(name, kwargs, True, run.replay.adapter, own["lm"], {}, signature, demos=own["demos"])
+        fields = vars(self)  # DSPy's modules look up attributes slowly
+        signature = fields["signature"]
+        call = PredictorCall(name, kwargs, True, run.replay.adapter, fields["lm"], {}, signature, demos=fields["demos"])
         prediction = prediction_of(run.outputs(call), signature)
         settings["trace"].append((self, kwargs, prediction))
         return prediction
 
 
+@dataclass(eq=False)
 class ProgramRun:
-    """One pass of a program over a path; `leret.Search` and search tools find it in ``dspy.settings``."""
+    """One pass of a program over a path; `leret.Search` and search tools find it in ``dspy.settings``.
 
-    def __init__(
-        self,
-        replay: Replay,
-        steps: Sequence[Step],
-        results: SearchResults,
-        retrieve: Callable[[str, int], Ranking | None] | None,
-    ) -> None:
-        self.replay, self.steps, self.results, self._retrieve = replay, steps, results, retrieve
-        self.names: Mapping[int, str] = replay._predictor_names
-        self.searches: list[SearchCall] = []
-        self.needs: list[NeedsCompletion | NeedsSearch] = []
-        self.prediction: Any = None
-        self.crash: BaseException | None = None
-        self._left = list(steps)
-        self._stopped: set[int | None] = set()
-        self._errors: list[Exception] = []
-        self._home = 0  # the thread of the pass
-        self._before: list[threading.Thread] = []  # that are older than it
-        self._side_threads = False  # dspy.Parallel's, which come to the same place in any order
-        self._lock = threading.Lock()
+    Attributes:
+        retrieve: the run's retriever, see `Replay.run`.
+        names: names of the predictors, by id of the module.
+        left: steps that no call has taken yet.
+        home: thread of the pass; ``older_threads`` existed before it.
+        side_threads: True if `dspy.Parallel`'s threads answer, in any order.
+    """
 
-    # ------------------------------------------------------------------ what the program does on the way
+    replay: Replay
+    steps: Sequence[Step]
+    results: SearchResults
+    retrieve: Callable[[str, int], Ranking | None] | None
+    names: Mapping[int, str]
+    left: list[Step]
+    searches: list[SearchCall] = field(default_factory=list)
+    needs: list[NeedsCompletion | NeedsSearch] = field(default_factory=list)
+    prediction: Any = None
+    crash: BaseException | None = None
+    stopped: set[int | None] = field(default_factory=set)
+    errors: list[Exception] = field(default_factory=list)
+    home: int = 0
+    older_threads: list[threading.Thread] = field(default_factory=list)
+    side_threads: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    # ------------------------------------------------------------------ requests of the program
 
     def answer(
         self, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any
     ) -> list[dict[str, Any]]:
-        """Return the recorded outputs of a call of the adapter; an LM that is no stand-in is asked like a search."""
+        """Return the recorded outputs of a call of the adapter; other LMs than stand-ins are asked like searches."""
         if not isinstance(lm, StandInLM):
             whole = self.replay.whole_adapter if adapter is self.replay.adapter else adapter
             return cast(list[dict[str, Any]], whole(recorded_lm(lm), config, signature, demos, inputs))
         replay, predictor = self.replay, calling_predictor()
         name = self.names.get(id(predictor)) or replay.name_of(signature)
-        own = predictor is not None and signature is predictor.signature
-        usual = own and not config and adapter is replay.adapter and demos == predictor.demos and name[0] != "("
-        wording = "" if own else signature.instructions
+        unchanged = predictor is not None and signature is predictor.signature
+        usual = unchanged and not config and adapter is replay.adapter and demos == predictor.demos and name[0] != "("
+        wording = "" if unchanged else signature.instructions
         if name in replay.predictors and lm.owner != replay.predictors[name].lm.owner:
             usual, wording = False, f"{wording} asked of the LM of {lm.owner or 'dspy.settings'}"
         if (config.get("n") or getattr(lm, "kwargs", {}).get("n") or 1) > 1:
@@ -271,55 +278,59 @@ class ProgramRun:
         return self.outputs(PredictorCall(name, inputs, usual, adapter, lm, config, signature, wording, demos))
 
     def outputs(self, call: PredictorCall) -> list[dict[str, Any]]:
-        """The recorded outputs of a call; stops the program where there are none."""
-        if self._stopped:
-            self._go_no_further()
-        step = self._take(call) if self._left else None
+        """Return the recorded outputs of a call; stop the program if there are none."""
+        if self.stopped:
+            self._raise_if_stopped()
+        step = self._take(call) if self.left else None
         if step is None:
-            self.stop(need_of(call, self.found))
+            self.stop(NeedsCompletion(call, self._ordered() if self.side_threads else tuple(self.searches)))
         if isinstance(step.outputs, AdapterParseError):
             raise step.outputs.with_traceback(None)
-        return copy.deepcopy(step.outputs) if step.is_nested else [dict(fields) for fields in step.outputs]
+        return [  # copies, which the program may change
+            {name: value if type(value) in PLAIN else copy.deepcopy(value) for name, value in fields.items()}
+            for fields in step.outputs
+        ]
 
     def answer_direct(self, request: lm15.Request, owner: str = "") -> lm15.Response:
-        """Return the recorded text of a call that passed the adapter by, to the LM of the predictor ``owner``."""
-        self._go_no_further()
+        """Return the recorded text of a call that bypassed the adapter, to the LM of the predictor ``owner``."""
+        self._raise_if_stopped()
         predictor = calling_predictor()
         name = self.names.get(id(predictor)) or self.replay.name_of(getattr(predictor, "signature", None))
         call = PredictorCall(name, {"messages": list(messages_of(request))}, request=request)
         call.lm = StandInLM.of(owner, "direct", lambda request: text_response(request, ""))
         step = self._take(call)
         if step is None:
-            self.stop(NeedsCompletion(call, self.found))
+            self.stop(NeedsCompletion(call, self._ordered()))
         return text_response(request, step.text or "")
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
-        """The known answer of the retriever; stops the program where there is none."""
-        if self._stopped:
-            self._go_no_further()
-        own = None if self._retrieve is not None else retriever
-        key = (query, k) if own is None else (query, k, id(own))
+        """Return the retriever's known answer; stop the program if there is none."""
+        if self.stopped:
+            self._raise_if_stopped()
+        if self.retrieve is not None:
+            retriever = None
+        key = (query, k) if retriever is None else (query, k, id(retriever))
         ranking: Ranking | None = self.results.get(key)
         if ranking is None:
             try:
-                ranking = None if self._retrieve is None else self._retrieve(query, k)
+                ranking = None if self.retrieve is None else self.retrieve(query, k)
             except Exception as error:
                 self.stop(error)
             if ranking is None:
-                self.stop(NeedsSearch(key, query, k, own))
+                self.stop(NeedsSearch(key, query, k, retriever))
             self.results[key] = ranking
         return ranking
 
     def call_tool(self, name: str, arguments: Any, ask: Callable[[], Any]) -> Any:
-        """The known result of a search tool; stops the program where there is none."""
-        self._go_no_further()
+        """Return the known result of a search tool; stop the program if there is none."""
+        self._raise_if_stopped()
         key = tool_key(name, arguments)
         if key not in self.results:
             self.stop(NeedsSearch(key, ask=ask))
         return copy.deepcopy(self.results[key])
 
     def candidates(self, name: str, source: Iterable[Any]) -> Candidates:
-        """Those of a pick, read once a path as long as the program passes the same ones."""
+        """Return a pick's candidates, read once a path as long as the program passes the same ones."""
         items = tuple(source)
         known = self.results.get(("candidates", name))
         if known is None or known[0] != items:
@@ -327,37 +338,36 @@ class ProgramRun:
         return cast(Candidates, known[1])
 
     def choose(self, pick: Pick, call: ChoiceCall) -> Candidate:
-        """The recorded answer to a pick; stops the program where there is none."""
+        """Return the recorded answer to a pick; stop the program if there is none."""
         [fields] = self.outputs(call)
         return call.chosen(fields["id"])
 
     def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
-        """Note what a search brought."""
-        self._side_threads |= threading.get_ident() != self._home
-        self.searches.append(SearchCall(len(self.steps) - len(self._left), queries, added))
+        """Record a search and its rankings."""
+        self.side_threads |= threading.get_ident() != self.home
+        self.searches.append(SearchCall(len(self.steps) - len(self.left), queries, added))
 
-    # ------------------------------------------------------------------ what came of it
+    # ------------------------------------------------------------------ results of the pass
 
-    @property
-    def found(self) -> tuple[SearchCall, ...]:
-        """The searches in order; of several threads, in the order of their queries."""
-        if not self._side_threads:
+    def _ordered(self) -> tuple[SearchCall, ...]:
+        """Return the searches in order; those of several threads by their queries."""
+        if not self.side_threads:
             return tuple(self.searches)
         ordered = sorted(self.searches, key=lambda search: search.queries)
         return tuple([search._replace(n_steps=min(n, len(self.steps))) for n, search in enumerate(ordered, start=1)])
 
     def outcome(self, task: Task) -> NeedsCompletion | NeedsSearch | Finished:
-        """Where the program stands."""
-        if self._side_threads:
-            self._settle()
-        if self._errors:
-            raise self._errors[0]
-        missing = self._left
+        """Return the place that the program has come to."""
+        if self.side_threads:
+            self._wait_for_threads()
+        if self.errors:
+            raise self.errors[0]
+        missing = self.left
         program = type(self.replay.program).__name__
         if self.needs and not (missing and isinstance(self.needs[0], NeedsCompletion)):
             need = self.needs[0] if len(self.needs) == 1 else min(self.needs, key=order)
-            if isinstance(need, NeedsCompletion) and self._side_threads:
-                return need_of(need.call, self.found)
+            if isinstance(need, NeedsCompletion) and self.side_threads:
+                return NeedsCompletion(need.call, self._ordered())
             return need
         if missing and self.crash is None:
             raise ReplayError(
@@ -365,66 +375,66 @@ class ProgramRun:
                 f"{REPEATABLE}"
             )
         if isinstance(self.crash, AdapterParseError) and self.steps and self.steps[-1].outputs is self.crash:
-            return Finished(self.crash, self.found)
+            return Finished(self.crash, self._ordered())
         if self.crash is not None:
             raise ProgramError(
                 f"{program} failed on {task.text!r} after {len(self.steps) - len(missing)} completions: "
                 f"{raised(self.crash)}"
             ) from self.crash
-        return Finished(self.prediction, self.found)
+        return Finished(self.prediction, self._ordered())
 
     def stop(self, why: NeedsCompletion | NeedsSearch | Exception) -> NoReturn:
         if isinstance(why, Exception):
-            self._errors.append(why)
+            self.errors.append(why)
         else:
             self.needs.append(why)
-        if threading.get_ident() == self._home:
-            self._stopped.add(_task())
+        if threading.get_ident() == self.home:
+            self.stopped.add(_task())
         else:
-            self._side_threads = True
+            self.side_threads = True
         raise Stop
 
     def refuse_own_thread(self) -> None:
-        """Refuse a call in a thread that the program has started itself, which no run reaches."""
+        """Refuse a call in a thread that the program started, which no run reaches."""
         thread = threading.current_thread()
-        if thread in _own_threads or thread not in self._before:
-            _own_threads.add(thread)
+        if thread in _program_threads or thread not in self.older_threads:
+            _program_threads.add(thread)
             error = ProgramError(
-                f"{type(self.replay.program).__name__} searches or asks an LM in a thread of its own, where leret does "
-                "not see it: such threads do not carry DSPy's context; use dspy.Parallel, or start them with "
+                f"{type(self.replay.program).__name__} searches or asks an LM in a thread that it started, where leret "
+                "does not see it: such threads do not carry DSPy's context; use dspy.Parallel, or start them with "
                 "contextvars.copy_context().run"
             )
-            self._errors.append(error)
+            self.errors.append(error)
             raise error
 
-    def _go_no_further(self) -> None:
-        """A program that swallows the stop (a bare ``except``) meets it again at its next call or search."""
-        if threading.get_ident() == self._home and _task() in self._stopped:
+    def _raise_if_stopped(self) -> None:
+        """Stop a program again that swallowed the stop (a bare ``except``), at its next call or search."""
+        if threading.get_ident() == self.home and _task() in self.stopped:
             raise Stop
 
-    def _settle(self) -> None:
-        """Wait until the threads that the program has started end, or nothing is heard of them or of older ones."""
+    def _wait_for_threads(self) -> None:
+        """Wait until the threads that the program started end, or make no progress, nor do older ones."""
         news, deadline = None, time.monotonic() + _LONGEST_S
         while True:
-            started = [one for one in threading.enumerate() if one not in self._before and one.ident is not None]
+            started = [one for one in threading.enumerate() if one not in self.older_threads and one.ident is not None]
             if started:
                 started[0].join(_STARVED_S)
                 if not started[0].is_alive():
                     continue
             else:
                 time.sleep(_SETTLE_S)
-            is_quiet = news == (news := (len(self.needs), len(self._left)))
-            if is_quiet and not (self._left and time.monotonic() < deadline):
+            is_quiet = news == (news := (len(self.needs), len(self.left)))
+            if is_quiet and not (self.left and time.monotonic() < deadline):
                 return
 
     def _take(self, call: PredictorCall) -> Step | None:
-        """The first step that is left of those that answer such a call."""
-        with self._lock:
-            for place, step in enumerate(self._left):
+        """Take the first unused step that answers such a call."""
+        with self.lock:
+            for place, step in enumerate(self.left):
                 other = step.call
                 same = call.usual and other.usual and call.predictor == other.predictor and call.inputs == other.inputs
                 if same or other.asks_as(call):
-                    return self._left.pop(place)
+                    return self.left.pop(place)
         return None
 
 
@@ -448,7 +458,7 @@ def _task() -> int | None:
 
 
 def input_names(program: dspy.Module) -> tuple[str, ...]:
-    """The arguments of ``forward`` that take a task's inputs: those without a default, or ``question``."""
+    """Return the arguments of ``forward`` that take a task's inputs: those without a default, or ``question``."""
     kind = type(program)
     method = getattr(kind, "forward", None) or getattr(kind, "aforward", None)
     if method is None:
@@ -466,11 +476,7 @@ def input_names(program: dspy.Module) -> tuple[str, ...]:
     return required
 
 
-def bind(names: Sequence[str], task: Task) -> Mapping[str, Any]:
-    """A task's inputs by argument: a single one goes to the only argument, whatever its name."""
-    return dict(zip(names, task.inputs.values(), strict=True)) if len(names) == len(task.inputs) == 1 else task.inputs
-
-
 def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
-    """A task's inputs by the arguments of the program's ``forward``."""
-    return bind(input_names(program), task)
+    """Return a task's inputs by the arguments of ``forward``; a single input goes to the only argument."""
+    names = input_names(program)
+    return dict(zip(names, task.inputs.values(), strict=True)) if len(names) == len(task.inputs) == 1 else task.inputs

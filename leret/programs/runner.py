@@ -1,10 +1,9 @@
-"""Running a program from step to step; its searches are answered on the way."""
+"""Running a program from step to step, answering its searches on the way."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,90 +12,69 @@ import dspy
 from leret.core.aio import started
 from leret.core.errors import LeretError, ProgramError, ReplayError, RetrievalError, raised
 from leret.core.types import State, Task, digest
-from leret.programs.needs import REPEATABLE, Finished, NeedsCompletion, NeedsSearch, Step, difference, place
+from leret.programs.differences import difference, place
+from leret.programs.needs import REPEATABLE, Finished, NeedsCompletion, NeedsSearch, Step
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay, SearchResults
 from leret.retrieval.batching import SearchBatcher
 
 MAX_STEPS = 64
-"""LM calls after which a program is taken not to end."""
+"""LM calls after which a program counts as endless."""
 
 _REPEATS = 4
-"""Runs that a path must come to the same place in, where that is checked."""
+"""Runs that must come to the same place when a path is checked."""
 
 
 @dataclass(frozen=True)
 class ProgramRunner:
-    """One program over one retriever. Whoever uses it answers the completions: a policy, a rule, or the store.
+    """One program over one retriever. Its user answers the completions: a policy, a rule, or the store.
 
-    A replay runs one path at a time, so one serves all tasks of an event loop; the formatter is of the same program.
+    A replay runs one path at a time, so one serves all tasks of an event loop; the formatter is for the same program.
 
     Attributes:
-        searches: the retriever of all searches; None where every `leret.Search` has its own.
+        searches: retriever of all searches; None if every `leret.Search` has a retriever.
     """
 
     replay: Replay
     formatter: Formatter
     searches: SearchBatcher | None
-    _own: dict[int, SearchBatcher] = field(default_factory=dict)
-    _waits: set[object] = field(default_factory=set)
-
-    @property
-    def idle(self) -> bool:
-        """Whether no task waits for a search, or for a call in a thread."""
-        return not self._waits
-
-    async def in_thread(self, call: Callable[..., Any], *args: Any) -> Any:
-        """What a call that may block gives."""
-        with self.waiting():
-            return await asyncio.to_thread(call, *args)
-
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Around what a task waits for, so that nobody takes it for idle."""
-        mark = object()
-        self._waits.add(mark)
-        try:
-            yield
-        finally:
-            self._waits.discard(mark)
+    _batchers: dict[int, SearchBatcher] = field(default_factory=dict)
 
     @classmethod
     def over(
         cls, program: dspy.Module, adapter: dspy.Adapter | None, searches: SearchBatcher | None, rm: Any = None
     ) -> ProgramRunner:
-        """Of a program, with its own replay (which see) and formatter."""
+        """Return a runner of a program, which `Replay` changes."""
         replay = Replay(program, adapter, rm)
         return cls(replay, Formatter(replay), searches)
 
     async def advance(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
     ) -> NeedsCompletion | Finished:
-        """Run up to the next step without a completion, or to the end; raises what `Replay.run` and a search do.
+        """Run to the next step without a completion, or to the end; raises errors of `Replay.run` and searches.
 
-        With ``check`` the path is run again, several times, and a program that comes to another place is refused.
+        ``check`` repeats the run several times and refuses a program that comes to another place.
         """
-        while isinstance(need := self._run(task, steps, results, check), NeedsSearch):
-            results[need.key] = await self._search(need)
-        return need
+        need = self._run(task, steps, results, check)
+        return await self._search_on(need, task, steps, results, check) if isinstance(need, NeedsSearch) else need
 
     def start(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
     ) -> asyncio.Future[NeedsCompletion | Finished]:
-        """`advance`, done at once where no search is waited for, and else in a task."""
+        """Run like `advance`: immediately if no search has to wait, else in a task."""
         future = asyncio.get_running_loop().create_future()
         try:
             need = self._run(task, steps, results, check)
         except Exception as error:
             future.set_exception(error)
-            future.exception()  # read, so that it leaves no warning where another one's error ends the session
+            future.exception()  # read, so that it leaves no warning if another error ends the session
             return future
         if isinstance(need, NeedsSearch):
-            return started(self._after(need, task, steps, results, check))
+            return started(self._search_on(need, task, steps, results, check))
         future.set_result(need)
         return future
 
-    async def _after(
+    async def _search_on(
         self, need: NeedsSearch, task: Task, steps: Sequence[Step], results: SearchResults, check: bool
     ) -> NeedsCompletion | Finished:
         results[need.key] = await self._search(need)
@@ -122,22 +100,15 @@ class ProgramRunner:
         return need
 
     def state(self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
-        """The state that the program stands at. Its id names what the zero-shot prompt sends, so a group is pure."""
+        """Return the state at a step. Its id names the zero-shot prompt's messages, so a group saw one prompt."""
         messages = self.formatter.messages(need)
-        return State(
-            id=digest(task.id, need.predictor, messages),
-            task_id=task.id,
-            step=step,
-            predictor=need.predictor,
-            inputs=need.inputs,
-            messages=messages,
-            parent=parent,
-        )
+        id = digest(task.id, need.predictor, messages)
+        return State(id, task.id, step, need.predictor, need.inputs, messages, parent)
 
     async def _search(self, need: NeedsSearch) -> object:
         if need.ask is not None:
             try:
-                return await self.in_thread(need.ask)
+                return await asyncio.to_thread(need.ask)
             except LeretError:
                 raise
             except (Exception, SystemExit) as error:
@@ -146,7 +117,6 @@ class ProgramRunner:
         if searches is None:
             if need.retriever is None:
                 raise ProgramError("a leret.Search has no retriever: pass one as Search(retriever=...)")
-            searches = self._own.setdefault(id(need.retriever), SearchBatcher(need.retriever))
-        with self.waiting():
-            [ranking] = await searches.search([need.query], need.k)
+            searches = self._batchers.setdefault(id(need.retriever), SearchBatcher(need.retriever))
+        [ranking] = await searches.search([need.query], need.k)
         return ranking

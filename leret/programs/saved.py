@@ -1,9 +1,9 @@
-"""An optimized program on disk, and back in any DSPy application.
+"""Saving an optimized program to disk, and loading it in any DSPy application.
 
-The directory holds ``program.json``: where the program's class is and what it was constructed with, the DSPy state of
-its predictors, its adapter, an LM for each predictor, and its retriever where leret made that; beside it the program's
-source where that is a file of its own, and policies that leret trained. Nothing in it is unpickled, and it holds no
-key. Loading it runs the program's source or imports its module: load what you trust.
+The directory holds ``program.json``: the program's class and constructor arguments, the DSPy state of its predictors,
+its adapter, an LM for each predictor, and its retriever if leret made it; beside it the program's source, if that is a
+file, and policies that leret trained. Nothing in it is unpickled, and it holds no key. Loading runs the program's
+source or imports its module: only load what you trust.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ P = TypeVar("P", bound=dspy.Module)
 
 @dataclass(frozen=True)
 class ProgramSource:
-    """Where a program comes from: its file, its class and its constructor's arguments."""
+    """The origin of a program: its file, its class and its constructor's arguments."""
 
     path: Path
     name: str
@@ -62,9 +62,9 @@ class ProgramSource:
 class TrainedProgram(dspy.Module):
     """A program with the LMs, the adapter and the retriever that it was saved with.
 
-    It is used like the program itself, under whatever ``dspy.configure`` says: its predictors keep their own LM, and
-    the adapter is set around its forward pass alone. `close`, or the end of a ``with`` block, stops the servers that
-    `load` started for it.
+    It works like the program itself, independently of ``dspy.configure``: its predictors keep their LMs, and the
+    adapter applies only during its forward pass. `close`, or the end of a ``with`` block, stops the servers that
+    `load` started.
     """
 
     def __init__(
@@ -82,25 +82,25 @@ class TrainedProgram(dspy.Module):
         return getattr(self.program, name)
 
     def _context(self) -> Any:
-        rm = {} if self.rm is None or carried_run() is not None else {"rm": self.rm}  # leret watches its own
+        rm = {} if self.rm is None or carried_run() is not None else {"rm": self.rm}  # leret answers searches there
         return dspy.context(adapter=self.adapter, **rm)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(*args, **kwargs)
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:  # DSPy warns of a forward that is called by its name
+    def _run(self, *args: Any, **kwargs: Any) -> Any:  # DSPy warns of direct calls of forward
         with self._context():
             return run_program(self.program, *args, **kwargs)
 
     async def aforward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program; one without an ``aforward`` in a worker thread, so that other tasks go on."""
+        """Run the program; without an ``aforward`` it runs in a worker thread, beside other tasks."""
         if not callable(getattr(type(self.program), "aforward", None)):
             return await dspy.asyncify(self._run)(*args, **kwargs)
         with self._context():
             return await self.program.acall(*args, **kwargs)
 
     def save(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Save everything into a directory, or as DSPy does: a state file, or with ``save_program`` a pickle."""
+        """Save everything into a directory, or like DSPy: a state file, or with ``save_program`` a pickle."""
         _save(self, path, *args, **kwargs)
 
     def close(self) -> None:
@@ -115,7 +115,7 @@ class TrainedProgram(dspy.Module):
 
 
 def with_save(program: P, adapter: dspy.Adapter | None = None) -> P:
-    """Let ``program.save(directory)`` save all that `load` needs, under this adapter; files are saved as by DSPy."""
+    """Let ``program.save(directory)`` save everything for `load`, with this adapter; files are saved by DSPy."""
     program.save = partial(_save, program, adapter=adapter)
     return program
 
@@ -139,21 +139,20 @@ def save(
     retriever: RetrieverSettings | None = None,
     data: DataSettings | None = None,
 ) -> None:
-    """Write what `load` needs.
+    """Write a directory for `load`.
 
     Args:
-        program: its predictors' LMs are leret's, or plain ``dspy.LM``s; one without takes ``dspy.settings.lm`` again.
-        directory: files of other names in it stay.
-        adapter: by default that of ``dspy.settings``, else DSPy's own.
-        source: the program's file, which is copied; by default its class is named by its module.
-        policies: by predictor, under ``""`` of all others, at temperature 0, in place of their LMs and of the actors
-            of picks.
-        retriever: of every `leret.Search`, over the corpus of ``data``; by default the program brings its own.
-        data: holds the corpus.
+        program: program with LMs of leret or plain ``dspy.LM``s; predictors without one take ``dspy.settings.lm``.
+        directory: target directory; its other files stay.
+        adapter: adapter to save; by default that of ``dspy.settings``, else DSPy's.
+        source: the program's file, which is copied; by default its class is saved by its module's name.
+        policies: policies by predictor (``""``: all others) at temperature 0, in place of LMs and of picks' actors.
+        retriever: retriever of every `leret.Search`, over the corpus of ``data``; by default the program's.
+        data: settings of the corpus.
 
     Raises:
         ProgramError: the adapter, an LM or the state cannot be written as JSON.
-        PolicyError: the weights of a policy are not there.
+        PolicyError: the weights of a policy are missing.
     """
     rm = dspy.settings.rm
     if isinstance(program, TrainedProgram):
@@ -191,7 +190,7 @@ def save(
     try:
         write_atomically(directory / _FILE, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
     except (TypeError, ValueError) as error:
-        raise ProgramError(f"the state of {type(program).__name__} is no JSON ({error}); see its demos") from error
+        raise ProgramError(f"the state of {type(program).__name__} is not JSON ({error}); see its demos") from error
 
 
 def load(
@@ -206,22 +205,22 @@ def load(
     """Return a saved program, ready to be called or composed into another one.
 
     Args:
-        directory: what ``optimized.save(directory)`` wrote, or a run's ``program`` directory.
-        serve: where the leret policies of its predictors run. None: as they were saved. ``local``: in this process.
-            ``vllm``: on servers that are started here and end with the program. A URL: on this OpenAI-compatible
-            server (``http://127.0.0.1:8000/v1``), which needs no torch here; it must list them by their name, as
-            `leret serve policy` does. LMs of other makers, and what answers picks, stay as they were saved.
-        lm: runs the predictors instead of the saved LMs.
-        retriever: searches instead of the saved index.
-        program: takes the saved state, where the class cannot be constructed from what was saved.
-        api_key_env: environment variables with keys that the program may send to its servers; the first one is that
-            of the server at the URL, and of LMs that were saved with a key.
+        directory: a directory of ``optimized.save(directory)``, or a run's ``program`` directory.
+        serve: place to run the leret policies of its predictors. None: as saved. ``local``: in this process. ``vllm``:
+            on servers that start now and end with the program. A URL: on this OpenAI-compatible server
+            (``http://127.0.0.1:8000/v1``), without torch here; it must list them by name, as `leret serve policy`
+            does. Other LMs, and actors of picks, stay as saved.
+        lm: LM of the predictors, in place of the saved LMs.
+        retriever: retriever in place of the saved index.
+        program: program that takes the saved state, if its class cannot be constructed again.
+        api_key_env: environment variables with keys that the program may send to its servers; the first one holds the
+            key of the server at the URL, and of LMs that were saved with a key.
 
     Raises:
-        ConfigError: the program would send the key in a variable that ``api_key_env`` does not name.
+        ConfigError: the program would send a key that ``api_key_env`` does not allow.
         ProgramError: the directory is not a saved program, its source no longer runs, or its retriever was not saved.
-        PolicyError: a policy is gone, its chat template has changed, or the server does not have it.
-        RetrievalError: the index it names is gone or is of another corpus.
+        PolicyError: a policy is missing, its chat template has changed, or the server does not have it.
+        RetrievalError: its index is missing or belongs to another corpus.
     """
     directory = Path(directory)
     if serve not in {None, "local", "vllm"} and not str(serve).startswith(("http://", "https://")):
@@ -272,7 +271,7 @@ def _load(
 
 
 def _refuse_keys(records: Any, allowed: Collection[str], file: Path) -> None:
-    """Refuse to send a key that the file names and the caller does not, to a server that the file chooses."""
+    """Refuse to send a key to a server if the file names it and the caller does not allow it."""
     if isinstance(records, Mapping):
         for name, value in records.items():
             if name.endswith("_env") and isinstance(value, str) and value in os.environ and value not in allowed:
@@ -287,32 +286,32 @@ def _refuse_keys(records: Any, allowed: Collection[str], file: Path) -> None:
 
 
 def _searches(program: dspy.Module, rm: Any, directory: Path) -> dict[str, Any]:
-    """What opens the retriever of each search, by its place; under ``""`` that of ``dspy.settings.rm``."""
-    asked = {place: search.retriever for place, search in _parts(program, Search).items()}
-    if None in asked.values() or _parts(program, dspy.Retrieve):
-        asked[""] = rm
-    found = {}
-    for place, retriever in asked.items():
+    """Return records of the searches' retrievers, by place; ``""`` is ``dspy.settings.rm``."""
+    retrievers = {place: search.retriever for place, search in _parts(program, Search).items()}
+    if None in retrievers.values() or _parts(program, dspy.Retrieve):
+        retrievers[""] = rm
+    records = {}
+    for place, retriever in retrievers.items():
         if retriever is None:
             continue
         record = retriever_record(retriever, directory)
-        found[place] = record or {"unsaved": type(retriever).__name__}
+        records[place] = record or {"unsaved": type(retriever).__name__}
         if record is None:
             _LOG.warning(
                 "the retriever of %s is a %s, which only Python can make again; load the program with "
                 "leret.load(..., retriever=...)",
                 place or "dspy.settings.rm", type(retriever).__name__,
             )  # fmt: skip
-    return found
+    return records
 
 
 def _open_searches(
     program: dspy.Module, records: Mapping[str, Any], directory: Path, retriever: Retriever | None
 ) -> Retriever | None:
-    """Give each search its retriever, or ``retriever``; that of ``dspy.settings.rm`` is returned."""
+    """Give each search its retriever, or ``retriever``; returns the one for ``dspy.settings.rm``."""
     known: dict[str, Retriever] = {}
 
-    def opened(place: str) -> Retriever | None:
+    def open_at(place: str) -> Retriever | None:
         record = records.get(place)
         if retriever is not None or record is None or "unsaved" in record:
             return retriever
@@ -325,30 +324,30 @@ def _open_searches(
         return known[name]
 
     for place, search in _parts(program, Search).items():
-        search.retriever = opened(place) or search.retriever
+        search.retriever = open_at(place) or search.retriever
         if search.retriever is None and place in records:
             raise ProgramError(
                 f"the retriever of {place} was a {records[place]['unsaved']}, which is not saved; "
                 "give one: leret.load(..., retriever=...)"
             )
-    return opened("")
+    return open_at("")
 
 
 def _parts(program: dspy.Module, kind: type = Parameter) -> dict[str, Any]:
-    """Predictors, and what else DSPy keeps a state of, by their places; those of compiled parts as well."""
-    parts = program.named_sub_modules(type_=kind)  # optimizers hang what they tried on what they return
+    """Return a program's predictors and other parts with a state, by place; those of compiled parts as well."""
+    parts = program.named_sub_modules(type_=kind)  # optimizers attach the programs that they tried
     return {place: part for place, part in parts if not place.startswith("self.candidate_programs")}
 
 
 def _record(program: dspy.Module, source: ProgramSource | None, directory: Path) -> dict[str, Any]:
-    """The class of a program and its constructor's arguments; without them where JSON cannot say them."""
+    """Return a program's class and constructor arguments, or a reason if JSON cannot hold these."""
     kind = type(program)
     if source is None and kind.__module__.startswith(FILE_MODULE):
         source = ProgramSource(Path(inspect.getfile(kind)), kind.__name__, _arguments(program))
     if source is not None:
-        home, name = source.path.resolve().parent, source.path.name
-        beside = [path for path in source_files(source.path)[1:] if path.is_relative_to(home)]
-        for target, path in [(Path(name), source.path), *((path.relative_to(home), path) for path in beside)]:
+        folder, name = source.path.resolve().parent, source.path.name
+        beside = [path for path in source_files(source.path)[1:] if path.is_relative_to(folder)]
+        for target, path in [(Path(name), source.path), *((path.relative_to(folder), path) for path in beside)]:
             (directory / target).parent.mkdir(parents=True, exist_ok=True)
             with suppress(shutil.SameFileError):
                 shutil.copyfile(path, directory / target)
@@ -358,13 +357,13 @@ def _record(program: dspy.Module, source: ProgramSource | None, directory: Path)
     try:
         return {"class": path_of(kind), "arguments": _arguments(program), "values": values}
     except ProgramError as error:
-        told = f"leret.load(..., program={kind.__name__}(...))"
-        _LOG.warning("%s; give a program to take the state: %s", error, told)
+        advice = f"leret.load(..., program={kind.__name__}(...))"
+        _LOG.warning("%s; give a program to take the state: %s", error, advice)
         return {"class": kind.__name__, "arguments": None, "reason": f"{error}", "values": values}
 
 
 def _values(program: dspy.Module) -> dict[str, Any]:
-    """Plain values that a program and its parts hold, by their places: what a constructor makes of its arguments."""
+    """Return the plain values of a program and its parts, by place, which its constructor derives from arguments."""
     return {
         f"{place}.{name}": value
         for place, part in _parts(program, dspy.Module).items()
@@ -375,8 +374,8 @@ def _values(program: dspy.Module) -> dict[str, Any]:
 
 
 def _arguments(program: dspy.Module) -> dict[str, Any]:
-    """Constructor's arguments that a program keeps under their names."""
-    found = {}
+    """Return the constructor arguments that a program keeps under their names."""
+    arguments = {}
     for name, parameter in list(inspect.signature(type(program).__init__).parameters.items())[1:]:
         if name == "callbacks" or parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
             continue
@@ -384,31 +383,31 @@ def _arguments(program: dspy.Module) -> dict[str, Any]:
         if value is parameter.empty or (name in vars(program) and not plain_value(value)):
             raise ProgramError(f"the argument {name} of {type(program).__name__} is not kept as a JSON value")
         if name in vars(program):
-            found[name] = value
-    return found
+            arguments[name] = value
+    return arguments
 
 
 def _construct(entry: Mapping[str, Any], directory: Path, searched: RetrieverSettings | None) -> dspy.Module:
-    """The program, constructed as it was; a ProgramError where it comes out as another one."""
-    told = f"give one that takes the saved state: leret.load(..., program={entry['class'].rpartition(':')[2]}(...))"
+    """Construct the program again; ProgramError if it differs from the saved one."""
+    advice = f"give one that takes the saved state: leret.load(..., program={entry['class'].rpartition(':')[2]}(...))"
     if entry["arguments"] is None:
-        raise ProgramError(f"{entry['reason']}; {told}")
+        raise ProgramError(f"{entry['reason']}; {advice}")
     if "file" in entry:
         if (directory / entry["file"]).resolve().parent != directory.resolve():
             raise ProgramError(f"{directory / _FILE}: the program's file {entry['file']} is not in this directory")
         if entry.get("digest") not in {None, source_digest(directory / entry["file"])}:
-            raise ProgramError(f"{directory / entry['file']} or what it imports has changed since it was saved; {told}")
-        how: dict[str, Any] = {} if searched is None else {"k": searched.k, "exclude_seen": searched.exclude_seen}
-        made = load_program(directory / entry["file"], entry["class"], entry["arguments"], **how)
+            raise ProgramError(f"{directory / entry['file']} or its imports changed since it was saved; {advice}")
+        keys: dict[str, Any] = {} if searched is None else {"k": searched.k, "exclude_seen": searched.exclude_seen}
+        program = load_program(directory / entry["file"], entry["class"], entry["arguments"], **keys)
     else:
         try:
-            made = class_at(entry["class"], dspy.Module)(**entry["arguments"])
+            program = class_at(entry["class"], dspy.Module)(**entry["arguments"])
         except (ProgramError, TypeError, ValueError) as error:
-            raise ProgramError(f"{entry['class']} cannot be constructed again ({error}); {told}") from error
-    for place, value in _values(made).items():
+            raise ProgramError(f"{entry['class']} cannot be constructed again ({error}); {advice}") from error
+    for place, value in _values(program).items():
         if entry["values"].get(place, value) != value:
-            raise ProgramError(f"{place} is {value!r}, and was {entry['values'][place]!r} when it was saved; {told}")
-    return made
+            raise ProgramError(f"{place} is {value!r}, and was {entry['values'][place]!r} when it was saved; {advice}")
+    return program
 
 
 def _restore(program: dspy.Module, saved: Mapping[str, Any], lm_at: Callable[[int | None], Any]) -> None:

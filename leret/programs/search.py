@@ -1,4 +1,4 @@
-"""What a program searches with, and what leret watches: `Search`, `search_tool`, and ``dspy.settings.rm``."""
+"""Searches of a program that leret watches: `Search`, `search_tool`, and ``dspy.settings.rm``."""
 
 from __future__ import annotations
 
@@ -12,25 +12,23 @@ from typing import Any, NamedTuple, Protocol
 import dspy
 
 from leret.core.aio import submit
-from leret.core.dspy_internals import carried_run, rm_rows, watching_run
+from leret.core.dspy_internals import rm_rows, settings_here, watching_run
 from leret.core.errors import ProgramError
 from leret.core.types import Passage, Ranking, merge
 from leret.retrieval.base import Retriever
 
 
 class Observer(Protocol):
-    """Stands in the place of retrievers and tools while leret runs a program; ``dspy.settings`` carry it."""
+    """Stands in for retrievers and tools while leret runs a program; ``dspy.settings`` carry it."""
 
-    def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
-        """The retriever's answer."""
-        ...
+    def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking: ...
 
     def call_tool(self, name: str, arguments: Any, ask: Callable[[], Any]) -> Any:
-        """The result of a search tool, which ``ask`` makes."""
+        """Return the result of a search tool, which ``ask`` makes."""
         ...
 
     def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
-        """Takes what one search brought, a ranking a query."""
+        """Record a search, with a ranking a query."""
         ...
 
 
@@ -38,9 +36,9 @@ class SearchCall(NamedTuple):
     """One search of a program.
 
     Attributes:
-        n_steps: completions before it.
-        queries: several where `Search` was called with a list.
-        added: what each query brought.
+        n_steps: number of completions before it.
+        queries: several if `Search` was called with a list.
+        added: one ranking a query.
     """
 
     n_steps: int
@@ -50,10 +48,10 @@ class SearchCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """What a program has retrieved so far.
+    """Passages that a program has retrieved so far.
 
     Attributes:
-        searches: one ranking a search, in order, each as the search added it.
+        searches: one ranking a search, in order.
         ranking: the union of all searches by retriever score, no document twice; the properties are in its order.
     """
 
@@ -61,7 +59,7 @@ class Found:
     ranking: Ranking = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ranking", merge(self.searches))
+        object.__setattr__(self, "ranking", merge(self.searches) if self.searches else ())
 
     @property
     def doc_ids(self) -> list[str]:
@@ -82,17 +80,17 @@ class Found:
 
     @property
     def passages(self) -> list[str]:
-        """``title | text``: what goes into a prompt."""
-        return [_shown(passage) for passage in self.ranking]
+        """Texts for a prompt: ``title | text``."""
+        return [f"{p.title} | {p.text}" if p.title else p.text for p in self.ranking]
 
 
 class Search(dspy.Module):
-    """Retrieves passages for a query and adds them to what was found before.
+    """Retrieves passages for a query and adds them to those of earlier searches.
 
     Args:
         k: passages a search.
-        exclude_seen: skip what earlier searches found, so that a search always brings ``k`` new passages.
-        retriever: where to search; None takes ``dspy.settings.rm``, which leret sets in its stages.
+        exclude_seen: skip documents of earlier searches, so that a search always brings ``k`` new passages.
+        retriever: retriever to search with; None takes ``dspy.settings.rm``, which leret sets in its stages.
     """
 
     def __init__(self, k: int = 3, exclude_seen: bool = False, retriever: Retriever | None = None) -> None:
@@ -101,21 +99,21 @@ class Search(dspy.Module):
         self.exclude_seen = exclude_seen
         self.retriever = retriever
 
-    def __call__(self, query: str | Sequence[str], found: Found | None = None) -> Found:
-        """As ``forward``; without DSPy's bookkeeping, which costs more than the rest, while leret runs the program."""
-        if carried_run() is not None:
-            return type(self).forward(self, query, found)
-        answer: Found = super().__call__(query, found)
+    def __call__(self, query: str | Sequence[str], results: Found | None = None) -> Found:
+        """Search, like ``forward``, but without DSPy's costly bookkeeping while leret runs the program."""
+        if settings_here().get("_leret_run") is not None:
+            return type(self).forward(self, query, results)
+        answer: Found = super().__call__(query, results)
         return answer
 
-    def forward(self, query: str | Sequence[str], found: Found | None = None) -> Found:
-        """Search once a query and return what is found by now; a list of queries is one hop."""
-        before = found.searches if found is not None else ()
+    def forward(self, query: str | Sequence[str], results: Found | None = None) -> Found:
+        """Search once a query and return all passages so far; a list of queries is one hop."""
+        before = results.searches if results is not None else ()
         searches: tuple[Ranking, ...] = before
-        watching: Observer | None = watching_run()
+        watching: Observer | None = settings_here().get("_leret_run") or watching_run()
         queries = (query,) if isinstance(query, str) else tuple(map(str, query))
-        own = vars(self)  # DSPy's modules look every attribute up by a method of their own
-        n, exclude_seen, retriever = own["k"], own["exclude_seen"], own["retriever"]
+        fields = vars(self)  # DSPy's modules look up attributes slowly
+        n, exclude_seen, retriever = fields["k"], fields["exclude_seen"], fields["retriever"]
         for text in queries:
             seen = {p.doc_id for ranking in searches for p in ranking} if exclude_seen else ()
             k = n + len(seen)
@@ -143,15 +141,15 @@ class Search(dspy.Module):
 def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name: str | None = None) -> Any:
     """Wrap a search function, async or not, a ``dspy.Tool``, or any callable that returns rows, so that leret sees it.
 
-    Outside of leret it is what it wraps, with its name, signature and documentation, so `dspy.ReAct` and `dspy.Tool`
-    take it. While leret runs a program, results are recorded: a query is asked once, however often the program is
-    replayed, and what was found is what rewards are computed from.
+    Outside leret it behaves like the callable, with its name, signature and documentation, so `dspy.ReAct` and
+    `dspy.Tool` take it. While leret runs a program, results are recorded: each query is asked once, however often the
+    program is replayed, and rewards are computed from the results.
 
     Args:
-        fn: the callable; without it, a decorator.
-        ids: names the document of a row; by default its ``doc_id``, ``pid``, ``id`` or ``title``, or its text up to
-            `` | ``.
-        name: of the tool, where the callable has none of its own.
+        fn: the callable; if left out, returns a decorator.
+        ids: function from a row to its document's id; by default ``doc_id``, ``pid``, ``id`` or ``title``, or the text
+            up to `` | ``.
+        name: name of the tool, for a callable without one.
     """
     if fn is None:
         return functools.partial(search_tool, ids=ids, name=name)
@@ -179,13 +177,13 @@ def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name
         run = watching_run()
         return await fn(*args, **kwargs) if run is None else watched(run, args, kwargs)
 
-    made = acall if is_async else call
-    made.__name__ = label
-    return made
+    wrapper = acall if is_async else call
+    wrapper.__name__ = label
+    return wrapper
 
 
 def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> Ranking:
-    """Rows of a search as passages; where they have no ``score``, the first place counts 1, the second 1/2, ..."""
+    """Return rows of a search as passages; without a ``score``, the first place counts 1, the second 1/2, ..."""
     passages = []
     for place, row in enumerate(rows, start=1):
         doc_id = ids(row) if ids is not None else _document_of(row)
@@ -197,17 +195,13 @@ def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> 
 
 
 def as_rm(query: str, k: int = 3, **kwargs: Any) -> list[dict[str, Any]]:
-    """What ``dspy.settings.rm`` is while leret runs a program over a retriever of its own, for `dspy.Retrieve`."""
+    """Search for `dspy.Retrieve`: ``dspy.settings.rm`` while leret runs a program over its retriever."""
     watching: Observer | None = watching_run()
     if watching is None:
-        raise ProgramError("no program is run by leret here")
+        raise ProgramError("leret runs no program here")
     added = watching.search(query, k)
     watching.add((query,), (added,))
     return rm_rows(added)
-
-
-def _shown(passage: Passage) -> str:
-    return f"{passage.title} | {passage.text}" if passage.title else passage.text
 
 
 def _document_of(row: Any) -> str:

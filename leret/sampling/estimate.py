@@ -1,4 +1,4 @@
-"""What a sampling run would do and cost, without doing it."""
+"""Estimating the work and cost of a sampling run."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import Prompt
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
+from leret.rollouts.environment import Environment, resolve_recipe
+from leret.rollouts.states import LOOKED_AT
 from leret.sampling.bank.bank import n_bank_questions
-from leret.sampling.rollouts.environment import Environment, resolve_recipe
-from leret.sampling.rollouts.scheduler import LOOKED_AT
 from leret.sampling.store.store import Store
 
 
 @dataclass(frozen=True)
 class SampleEstimate:
-    """Upper bounds, and what is there already.
+    """Upper bounds of a run.
 
     Attributes:
-        steps: LM calls of one run of the program; None where they cannot be told without an LM.
-        bank_calls: 0 where the bank is there.
-        lm_calls: completions, those of the bank included.
-        stored_samples: in the store already, of any policy.
-        prompt_tokens: of the longest of some prompts with as many demos as the bank may give them; None where the
-            policy is not in a directory here.
-        positions: of the policy: a prompt that has as many tokens is no sample.
+        steps: LM calls of one run of the program; None if unknown without an LM.
+        bank_calls: 0 if the bank exists.
+        lm_calls: completions, including the bank's.
+        stored_samples: samples of any policy in the store.
+        prompt_tokens: length of the longest of some prompts with the bank's maximum of demos; None if the policy is
+            not in a directory here.
+        positions: positions of the policy; a prompt of as many tokens cannot be sampled.
     """
 
     questions: int
@@ -54,7 +54,7 @@ class SampleEstimate:
 
 
 def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
-    """What `sample` would do with the same arguments; writes nothing, and the run need not exist."""
+    """Estimate `sample` with the same arguments; writes nothing, and the run need not exist."""
     environment = Environment(resolve_recipe(recipe, Path.cwd()), run.cache)
     settings = recipe.sampling
     for spec in settings.rewards:
@@ -75,7 +75,7 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
     states = n_questions * steps
     samples = states * settings.prompts * settings.samples
     n_on = settings.n_continuations * (settings.credit in ("final", "both"))
-    more = samples * n_on * (steps - 1) // 2  # from each sample to the end: half of the other steps, on average
+    more = samples * n_on * (steps - 1) // 2  # from each sample to the end, half of the other steps on average
     if settings.credit == "auto" and len(environment.replay.names) > 1:
         more = min(LOOKED_AT, n_questions) * steps
     lengths = _lengths(environment, questions[:20])
@@ -83,15 +83,15 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
 
 
 def steps_of(environment: Environment) -> int | None:
-    """LM calls of one run, found by running the program on made-up outputs and empty rankings."""
+    """Count the LM calls of one run on made-up outputs and empty rankings; None if the program needs real ones."""
     needs, why = _made_up_path(environment, Task.question("?", "?"), iter(()))
-    return None if why else len(needs)  # it needs outputs that make sense
+    return None if why else len(needs)
 
 
 def _made_up_path(
     environment: Environment, task: Task, passages: Iterator[Passage]
 ) -> tuple[list[NeedsCompletion], str | None]:
-    """The calls of one run, and why there are no more; a new search takes the next passages."""
+    """Return the calls of one run, and the reason if it stopped early; each search takes the next passages."""
 
     class Passages:
         digest = "made up"
@@ -110,7 +110,7 @@ def _made_up_path(
 
 
 def _lengths(environment: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
-    """Tokens of the longest of some prompts, with documents of the corpus as what is found; the policy's positions."""
+    """Return the length of the longest of some prompts with passages of the corpus, and the policy's positions."""
     from leret.policies.checkpoints import load_tokenizer, read_model_json
     from leret.policies.local.chat_template import PromptEncoder
 
@@ -128,11 +128,11 @@ def _lengths(environment: Environment, questions: Sequence[Task]) -> tuple[int |
     longest = 0
     for question in questions:
         for need in _made_up_path(environment, question, passages)[0]:
-            name, own = need.predictor, demos[need.predictor]
+            name, known = need.predictor, demos[need.predictor]
             if name in environment.replay.picks or name in environment.recipe.policies:
                 continue
             zero_shot.encode(formatter.messages(need))
-            messages = formatter.messages(need, Prompt("1", {name: own[:n_demos]}))
+            messages = formatter.messages(need, Prompt("1", {name: known[:n_demos]}))
             longest = max(longest, len(few_shot.encode(messages).token_ids))
-            own.append({**need.inputs, **dict.fromkeys(need.call.signature.output_fields, question.text)})
+            known.append({**need.inputs, **dict.fromkeys(need.call.signature.output_fields, question.text)})
     return longest or None, positions

@@ -1,9 +1,8 @@
-"""`leret rescore`: other rewards for the samples of a run, without an LM call, and its pairs made again.
+"""`leret rescore`: give the samples of a run other rewards, without an LM call, and pair them again.
 
 A stored sample has its fields, its ranking (ids and scores) and its number of steps. Texts come from the run's corpus
-where a function of the user's own may read them; what the program returned, which is not stored, from running it again
-on the stored completions where a reward reads it. Rewards of the program's end stay, since the runs that they come from
-are not stored.
+if a user's function may read them. Predictions are not stored: as soon as a reward reads one, the program is replayed
+on the stored completions. Rewards of the program's end stay, since their runs are not stored.
 """
 
 from __future__ import annotations
@@ -11,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,12 +26,10 @@ from leret.core.runs import Run
 from leret.core.types import Document, Outcome, Passage, Sample, Task
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import Scoring, function_names, scoring, values_of
-from leret.rewards.answers import ANSWERS
-from leret.rewards.functions import source_of
+from leret.rollouts.credit import PREFIX, Crediting, credit_of
+from leret.rollouts.environment import Environment, refuse_changed_files, resolve_recipe
+from leret.rollouts.selection import select_next
 from leret.sampling.preferences.dataset import build_preferences
-from leret.sampling.rollouts.credit import PREFIX, Crediting, credit_of
-from leret.sampling.rollouts.environment import Environment, refuse_changed_files, resolve_recipe
-from leret.sampling.rollouts.selection import select_next
 from leret.sampling.store.schema import StateSamples
 from leret.sampling.store.store import Store
 
@@ -43,12 +41,12 @@ _REST = ("final", "q", "logp")
 
 @dataclass(frozen=True)
 class RescoreReport:
-    """What `leret rescore` did.
+    """Results of `leret rescore`.
 
     Attributes:
-        samples: that have a reward of their step; ``changed`` of them have another one now.
-        other_choices: states whose path the new reward would have continued from another sample.
-        notes: what to look at.
+        samples: samples with a reward of their step; ``changed`` of them have a new one.
+        other_choices: states at which the new reward would have continued the path from another sample.
+        notes: findings, with advice.
     """
 
     samples: int
@@ -63,13 +61,13 @@ class RescoreReport:
 
 
 def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: Progress | None = None) -> RescoreReport:
-    """Give a run's samples the rewards of a recipe's ``reward``, by default of the run's: its function may differ.
+    """Score a run's samples by a recipe's ``reward``, by default the run's, with a function that may have changed.
 
-    All or none of them change, and the run's recipe with them, at one commit of the store. A call that was stopped
-    before it left the old rewards; one that was stopped after it left the new ones without pairs.
+    One commit of the store changes all of them, and the run's recipe. A call stopped before it leaves the old rewards;
+    a call stopped after it leaves the new ones without pairs.
 
     Raises:
-        ConfigError: the reward is unknown, has no value for a sample, or the run's credit is of the end alone.
+        ConfigError: the reward is unknown, has no value for a sample, or the run's credit scores only the end.
         RunError: the run was not sampled, or is being sampled; or its program, corpus or questions have changed.
     """
     began, progress = time.monotonic(), progress or Silent()
@@ -78,7 +76,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         recipe = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"reward": reward})})
     recipe = resolve_recipe(recipe, Path.cwd())
     if recipe.sampling.credit == "final":
-        raise ConfigError("sampling.credit is final: those rewards are of runs to the end that are not stored; sample")
+        raise ConfigError("sampling.credit is final: its rewards are of runs to the end, which are not stored; sample")
     spec = recipe.sampling.reward
     with Environment(recipe, run.cache, progress) as environment, Store(run.store) as store:
         refuse_changed_files(run, environment, reward=False)
@@ -91,13 +89,13 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         sections["digests"] = {name: value for name, value in digests.items() if value is not None}
         name = run.prepare(sections)
         (run.path / "sample.done").unlink(missing_ok=True)
-        shutil.rmtree(run.preferences, ignore_errors=True)  # they are of the old rewards
+        shutil.rmtree(run.preferences, ignore_errors=True)  # pairs by the old rewards
         store.put_rewards(new, name)
         store.flush()
     run.update()
     settings = recipe.sampling
-    made = {"strategy": settings.strategy, "margin": settings.margin, "max_pairs": settings.max_pairs}
-    how: dict[str, Any] = {**made, **run.manifest.preferences}
+    pairing = {"strategy": settings.strategy, "margin": settings.margin, "max_pairs": settings.max_pairs}
+    how: dict[str, Any] = {**pairing, **run.manifest.preferences}
     pairs = build_preferences(run, how["strategy"], how["margin"], how["max_pairs"])
     counts = pass_over.n_samples, pass_over.n_changed, pass_over.n_states, pass_over.n_other_choices
     seconds = round(time.monotonic() - began, 3)
@@ -106,11 +104,19 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
     return report
 
 
-def reads_prediction(reward: Scoring) -> bool:
-    """Whether a reward may look at what the program returned; of a function, whether its file has the word."""
-    files = [path for part in reward.parts.values() if part.source and (path := source_of(part.source)) is not None]
-    named = any(part.function in ANSWERS for part in reward.parts.values())
-    return named or any(b"prediction" in path.read_bytes() for path in files)
+class _PredictionRead(BaseException):
+    """A reward read a prediction that is not known yet; not an Exception, so that a user's handlers let it pass."""
+
+
+class _Unfinished(Outcome):
+    """An outcome without the program's prediction, which is not stored."""
+
+    __slots__ = ()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "prediction":
+            raise _PredictionRead
+        return super().__getattribute__(name)
 
 
 class _Rescoring:
@@ -124,50 +130,60 @@ class _Rescoring:
         self._tasks = {task.id: task for task in environment.tasks(check=False)}
         self._corpus: Mapping[str, Document] = environment.corpus if function_names(settings.reward) else {}
         self._to_end = settings.end_reward is not None
-        self._replays = reads_prediction(step)
+        self._runner: ProgramRunner | None = None  # until a reward reads a prediction
+        self._resources = ExitStack()
         self.n_samples = self.n_changed = self.n_states = self.n_other_choices = self.n_final = 0
 
     def notes(self) -> Iterator[str]:
         if self.n_other_choices:
             yield (
                 f"next states were chosen under the old reward: at {self.n_other_choices:,} of {self.n_states:,} "
-                "states the new one goes on from another sample, and what follows there is not what it would sample; "
+                "states the new one continues from another sample, so later states differ from those it would sample; "
                 "`leret sample` into a new run samples under it"
             )
         if self.n_final:
-            yield f"{self.n_final:,} samples are scored by the program's end alone, and stay as they are"
+            yield f"{self.n_final:,} samples are scored only by the program's end, and keep their rewards"
 
     async def samples(self, progress: Progress) -> list[Sample]:
-        """Those whose reward or parts are new."""
+        """Return the samples with a new reward or new parts."""
         changed: list[Sample] = []
-        with ExitStack() as opened:
-            runner = None
-            if self._replays:
-                runner = self._environment.runner(
-                    opened.enter_context(closing(SearchBatcher(self._environment.retriever)))
-                )
-            for (policy, name), found in groupby(
+        with self._resources:
+            for (policy, name), members in groupby(
                 self._store.groups(), lambda group: (group.policy_digest, group.state.task_id)
             ):
-                task, groups = self._tasks.get(name), list(found)
+                task, groups = self._tasks.get(name), list(members)
                 if task is None:
                     raise RunError(f"question {name} was sampled and is not in the run's data; correct data.questions")
                 chosen = {visit.step: visit.chosen for visit in self._store.visits(policy, name)}
-                ends = {} if runner is None else await _ends(runner, task, groups, chosen)
+                scored = await self._scored(task, groups, chosen)
                 for group in groups:
-                    changed += self._group(task, group, chosen.get(group.state.step), ends)
+                    changed += self._group(task, group, chosen.get(group.state.step), scored)
                 progress.advance(1)
         return changed
 
-    def _group(self, task: Task, group: StateSamples, chosen: str | None, ends: Mapping[str, Any]) -> list[Sample]:
-        old = [sample for sample in group.samples if sample.reward is not None and sample.is_sampled]
+    async def _scored(
+        self, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None]
+    ) -> dict[str, Sample]:
+        """Return samples with the parts of their reward, by id; the program is replayed if a part reads predictions."""
+        samples = [sample for group in groups for sample in group.samples if _is_scored_by_step(sample)]
+        if self._runner is None:
+            try:
+                return {sample.id: self._with_parts(task, sample, _Unfinished) for sample in samples}
+            except _PredictionRead:
+                searches = self._resources.enter_context(closing(SearchBatcher(self._environment.retriever)))
+                self._runner = self._environment.runner(searches)
+        ends = await _ends(self._runner, task, groups, chosen)
+        return {
+            sample.id: self._with_parts(task, sample, partial(Outcome, prediction=ends.get(sample.id)))
+            for sample in samples
+        }
+
+    def _group(self, task: Task, group: StateSamples, chosen: str | None, scored: Mapping[str, Sample]) -> list[Sample]:
+        self.n_final += sum(map(_is_scored_by_end, group.samples))
+        old = [sample for sample in group.samples if sample.id in scored]
         if not old:
             return []
-        credit = credit_of(old[0])
-        if credit == "final":
-            self.n_final += len(old)
-            return []
-        new = self._crediting.rewards([self._with_parts(task, sample, ends.get(sample.id)) for sample in old], credit)
+        new = self._crediting.rewards([scored[sample.id] for sample in old], credit_of(old[0]))
         known = {sample.id: sample for sample in new}
         if chosen is not None:
             samples = [known.get(sample.id, sample) for sample in group.samples]
@@ -178,42 +194,52 @@ class _Rescoring:
         self.n_changed += sum(one.reward != before.reward for one, before in zip(new, old, strict=True))
         return [one for one, before in zip(new, old, strict=True) if one != before]
 
-    def _with_parts(self, task: Task, sample: Sample, prediction: Any) -> Sample:
+    def _with_parts(self, task: Task, sample: Sample, make_outcome: Callable[..., Outcome]) -> Sample:
         documents = [self._corpus.get(doc_id) for doc_id in sample.doc_ids]
         ranking = tuple(
             Passage(doc_id, document.title if document else "", document.text if document else "", score)
             for doc_id, score, document in zip(sample.doc_ids, sample.scores, documents, strict=True)
         )
-        seen = Outcome(task, sample.completion or "", sample.outputs, ranking, prediction, sample.step + 1)
+        outcome = make_outcome(
+            task=task, text=sample.completion or "", outputs=dict(sample.outputs), ranking=ranking,
+            n_steps=sample.step + 1,
+        )  # fmt: skip
         rest = {n: v for n, v in sample.components.items() if n in _REST or n.startswith(PREFIX)}
-        return replace(sample, components={**values_of(self._functions, seen), **rest})
+        return replace(sample, components={**values_of(self._functions, outcome), **rest})
+
+
+def _is_scored_by_end(sample: Sample) -> bool:
+    return sample.reward is not None and sample.is_sampled and credit_of(sample) == "final"
+
+
+def _is_scored_by_step(sample: Sample) -> bool:
+    return sample.reward is not None and sample.is_sampled and credit_of(sample) != "final"
 
 
 async def _ends(
     runner: ProgramRunner, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None]
 ) -> dict[str, Any]:
-    """What the program returned after each sample with which it ended, by the sample's id."""
-    from leret.programs.needs import Finished, NeedsCompletion, Step
-    from leret.programs.replay import SearchResults
+    """Return the program's prediction after each sample that ended it, by the sample's id."""
+    from leret.programs.needs import Finished
+    from leret.rollouts.walk import Point, begin, walk
 
-    path: tuple[Step, ...] = ()
-    results: SearchResults = {}
-    need = await runner.advance(task, path, results)
     ends: dict[str, Any] = {}
-    for group in groups:
-        if not isinstance(need, NeedsCompletion):
-            break
-        here, following = need, None
-        for sample in group.samples:
+    left = iter(groups)
+
+    async def visit(point: Point) -> Point | None:
+        following = None
+        group = next(left, None)
+        for sample in () if group is None else group.samples:
             if sample.completion is None or sample.failure is not None:
                 continue
-            step = runner.formatter.step(here, sample.completion)
-            end = await runner.advance(task, (*path, step), results)
-            if isinstance(end, Finished):
-                ends[sample.id] = end.prediction
-            if sample.id == chosen.get(group.state.step):
-                following = step, end
-        if following is None:
-            break
-        path, need = (*path, following[0]), following[1]
+            after = await point.after(runner, point.reach(runner, sample.completion))
+            if isinstance(after.need, Finished):
+                ends[sample.id] = after.need.prediction
+            if sample.id == chosen.get(sample.step):
+                following = after
+        return following
+
+    path = await walk(begin(runner, task), visit)
+    if path.error is not None:
+        raise path.error
     return ends

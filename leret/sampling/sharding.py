@@ -1,13 +1,13 @@
-"""Sampling on several machines: shards of the tasks, each sampled by a process of its own into a store of its own.
+"""Sampling on several machines: each shard of the tasks has its process and its store.
 
 ::
 
     leret sample RECIPE --run R --shard 0/8       on any cluster: one job a shard, all of them see R
     leret sample RECIPE --run R                   merges R/shards/*.db, samples what is left, makes the preferences
 
-`RayCluster` does both: it cuts the tasks into many small shards and gives each to a Ray task. A process that dies loses
-what it had not committed (a fifth of a second's samples); Ray starts the shard again, on any machine, and it goes on
-with what its store holds. Seeds depend on what is asked alone, so the result equals one process's.
+`RayCluster` does both: it splits the tasks into many small shards and gives each to a Ray task. A process that dies
+loses its uncommitted samples (a fifth of a second's); Ray starts the shard again, on any machine, and it continues
+from its store. Seeds depend only on the request, so the result equals one process's.
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from leret.core.memory import tune_malloc
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.types import Task
-from leret.sampling.rollouts.environment import Environment, resolve_recipe
-from leret.sampling.rollouts.scheduler import SamplingStats, refuse_failures
-from leret.sampling.stage import begin, opened, sample_session
+from leret.rollouts.environment import Environment, resolve_recipe
+from leret.rollouts.failures import SamplingStats, refuse_failures
+from leret.sampling.stage import begin, open_recipe, sample_session
 from leret.sampling.store.store import Store
 
-_Opened = tuple[Environment, list[Task], dict[str, str]]
+_OpenRecipe = tuple[Environment, list[Task], dict[str, str]]
 _RETRIES = 5
 _SHARDS_A_WORKER = 8
 _IDLE_S = 120.0
-"""Seconds within which Ray must have begun with a shard."""
+"""Seconds within which Ray must begin a shard."""
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Every ``count``-th task, from the one at ``index``, which counts from 0."""
+    """Every ``count``-th task, starting at ``index`` (from 0)."""
 
     index: int
     count: int
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """``2/8`` is the third of eight."""
+        """Read ``2/8``: the third of eight."""
         index, _, count = text.partition("/")
         if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-            raise ConfigError(f"--shard {text}: not of the form I/N with I from 0 to N - 1, as in --shard 0/8")
+            raise ConfigError(f"--shard {text}: write I/N with I from 0 to N - 1, as in --shard 0/8")
         return cls(int(index), int(count))
 
     def store(self, run: Run) -> Path:
@@ -65,43 +65,43 @@ class Shard:
 
 
 def sample_shard(recipe: SamplingRecipe, run: Run, shard: Shard, *, progress: Progress | None = None) -> SamplingStats:
-    """Sample one shard into its store in R/shards; arguments and errors are those of `leret.sampling.stage.sample`.
+    """Sample one shard into its store in R/shards; arguments and errors as in `leret.sampling.stage.sample`.
 
-    All shards share the run: the first of them makes the index and the bank, the others wait for it.
+    All shards share the run: the first one makes the index and the bank, and the others wait.
     """
     progress = progress or Silent()
-    with opened(resolve_recipe(recipe, Path.cwd()), run, progress) as parts:
+    with open_recipe(resolve_recipe(recipe, Path.cwd()), run, progress) as parts:
         return _sample(parts, run, shard, progress)
 
 
 def _sample(
-    parts: _Opened, run: Run, shard: Shard, progress: Progress, policy_digest: str | None = None
+    parts: _OpenRecipe, run: Run, shard: Shard, progress: Progress, policy_digest: str | None = None
 ) -> SamplingStats:
     environment, tasks, digests = parts
-    own = tasks[shard.index :: shard.count]
+    left = tasks[shard.index :: shard.count]
     with run.writing():
         run.shards.mkdir(exist_ok=True)
     with Store(shard.store(run)) as store:
-        policy = begin(run, environment, own, digests, policy_digest)
+        policy = begin(run, environment, left, digests, policy_digest)
         run.event("sample", "shard", shard=f"{shard.index}/{shard.count}", host=socket.gethostname(), pid=os.getpid())
-        if run.store.is_file():  # what earlier commands have sampled
+        if run.store.is_file():  # samples of earlier commands
             with Store(run.store, read_only=True) as known:
                 done = known.done(policy.digest)
-            own = [task for task in own if task.id not in done]
-            store.merge(run.store, [task.id for task in own])
-        _, stats, _ = asyncio.run(sample_session(environment, run, policy, store, tasks, progress, only=own))
+            left = [task for task in left if task.id not in done]
+            store.merge(run.store, [task.id for task in left])
+        _, stats, _ = asyncio.run(sample_session(environment, run, policy, store, tasks, progress, only=left))
         return stats
 
 
 class RayCluster:
-    """Ray, connected to while this is entered; calling it samples tasks (`leret.sampling.stage.Distribute`).
+    """A connection to Ray within a ``with`` block; a call samples tasks (`leret.sampling.stage.Distribute`).
 
-    Its workers need the same leret and, under the same paths, the run, the corpus, the program and the model.
+    Workers need the same leret and, under the same paths, the run, the corpus, the program and the model.
 
     Args:
-        workers: shards that are sampled at the same time.
-        address: of a running cluster (``auto``, ``host:port``, ``ray://host:port``); None starts one on this machine,
-            unless the environment's ``RAY_ADDRESS`` names one.
+        workers: number of shards sampled at the same time.
+        address: address of a running cluster (``auto``, ``host:port``, ``ray://host:port``); None starts one on this
+            machine, unless the environment's ``RAY_ADDRESS`` names one.
     """
 
     def __init__(self, workers: int, address: str | None = None) -> None:
@@ -114,10 +114,10 @@ class RayCluster:
     def __call__(
         self, recipe: SamplingRecipe, run: Run, policy_digest: str, tasks: Sequence[Task], progress: Progress
     ) -> SamplingStats:
-        """Sample tasks into R/shards; a shard whose worker dies is begun again, and goes on from its store.
+        """Sample tasks into R/shards; after a worker's death its shard starts again, from its store.
 
         Raises:
-            LeretError: a worker's own; too many failures; no worker started; a shard killed every worker that took it.
+            LeretError: a worker raised it; too many failures; no worker started; a shard killed all its workers.
         """
         import ray
 
@@ -132,7 +132,7 @@ class RayCluster:
         progress.start("sampling", len(tasks))
         try:
             ray_threads = [one.ident or 0 for one in threading.enumerate() if one.name.startswith("ray_")]
-            with muted(ray_threads):  # they print a paragraph for every worker that dies
+            with muted(ray_threads):  # which print a paragraph for every worker that dies
                 while left or running:
                     while left and len(running) < self.workers:
                         shard = left.pop()
@@ -140,7 +140,7 @@ class RayCluster:
                     ended, _ = ray.wait(list(running), timeout=_IDLE_S)
                     if not ended and not any(run.shards.glob("*.db")):
                         free = f"of {ray.cluster_resources()}, {ray.available_resources()} are free"
-                        idle = f"Ray has begun with no shard in {_IDLE_S:.0f} s: {free}; ask for fewer workers"
+                        idle = f"Ray began no shard within {_IDLE_S:.0f} s: {free}; ask for fewer workers"
                         raise RunError(idle).failed()
                     for reference in ended:
                         shard = running.pop(reference)
@@ -156,7 +156,7 @@ class RayCluster:
         return total
 
     def _resources(self, recipe: SamplingRecipe) -> dict[str, Any]:
-        """What a worker asks of Ray: half a CPU where a server completes, or two CPUs may leave no room to start."""
+        """Return a worker's resources in Ray: half a CPU if a server completes, so that two CPUs hold several."""
         import ray
 
         policy = recipe.policy
@@ -166,19 +166,19 @@ class RayCluster:
         return {"num_cpus": 1.0, "num_gpus": min(1.0, gpus / self.workers), "scheduling_strategy": "SPREAD"}
 
     def __enter__(self) -> Self:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would report to its makers
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # and warn about what may change in it
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to its makers
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no warnings about its next version
         import ray
 
         if ray.is_initialized():
             return self
         settings: dict[str, Any] = {"address": self.address}
         if self.address is None and not os.environ.get("RAY_ADDRESS"):
-            n_cpus = max(os.cpu_count() or 1, self.workers + 1)  # a count for placing workers, no limit
+            n_cpus = max(os.cpu_count() or 1, self.workers + 1)  # a count for placing workers, not a limit
             settings = {"num_cpus": n_cpus, "include_dashboard": False}
         try:
             ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **settings)
-        except Exception as error:  # a plain one, where its processes do not come up within half a minute
+        except Exception as error:  # a plain Exception if its processes do not start within half a minute
             ray.shutdown()
             raise RunError(
                 f"--address {self.address}: no Ray cluster can be joined or started "
@@ -201,15 +201,15 @@ def _result(reference: Any) -> SamplingStats:
         raise error.cause if isinstance(error.cause, LeretError) else error from None
     except RayError as error:
         raise RunError(
-            f"{_RETRIES + 1} workers died with the same shard ({' '.join(str(error).split())[:300]}). What is done is "
-            "kept; look for what its questions do to the program or to memory"
+            f"{_RETRIES + 1} workers died with the same shard ({' '.join(str(error).split())[:300]}). Finished samples "
+            "are kept; check the program and its memory on that shard's questions"
         ).failed() from error
 
 
 def _ray_task(recipe: str, run: Path, shard: Shard, policy_digest: str) -> SamplingStats:
     try:
-        return _sample(_opened(recipe, run), Run(run), shard, Silent(), policy_digest)
-    except MissingDependency as error:  # which cannot travel
+        return _sample(_open_once(recipe, run), Run(run), shard, Silent(), policy_digest)
+    except MissingDependency as error:  # which cannot be pickled
         raise RunError(f"the worker on {socket.gethostname()}: {error}") from error
 
 
@@ -217,11 +217,11 @@ _OPEN = ExitStack()
 
 
 @cache
-def _opened(recipe: str, run: Path) -> _Opened:
+def _open_once(recipe: str, run: Path) -> _OpenRecipe:
     tune_malloc()
     if not Run(run).manifest_path.is_file():
         raise RunError(
             f"the worker on {socket.gethostname()} does not see {run}; put the run on a file system that all machines "
             "share, or sample with --shard on each of them and merge with `leret store merge`"
         )
-    return _OPEN.enter_context(opened(SamplingRecipe.model_validate_json(recipe), Run(run), Silent()))
+    return _OPEN.enter_context(open_recipe(SamplingRecipe.model_validate_json(recipe), Run(run), Silent()))

@@ -1,7 +1,7 @@
-"""`leret sample`: states of a program sampled with several prompts, scored, and paired.
+"""`leret sample`: sample a program's states with several prompts, score the samples, and pair them.
 
 `sample_tasks` is the stage over objects: tasks, a program, its adapter, a policy, a reward, settings. `sample` makes
-them from a recipe, and adds what a run has beside its samples: the bank, the preferences, the report.
+them from a recipe, and adds the bank, the preferences and the report of a run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
-from leret.core.types import Task
+from leret.core.types import OUTAGES, Task
 from leret.http.usage import UsageByPrompt, UsageEvents
 from leret.policies.base import Policy
 from leret.policies.load import PolicySet, open_policies, probe, sampled_policy
@@ -36,11 +36,8 @@ from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
-from leret.sampling.bank.bank import load_or_build_bank
-from leret.sampling.preferences.dataset import build_preferences
-from leret.sampling.preferences.report import PreferenceReport
-from leret.sampling.rollouts.branching import Role, SamplingPlan, StateSampler
-from leret.sampling.rollouts.environment import (
+from leret.rollouts.actors import Role, SamplingPlan
+from leret.rollouts.environment import (
     Environment,
     questions_digest,
     recipe_stamps,
@@ -49,26 +46,30 @@ from leret.sampling.rollouts.environment import (
     resolve_recipe,
     scorable,
 )
-from leret.sampling.rollouts.scheduler import LOOKED_AT, SamplingStats, Scheduler, predictors_searched, refuse_unparsed
+from leret.rollouts.failures import SamplingStats, refuse_unparsed
+from leret.rollouts.states import LOOKED_AT, StateSampler, with_credit
+from leret.sampling.bank.bank import load_or_build_bank
+from leret.sampling.preferences.dataset import build_preferences
+from leret.sampling.preferences.report import PreferenceReport
+from leret.sampling.scheduler import Scheduler
 from leret.sampling.store.merge import merge_shards
-from leret.sampling.store.schema import OUTAGES
 from leret.sampling.store.store import Store
 
 Distribute = Callable[[SamplingRecipe, Run, str, Sequence[Task], Progress], "SamplingStats"]
-"""Samples tasks into the run's shards with other processes; takes the recipe, the run and the policy's digest."""
+"""Samples tasks into the run's shards with other processes, given the recipe, the run and the policy's digest."""
 
 
 @dataclass(frozen=True)
 class SampleReport:
-    """What the stage did, and what the run holds now for its policy.
+    """Results of the stage, and contents of the run for its policy.
 
     Attributes:
-        already: everything was there, and nothing was done.
-        questions: to be sampled in all; ``new_questions`` this call sampled to an end.
-        waiting: questions that met an outage; the same command goes on with them.
-        prompts: of the bank, with their scores on its dev questions (None for those not scored).
+        already: True if everything existed, so that nothing was done.
+        questions: questions to sample; ``new_questions`` were sampled to their end by this call.
+        waiting: questions that met an outage; the same command continues them.
+        prompts: scores of the bank's prompts on its dev questions (None if not scored).
         failures: samples of the run's policy without a reward, by kind.
-        notes: what to look at, and what to do.
+        notes: findings, with advice.
     """
 
     already: bool
@@ -103,19 +104,19 @@ async def sample_tasks(
     progress: Progress | None = None,
     facts: Callable[[], Mapping[str, float | int | str]] = dict,
 ) -> SamplingStats:
-    """Sample every task to the end of its path, into a store; what the store holds is not asked again.
+    """Sample every task to the end of its path, into a store; stored samples are not repeated.
 
-    The program is this call's own, which changes it; ``search`` is on this event loop, or None where every
-    `leret.Search` has a retriever; ``rm`` is ``dspy.settings.rm`` for the program. What credit ``auto`` means is learnt
-    from the first tasks, and noted in ``run`` where there is one. ``facts`` are told with the progress.
+    The call changes the program. ``search`` belongs to this event loop; None if every `leret.Search` has a retriever.
+    ``rm`` is ``dspy.settings.rm`` for the program. The meaning of credit ``auto`` is learnt from the first tasks, and
+    noted in ``run`` if there is one. The progress shows ``facts``.
 
-    Raises LeretError where too much fails, or the program cannot be replayed; what is done is kept.
+    Raises LeretError if too much fails, or the program cannot be replayed; finished samples are kept.
     """
     other, rest, first = program.deepcopy(), iter(tasks), list[Task]()
     runner = ProgramRunner.over(program, adapter, search, rm)
     if plan.searched is None:
         first = list(islice(rest, LOOKED_AT))
-        plan = await with_credit(plan, runner, store, first, run)
+        plan = await with_credit(plan, runner, first, run)
     sampler, rates = StateSampler(runner, store, plan, usage), (settings.max_error_rate, settings.max_unparsed_rate)
     check = _path_check(other, runner, plan.prompts)
     scheduler = Scheduler(runner, sampler, store, plan.seed, *rates, check, facts)
@@ -127,7 +128,7 @@ async def sample_tasks(
 def _path_check(
     program: dspy.Module, runner: ProgramRunner, prompts: tuple[Prompt, ...]
 ) -> Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]]:
-    """`check_path` of another instance: on one task under all prompts, on the others under the first."""
+    """Return `check_path` for another instance: with all prompts on one task, with the first one on others."""
     left = iter([prompts])
     return lambda task, steps, results: check_path(program, runner, task, steps, results, next(left, prompts[:1]))
 
@@ -141,22 +142,6 @@ def _left_out(plan: SamplingPlan, runner: ProgramRunner) -> list[str]:
     ]
 
 
-async def with_credit(
-    plan: SamplingPlan, runner: ProgramRunner, store: Store | None, tasks: Iterable[Task], run: Run | None = None
-) -> SamplingPlan:
-    """The plan with what credit ``auto`` goes by: noted in the run, or learnt on paths of the first tasks."""
-    roles = [plan.role(runner.formatter.need(name, {})) for name in runner.replay.names]
-    n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
-    if n_auto < 2 and not (n_auto and plan.final):  # a single one is sampled by its steps, or nothing is
-        return replace(plan, searched={})
-    searched = None if run is None else run.manifest.searched
-    if searched is None:
-        searched = await predictors_searched(runner, StateSampler(runner, store, plan), tasks)
-        if run is not None:
-            run.update(searched=searched)
-    return replace(plan, searched=searched)
-
-
 def sample(
     recipe: SamplingRecipe,
     run: Run,
@@ -167,15 +152,15 @@ def sample(
 ) -> SampleReport:
     """Sample a program's states with several prompts, score them, and make the preferences.
 
-    Goes on where an earlier call was stopped; returns at once where nothing is left. Shards that were sampled apart
+    Continues where an earlier call stopped, and returns immediately if nothing is left. Separately sampled shards
     (`leret.sampling.sharding`) are merged first.
 
-    The run is a new one, or one that the same recipe began; what is `Free` in it, and the policy, may have changed.
-    Relative paths start in ``base_dir``, by default the current directory. ``distribute`` samples with other processes.
+    The run is new, or was begun by the same recipe; `Free` keys and the policy may have changed. Relative paths start
+    in ``base_dir``, by default the current directory. ``distribute`` samples with other processes.
 
     Raises:
-        LeretError: the run was sampled from another recipe, is being sampled or cannot be written; what the recipe
-            names cannot be opened; too many samples failed or did not parse. What is done is kept.
+        LeretError: the run was sampled from another recipe, is being sampled or cannot be written; files or models of
+            the recipe cannot be opened; too many samples failed or did not parse. Finished samples are kept.
     """
     began = time.monotonic()
     progress = progress or Silent()
@@ -185,7 +170,7 @@ def sample(
     if before is not None and run.held_out.is_file() and is_complete_parquet(run.preferences / "train.parquet"):
         now = {"already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
         return SampleReport(**{**before, **now})
-    with opened(recipe, run, progress) as (environment, tasks, digests), Store(run.store) as store:
+    with open_recipe(recipe, run, progress) as (environment, tasks, digests), Store(run.store) as store:
         merge_shards(run, store=store)
         policy = begin(run, environment, tasks, digests)
         n_before = store.counts(policy.digest)["samples"]
@@ -204,16 +189,16 @@ def sample(
 
 
 @contextmanager
-def opened(
+def open_recipe(
     recipe: SamplingRecipe, run: Run, progress: Progress
 ) -> Iterator[tuple[Environment, list[Task], dict[str, str]]]:
-    """What a recipe names, opened, checked against what the run was begun with; its tasks; its digests.
+    """Open a recipe's environment, checked against the run; gives it with its tasks and digests.
 
     Processes that sample shards of one run may do this at the same time: one builds the index, the others wait.
     """
     if recipe.policy.temperature == 0 and recipe.sampling.samples > 1:
         raise ConfigError(
-            f"sampling.samples is {recipe.sampling.samples}, but at policy.temperature 0 they would all be the same; "
+            f"sampling.samples is {recipe.sampling.samples}, but policy.temperature 0 makes them all equal; "
             "raise the temperature, or set samples: 1"
         )
     refuse_changes(run, recipe, {})
@@ -242,14 +227,14 @@ def begin(
     digests: Mapping[str, str],
     policy_digest: str | None = None,
 ) -> Policy:
-    """Open the policy, which must be the one of ``policy_digest``, and note in run.yaml what later stages read.
+    """Open the policy, which must have ``policy_digest``, and record the sections of run.yaml for later stages.
 
-    The policy of the run's recipe stays the one of the first round: the base of all others.
+    The recorded recipe keeps the policy of the first round, the base of all others.
     """
     policy = open_policies(environment.recipe.by_predictor, sampled_policy)
     if policy_digest not in {None, policy.digest}:
         raise RunError(
-            f"policy.model: {environment.recipe.policy.model} is another model here than where sampling was begun"
+            f"policy.model: {environment.recipe.policy.model} differs from the model that began the sampling"
         )
     with FileLock(run.setup_lock):
         manifest = run.manifest
@@ -283,7 +268,10 @@ async def sample_session(
     *,
     only: Sequence[Task] | None = None,
 ) -> tuple[list[Prompt], SamplingStats, list[str]]:
-    """The bank, which all tasks make; samples of them, or of ``only`` some or none; notes. Closes the policy."""
+    """Make the bank from all tasks, and sample them or ``only`` some; returns prompts, stats and notes.
+
+    Closes the policy.
+    """
     lm, settings = environment.recipe.policy, environment.recipe.sampling
     search = SearchBatcher(environment.retriever)
     try:
@@ -296,7 +284,7 @@ async def sample_session(
                 final=None if end is None else scoring(end, "final"),
                 n_continuations=settings.n_continuations, final_weight=settings.final_weight,
             )  # fmt: skip
-            plan = await with_credit(plan, environment.runner(search), store, tasks, run)
+            plan = await with_credit(plan, environment.runner(search), tasks, run)
         notes = environment.notes()
         sampled = tasks if only is None else only
         if not sampled:
@@ -318,7 +306,7 @@ async def sample_session(
 
 
 def _role(recipe: SamplingRecipe, policy: Policy, need: NeedsCompletion) -> Role:
-    """Of a predictor; one whose own policy is greedy is not sampled."""
+    """Return the role of a predictor; one with a greedy policy is not sampled."""
     decoding = recipe.decoding_of(need.predictor)
     return Role(policy, decoding.get("temperature") != 0, recipe.sampling.credit, **decoding)
 
@@ -360,7 +348,7 @@ def _notes(n_prompts: int, wanted: int, pairs: PreferenceReport) -> Iterator[str
         alone = "no candidate of the prompt bank reached reward > 0"
         yield f"{n_prompts} prompts instead of {wanted}: {alone if n_prompts == 1 else 'the bank found no others'}"
     if 2 * pairs.no_spread > pairs.states:
-        which = f"at {pairs.no_spread:,} of {pairs.states:,} states they have one reward"
+        which = f"at {pairs.no_spread:,} of {pairs.states:,} states all rewards are equal"
         yield f"the samples hardly differ: {which}; raise policy.temperature or sampling.samples"
     if pairs.failures["prompt"]:
         yield f"{pairs.failures['prompt']:,} of {pairs.samples:,} samples failed: their prompts do not fit the policy"

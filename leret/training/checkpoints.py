@@ -31,7 +31,7 @@ from leret.training.model import InitialPolicy
 from leret.training.validation import Validation
 
 if TYPE_CHECKING:
-    from leret.sampling.rollouts.environment import Environment
+    from leret.rollouts.environment import Environment
 
 
 class CheckpointDirectory:

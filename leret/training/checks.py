@@ -195,7 +195,7 @@ def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
     try:
         if program and manifest.versions == versions() and program_digest(program) == sampled:
             return
-        from leret.sampling.rollouts.environment import Environment
+        from leret.rollouts.environment import Environment
 
         formatter = Environment.open(run).formatter
     except (LeretError, OSError) as error:

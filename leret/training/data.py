@@ -16,14 +16,9 @@ from typing import TYPE_CHECKING, Any
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import Messages, message, text_of
-from leret.policies.local.chat_template import apply_template, n_common
-from leret.sampling.rollouts.environment import Environment, scorable
 
 if TYPE_CHECKING:
-    from leret.config.sampling import SamplingSettings
-    from leret.core.types import Task
     from leret.sampling.store.schema import StateSamples
-    from leret.training.online.recipe import RoundRecipe
 
 _TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
 
@@ -105,105 +100,3 @@ def examples_digest(examples: Sequence[TrainingExample]) -> str:
         name.update(row.encode())
         name.update(b"\n")
     return name.hexdigest()
-
-
-def training_tasks(environment: Environment, recipe: RoundRecipe) -> list[Task]:
-    """Return the tasks of the run's sampling that the reward applies to; `DataError` if there is none."""
-    data, settings = environment.recipe.data, scored_by(environment, recipe)
-    questions = environment.tasks(data.split, recipe.limit or data.limit, part=data.part)
-    return scorable(questions, environment.recipe.model_copy(update={"sampling": settings}))
-
-
-def scored_by(environment: Environment, recipe: RoundRecipe) -> SamplingSettings:
-    """Return the run's settings of sampling with the reward and credit of the training."""
-    keys = {"credit": recipe.credit, "reward": recipe.reward, "final": recipe.reward}
-    changes = {name: value for name, value in keys.items() if value is not None}
-    return environment.recipe.sampling.model_copy(update=changes)
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """An example as ids; every completion ends in the end token."""
-
-    prompt: list[int]
-    completions: tuple[list[int], ...]
-    scores: tuple[float, ...] = ()
-
-    @property
-    def length(self) -> int:
-        """Tokens of the prompt with the longest completion."""
-        return len(self.prompt) + max(len(ids) for ids in self.completions)
-
-
-class TokenEncoder:
-    """Encodes examples for one policy; ``end`` as `end_token` gives it."""
-
-    def __init__(self, tokenizer: Any, end: int, enable_thinking: bool | None = None) -> None:
-        self.tokenizer = tokenizer
-        self.end = end
-        self.enable_thinking = enable_thinking
-
-    def encode(self, examples: Sequence[TrainingExample]) -> list[Encoded]:
-        prompts = [self.render(example.prompt) for example in examples]
-        texts = dict.fromkeys(prompts) | {
-            prompt + text: None
-            for prompt, example in zip(prompts, examples, strict=True)
-            for text in example.completions
-        }
-        ids = dict(zip(texts, self._ids(list(texts)), strict=True))
-        return [
-            Encoded(
-                list(ids[prompt]),
-                tuple(self._completion(ids[prompt], ids[prompt + text], text) for text in example.completions),
-                example.scores,
-            )
-            for prompt, example in zip(prompts, examples, strict=True)
-        ]
-
-    def render(self, messages: Messages) -> str:
-        """The prompt as text, up to and including the generation prompt."""
-        how = {"enable_thinking": self.enable_thinking, "tokenize": False, "add_generation_prompt": True}
-        return str(apply_template(self.tokenizer, messages, str(self.tokenizer.name_or_path), **how))
-
-    def prompt_ids(self, messages: Messages) -> list[int]:
-        return self._ids([self.render(messages)])[0]
-
-    def _completion(self, prompt: list[int], whole: list[int], text: str) -> list[int]:
-        """Encoded alone where a token would span the boundary to the prompt, which a sampler cannot produce."""
-        if whole[: len(prompt)] == prompt:
-            return [*whole[len(prompt) :], self.end]
-        return [*self._ids([text])[0], self.end]
-
-    def _ids(self, texts: list[str]) -> list[list[int]]:
-        encoding = self.tokenizer(texts, add_special_tokens=False, verbose=False)
-        return [list(ids) for ids in encoding["input_ids"]]
-
-
-def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
-    """Id of the token that ends a completion: the one of ``stops`` that the chat template writes after a turn.
-
-    ``stops`` are the ids at which generation stops; a template whose turns the sampler's text cannot give is refused.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise TrainingError(
-            f"the tokenizer of {tokenizer.name_or_path} has no chat template; add chat_template.jinja to its directory"
-        )
-    known = list(stops) or ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
-    if not known:
-        raise TrainingError(
-            f"{tokenizer.name_or_path} names no end token; set eos_token_id in its generation_config.json"
-        )
-    prompt = tokenizer.apply_chat_template(list(_TURNS[:1]), tokenize=True, add_generation_prompt=True)["input_ids"]
-    whole = tokenizer.apply_chat_template(list(_TURNS), tokenize=True)["input_ids"]
-    turn = whole[n_common(prompt, whole) :]
-    length = next((place for place, token in enumerate(turn) if token in known), None)
-    answer = [token for token in turn[:length] if token != tokenizer.unk_token_id]
-    written = tokenizer.decode(answer)
-    # A hybrid model's empty thought is text; a mark that the sampler's text leaves out is not.
-    if length is None or written != tokenizer.decode(answer, skip_special_tokens=True):
-        raise TrainingError(
-            f"the chat template of {tokenizer.name_or_path} writes a turn as {written!r}; it must end in a token at "
-            f"which generation stops ({', '.join(tokenizer.convert_ids_to_tokens(known))}), with no other special "
-            "token before it; mend its chat_template.jinja, or eos_token_id in its generation_config.json"
-        )
-    return int(turn[length])

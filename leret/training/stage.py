@@ -27,14 +27,14 @@ from leret.core.types import Task
 from leret.policies.checkpoints import pick_device, positions, refuse_changed_weights
 from leret.policies.local.policy import out_of_memory
 from leret.policies.serving.model import sampled_settings
-from leret.sampling.rollouts.environment import Environment, questions_digest, refuse_changes_since_sampling
+from leret.rollouts.environment import Environment, questions_digest, refuse_changes_since_sampling
 from leret.training.alarms import best_step
 from leret.training.algorithms import ALGORITHMS, OnlineAlgorithm
 from leret.training.algorithms.base import Algorithm, TrainerInputs, n_processes
 from leret.training.callbacks import check_trackers, monitored, training_callback
 from leret.training.checkpoints import CheckpointDirectory, TrainingJob, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
-from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, examples_digest, training_tasks
+from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, examples_digest
 from leret.training.model import (
     InitialPolicy,
     find_initial,
@@ -297,7 +297,7 @@ def _trainer(job: TrainingJob, inputs: TrainerInputs, _: ExitStack) -> tuple[Any
 
 def _trl_online(job: TrainingJob, inputs: TrainerInputs, opened: ExitStack) -> tuple[Any, int, float | None]:
     """TRL's trainer of fresh samples, and the number of states; as many steps as our loop takes."""
-    from leret.sampling.rollouts.environment import Environment
+    from leret.rollouts.environment import Environment
     from leret.training.online.trl import make_trainer
 
     assert job.run is not None

@@ -23,7 +23,7 @@ from leret.rewards import scoring
 from leret.rewards.functions import sources_digest
 
 if TYPE_CHECKING:
-    from leret.sampling.rollouts.environment import Environment
+    from leret.rollouts.environment import Environment
 
 _SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 """Set by accelerate in the processes that it starts for one of these."""
@@ -69,7 +69,7 @@ class Validation:
 
     def figures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         """What the rollouts are worth; an outage is not scored, and more of them than results are an error."""
-        from leret.sampling.rollouts.rollout import BOUNDARIES
+        from leret.rollouts.failures import BOUNDARIES
 
         done = [rollout for rollout in rollouts if rollout.error is None]
         if 2 * len(done) < len(rollouts):
@@ -88,7 +88,8 @@ class Validation:
 
     async def _rollouts(self, policy: Policy) -> list[Rollout]:
         from leret.retrieval.batching import SearchBatcher
-        from leret.sampling.rollouts.rollout import Decoding, PolicyActor, RolloutRunner
+        from leret.rollouts.actors import Decoding, PolicyActor
+        from leret.rollouts.rollout import RolloutRunner
 
         environment = self.environment
         searches = SearchBatcher(environment.retriever)
@@ -117,7 +118,7 @@ def open_validation(recipe: TrainingRecipe, run: Run, trained: Collection[str]) 
             "eval_steps: a validation writes with the whole model, of which fsdp and zero3 leave a part in each "
             "process; remove eval_steps, and compare policies with leret eval"
         )
-    from leret.sampling.rollouts.environment import Environment
+    from leret.rollouts.environment import Environment
 
     scoring(recipe.metric_for_best_model, "metric_for_best_model")
     environment = Environment.open(run)

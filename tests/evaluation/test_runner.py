@@ -16,7 +16,7 @@ from leret.policies.local.chat_template import PromptTooLongError
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import Replay
 from leret.programs.search import Search
-from leret.sampling.rollouts.rollout import Decoding
+from leret.rollouts.actors import Decoding
 from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, follow, parts_of, program
 from tests.programs.zoo import Agent
 from tests.sampling.fakes import FakeRetriever, questions

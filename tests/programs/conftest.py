@@ -8,7 +8,7 @@ import pytest
 
 from leret.core.types import Passage, Task
 from leret.programs.checks import check_path, made_up
-from leret.programs.needs import NeedsChoice, NeedsCompletion
+from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Formatter
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
@@ -27,7 +27,7 @@ class Shelf:
 def complete(need):
     """A completion in the adapter's format."""
     call = need.call
-    if isinstance(need, NeedsChoice):
+    if need.choice is not None:
         return random.Random(need.key).choice(need.choice.candidates).id
     if call.signature is None:
         return "[[ ## query ## ]]\nxyz\n\n[[ ## completed ## ]]" if need.predictor != "(direct)" else "some words"

@@ -437,14 +437,14 @@ def threads_with_copied_context(self, question):
         return end(self.search([one.result().query for one in call]))
 
 
-@shape("thread of its own.*dspy.Parallel")
+@shape("thread that it started.*dspy.Parallel")
 def threads_that_ask_an_lm(self, question):
     with ThreadPoolExecutor(2) as pool:
         call = [pool.submit(self.write, question=f"{question} {i}", context=[]) for i in range(2)]
         return end(self.search([one.result().query for one in call]))
 
 
-@shape("thread of its own.*dspy.Parallel")
+@shape("thread that it started.*dspy.Parallel")
 def threads_that_search_alone(self, question):
     query = self.write(question=question, context=[]).query
     with ThreadPoolExecutor(2) as pool:
@@ -510,7 +510,7 @@ def adapter_set_inside(self, question):
     return end(self.search(query))
 
 
-@shape("what leret sent is not what the program sends.*leret/replay")
+@shape("different messages.*leret/replay")
 def reads_the_settings(self, question):
     name = str(getattr(dspy.settings.lm, "model", ""))
     return end(self.search(self.write(question=f"{question} by {name}", context=[]).query))

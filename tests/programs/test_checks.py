@@ -44,13 +44,6 @@ def test_every_adapter_and_prompt_sends_what_stock_dspy_sends(kind, reason, walk
     assert len(needs) == 3
 
 
-@pytest.mark.parametrize("adapter", [dspy.XMLAdapter(), dspy.JSONAdapter()], ids=["xml", "json"])
-def test_an_agent_lays_out_its_trajectory_by_the_runs_adapter(adapter, walk):
-    agent = next(kind for kind in PROGRAMS if kind.__name__ == "Agent")
-    needs, _ = walk(agent(), adapter, check=True, pure=agent())
-    assert ("<thought_0>" in needs[1].inputs["trajectory"]) == isinstance(adapter, dspy.XMLAdapter)
-
-
 @pytest.mark.parametrize(
     "adapter",
     [dspy.ChatAdapter(), dspy.XMLAdapter(), dspy.JSONAdapter(), dspy.XMLAdapter(use_native_function_calling=True)],
@@ -88,7 +81,7 @@ def test_a_program_that_sends_something_else_is_refused_with_the_difference(walk
     other.word, less.times = "again", 1
     with pytest.raises(ReplayError, match=r"(?s)Changing, task q, prompt 0: .*leret: .*who is it\?.*program: .*again"):
         walk(Changing(), pure=other)
-    with pytest.raises(ReplayError, match="program: nothing is sent there"):
+    with pytest.raises(ReplayError, match="program sends nothing"):
         walk(Changing(), pure=less)
 
 
@@ -111,7 +104,7 @@ def test_a_call_out_of_reach_is_refused(walk):
 def test_a_difference_of_roles_or_numbers_is_told():
     one, two = [({"role": role, "content": "a"},) for role in ("user", "system")]
     assert message_difference(one + two, one) == "  2 messages (leret) and 1 (program)"
-    assert "of role user (leret) and system (program)" in message_difference(one, two)
+    assert "role user (leret) and system (program)" in message_difference(one, two)
 
 
 class Colour(Enum):

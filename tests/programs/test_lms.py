@@ -1,7 +1,6 @@
 """Calls of LMs that are not a predictor's own are answered by those LMs, recorded and counted."""
 
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from pathlib import Path
 
 import dspy
@@ -10,7 +9,6 @@ import pytest
 from leret.core.dspy_internals import EngineLM, main_thread_config, messages_of, text_response
 from leret.core.errors import LeretError
 from leret.programs.adapters import CompactAdapter
-from leret.programs.search import search_tool
 from leret.retrieval.base import CallableRetriever
 from leret.sampling.store.store import Store
 from tests.optimize.fakes import TRAIN, VAL, Answering, Words, Writer, fake_lm, fake_training, leret_of, student_of
@@ -47,9 +45,6 @@ class Noting(Writer):
                 return self.note(question=question, lm=self.strong).note
             case "global":
                 return self.note(question=question, lm=STRONG[0]).note
-            case "made":
-                with dspy.context(lm=self.strong):
-                    return dspy.Predict("question -> note")(question=question).note
             case "direct":
                 return self.strong(f"a note on {question}")[0]
 
@@ -59,7 +54,7 @@ class Noting(Writer):
         return dspy.Prediction(found=found.doc_ids)
 
 
-@pytest.mark.parametrize("how", ["attribute", "global", "made", "direct"])
+@pytest.mark.parametrize("how", ["attribute", "global", "direct"])
 def test_a_call_is_answered_by_the_lm_that_dspy_asks(how, world, tmp_path):
     plain, policy = student_of(lambda: Noting(how)), Words("words")
     plain(question=TRAIN[0].question)
@@ -95,81 +90,35 @@ def test_a_predictors_lm_called_directly_is_its_own(world, tmp_path):
 
 
 class Threaded(Writer):
-    """Searches, or asks, in threads of its own."""
-
-    what, carry = "search", False
+    """Asks the retriever of every thread in a thread of the program."""
 
     def forward(self, question):
         query = self.write(question=question, context=[]).query
-        work = {
-            "search": lambda: self.search(query).doc_ids,
-            "retrieve": lambda: dspy.settings.rm(query, k=2),
-            "ask": lambda: self.write(question="again", context=[]).query,
-        }[self.what]
         with ThreadPoolExecutor(1) as pool:
-            found = pool.submit(copy_context().run, work) if self.carry else pool.submit(work)
-            first = found.result()
-        return dspy.Prediction(found=self.search(f"{query} {len(first)}").doc_ids)
+            rows = pool.submit(lambda: dspy.settings.rm(query, k=2)).result()
+        return dspy.Prediction(found=self.search(f"{query} {len(rows)}").doc_ids)
 
 
 class Shelf(CallableRetriever, FakeRetriever):
-    """What `dspy.configure(rm=...)` shows to every thread."""
+    """A retriever that `dspy.configure(rm=...)` shows to every thread."""
 
 
-@pytest.mark.parametrize("what", ["search", "retrieve", "ask"])
-def test_threads_of_a_programs_own_are_refused(what, tmp_path, monkeypatch):
+def test_a_retriever_asked_in_a_thread_of_the_program_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(main_thread_config, "rm", Shelf())
-    student = student_of(type("Own", (Threaded,), {"what": what}))
     with pytest.raises(LeretError, match=r"dspy\.Parallel, or start them with contextvars\.copy_context"):
-        leret_of(tmp_path).compile(student, trainset=TRAIN)
-
-
-def test_threads_that_carry_the_context_are_sampled(tmp_path):
-    best = leret_of(tmp_path).compile(student_of(type("Own", (Threaded,), {"carry": True})), trainset=TRAIN)
-    assert best._compiled
-
-
-class AsyncTool(Writer):
-    def __init__(self):
-        super().__init__()
-        self.look = search_tool(dspy.Tool(look_up, name="look_up"))
-
-    async def aforward(self, question):
-        rows = await self.look.acall(query=(await self.write.acall(question=question, context=[])).query)
-        return dspy.Prediction(found=[row["id"] for row in rows])
-
-    forward = None
-
-
-async def look_up(query: str) -> list[dict]:
-    """Rows for a query."""
-    return [{"id": word, "text": word} for word in query.split()]
-
-
-def test_async_search_tools_are_seen(tmp_path):
-    best = leret_of(tmp_path).compile(student_of(AsyncTool), trainset=TRAIN)
-    with Store(Path(best.run_dir) / "rollouts.db", read_only=True) as store:
-        assert any(sample.doc_ids for group in store.groups() for sample in group.samples)
+        leret_of(tmp_path).compile(student_of(Threaded), trainset=TRAIN)
 
 
 class HalfWrapped(Writer):
     """Searches once where leret sees it, and once where it does not."""
 
-    field = "doc_ids"
-
     def forward(self, question):
         found = self.search(self.write(question=question, context=[]).query).doc_ids
-        return dspy.Prediction(**{self.field: [*found, "unseen document"]}, found=found)
-
-
-def test_documents_of_unseen_searches_are_refused(tmp_path):
-    with pytest.raises(LeretError, match=r"'unseen document'.*search_tool.*credit final"):
-        leret_of(tmp_path).compile(student_of(HalfWrapped), trainset=TRAIN)
+        return dspy.Prediction(context=[*found, "unseen document"], found=found)
 
 
 def test_passages_of_unseen_searches_are_noted(tmp_path):
-    kind = type("Noted", (HalfWrapped,), {"field": "context"})
-    best = leret_of(tmp_path).compile(student_of(kind), trainset=TRAIN)
+    best = leret_of(tmp_path).compile(student_of(HalfWrapped), trainset=TRAIN)
     notes = [entry["text"] for entry in best.trial_logs if "no search seen" in entry["text"]]
     assert len(notes) == 1
     assert "returns context" in notes[0]

@@ -4,16 +4,14 @@ import dspy
 import pytest
 
 from leret.core.types import Passage
+from leret.programs.differences import asked_instead, difference, place
 from leret.programs.needs import (
     Finished,
     NeedsCompletion,
     NeedsSearch,
     PredictorCall,
     Step,
-    asked_instead,
-    difference,
     order,
-    place,
 )
 from leret.programs.search import SearchCall
 
@@ -59,8 +57,3 @@ def test_a_step_that_is_not_asked_for_is_told_with_what_is_asked_instead():
 def test_of_branches_side_by_side_a_search_goes_first():
     needs = [need("b"), need("a", x="2"), need("a", x="1"), NeedsSearch("q")]
     assert sorted(needs, key=order) == needs[::-1]
-
-
-def test_outputs_that_a_program_could_change_are_nested():
-    call = PredictorCall("write", {})
-    assert [Step(call, outputs).is_nested for outputs in ([{"a": "x", "b": None}], [{"a": ["x"]}])] == [False, True]

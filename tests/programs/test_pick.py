@@ -8,7 +8,6 @@ from leret.core.dspy_internals import AdapterParseError
 from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import STOP, Candidate, Passage, Task
 from leret.policies.base import Completion
-from leret.programs.needs import NeedsChoice
 from leret.programs.pick import candidates_of, named_picks
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
@@ -82,7 +81,7 @@ def replayed(program, *answers):
 
 def test_a_choice_has_context_and_candidates_without_those_picked():
     need = replayed(Picks(stop=True), "2")
-    assert isinstance(need, NeedsChoice)
+    assert need.choice is not None
     choice = need.choice
     assert (choice.predictor, choice.context) == ("pick", {"question": "Where is the milk?"})
     assert [(one.id, one.position) for one in choice.candidates[:-1]] == [("0", 0), ("1", 1)]
@@ -120,7 +119,7 @@ def test_nothing_is_asked_where_nothing_is_left():
 @pytest.mark.parametrize("program", [Mixed, Parallel, Async, Picks])
 def test_programs_that_pick_come_to_the_same_place_and_send_what_dspy_sends(program, walk):
     needs, end = walk(program(), check=True, pure=program())
-    assert any(isinstance(need, NeedsChoice) for need in needs)
+    assert any(need.choice is not None for need in needs)
     assert end.prediction is not None
 
 

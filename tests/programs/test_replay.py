@@ -129,20 +129,6 @@ def test_a_program_without_a_predictor_or_an_input_is_refused(base, forward, mes
         Replay(type("Program", (base,), {"forward": forward})())
 
 
-def streamed(self, question):
-    with dspy.context(send_stream=object(), stream_listeners=[]):
-        return self.ask(question=question)
-
-
-@pytest.mark.parametrize(
-    ("forward", "message"),
-    [(lambda self, question: self.ask(question=question, config={"n": 2}), "n > 1"), (streamed, "streams")],
-)
-def test_what_one_completion_cannot_answer_is_refused(forward, message):
-    with pytest.raises(ProgramError, match=message):
-        run(Replay(variant(forward)), "q", [])
-
-
 def test_outputs_are_found_by_what_is_asked_and_an_unused_one_is_told():
     """Equal calls take their recorded outputs in order; other calls may come in any order."""
 

@@ -1,8 +1,5 @@
 """Programs as DSPy users write them; none was written for leret beyond its searches."""
 
-import asyncio
-from contextlib import suppress
-
 import dspy
 
 from leret.programs.search import Found, Search, search_tool
@@ -85,22 +82,6 @@ class Async(dspy.Module):
         return await self.answer.acall(question=question, context=found.passages)
 
 
-class Bridging(Async):
-    def forward(self, question):
-        return asyncio.run(self.aforward(question))
-
-
-class Gathering(Async):
-    async def part(self, question, i):
-        found = self.search((await self.write.acall(question=f"{question} {i}", context=[])).query)
-        await asyncio.sleep(0)
-        return self.search((await self.write.acall(question=f"{question} {i}", context=found.passages)).query, found)
-
-    async def aforward(self, question):
-        parts = await asyncio.gather(*(self.part(question, i) for i in range(2)))
-        return dspy.Prediction(ids=[part.doc_ids for part in parts])
-
-
 class Retrieving(TwoPredictors):
     """`dspy.Retrieve` over ``dspy.settings.rm``."""
 
@@ -139,40 +120,7 @@ class Threads(TwoPredictors):
         return dspy.Prediction(ids=[part.doc_ids for part in parts])
 
 
-class Best(dspy.Module):
-    kind = dspy.BestOfN
-
-    def __init__(self):
-        super().__init__()
-        self.best = self.kind(module=TwoPredictors(), N=2, reward_fn=lambda arguments, found: 0.5, threshold=1.0)
-
-    def forward(self, question):
-        return self.best(question=question)
-
-
-class Refined(Best):
-    kind = dspy.Refine
-
-
-class BareExcept(TwoPredictors):
-    def forward(self, question):
-        found = Found()
-        for _ in range(2):
-            with suppress(BaseException):
-                found = self.search(self.write(question=question, context=found.passages).query, found)
-        return dspy.Prediction(ids=found.doc_ids)
-
-
-class OwnAdapter(TwoPredictors):
-    def forward(self, question):
-        with dspy.context(adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
-            query = self.write(question=question, context=[]).query
-        return dspy.Prediction(ids=self.search(query).doc_ids)
-
-
-PROGRAMS = [
-    TwoPredictors, Tutorial, Agent, Branch, Async, Bridging, Gathering, Retrieving, Tool, Threads, Best, Refined,
-    BareExcept, OwnAdapter,
-]  # fmt: skip
+PROGRAMS = [TwoPredictors, Tutorial, Agent, Branch, Async, Retrieving, Tool, Threads]
+"""`shapes` has fifty more."""
 if hasattr(dspy, "ReActV2"):
     PROGRAMS.append(type("AgentV2", (Agent,), {"kind": dspy.ReActV2}))

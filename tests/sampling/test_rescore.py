@@ -74,6 +74,29 @@ def test_pairs_equal_those_of_a_run_sampled_with_that_reward(tmp_path, own, rewa
     assert (report.other_choices > 0) == bool(report.notes) == (len(both) < asked or report.other_choices > 0)
 
 
+HIDDEN = """
+
+def hidden(outcome):
+    try:
+        return float(getattr(outcome, "pre" + "diction") is not None)
+    except Exception:
+        return -1.0
+"""
+
+
+@pytest.mark.parametrize(("reward", "replays"), [("own.py:titles", False), ("own.py:hidden", True), ("rr", False)])
+def test_the_program_is_replayed_only_for_a_reward_that_reads_predictions(tmp_path, own, monkeypatch, reward, replays):
+    own.write_text(OWN + HIDDEN)
+    replayed, ends = [], rescoring._ends
+    monkeypatch.setattr(rescoring, "_ends", lambda *parts: replayed.append(parts) or ends(*parts))
+    run = sampled(tmp_path / "run")
+    rescore(run, reward)
+    assert bool(replayed) == replays
+    if replays:
+        samples = [one for group in content(run) for one in group.samples if one.reward is not None]
+        assert {(one.step, one.reward) for one in samples} == {(0, 0.0), (1, 1.0)}
+
+
 def test_the_old_reward_again_brings_back_the_old_run(tmp_path, made):
     run = sampled(tmp_path / "run")
     before, pairs = content(run), preferences(run)

@@ -93,7 +93,7 @@ def test_what_a_killed_command_left_is_taken_over_by_the_next(server, run):
 
 def test_a_shard_that_is_sampled_into_is_not_merged(server, run):
     run.shards.mkdir()
-    with Store(run.shards / "0-of-2.db"), pytest.raises(RunError, match=r"0-of-2\.db is being sampled into"):
+    with Store(run.shards / "0-of-2.db"), pytest.raises(RunError, match=r"0-of-2\.db is in use"):
         sample(served(server, 4), run)
 
 

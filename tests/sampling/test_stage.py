@@ -73,7 +73,7 @@ def test_a_smaller_limit_closes_a_run_that_an_outage_stopped(run):
     whole = Run.create(Path("whole"))
     sample(recipe_of(), whole)
     away = FakePolicy(fail=lambda request: len(away.requests) > 150)
-    with policy_is(away), pytest.raises(PolicyError, match="What is done is kept"):
+    with policy_is(away), pytest.raises(PolicyError, match=r"sampling\.max_error_rate = 0\.1"):
         sample(recipe_of(concurrency=1, data={"limit": 30}), run)
     pairs = build_preferences(run)
     assert 0 < pairs.questions < 30
@@ -134,7 +134,7 @@ def test_a_report_says_why_there_are_few_prompts_and_little_spread(run, monkeypa
     monkeypatch.setattr(FakePolicy, "_one", lambda self, request, seed: Completion("zzz", "stop", 1, 1))
     told = " | ".join(sample(recipe_of(), run).notes)
     assert "no candidate of the prompt bank reached reward > 0" in told
-    assert "at 60 of 60 states they have one reward; raise policy.temperature or sampling.samples" in told
+    assert "at 60 of 60 states all rewards are equal; raise policy.temperature or sampling.samples" in told
     assert "retriever.k is 2" in estimate(recipe_of(), run).notes[0]
 
 

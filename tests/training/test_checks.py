@@ -17,7 +17,7 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.base import Request
 from leret.policies.local.policy import LocalPolicy
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS

@@ -14,17 +14,16 @@ from leret.core.errors import ConfigError, PolicyError, RunError, TrainingError
 from leret.core.runs import Run
 from leret.evaluation.stage import evaluate
 from leret.policies.load import make_policy
+from leret.rollouts.environment import Environment, training_tasks
+from leret.rollouts.rounds import RoundSampler
 from leret.sampling.estimate import estimate
-from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.kto import KTORecipe
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.data import training_tasks
 from leret.training.model import find_initial
-from leret.training.online.rounds import RoundSampler
 from leret.training.picking.recipe import PickRecipe
 from leret.training.stage import make_job, train
 from tests.training.picking import stories

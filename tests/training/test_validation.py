@@ -16,7 +16,7 @@ from leret.core.types import Failure, Rollout, digest
 from leret.evaluation.stage import evaluate
 from leret.policies.base import Request
 from leret.policies.local.policy import LocalPolicy
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe

@@ -39,7 +39,7 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
     from leret.demo.pretrain.decoder import weights_dir
     from leret.demo.pretrain.minilm import pretrain_minilm
     from leret.programs.adapters import CompactAdapter, make_adapter
-    from leret.sampling.rollouts.environment import Environment
+    from leret.rollouts.environment import Environment
 
     hyperparameters = minilm_settings(settings)
     adapter = make_adapter(recipe.program.adapter)

@@ -1,8 +1,8 @@
-"""The prompt bank of a run: few-shot prompts for a program, bootstrapped from what its own policy gets right.
+"""The prompt bank of a run: few-shot prompts for a program, bootstrapped from its policy's successes.
 
-DSPy's `BootstrapFewShotWithRandomSearch` runs the program on training questions, takes the steps of the runs that
-retrieved well as demos, and scores each set of demos on other questions by the reward. The best sets are the bank,
-beside the zero-shot prompt: diversity by prompts, where temperature alone would give more of the same.
+DSPy's `BootstrapFewShotWithRandomSearch` runs the program on training questions, takes the steps of successful runs as
+demos, and scores each set of demos on other questions by the reward. The zero-shot prompt and the best sets are the
+bank: prompts make samples more diverse than temperature does.
 
 Source: LeReT, section 4.1.
 """
@@ -27,10 +27,11 @@ from leret.programs.pick import named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
+from leret.rollouts.actors import Decoding, PolicyActor
+from leret.rollouts.environment import Environment
+from leret.rollouts.failures import refuse_unparsed
+from leret.rollouts.rollout import RolloutRunner
 from leret.sampling.bank.bootstrap import BankPlan, best_quarter, bootstrap_prompts, cached_completion_lm
-from leret.sampling.rollouts.environment import Environment
-from leret.sampling.rollouts.rollout import Decoding, PolicyActor, RolloutRunner
-from leret.sampling.rollouts.scheduler import refuse_unparsed
 
 
 async def load_or_build_bank(
@@ -41,10 +42,10 @@ async def load_or_build_bank(
     tasks: Sequence[Task],
     progress: Progress,
 ) -> list[Prompt]:
-    """The prompts of a run, the zero-shot one first.
+    """Return the prompts of a run, the zero-shot one first.
 
-    The run's bank is used where it has one, whatever policy made it. Some of the tasks, drawn by the seed, make and
-    score the prompts.
+    An existing bank is used, even if another policy made it. Some of the tasks, drawn by the seed, make and score the
+    prompts.
     """
     if (bank := load_bank(run)) is not None:
         return bank
@@ -52,7 +53,7 @@ async def load_or_build_bank(
     if settings.prompts == 1 or not environment.replay.predictors:  # a pick has no demos
         prompts = [ZERO_SHOT]
     elif settings.bank.path is not None:
-        prompts = _given(Path(settings.bank.path), settings.prompts)
+        prompts = _read_prompts(Path(settings.bank.path), settings.prompts)
     else:
         prompts = await _bootstrapped(run, environment, policy, searches, tasks, progress)
     save_bank(run, prompts, settings.prompts)
@@ -60,17 +61,17 @@ async def load_or_build_bank(
 
 
 def load_bank(run: Run) -> list[Prompt] | None:
-    """The prompts of a run; None where it has none yet."""
+    """Read the prompts of a run; None if it has none."""
     bank = run.manifest.bank
     return None if bank is None else [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
 
 
 def save_bank(run: Run, prompts: Sequence[Prompt], wanted: int) -> None:
-    """Write the bank of a run, of which so many prompts were wanted."""
+    """Write the bank of a run; ``wanted`` prompts were asked for."""
     with run.writing():
         run.prompts.mkdir(parents=True, exist_ok=True)
         for path in run.prompts.glob("*.json"):
-            path.unlink()  # of a bank that was cut off
+            path.unlink()  # left by an interrupted call
         for prompt in prompts:
             prompt.save(run.prompts / f"{prompt.name}.json")
     scores = {prompt.name: prompt.score for prompt in prompts}
@@ -79,20 +80,20 @@ def save_bank(run: Run, prompts: Sequence[Prompt], wanted: int) -> None:
 
 
 def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, int]:
-    """Questions that the bank gets for its demos and for its scores, out of those that there are."""
+    """Return the numbers of questions for the bank's demos and for its scores, out of all questions."""
     if n_questions >= n_train + n_dev:
         return n_train, n_dev
     share = max(n_questions * n_train // (n_train + n_dev), min(1, n_questions))
     return share, n_questions - share
 
 
-def _given(directory: Path, n: int) -> list[Prompt]:
-    """Prompts that the user wrote: the first ones by file name, beside the zero-shot one."""
+def _read_prompts(directory: Path, n: int) -> list[Prompt]:
+    """Read prompts that the user wrote: the zero-shot one and the first ones by file name."""
     loaded = [Prompt.load(path) for path in sorted(directory.glob("*.json"))]
-    own = {prompt.digest: prompt for prompt in loaded if prompt.digest != ZERO_SHOT.digest}
-    if not own:
+    few_shot = {prompt.digest: prompt for prompt in loaded if prompt.digest != ZERO_SHOT.digest}
+    if not few_shot:
         raise ConfigError(f"sampling.bank.path: {directory} holds no few-shot prompt (*.json, as in R/prompts)")
-    numbered = enumerate(list(own.values())[: n - 1], 1)
+    numbered = enumerate(list(few_shot.values())[: n - 1], 1)
     return [ZERO_SHOT, *(Prompt(str(i), p.demos, p.instructions, p.score) for i, p in numbered)]
 
 
@@ -119,14 +120,14 @@ async def _bootstrapped(
     for name, pick in named_picks(program).items():
         pick.actor = policy_for(policy, name)
     parts = program, environment.adapter, cold, environment.retriever, scoring(environment.recipe.sampling.whole_reward)
-    told: dict[str, Any] = {"teacher": teacher, "on_scored": lambda: progress.advance(1), "stop": stop}
-    work = asyncio.create_task(asyncio.to_thread(bootstrap_prompts, *parts, train, dev, plan, **told))
+    options: dict[str, Any] = {"teacher": teacher, "on_scored": lambda: progress.advance(1), "stop": stop}
+    work = asyncio.create_task(asyncio.to_thread(bootstrap_prompts, *parts, train, dev, plan, **options))
     try:
         return await asyncio.shield(work)
     finally:
-        stop.set()  # DSPy's thread cannot be cancelled; its next run of the program ends it
+        stop.set()  # DSPy's thread cannot be cancelled; the next run of the program ends it
         for lm in (*cold, *warm):
-            lm.engine.close()  # and what it waits for now
+            lm.engine.close()  # ends the calls that it waits for
         await asyncio.gather(work, return_exceptions=True)
         progress.finish()
 
@@ -137,7 +138,7 @@ def _drawn(run: Run, environment: Environment, tasks: Sequence[Task]) -> tuple[l
     n_train, n_dev = n_bank_questions(len(shuffled), settings.bank.train_questions, settings.bank.dev_questions)
     if not n_dev:
         raise RunError(
-            f"{run.path}: the bank needs two questions at least; raise data.limit, or set sampling.prompts: 1"
+            f"{run.path}: the bank needs at least two questions; raise data.limit, or set sampling.prompts: 1"
         )
     return shuffled[:n_train], shuffled[n_train : n_train + n_dev]
 

@@ -1,4 +1,4 @@
-"""Bootstrapping with DSPy's optimizer: the program as its student, watched, so that no outage counts as a bad query."""
+"""Bootstrapping with DSPy's optimizer, with the program as a watched student, so that outages are not bad queries."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ from leret.retrieval.base import Retriever
 from leret.rewards import Reward
 
 THREADS = 16
-"""Questions scored at a time, so that the policy can batch them."""
+"""Number of questions scored at the same time, so that the policy can batch them."""
 
 LMs: TypeAlias = dspy.BaseLM | Sequence[dspy.BaseLM]
-"""One for all predictors that have none, or one for each predictor."""
+"""One LM for all predictors that have none, or one LM for each predictor."""
 
 NEVER = 1_000_000_000
-"""Errors that DSPy counts before it gives up; the monitor gives up at once where it must."""
+"""DSPy's limit of errors; the monitor stops on outages instead."""
 
 
 @dataclass(frozen=True)
 class BankPlan:
-    """How a bank is made.
+    """Settings of a bank.
 
     Attributes:
-        n_prompts: prompts wanted, the zero-shot one included.
-        max_demos: demos a prompt and predictor, at most.
-        candidates: sets of demos that are scored.
-        threshold: least reward of a run whose steps become demos; None: what the best quarter of the teacher's has.
+        n_prompts: number of prompts, including the zero-shot one.
+        max_demos: most demos a prompt and predictor.
+        candidates: sets of demos to score.
+        threshold: least reward of a run for its steps to become demos; None: that of the teacher's best quarter.
     """
 
     n_prompts: int
@@ -75,10 +75,9 @@ def bootstrap_prompts(
 ) -> list[Prompt]:
     """Bootstrap the prompts of a bank.
 
-    The program is a module of its own for this. ``train`` make the demos, by the ``teacher``: the policy at the
-    temperature of such runs; ``dev`` score the candidates, by the greedy ``lm``. Once ``stop`` is set, the next run of
-    the program ends the work. The zero-shot prompt comes first, then the best few-shot ones, named "1", "2" ... by
-    falling score; they are fewer than asked where bootstrapping found fewer distinct ones.
+    The call changes the program. The ``teacher`` makes demos on ``train``; it is the policy at the bank's temperature.
+    The greedy ``lm`` scores candidates on ``dev``. Once ``stop`` is set, the next run of the program ends the work.
+    The zero-shot prompt comes first, then the best distinct few-shot prompts, named "1", "2" ... by falling score.
     """
     monitor = RunMonitor(retriever, stop or threading.Event())
     student, candidates = RetrievalStudent(program, monitor), range(-1, plan.candidates - 1)
@@ -97,7 +96,7 @@ def bootstrap_prompts(
 
 
 def _answered_by(lms: LMs) -> dict[str, Any]:
-    """Settings under which a `RetrievalStudent` asks these LMs."""
+    """Return the settings under which a `RetrievalStudent` asks these LMs."""
     return {"lm": lms} if isinstance(lms, dspy.BaseLM) else {"_leret_lms": list(lms)}
 
 
@@ -111,7 +110,7 @@ def _teacher_threshold(student: dspy.Module, train: list[dspy.Example], teacher:
 
 
 def best_quarter(rewards: Iterable[float]) -> float:
-    """The reward that the best quarter of runs reaches, above 0: what a run must reach for its steps to be demos."""
+    """Return the positive reward that the best quarter of runs reaches: the threshold for demos."""
     ordered = sorted(rewards, reverse=True)
     good = ordered[: max(1, round(len(ordered) / 4))]
     return max([1e-9, *good[-1:]])
@@ -126,7 +125,7 @@ def _optimizer(plan: BankPlan, reward: Reward, teacher: LMs, on_scored: Callable
         if trace is None:
             on_scored()
         elif not prediction.complete:
-            return 0.0  # half a run is no demo
+            return 0.0  # an incomplete run gives no demos
         return _value(reward, example, prediction)
 
     return BootstrapFewShotWithRandomSearch(
@@ -134,21 +133,21 @@ def _optimizer(plan: BankPlan, reward: Reward, teacher: LMs, on_scored: Callable
         metric_threshold=plan.threshold,
         teacher_settings=_answered_by(teacher),
         max_bootstrapped_demos=plan.max_demos,
-        max_labeled_demos=0,  # a question without its queries is no demo
-        num_candidate_programs=max(plan.candidates - 1, 0),  # and one more: the questions in their given order
+        max_labeled_demos=0,  # a question without its queries would be one
+        num_candidate_programs=max(plan.candidates - 1, 0),  # DSPy adds one: the questions in their order
         num_threads=THREADS,
         max_errors=NEVER,
     )
 
 
 def _distinct(candidates: Sequence[Mapping[str, Any]], n: int) -> list[Prompt]:
-    found: dict[str, Prompt] = {}
+    prompts: dict[str, Prompt] = {}
     for candidate in sorted(candidates, key=lambda c: (-c["score"], c["seed"])):
         demos = _demos(candidate["program"].program)
-        prompt = Prompt(str(len(found) + 1), demos, score=candidate["score"] / 100)
-        if any(demos.values()) and len(found) < n:
-            found.setdefault(prompt.digest, prompt)
-    return list(found.values())
+        prompt = Prompt(str(len(prompts) + 1), demos, score=candidate["score"] / 100)
+        if any(demos.values()) and len(prompts) < n:
+            prompts.setdefault(prompt.digest, prompt)
+    return list(prompts.values())
 
 
 def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
@@ -163,15 +162,15 @@ def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
 
 @dataclass
 class RunMonitor:
-    """Runs programs for an optimizer or an evaluation of DSPy, which take every failure for a bad score.
+    """Runs programs for an optimizer or an evaluation of DSPy, which treat every failure as a bad score.
 
     Copies of a student share it.
 
     Attributes:
-        retriever: of a `RetrievalStudent`.
-        stop: once it is set, the next run of a program is an outage.
-        outage: of the policy or the retriever; no program is run after it.
-        crash: the last one of a program itself.
+        retriever: retriever of a `RetrievalStudent`.
+        stop: once set, the next run of a program is an outage.
+        outage: failure of the policy or the retriever; no program runs after it.
+        crash: last failure of a program.
     """
 
     retriever: Retriever | None = None
@@ -185,9 +184,9 @@ class RunMonitor:
         return self
 
     def run(self, program: dspy.Module, inputs: Mapping[str, Any]) -> tuple[Any, bool]:
-        """The prediction, and whether the program came to its end: a completion may not parse, or not fit."""
+        """Run a program; returns its prediction, and False if a completion did not parse or a prompt did not fit."""
         if self.stop.is_set():
-            self.outage = self.outage or RunError("it was interrupted; run the same command again")
+            self.outage = self.outage or RunError("interrupted; run the same command again")
         if self.outage is not None:
             raise self.outage
         self.n_runs += 1
@@ -205,7 +204,7 @@ class RunMonitor:
             raise
 
     def raise_first(self, what: str) -> None:
-        """Raise what spoiled all runs, if anything did; the message begins with ``what``."""
+        """Raise the outage, or the crash of all runs, if any; the message begins with ``what``."""
         if self.outage is not None:
             raise type(self.outage)(f"{what}: {self.outage}") from self.outage
         if self.crash is not None and self.n_crashes == self.n_runs:
@@ -214,7 +213,7 @@ class RunMonitor:
 
 
 def outage_of(error: BaseException) -> LeretError | None:
-    """What the policy or the retriever raised, under whatever DSPy wrapped around it."""
+    """Return the error of the policy or the retriever that DSPy wrapped in others; None if there is none."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, LeretError):
@@ -241,7 +240,7 @@ class RetrievalStudent(dspy.Module):
 
 
 def cached_completion_lm(rollouts: Iterable[Rollout], other: dspy.BaseLM, **settings: Any) -> dspy.LM:
-    """An LM that answers from rollouts, which were batched, and asks another one for prompts that are not in them."""
+    """Return an LM that answers from batched rollouts, and asks another one for other prompts."""
     completions = {digest(list(step.messages)): step.completion for rollout in rollouts for step in rollout.steps}
 
     def answer(request: lm15.Request) -> lm15.Response:

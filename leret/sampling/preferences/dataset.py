@@ -1,8 +1,7 @@
-"""What trainings read from a store: pairs, as a Hugging Face data set in Parquet, and targets to imitate.
+"""Training data of a store: pairs, as a Hugging Face data set in Parquet, and targets to imitate.
 
-Conversational columns as TRL reads them (``prompt``, ``chosen``, ``rejected``), both rewards, and where each pair
-comes from. The prompt is the zero-shot one whatever prompt of the bank a completion came from. Same store, same
-settings: same bytes.
+The columns are conversational, as TRL reads them (``prompt``, ``chosen``, ``rejected``), with both rewards and the
+origin of each pair. The prompt is always the zero-shot one. The same store and settings give the same bytes.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from leret.core.errors import RunError
 from leret.core.files import atomic_file, write_atomically
 from leret.core.runs import Run
 from leret.core.types import Sample, digest
+from leret.rollouts.credit import with_unparsed_reward
+from leret.rollouts.selection import reward_levels
 from leret.sampling.preferences.report import PreferenceReport, Strategy, card
-from leret.sampling.rollouts.credit import with_unparsed_reward
-from leret.sampling.rollouts.selection import reward_levels
 from leret.sampling.store.export import write_parquet
 from leret.sampling.store.schema import StateSamples
 from leret.sampling.store.store import Store
@@ -29,7 +28,7 @@ COLUMNS = {
     "score_rejected": "float64", "question_id": "string", "state_id": "string", "step": "int64", "predictor": "string",
     "chosen_id": "string", "rejected_id": "string", "chosen_prompt": "string", "rejected_prompt": "string",
 }  # fmt: skip
-"""With their types, as in `leret.sampling.store.export`."""
+"""Columns with their types, as in `leret.sampling.store.export`."""
 
 
 Pair = tuple[Sample, Sample]
@@ -43,10 +42,9 @@ def build_preferences(
     max_pairs: int | None = None,
     policy_digest: str | None = None,
 ) -> PreferenceReport:
-    """Make R/preferences from the store's finished questions, replacing what was there.
+    """Make R/preferences anew from the store's finished questions.
 
-    The samples are of one policy, by default the one that the run sampled last; for the other arguments see
-    `make_pairs`.
+    The samples are those of one policy, by default the last one; for the other arguments see `make_pairs`.
 
     Raises:
         RunError: nothing was sampled, or the directory cannot be written.
@@ -66,7 +64,7 @@ def build_preferences(
 
 
 def unparsed_reward(run: Run) -> float | None:
-    """The price of a completion that does not parse, by the recipe that the run was sampled with."""
+    """Return the reward of unparsed completions, by the run's recipe."""
     section = run.manifest.sampling or {}
     reward = SamplingSettings.model_validate(section.get("sampling", {})).whole_reward
     return reward.unparsed_reward if isinstance(reward, RewardSettings) else None
@@ -76,7 +74,7 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
     last: tuple[str, str] | None = None
     for group in store.finished(policy_digest):
         question = (group.policy_digest, group.state.task_id)
-        report.questions += question != last  # those of one question stand together
+        report.questions += question != last  # groups of one question are adjacent
         last = question
         pairs = make_pairs(_count(group, report), report.strategy, report.margin, report.max_pairs)
         report.states_with_pairs += bool(pairs)
@@ -133,7 +131,7 @@ def _row(group: StateSamples, pair: Pair, report: PreferenceReport) -> dict[str,
 
 
 def distinct(samples: Sequence[Sample]) -> list[Sample]:
-    """Samples with a reward, the first of those with the same completion."""
+    """Return samples with a reward, the first one of each completion."""
     by_text: dict[str, Sample] = {}
     for sample in samples:
         if sample.reward is not None and sample.completion is not None:
@@ -144,15 +142,15 @@ def distinct(samples: Sequence[Sample]) -> list[Sample]:
 def make_pairs(
     samples: Sequence[Sample], strategy: Strategy, margin: float = 0.0, max_pairs: int | None = None
 ) -> list[Pair]:
-    """Pairs of one state, by level, then in the order of the samples.
+    """Return the pairs of one state, by level, then in the order of the samples.
 
     Args:
-        samples: of the state, distinct.
-        strategy: ``adjacent``: each completion of a reward level over each of the level just below (LeReT);
-            ``best-worst``: of the highest over the lowest; ``all``: over every lower level; ``margin``: every pair
-            whose rewards differ by ``margin`` or more.
-        margin: of strategy ``margin``.
-        max_pairs: the widest margins are kept; ties in the order of the samples.
+        samples: distinct samples of the state.
+        strategy: ``adjacent``: each completion of a reward level over each of the next level below (LeReT);
+            ``best-worst``: the highest level over the lowest; ``all``: each level over every lower one; ``margin``:
+            every pair with a difference of rewards of at least ``margin``.
+        margin: least difference of strategy ``margin``.
+        max_pairs: keeps the widest margins; ties in the order of the samples.
     """
     levels = [members for _, members in reward_levels(samples)]
     pairs = [pair for upper, lower in _LEVELS[strategy](levels) for pair in product(upper, lower)]
@@ -170,7 +168,7 @@ _LEVELS: dict[Strategy, Callable[[list[list[Sample]]], Iterable[tuple[list[Sampl
     "all": lambda levels: combinations(levels, 2),
     "margin": lambda levels: combinations(levels, 2),
 }
-"""Which reward levels, highest first, are compared."""
+"""Pairs of reward levels to compare, given all levels from the highest."""
 
 
 def _margin(pair: Pair) -> float:
@@ -184,15 +182,15 @@ def state_targets(
     max_targets: int = 1,
     seed: int = 0,
 ) -> list[Sample]:
-    """The samples of one state to imitate, under its zero-shot prompt: what the demos do is distilled into the policy.
+    """Return the samples of one state to imitate under its zero-shot prompt, which distils demos into the policy.
 
     Args:
         group: the state's samples.
-        which: ``best``: drawn from the highest reward level of the state; ``random``: from all completions that have
-            a reward, as often as they were sampled (the control that says whether the reward does it).
-        require_spread: none of a state whose completions all have the same reward: nothing was better there.
-        max_targets: different completions at most.
-        seed: of the draw.
+        which: ``best``: drawn from the highest reward level of the state; ``random``: from all completions with a
+            reward, as often as they were sampled (a control without the reward's effect).
+        require_spread: return none if all rewards are equal.
+        max_targets: most different completions.
+        seed: seed of the draw.
     """
     by_level = reward_levels(group.samples)
     if not by_level or (require_spread and len(by_level) == 1):

@@ -1,4 +1,4 @@
-"""What is in a preference data set: counts, and the card that the Hugging Face hub reads."""
+"""Counts of a preference data set, and its card for the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MEANING = {
     "adjacent": "each completion of a reward level over each one of the level just below",
     "best-worst": "each completion of the highest reward level over each one of the lowest",
     "all": "each completion over every one of a lower reward",
-    "margin": "each completion over every one whose reward is lower by the margin or more",
+    "margin": "each completion over every one with a reward lower by the margin or more",
 }
 _CARD = """---
 {hub}
@@ -67,14 +67,13 @@ _FAILURES = "Samples without a reward; they are in no pair{priced}.\n\n| kind | 
 
 @dataclass
 class PreferenceReport:
-    """What went into the data set.
+    """Counts of the data set.
 
     Attributes:
-        states: states that were sampled; ``no_spread`` of them have completions of one reward alone, ``unscored``
-            have none with a reward.
-        unparsed_reward: price of a completion that does not parse, which stands in pairs then.
-        duplicates: completions dropped since another one at the state is the same.
-        reward_range: least and greatest reward, and 0 to 1 at least.
+        states: sampled states; ``no_spread`` of them have a single reward, ``unscored`` have none.
+        unparsed_reward: reward of unparsed completions in pairs; None leaves them out.
+        duplicates: completions dropped as equal to another one at the state.
+        reward_range: least and greatest reward, at least 0 to 1.
         histogram: samples by reward, in tenths of that range.
         pairs_per_step: pairs by the number of LM calls before.
         failures: samples without a reward, by kind.
@@ -104,7 +103,6 @@ class PreferenceReport:
 
     @property
     def mean_reward(self) -> float:
-        """Of the samples that have one."""
         return self.reward_sum / self.rewarded if self.rewarded else 0.0
 
     @property
@@ -113,7 +111,7 @@ class PreferenceReport:
 
 
 def card(report: PreferenceReport, run_name: str) -> str:
-    """The README.md of the data set, from its counts."""
+    """Return the README.md of the data set."""
     n_states = report.states or 1
     facts = {
         "questions": report.questions,
@@ -134,7 +132,7 @@ def card(report: PreferenceReport, run_name: str) -> str:
         "size_categories": [next((name for bound, name in _SIZES if report.pairs < bound), "n>1M")],
     }
     price = report.unparsed_reward
-    priced = "" if price is None else f", but for those that do not parse (`parse`), at a reward of {price:g}"
+    priced = "" if price is None else f", except those that do not parse (`parse`), at a reward of {price:g}"
     return _CARD.format(
         hub=yaml.dump(hub).rstrip(),
         run=run_name,

@@ -1,4 +1,4 @@
-"""`leret store check`: is a store sound, and are its rewards those of its rankings?"""
+"""`leret store check`: check a store for damage, and its rewards against its rankings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leret.core.errors import LeretError
 from leret.core.runs import Run
 from leret.core.types import Outcome, Passage
 from leret.rewards import ranking, scoring
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
 from leret.sampling.store.merge import shard_stores
 from leret.sampling.store.schema import connect, errors_of, sample_of
 
@@ -27,14 +27,14 @@ _PATHS = {
         "(v.question_id, v.step - 1, v.policy_digest) WHERE v.step > 0 AND b.chosen IS NOT v.parent"
     ),
 }
-"""Rules between rows that the schema cannot keep."""
+"""Rules between rows that the schema cannot enforce."""
 _TOLERANCE = 1e-9
 _SHOWN = 3
 
 
 @dataclass
 class StoreReport:
-    """What a store holds, what could not be checked (``notes``), and each kind of fault with its first rows."""
+    """Counts of a store, checks left out (``notes``), and each kind of fault with its first rows."""
 
     states: int = 0
     samples: int = 0
@@ -47,7 +47,7 @@ class StoreReport:
     faults: list[str] = field(default_factory=list)
 
     def add(self, what: str, rows: Iterable[object]) -> None:
-        """Note a kind of fault, if any row has it."""
+        """Record a kind of fault, if any row has it."""
         names = [str(row) for row in rows]
         if names:
             more = f" ({len(names):,} rows)" if len(names) > 1 else ""
@@ -58,7 +58,7 @@ def check_store(run: Run) -> StoreReport:
     """Check a run's store; it may be in use, and nothing is written."""
     report = StoreReport(bytes=sum(file.stat().st_size for file in run.store.parent.glob(f"{run.store.name}*")))
     with closing(connect(run.store, read_only=True)) as database, errors_of(run.store):
-        database.execute("BEGIN")  # one view of the store, whatever is added meanwhile
+        database.execute("BEGIN")  # one view of a store in use
         broken = [row[0] for row in database.execute("PRAGMA integrity_check(5)") if row[0] != "ok"]
         report.add("SQLite finds the file damaged; restore it", broken)
         lost = (f"{row['table']} row {row['rowid']}" for row in database.execute("PRAGMA foreign_key_check"))
@@ -73,16 +73,16 @@ def check_store(run: Run) -> StoreReport:
         if not broken:
             report.add("a reward does not follow from its ranking", _wrong_rewards(run, database, report))
     if left := shard_stores(run):
-        report.notes.append(f"{len(left)} stores of shards are not merged yet; `leret store merge` takes them in")
+        report.notes.append(f"{len(left)} stores of shards are not merged yet; run `leret store merge`")
     return report
 
 
 def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) -> Iterator[str]:
-    """Samples whose reward is another than that of their ranking, for measures that need nothing else."""
+    """Yield samples with a reward that does not follow from their ranking, for measures that need nothing else."""
     try:
         environment = Environment.open(run)
         name = environment.recipe.sampling.reward
-        if not (isinstance(name, str) and hasattr(ranking, name.partition("@")[0])):  # code of the run is not run
+        if not (isinstance(name, str) and hasattr(ranking, name.partition("@")[0])):  # does not run the run's code
             report.notes.append("rewards are not computed again: sampling.reward needs more than a ranking")
             return
         value, tasks = scoring(name), {task.id: task for task in environment.tasks(check=False)}
@@ -90,13 +90,13 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
         report.notes.append(f"rewards are not computed again: {error}")
         return
     for sample in map(sample_of, database.execute("SELECT * FROM samples WHERE reward IS NOT NULL")):
-        # The reward of a program's end is of no stored ranking.
+        # The reward of a program's end has no stored ranking.
         stored = sample.components.get("step") if "final" in sample.components else sample.reward
         task = tasks.get(sample.task_id)
         if task is None or stored is None or not sample.is_sampled:
             continue
-        found = zip(sample.doc_ids, sample.scores, strict=True)
-        passages = tuple(Passage(doc_id, "", "", score) for doc_id, score in found)
+        ranking_of = zip(sample.doc_ids, sample.scores, strict=True)
+        passages = tuple(Passage(doc_id, "", "", score) for doc_id, score in ranking_of)
         expected = value(Outcome(task, sample.completion or "", sample.outputs, passages))
         if expected is not None:
             report.rewards_recomputed += 1

@@ -1,4 +1,4 @@
-"""`leret store export`: a row a sample, as JSON lines or Parquet, read and written a piece at a time."""
+"""`leret store export`: write a row a sample, as JSON lines or Parquet, in pieces."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ COLUMNS = {
     "top_p": "float64", "max_tokens": "int64", "state_id": "string", "predictor": "string", "chosen": "bool",
     "policy": "string", "policy_digest": "string", "prompt_digest": "string",
 }  # fmt: skip
-"""Columns of an export with their types; ``messages`` is there when it is asked for."""
+"""Columns of an export with their types; ``messages`` is optional."""
 
 _NAMES = {
     "error": "failure_kind", "error_message": "failure_message",
     "prompt_tokens": "n_prompt_tokens", "completion_tokens": "n_completion_tokens",
 }  # fmt: skip
-"""Columns of the store that an export calls otherwise."""
+"""Columns with another name in the store."""
 _ROWS_A_GROUP = 5000
 _SQL = (
     "SELECT s.*, t.predictor, t.messages, v.chosen IS s.id AS is_chosen FROM samples s JOIN states t "
@@ -43,43 +43,43 @@ _SQL = (
 def export_store(run: Run, to: Format, out: Path | IO[str], *, messages: bool = False, force: bool = False) -> int:
     """Write a run's samples, ordered by policy, question, step, prompt and index; returns their number.
 
-    The run may be sampled into meanwhile.
+    The run may be in use.
 
     Args:
-        run: that was sampled.
-        to: the format.
+        run: a sampled run.
+        to: format.
         out: a file, which appears whole or not at all; or an open text stream, for ``jsonl``.
-        messages: add what the zero-shot prompt sends at the sample's state.
-        force: replace a file that is there.
+        messages: add the messages of the zero-shot prompt at the sample's state.
+        force: replace an existing file.
     """
     columns = {name: kind for name, kind in COLUMNS.items() if messages or name != "messages"}
     with closing(connect(run.store, read_only=True)) as database:
-        database.execute("BEGIN")  # one view of the store, whatever is added meanwhile
+        database.execute("BEGIN")  # one view of a store in use
         return export_rows(_rows(database, run.store, columns), columns, to, out, force=force)
 
 
 def export_rows(
     rows: Iterator[dict[str, Any]], columns: Mapping[str, str], to: Format, out: Path | IO[str], *, force: bool = False
 ) -> int:
-    """Write rows whose ``columns`` are as in `COLUMNS`; the other arguments are those of `export_store`."""
+    """Write rows with ``columns`` as in `COLUMNS`; the other arguments are those of `export_store`."""
     if not isinstance(out, Path):
         if to == "parquet":
             raise ConfigError("--out -: Parquet cannot be written to standard output; name a file")
         return _write_lines(rows, out)
     if out.exists() and not force:
-        raise ConfigError(f"--out {out}: is there already; name another file, or add --force to replace it")
+        raise ConfigError(f"--out {out} already exists; name another file, or add --force to replace it")
     if out.is_dir() or not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: is a directory, or lies in none; name a file in one that is there")
+        raise ConfigError(f"--out {out}: not a file in an existing directory; name one")
     try:
         with atomic_file(out, "wb" if to == "parquet" else "w") as file:
             return write_parquet(rows, file, columns) if to == "parquet" else _write_lines(rows, file)
     except OSError as error:
         reason = error.strerror or error
-        raise RunError(f"{out} cannot be written: {reason}; nothing is left of it").failed() from error
+        raise RunError(f"{out} cannot be written: {reason}; nothing was left behind").failed() from error
 
 
 def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapping[str, str]) -> int:
-    """Write rows as Parquet, a few thousand at a time; ``columns`` as in `COLUMNS`. Returns their number."""
+    """Write rows as Parquet, a few thousand at a time, with ``columns`` as in `COLUMNS`; returns their number."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -98,7 +98,7 @@ def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapp
 
 
 def query_of(outputs: dict[str, Any]) -> str | None:
-    """The search query among a completion's fields: the one called so, or else the last text."""
+    """Return the search query among a completion's fields: the field of that name, or else the last text."""
     texts = {name: value for name, value in outputs.items() if isinstance(value, str)}
     named = [value for name, value in texts.items() if "query" in name.lower()]
     return next(iter(named or reversed(list(texts.values()))), None)

@@ -1,4 +1,4 @@
-"""`leret store merge`: what shards have sampled, put into the store of a run."""
+"""`leret store merge`: merge the samples of shards into the store of a run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from leret.config.load import sampling_recipe_of
 from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.programs.prompts import Prompt
-from leret.sampling.rollouts.environment import refuse_changes
+from leret.rollouts.environment import refuse_changes
 from leret.sampling.store.store import Store
 
 
 def merge_shards(run: Run, shards: Iterable[Path] = (), store: Store | None = None) -> dict[str, int]:
-    """Merge stores of shards into the store of a run; returns `Store.counts` after it.
+    """Merge stores of shards into the store of a run; returns `Store.counts` afterwards.
 
     Args:
-        run: of the same recipe as the shards. Its own shards, ``R/shards/*.db``, are always merged, and then removed.
-        shards: run directories that were sampled elsewhere; they stay as they are.
-        store: of the run, where it is open.
+        run: run of the same recipe as the shards. Its shards, ``R/shards/*.db``, are always merged, then removed.
+        shards: run directories that were sampled elsewhere; they do not change.
+        store: store of the run, if it is open.
     """
     others = [Run.open(path) for path in shards]
     for other in others:
@@ -31,11 +31,11 @@ def merge_shards(run: Run, shards: Iterable[Path] = (), store: Store | None = No
         for path in [path for other in others for path in (other.store, *shard_stores(other)) if path.is_file()]:
             target.merge(path)
         for path in shard_stores(run):
-            with Store(path):  # nobody samples into it
+            with Store(path):  # refuses a shard in use
                 target.merge(path)
             for suffix in ("", "-wal", "-shm", ".lock"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
-        with suppress(OSError):  # it is not there, or a shard has begun
+        with suppress(OSError):  # it does not exist, or a shard has begun
             run.shards.rmdir()
         return target.counts()
 
@@ -45,5 +45,5 @@ def _prompts(run: Run) -> dict[str, str]:
 
 
 def shard_stores(run: Run) -> list[Path]:
-    """Stores of shards that are not merged yet."""
+    """Return the stores of shards that are not merged yet."""
     return sorted(run.shards.glob("*.db"))

@@ -1,7 +1,7 @@
 """The tables of the store, its rows as values, and the opening of its file.
 
-What a row must keep is refused by SQLite itself, by named constraints, whoever writes it: no sample without its state,
-no reward beside a failure, no question asked twice, no path through a sample that is missing.
+SQLite itself enforces the rules of a row by named constraints: no sample without its state, no reward beside a
+failure, no question asked twice, no path through a missing sample.
 """
 
 from __future__ import annotations
@@ -17,13 +17,11 @@ from typing import Any, NamedTuple
 
 from leret.core.errors import RunError
 from leret.core.files import read_uri
-from leret.core.types import Failure, Sample, State, json_encoder
+from leret.core.types import OUTAGES, Failure, Sample, SamplingParams, State, json_encoder, storable
 
 STORE_SCHEMA = 2
 """Version of the tables, kept in ``PRAGMA user_version``."""
 
-OUTAGES = ("policy", "retrieval", "program")
-"""Kinds of failure that say nothing about the completion; such a sample is tried again at the next resume."""
 OUTAGE_SQL = ", ".join(f"'{kind}'" for kind in OUTAGES)
 
 SCHEMA_SQL = f"""
@@ -71,29 +69,17 @@ ANSWER_COLUMNS = (
 """Columns of ``samples`` that a second try may change."""
 
 IN_ORDER = "ORDER BY s.policy_digest, s.question_id, s.step, s.state_id, length(s.prompt), s.prompt, s.n"
-"""Of samples ``s``: by policy, question, step, state, prompt and index."""
+"""Order of samples ``s``: by policy, question, step, state, prompt and index."""
 
 _LEAST_FREE = 2**20
-"""Bytes. On a full disk SQLite may say "disk I/O error", since even a reader makes a file of 32 KiB beside a store."""
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Who completed, and how: the same for all samples that one prompt of the bank gets in one round."""
-
-    policy: str
-    policy_digest: str
-    prompt_digest: str
-    temperature: float
-    top_p: float
-    max_tokens: int
+"""Bytes of free disk. On a full disk SQLite may report "disk I/O error", since even a reader makes a 32 KiB file."""
 
 
 class PathStep(NamedTuple):
     """One step on the path of a question.
 
-    ``chosen`` is the sample that went on; ``outcome`` is ``next`` (the path goes on), ``finished`` (the program
-    returned), ``solved`` (every scored sample has all gold on top) or ``stuck`` (no sample has a reward).
+    ``chosen`` is the sample that continued the path; ``outcome`` is ``next`` (the path continues), ``finished`` (the
+    program returned), ``solved`` (every scored sample has all gold on top) or ``stuck`` (no sample has a reward).
     """
 
     question_id: str
@@ -114,24 +100,19 @@ class StateSamples:
     samples: tuple[Sample, ...]
 
 
-def is_final(sample: Sample) -> bool:
-    """Whether a resume leaves this sample as it is."""
-    return sample.failure is None or sample.failure.kind not in OUTAGES
-
-
 def state_row(state: State) -> tuple[Any, ...]:
-    """Columns of ``states``."""
+    """Return the columns of ``states``."""
     return state.id, state.task_id, state.predictor, dump(state.inputs), dump(state.messages)
 
 
 def state_of(row: sqlite3.Row, step: int, parent: str | None) -> State:
-    """Undoes `state_row`; where the state stood on its path comes from the visit."""
+    """Undo `state_row`; the visit gives the state's place on its path."""
     inputs, messages = json.loads(row["inputs"]), tuple(json.loads(row["messages"]))
     return State(row["state_id"], row["question_id"], step, row["predictor"], inputs, messages, parent)
 
 
 def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
-    """Columns of ``samples``."""
+    """Return the columns of ``samples``."""
     failure = sample.failure
     return (
         sample.id, sample.state_id, sample.task_id, sample.step, sample.prompt, sample.index, sample.seed,
@@ -143,7 +124,7 @@ def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
 
 
 def sample_of(row: sqlite3.Row) -> Sample:
-    """Undoes `sample_row`."""
+    """Undo `sample_row`."""
     kind = row["failure_kind"]
     return Sample(
         row["id"], row["state_id"], row["question_id"], row["step"], row["prompt"], row["n"], row["seed"],
@@ -154,18 +135,13 @@ def sample_of(row: sqlite3.Row) -> Sample:
     )  # fmt: skip
 
 
-def storable(text: str) -> str:
-    """Text that can be written as UTF-8: half a surrogate pair, which a server may send, becomes ``?``."""
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 dump = json_encoder(separators=(",", ":"))
 
 
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:
-    """The store's file, with its tables; a RunError where it is missing (read-only), damaged, or of another schema.
+    """Open the store's file, with its tables; RunError if it is missing (read-only), damaged, or of another schema.
 
-    Reading a store at rest writes nothing beside it.
+    Reading a store that is not in use writes nothing beside it.
     """
     if read_only and not path.is_file():
         raise RunError(f"{path} does not exist; run `leret sample RECIPE --run {path.parent}` first")
@@ -184,7 +160,7 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
     if version != STORE_SCHEMA:
         database.close()
         raise RunError(
-            f"{path} is a store of schema {version}, this leret reads schema {STORE_SCHEMA}; stores are not converted: "
+            f"{path} has schema {version}, this leret reads schema {STORE_SCHEMA}; stores are not converted: "
             "use the leret that wrote it, or sample again into a new run directory"
         )
     return database
@@ -192,7 +168,7 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
 
 @contextmanager
 def errors_of(path: Path) -> Iterator[None]:
-    """What SQLite raises for this file, as a RunError."""
+    """Turn SQLite's errors for this file into RunErrors."""
     try:
         yield
     except sqlite3.Error as error:
@@ -200,13 +176,13 @@ def errors_of(path: Path) -> Iterator[None]:
 
 
 def run_error(path: Path, error: sqlite3.Error) -> RunError:
-    """What SQLite says, in words that tell what to do."""
+    """Return SQLite's error with advice."""
     text = str(error)
-    again = "run the same command again, it goes on from here"
+    again = "run the same command again, which continues from here"
     if "full" in text or ("disk I/O" in text and disk_usage(path.parent).free < _LEAST_FREE):
         return RunError(f"{path} cannot be written: the disk is full; free some space and {again}")
     if isinstance(error, sqlite3.IntegrityError):
-        return RunError(f"{path} refuses a row: {text}; it is not written, what was there before stays").failed()
+        return RunError(f"{path} refuses a row: {text}; nothing was changed").failed()
     if "readonly" in text or "unable to open" in text:
         return RunError(f"{path} cannot be opened for this ({text}); name a run directory that you may read and write")
     if "not a database" in text or "malformed" in text:

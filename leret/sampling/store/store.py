@@ -1,8 +1,8 @@
 """The store: states and samples in one SQLite file, written in batches, read by id and in order.
 
-One process writes, others may read. What belongs together (the samples that one prompt gets at one state) is written
-in one transaction, so a run that is killed at any moment has it whole or not at all. Every row has an id from its
-content, so that putting or merging it twice is putting it once.
+One process writes, others may read. The samples that one prompt gets at one state are written in one transaction, so a
+run that is killed has all or none of them. Ids come from the content of a row, so that putting or merging a row twice
+has no effect.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, Self
 
 from leret.core.errors import RunError
 from leret.core.files import locked, read_uri
-from leret.core.types import Sample, State
+from leret.core.runs import Run
+from leret.core.types import Sample, SamplingParams, State
 from leret.sampling.store.schema import (
     ANSWER_COLUMNS,
     IN_ORDER,
     OUTAGE_SQL,
     PathStep,
-    SamplingParams,
     StateSamples,
     connect,
     dump,
@@ -44,7 +44,7 @@ _PUT = {
     + f" WHERE samples.failure_kind IN ({OUTAGE_SQL})",
     "visits": "INSERT OR REPLACE INTO visits {}",
 }
-"""How rows come in, those of a table before those that refer to it."""
+"""Statements in the order of references between tables."""
 _REWARD_SQL = "UPDATE samples SET reward = ?, components = ? WHERE id = ? AND failure_kind IS NULL"
 _N_COLUMNS = {"states": 5, "samples": 23, "visits": 7}
 _DONE_SQL = (
@@ -54,11 +54,11 @@ _DONE_SQL = (
 
 
 class Store:
-    """States, samples and visits of a run, in a file that is made where it is missing.
+    """States, samples and visits of a run, in a file that is created if missing.
 
     Args:
-        path: the SQLite file.
-        read_only: for stages that only read; no lock is taken, and the file must be there.
+        path: SQLite file.
+        read_only: take no lock; the file must exist.
     """
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
@@ -69,30 +69,30 @@ class Store:
         self._last_flush = time.monotonic()
         with ExitStack() as opening:
             if not read_only:
-                busy = RunError(f"{path} is being sampled into by another process; wait for it, or give another name")
+                busy = RunError(f"{path} is in use by a sampling process; wait for it, or give another name")
                 try:
                     opening.enter_context(locked(path.with_name(path.name + ".lock"), busy))
                 except OSError as error:
-                    told = f"{path} cannot be locked ({error}); name a run directory that you may write"
-                    raise RunError(told) from error
+                    message = f"{path} cannot be locked ({error}); name a writable run directory"
+                    raise RunError(message) from error
             self._database = connect(path, read_only)
             self._open = opening.pop_all()
 
     def put_state(self, state: State) -> None:
-        """Keep a state; one that is there already stays."""
+        """Add a state, unless it is stored."""
         self._pending["states"].append(state_row(state))
 
     def put_samples(self, samples: Iterable[Sample], origin: SamplingParams) -> None:
-        """Keep samples, together or not at all; a sample that is there is replaced only where it was an outage."""
+        """Add samples, all or none; a stored sample is replaced only if it was an outage."""
         self._pending["samples"].extend(sample_row(sample, origin) for sample in samples)
         late = time.monotonic() - self._last_flush > _FLUSH_S
         if late or len(self._pending["samples"]) >= _FLUSH_ROWS:
             self.flush()
 
     def put_rewards(self, samples: Iterable[Sample], name: int | None = None) -> None:
-        """Replace reward and components of samples that have a reward, all of them together or none.
+        """Replace reward and components of samples with a reward, all or none.
 
-        ``name`` is that of the sections of run.yaml which count from then on, see `leret.core.runs.Run.prepare`.
+        ``name`` identifies the sections of run.yaml that take effect then, see `leret.core.runs.Run.prepare`.
         """
         self._name = self._name if name is None else name
         self._new_rewards.extend((sample.reward, dump(sample.components), sample.id) for sample in samples)
@@ -101,7 +101,7 @@ class Store:
         self._pending["visits"].append(visit)
 
     def flush(self) -> None:
-        """Commit what was put; a RunError (disk full, a row that breaks a rule) leaves what was committed before."""
+        """Commit; a RunError (disk full, a row that breaks a rule) leaves the earlier commits."""
         self._last_flush = time.monotonic()
         if not any(self._pending.values()) and not self._new_rewards and self._name is None:
             return
@@ -117,9 +117,7 @@ class Store:
         self._pending = {table: [] for table in _PUT}
 
     def merge(self, path: Path, question_ids: Iterable[str] | None = None) -> None:
-        """Put the rows of another store's file in, by the rules of `put_state`, `put_samples` and `put_visit`.
-
-        It may be in use: what is committed is read, of ``question_ids`` alone where they are given.
+        """Add another store's committed rows, or those of ``question_ids``, by the rules of `put_samples`.
 
         Raises:
             RunError: the file is damaged or of another schema, or a row contradicts this store.
@@ -139,33 +137,33 @@ class Store:
                 self._database.execute("DETACH other")
 
     def close(self) -> None:
-        """Commit and let go of the file; may be called twice."""
+        """Commit and close the file; may be called twice."""
         with self._open, closing(self._database):
             self.flush()
 
     def samples_at(self, question_id: str, step: int, state_id: str, policy_digest: str) -> list[Sample]:
-        """What one policy was asked at one visit of a state, as far as it is committed."""
+        """Return the committed samples of one policy at one visit of a state."""
         where = "policy_digest = ? AND question_id = ? AND step = ? AND state_id = ?"
         values = (policy_digest, question_id, step, state_id)
         rows = self._read(f"SELECT * FROM samples s WHERE {where} {IN_ORDER}", values, flush=False)
         return [sample_of(row) for row in rows]
 
     def visits(self, policy_digest: str, question_id: str) -> list[PathStep]:
-        """The path of a question so far, as far as it is committed."""
+        """Return the committed path of a question."""
         sql = "SELECT * FROM visits WHERE question_id = ? AND policy_digest = ? ORDER BY step"
         return [PathStep(**row) for row in self._read(sql, (question_id, policy_digest), flush=False)]
 
     def done(self, policy_digest: str) -> set[str]:
-        """Questions whose path ended and that have nothing to try again."""
+        """Return the questions with a finished path and no outages."""
         return self._ids(_DONE_SQL, (policy_digest, policy_digest))
 
     def begun(self, policy_digest: str) -> set[str]:
-        """Questions of which there is something, but that are not done."""
+        """Return the questions with samples that are not done."""
         sql = f"SELECT DISTINCT question_id FROM samples WHERE policy_digest = ? EXCEPT SELECT * FROM ({_DONE_SQL})"
         return self._ids(sql, (policy_digest,) * 3)
 
     def groups(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
-        """Samples by visit, ordered by policy, question, step, state, prompt and index; read as they are taken."""
+        """Yield samples by visit, ordered by policy, question, step, state, prompt and index."""
         self.flush()
         where, values = ("WHERE s.policy_digest = ?", (policy_digest,)) if policy_digest else ("", ())
         sql = (
@@ -182,7 +180,7 @@ class Store:
                 yield StateSamples(state, digest, tuple(sample_of(row) for row in members))
 
     def finished(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
-        """The `groups` of questions that are done, at predictors that are sampled."""
+        """Yield the `groups` of finished questions, at sampled predictors."""
         done = {digest: self.done(digest) for digest in self.policy_digests()}
         groups = (group for group in self.groups(policy_digest) if group.samples[0].is_sampled)
         return (group for group in groups if group.state.task_id in done[group.policy_digest])
@@ -191,25 +189,25 @@ class Store:
         return self._ids("SELECT DISTINCT question_id FROM states")
 
     def policy_digests(self) -> list[str]:
-        """The policies that were asked, in the order of their first sample."""
+        """Return the policies in the order of their first sample."""
         sql = "SELECT policy_digest FROM samples GROUP BY policy_digest ORDER BY min(rowid)"
         return [row["policy_digest"] for row in self._read(sql)]
 
     def reward_range(self) -> tuple[float, float]:
-        """The least and the greatest reward; 0 where there is none."""
+        """Return the least and the greatest reward; 0 without rewards."""
         return tuple(self._read("SELECT ifnull(min(reward), 0.0), ifnull(max(reward), 0.0) FROM samples")[0])
 
     def counts(self, policy_digest: str | None = None) -> dict[str, int]:
-        """``states``, ``samples``, ``rewarded``, and the number of failures by kind as ``failed_KIND``."""
+        """Count ``states``, ``samples``, ``rewarded``, and failures by kind as ``failed_KIND``."""
         where, values = ("WHERE policy_digest = ?", (policy_digest,)) if policy_digest else ("", ())
-        found = self._read(
+        counts = self._read(
             "SELECT count(DISTINCT state_id || step) AS states, count(*) AS samples, count(reward) AS rewarded "
             f"FROM samples {where}",
             values,
         )[0]
         kinds = f"SELECT failure_kind AS kind, count(*) AS n FROM samples {where} GROUP BY 1 ORDER BY 1"
         failed = {f"failed_{row['kind']}": row["n"] for row in self._read(kinds, values) if row["kind"] is not None}
-        return dict(found) | failed
+        return dict(counts) | failed
 
     def _read(self, sql: str, values: Sequence[Any] = (), flush: bool = True) -> list[sqlite3.Row]:
         if flush:
@@ -225,3 +223,16 @@ class Store:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
+    """Return the samples that continued their path, by question and step, of the policy that the run sampled last."""
+    digest = run.manifest.policy_digest
+    paths: dict[str, dict[int, Sample]] = {}
+    with Store(run.store, read_only=True) as store:
+        for group in store.finished(digest):
+            chosen = {step.step: step.chosen for step in store.visits(group.policy_digest, group.state.task_id)}
+            for sample in group.samples:
+                if sample.id == chosen.get(group.state.step):
+                    paths.setdefault(group.state.task_id, {})[group.state.step] = sample
+    return paths

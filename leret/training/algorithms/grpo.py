@@ -10,7 +10,7 @@ from leret.training.online.algorithm import OnlineAlgorithm, writing
 from leret.training.online.recipe import TwoEngines
 
 if TYPE_CHECKING:
-    from leret.training.online.rounds import Sampled
+    from leret.rollouts.rounds import Sampled
     from leret.training.online.update import RolloutBatch
 
 

@@ -17,8 +17,8 @@ from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import Sample
+from leret.rollouts.credit import with_unparsed_reward
 from leret.sampling.preferences.dataset import distinct, unparsed_reward
-from leret.sampling.rollouts.credit import with_unparsed_reward
 from leret.training.algorithms.base import (
     Algorithm,
     TrainerInputs,

@@ -59,7 +59,7 @@ def reference_answers(recipe: SFTRecipe, run: Run) -> list[TrainingExample]:
 
     They need not have been sampled: a predictor that got one completion a state, without a reward, is trained as well.
     """
-    from leret.sampling.rollouts.environment import Environment
+    from leret.rollouts.environment import Environment
     from leret.sampling.store.store import Store
 
     with Environment.open(run) as environment, Store(run.store, read_only=True) as store:

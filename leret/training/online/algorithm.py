@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from leret.training.online.recipe import RoundRecipe
 
 if TYPE_CHECKING:
-    from leret.training.online.rounds import LivePolicy, Sampled
+    from leret.rollouts.rounds import LivePolicy, Sampled
     from leret.training.validation import Validation
 
 

@@ -22,13 +22,14 @@ from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import digest
 from leret.policies.checkpoints import pick_device
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
+from leret.rollouts.rounds import RoundSampler, round_of
+from leret.sampling.store.store import stored_paths
 from leret.training.alarms import best_step
 from leret.training.callbacks import Monitor, monitored
 from leret.training.checkpoints import TrainingJob, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.online.algorithm import Learner, OnlineAlgorithm
 from leret.training.online.recipe import RoundRecipe
-from leret.training.online.rounds import RoundSampler, round_of
 from leret.training.process import Interrupt, training_process
 from leret.training.validation import Validation
 
@@ -54,7 +55,8 @@ class OnlineTraining:
         self.validations: list[dict[str, Any]] = []
         self._initial, self._device = job.initial.digest, device
         self.learner: Learner = algorithm.learner(recipe, job.initial, environment, len(tasks), device)
-        self.sampler = RoundSampler(recipe, environment, run, self.learner.policy)
+        paths = stored_paths(run) if recipe.states == "stored" else None
+        self.sampler = RoundSampler(recipe, environment, run, self.learner.policy, paths)
 
     @property
     def log(self) -> list[dict[str, Any]]:

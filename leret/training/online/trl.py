@@ -11,21 +11,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from leret.core.aio import gathered
+from leret.core.aio import started
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
-from leret.core.types import State, Task, digest
+from leret.core.types import State, Task, digest, seed_of
 from leret.policies.checkpoints import adapter_base
 from leret.policies.local.policy import LocalPolicy
-from leret.sampling.rollouts.branching import BranchPoint, StateSampler
-from leret.sampling.rollouts.environment import Environment
-from leret.sampling.rollouts.rollout import seed_of
-from leret.sampling.rollouts.scheduler import refuse_failures
+from leret.rollouts.environment import Environment
+from leret.rollouts.failures import refuse_failures
+from leret.rollouts.rounds import Group, Round, RoundSampler
+from leret.rollouts.states import StateSampler
+from leret.rollouts.walk import Point
+from leret.sampling.store.store import stored_paths
 from leret.training.algorithms.base import TrainerInputs, build_trainer, trainer_arguments
 from leret.training.data import plain
 from leret.training.model import InitialPolicy
 from leret.training.online.recipe import TwoEngines
-from leret.training.online.rounds import Group, RoundPolicy, RoundSampler
 
 _LOSSES = {"sequence": "grpo", "token": "bnpo", "dapo": "dapo"}
 
@@ -33,9 +34,9 @@ _LOSSES = {"sequence": "grpo", "token": "bnpo", "dapo": "dapo"}
 class _Places(StateSampler):
     """Keeps where a path stands, instead of sampling there."""
 
-    found: dict[str, tuple[BranchPoint, State]]
+    found: dict[str, tuple[Point, State]]
 
-    async def sample_state(self, point: BranchPoint, state: State) -> list[Any]:
+    async def sample_state(self, point: Point, state: State) -> list[Any]:
         if self.roles[state.predictor].sampled:
             self.found[state.id] = point, state
         return []
@@ -49,8 +50,8 @@ class StoredStates(RoundSampler):
     def __init__(
         self, recipe: TwoEngines, environment: Environment, run: Run, policy: LocalPolicy, tasks: Sequence[Task]
     ) -> None:
-        super().__init__(recipe, environment, run, policy)
-        self._places: dict[str, tuple[BranchPoint, State]] = {}
+        super().__init__(recipe, environment, run, policy, stored_paths(run))
+        self._places: dict[str, tuple[Point, State]] = {}
         asyncio.run(self._find(tasks))
 
     @property
@@ -82,15 +83,15 @@ class StoredStates(RoundSampler):
         return [next(made[name]) for name in state]
 
     async def _find(self, tasks: Sequence[Task]) -> None:
-        plan = await self._plan_of(RoundPolicy(self.policy, lambda: True), tasks, self.recipe.seed)
+        plan = await self._plan_of(Round(), tasks, self.recipe.seed)
         walker = _Places(self._runner, None, plan)
         walker.found = self._places
-        await gathered(self._walk(walker, plan, task) for task in tasks)
+        await self._roll_out(walker, plan, tasks)
 
     async def _score(self, texts: Sequence[str], names: Sequence[str], step: int) -> list[Group]:
-        policy = RoundPolicy(self.policy, lambda: self._runner.idle)
-        plan = await self._plan_of(policy, (), seed_of(self.recipe.seed, "round", step))
-        sampler = StateSampler(self._runner, None, plan)
+        round_ = Round()
+        plan = await self._plan_of(round_, (), seed_of(self.recipe.seed, "round", step))
+        sampler = StateSampler(self._runner, None, plan, walks=round_.walks)
 
         async def group(name: str) -> Group:
             point, state = self._places[name]
@@ -98,7 +99,9 @@ class StoredStates(RoundSampler):
             own = [text for text, other in zip(texts, names, strict=True) if other == name]
             return state, await sampler.score(fresh, state, own)
 
-        return list(await gathered(group(name) for name in dict.fromkeys(names)))
+        groups = [started(group(name)) for name in dict.fromkeys(names)]
+        await round_.walks.wait(groups)
+        return [await one for one in groups]
 
 
 def make_trainer(

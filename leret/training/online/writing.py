@@ -11,12 +11,12 @@ import torch
 from leret.config.policy import OpenAIPolicySettings, PolicySettings
 from leret.core.errors import TrainingError
 from leret.policies.local.policy import LocalPolicy
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
+from leret.rollouts.rounds import Sampled
 from leret.training.model import InitialPolicy, library_of, save_policy
 from leret.training.online.advantages import mini_batches, on_one_side, spread
 from leret.training.online.losses import KL, KLController
 from leret.training.online.recipe import OnlineRecipe
-from leret.training.online.rounds import Sampled
 from leret.training.online.served import ServedPolicy
 from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable, make_schedule
 from leret.training.validation import Validation

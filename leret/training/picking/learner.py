@@ -15,10 +15,10 @@ from torch.nn.utils.rnn import pad_sequence
 from leret.core.errors import TrainingError
 from leret.core.types import Choice, digest
 from leret.policies.pickers.picker import Picker, open_picker
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment
+from leret.rollouts.rounds import Sampled
 from leret.training.model import InitialPolicy, sampled_picker
 from leret.training.online.advantages import mini_batches
-from leret.training.online.rounds import Sampled
 from leret.training.online.update import make_optimizer, make_schedule
 from leret.training.picking.losses import gains
 from leret.training.picking.recipe import PickingRecipe

@@ -14,8 +14,8 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.rewards import REWARDS
 from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts, cached_completion_lm
+from tests.rollouts.test_rollout import roll
 from tests.sampling.fakes import ROOT, WORDS, FakePolicy, FakeRetriever, questions
-from tests.sampling.rollouts.test_rollout import roll
 
 PLAN = BankPlan(n_prompts=4, max_demos=2, candidates=5, threshold=0.4)
 

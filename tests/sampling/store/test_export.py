@@ -58,7 +58,7 @@ def test_parquet_and_json_lines_say_the_same_under_the_names_of_the_docs(sampled
 def test_a_file_that_is_there_is_replaced_only_when_told(sampled, tmp_path):
     out = tmp_path / "samples.jsonl"
     out.write_text("mine")
-    with pytest.raises(ConfigError, match=r"is there already.*--force"):
+    with pytest.raises(ConfigError, match=r"already exists.*--force"):
         export_store(sampled, "jsonl", out)
     assert out.read_text() == "mine"
     assert export_store(sampled, "jsonl", out, force=True) == len(lines(out))

@@ -10,11 +10,10 @@ from safetensors.torch import load_file
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import RetrievalError, TrainingError
 from leret.policies.local.policy import LocalPolicy
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment, training_tasks
 from leret.sampling.stage import sample
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.rloo import RLOORecipe
-from leret.training.data import training_tasks
 from leret.training.online.trl import StoredStates
 from leret.training.stage import estimate, train
 from tests.sampling.fakes import recipe_of

@@ -10,12 +10,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForC
 from leret.config.training import LoraSettings
 from leret.core.errors import TrainingError
 from leret.policies.checkpoints import model_digest
+from leret.rollouts.rounds import Sampled
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.ppo import PPORecipe, estimate
 from leret.training.algorithms.rloo import RLOORecipe
 from leret.training.model import InitialPolicy, save_policy
 from leret.training.online import update as module
-from leret.training.online.rounds import Sampled
 from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable
 from tests.tiny import tiny_policy
 

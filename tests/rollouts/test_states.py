@@ -14,10 +14,10 @@ from leret.policies.base import Completion
 from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
-from leret.sampling.rollouts.branching import completion_of
-from leret.sampling.rollouts.selection import reward_levels, select_next
+from leret.rollouts.selection import reward_levels, select_next
+from leret.rollouts.states import completion_of
 from tests.sampling.fakes import DOCS, FakePolicy, FakeRetriever, made, questions
-from tests.sampling.rollouts.test_scheduler import content, sample
+from tests.sampling.test_scheduler import content, sample
 
 
 def test_every_state_gets_every_prompt_and_sample(tmp_path, replay, formatter):

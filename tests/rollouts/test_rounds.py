@@ -14,12 +14,11 @@ from leret.core.types import Failure, Sample, State
 from leret.policies.base import PromptTooLongError, Request
 from leret.policies.local.policy import LocalPolicy
 from leret.rewards import scoring
-from leret.sampling.rollouts.environment import Environment
+from leret.rollouts.environment import Environment, training_tasks
+from leret.rollouts.rounds import Round, RoundPolicy, RoundSampler, round_of
 from leret.sampling.stage import sample
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import Store, stored_paths
 from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.data import training_tasks
-from leret.training.online.rounds import AwaitedPolicy, RoundPolicy, RoundSampler, round_of
 from tests.sampling.fakes import recipe_of
 from tests.training.training_runs import changed
 
@@ -34,20 +33,21 @@ def policy(base):
 
 
 @pytest.fixture
-def environment(run):
-    with Environment.open(run) as opened:
-        yield opened
+def environment(begun):
+    with Environment.open(begun) as environment:
+        yield environment
 
 
 def sampler(run, environment, policy, **keys):
-    return RoundSampler(changed(RECIPE, **keys), environment, run, policy)
+    recipe = changed(RECIPE, **keys)
+    return RoundSampler(recipe, environment, run, policy, stored_paths(run) if recipe.states == "stored" else None)
 
 
-def test_a_round_is_every_state_of_its_programs(run, environment, policy):
-    made = sampler(run, environment, policy)
+def test_a_round_is_every_state_of_its_programs(begun, environment, policy):
+    made = sampler(begun, environment, policy)
     tasks = training_tasks(environment, RECIPE)
     found = made.sample(tasks[:3], 0)
-    assert len(found.sequences) == len(found.rewards) == 3 * 2 * 4
+    assert len(found.sequences) == len(found.rewards) == len(found.predictors) == 3 * 2 * 4
     assert 6 <= found.facts["num_searches"] <= 24
     assert found.groups.tolist() == [place // 4 for place in range(24)]
     prompts = [tuple(prompt) for prompt, _ in found.sequences]
@@ -58,16 +58,16 @@ def test_a_round_is_every_state_of_its_programs(run, environment, policy):
     assert other.sequences != found.sequences
 
 
-def test_stored_states_are_those_of_the_run(run, environment, policy):
-    recipe = run.section("sampling", "")
-    sample(recipe_of(data=recipe["data"], policy=recipe["policy"], prompts=1), run)
-    with Store(run.store, read_only=True) as store:
+def test_stored_states_are_those_of_the_run(begun, environment, policy):
+    recipe = begun.section("sampling", "")
+    sample(recipe_of(data=recipe["data"], policy=recipe["policy"], prompts=1), begun)
+    with Store(begun.store, read_only=True) as store:
         states = {group.state.id: group.state for group in store.finished()}
     tasks = training_tasks(environment, RECIPE)
-    stored = sampler(run, environment, policy, states="stored").sample(tasks, 0)
+    stored = sampler(begun, environment, policy, states="stored").sample(tasks, 0)
     wanted = {policy.prompt_ids(state.messages) for state in states.values()}
     assert {tuple(prompt) for prompt, _ in stored.sequences} == wanted
-    live = sampler(run, environment, policy).sample(tasks, 0)
+    live = sampler(begun, environment, policy).sample(tasks, 0)
     assert {tuple(prompt) for prompt, _ in live.sequences} != wanted
 
 
@@ -129,56 +129,80 @@ def ask(text):
     return Request(({"role": "user", "content": text},), (len(text),), 1.0, 4)
 
 
-def test_what_is_asked_at_one_time_is_one_batch_in_one_order():
-    inner, searching = Recording(), []
-    policy = RoundPolicy(inner, lambda: not searching)
-
-    async def task(name, rng):
-        for turn in range(3):
-            searching.append(name)
-            await asyncio.sleep(rng.random() * 0.002)
-            searching.remove(name)
-            for _ in range(rng.randrange(4)):
-                await asyncio.sleep(0)
-            await policy.complete(ask(f"{turn} {name}"))
+def rounds_of(walks, *policies):
+    """Run walks, each given its place and the policies of one round."""
+    round_ = Round()
+    live = [RoundPolicy(round_, policy) for policy in policies]
 
     async def run():
-        await asyncio.gather(*(task(name, random.Random(name)) for name in "dbca"))
+        tasks = [asyncio.create_task(walk(*live)) for walk in walks]
+        await round_.walks.wait(tasks)
+        return await asyncio.gather(*tasks, return_exceptions=True)
 
-    asyncio.run(run())
-    assert inner.batches == [[f"{turn} {name}" for name in "abcd"] for turn in range(3)]
+    return asyncio.run(run())
 
 
-def test_a_batch_waits_for_the_answers_of_other_policies(environment):
-    runner, inner = environment.runner(None), Recording()
-    policy = RoundPolicy(inner, lambda: runner.idle)
+def test_requests_of_all_open_walks_are_one_batch_in_one_order():
+    inner = Recording()
 
-    class Slow:
-        name = digest = "slow"
+    def walk(name, n, rng):
+        async def steps(policy):
+            for turn in range(n):
+                await asyncio.sleep(rng.random() * 0.002)
+                for _ in range(rng.randrange(40)):
+                    await asyncio.sleep(0)
+                await policy.complete(ask(f"{turn} {name}"))
+            await asyncio.sleep(rng.random() * 0.002)
 
-        async def complete(self, request):
-            await asyncio.sleep(0.01)
-            return []
+        return steps
 
-    async def asks_first():
-        await AwaitedPolicy(Slow(), runner).complete(ask("plan"))
+    rounds_of([walk(name, n, random.Random(name)) for name, n in zip("dbca", (3, 1, 2, 3), strict=True)], inner)
+    assert inner.batches == [["0 a", "0 b", "0 c", "0 d"], ["1 a", "1 c", "1 d"], ["2 a", "2 d"]]
+
+
+def test_a_batch_waits_for_other_policies_and_for_walks_inside_walks():
+    inner, round_ = Recording(), Round()
+    policy = RoundPolicy(round_, inner)
+
+    async def continuation(name):
+        await asyncio.sleep(0.005)
+        await policy.complete(ask(name))
+
+    async def branching():
+        tasks = [asyncio.create_task(continuation(name)) for name in ("x", "y")]
+        await round_.walks.wait(tasks)
+        await asyncio.sleep(0.005)
+        await policy.complete(ask("after"))
+
+    async def single():
+        await policy.complete(ask("a"))
         await policy.complete(ask("b"))
 
     async def run():
-        await asyncio.gather(asks_first(), policy.complete(ask("a")))
+        tasks = [asyncio.create_task(one) for one in (single(), branching())]
+        await round_.walks.wait(tasks)
 
     asyncio.run(run())
-    assert inner.batches == [["a", "b"]]
+    assert inner.batches == [["a", "x", "y"], ["after", "b"]]
+
+
+def test_a_round_holds_several_policies_each_with_its_batch():
+    first, second = Recording(), Recording()
+
+    def walk(name):
+        async def steps(one, other):
+            await (one if name in "ab" else other).complete(ask(name))
+
+        return steps
+
+    rounds_of([walk(name) for name in "dbca"], first, second)
+    assert (first.batches, second.batches) == ([["a", "b"]], [["c", "d"]])
 
 
 @pytest.mark.parametrize(("texts", "n_failed"), [(("a", "long", "b"), 1), (("a", "broken"), 2)])
 def test_a_failure_is_of_its_request_or_of_the_batch(texts, n_failed):
-    policy = RoundPolicy(Recording(), lambda: True)
-
-    async def run():
-        return await asyncio.gather(*(policy.complete(ask(text)) for text in texts), return_exceptions=True)
-
-    assert sum(isinstance(one, PolicyError) for one in asyncio.run(run())) == n_failed
+    answers = rounds_of([lambda policy, text=text: policy.complete(ask(text)) for text in texts], Recording())
+    assert sum(isinstance(one, PolicyError) for one in answers) == n_failed
 
 
 def test_every_pass_takes_all_tasks_in_an_order_of_its_own():
@@ -190,10 +214,10 @@ def test_every_pass_takes_all_tasks_in_an_order_of_its_own():
     assert all(len({*places}) == len(places) for places in ends)
 
 
-def test_a_training_may_have_a_reward_of_its_own(run, environment, policy):
+def test_a_training_may_have_a_reward_of_its_own(begun, environment, policy):
     parts = {"recall": 1.0, "steps": 0.5}
     keys = {"reward": {"parts": parts, "unparsed_reward": -2.0}}
-    found = sampler(run, environment, policy, **keys).sample(
+    found = sampler(begun, environment, policy, **keys).sample(
         training_tasks(environment, changed(RECIPE, **keys))[:2], 0
     )
     assert found.parts.shape == (16, 2)

@@ -1,4 +1,4 @@
-"""What a sampling recipe names, opened: corpus, questions, retriever, program.
+"""The environment of a sampling recipe: corpus, tasks, retriever, program.
 
 Sampling opens it from its recipe, evaluation from the run that sampling wrote, so that both see the same.
 """
@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from pydantic import ValidationError
 
 from leret.config.base import RecipePath, free_keys, paths_in, with_paths
 from leret.config.load import sampling_recipe_of
 from leret.config.policy import by_predictor
-from leret.config.sampling import SamplingRecipe
+from leret.config.sampling import RewardSettings, SamplingRecipe, SamplingSettings
 from leret.core.errors import ConfigError, DataError, ProgramError
 from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, completed, input_stamps, source_files, stage_key
@@ -40,38 +40,38 @@ if TYPE_CHECKING:
     from leret.programs.saved import ProgramSource
     from leret.retrieval.base import Retriever
     from leret.retrieval.batching import SearchBatcher
-    from leret.sampling.rollouts.branching import Role
+    from leret.rollouts.actors import Role
 
 
 class Environment:
-    """Everything behind a program but its policy; each part is opened when it is first asked for.
+    """Everything behind a program except its policy; each part is opened on first use.
 
     Attributes:
-        role: answers for a call and the policy in training; None if the recipe's policies do.
+        role: returns the role at a call, given the policy in training; None if the recipe's policies decide.
+        skipped: invalid records left out by the last `tasks`, by kind of fault.
+        held_out: result of the last `tasks`, see `leret.datasets.load.Loaded`.
     """
 
     role: Callable[[NeedsCompletion, Policy], Role] | None = None
 
-    def __init__(self, recipe: SamplingRecipe, cache: Path, told: Progress | None = None) -> None:
+    def __init__(self, recipe: SamplingRecipe, cache: Path, progress: Progress | None = None) -> None:
         self.recipe = recipe
         self.cache = cache
-        self.told = told
+        self.progress = progress
         self.skipped: dict[str, int] = {}
-        """Bad records that the last `questions` left out, by kind of fault."""
         self.held_out: frozenset[str] = frozenset()
-        """As the last `questions` found it, see `leret.datasets.load.Loaded`."""
 
     @classmethod
     def open(cls, run: Run) -> Environment:
-        """The workbench of a sampled run."""
+        """Open the environment of a sampled run."""
         return cls(sampling_recipe_of(run), run.cache)
 
     def tasks(
         self, split: str | None = None, limit: int | None = None, part: str | None = None, *, check: bool = True
     ) -> list[Task]:
-        """Questions of a split, by default the recipe's; a smaller limit gives some of a larger one's.
+        """Read the tasks of a split, by default the recipe's; a smaller limit gives a subset of a larger one's.
 
-        ``check`` refuses gold ids that the corpus does not hold, for which it is read.
+        ``check`` reads the corpus and refuses gold ids that it does not hold.
         """
         data = self.recipe.data
         chosen = data.model_copy(update={"split": split or data.split, "limit": limit, "part": part})
@@ -81,7 +81,7 @@ class Environment:
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The documents; none where the recipe names none, and its engine has its own behind HTTP."""
+        """The documents; none if the engine has them behind HTTP."""
         return load_corpus(self.recipe.data) if self._has_corpus else Corpus(())
 
     @property
@@ -90,7 +90,7 @@ class Environment:
 
     @cached_property
     def retriever(self) -> Retriever:
-        """The search engine over `corpus`; its index is built where it is missing."""
+        """The search engine over `corpus`; a missing index is built."""
         from leret.retrieval.caching import with_cache
 
         return with_cache(self.engine, self.recipe.retriever)
@@ -101,7 +101,7 @@ class Environment:
         from leret.retrieval.load import load_retriever
 
         corpus = self.corpus if self._has_corpus else None
-        return load_retriever(self.recipe.retriever, corpus, self.cache, self.told)
+        return load_retriever(self.recipe.retriever, corpus, self.cache, self.progress)
 
     @cached_property
     def source(self) -> ProgramSource:
@@ -112,7 +112,7 @@ class Environment:
         return ProgramSource(Path(path), name, settings.arguments)
 
     def program(self) -> dspy.Module:
-        """The program, a new one at every call."""
+        """Return a new instance of the program."""
         from leret.programs.load import load_program
 
         settings = self.recipe.retriever
@@ -122,7 +122,7 @@ class Environment:
         )
 
     def check_policies(self, policies: Collection[str]) -> None:
-        """Refuse a policy of a step that the program does not have."""
+        """Refuse policies of unknown steps."""
         names = self.replay.names if policies else ()
         if unknown := [name for name in policies if name not in names]:
             raise ConfigError(
@@ -130,12 +130,12 @@ class Environment:
             )
 
     def policies(self, policy: Policy, predictors: Collection[str] | None) -> Policy:
-        """Who answers while ``policy`` is trained for some predictors: the recipe's policies of all others."""
+        """Return the policies while ``policy`` is trained for some predictors: the recipe's for all others."""
         settings = by_predictor(self.recipe.policy, self.recipe.policies, None, predictors)
         return combine_policies({name: policy if one is None else shared_policy(one) for name, one in settings.items()})
 
     def notes(self) -> list[str]:
-        """Return what to look at: records left out, and another ``k`` in the program than in the recipe."""
+        """Return notes on records left out, and on a ``k`` of the program that differs from the recipe's."""
         from leret.programs.load import differing_k
 
         left_out = [f"data: {n:,} records are left out: {kind}" for kind, n in self.skipped.items()]
@@ -149,7 +149,7 @@ class Environment:
 
     @cached_property
     def replay(self) -> Replay:
-        """Runs the program as a function of its completions; one serves all questions of an event loop."""
+        """The replay of the program, for all tasks of an event loop."""
         from leret.programs.replay import Replay
 
         return Replay(self.program(), self.adapter)
@@ -174,7 +174,7 @@ class Environment:
         return sources_digest(name for spec in self.recipe.sampling.rewards for name in function_names(spec))
 
     def close(self) -> None:
-        """Let go of what was opened; a retriever that waits for its server gives up."""
+        """Close what was opened; a retriever that waits for its server gives up."""
         close = getattr(self.__dict__.get("retriever"), "close", None)
         if close is not None:
             close()
@@ -187,25 +187,41 @@ class Environment:
 
 
 def questions_digest(questions: Sequence[Task]) -> str:
-    """Names questions by all that is scored with."""
+    """Return a digest of everything that questions are scored with."""
     return digest([[q.id, q.text, list(q.gold), *([q.relevance] if q.relevance else [])] for q in questions])
 
 
+def scorable(tasks: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
+    """Return the tasks that a part of the reward applies to: with gold documents for ``ap``, references for ``f1``."""
+    spec = recipe.sampling.whole_reward
+    if function_names(spec):  # with unknown needs
+        return list(tasks)
+    reward = scoring(spec, "sampling.reward")
+    known = [task for task in tasks if reward.values(Outcome(task, prediction=""))]
+    if not known:
+        raise DataError(
+            f"data: no question of split {recipe.data.split} has what {' + '.join(reward.parts)} is computed from: "
+            "relevant documents for a ranking, reference answers for an answer "
+            f"({len(tasks)} questions read); name another split or file"
+        )
+    return known
+
+
 def resolve_recipe(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
-    """The recipe with its relative paths made absolute where they exist under ``base_dir``."""
+    """Return the recipe with absolute paths in place of relative ones that exist under ``base_dir``."""
 
-    def found(key: Key, given: str, mark: RecipePath) -> str:
-        path = base_dir / given
-        return given if given in mark.names or not (path.exists() or mark.may_be_missing) else str(path.resolve())
+    def absolute(key: Key, name: str, mark: RecipePath) -> str:
+        path = base_dir / name
+        return name if name in mark.names or not (path.exists() or mark.may_be_missing) else str(path.resolve())
 
-    return with_paths(recipe, found)
+    return with_paths(recipe, absolute)
 
 
 def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str]) -> None:
     """Refuse to mix samples of two recipes in one run. The policy may change (another round), and what is `Free`."""
     before, digests_before = run.manifest.sampling, run.manifest.digests
     if before is not None:
-        with suppress(ValidationError):  # a key that came after the run has its default there
+        with suppress(ValidationError):  # keys newer than the run have their defaults
             before = SamplingRecipe.model_validate(before).model_dump(mode="json")
         known = {name: value for name, value in digests_before.items() if name in digests}
         now = {**recipe.model_dump(mode="json"), "digest": {name: digests[name] for name in known}}
@@ -216,29 +232,29 @@ _OTHERWISE = "name a new run directory; `leret rescore` takes another reward"
 
 
 def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = True) -> None:
-    """Refuse another program, reward, corpus or questions than the run was sampled with; a new run has none.
+    """Refuse another program, reward, corpus or questions than the run was sampled with.
 
-    Every stage of a sampled run asks this. Files that still have the stamps they were sampled with are not read.
+    Every stage of a sampled run calls this. Files with unchanged stamps are not read.
     """
     known, before = run.manifest.digests, run.manifest.sampling
     if before is None or completed(
         run.path, "sample", stage_key(environment.recipe, recipe_stamps(environment.recipe))
     ):
         return
-    asked = before["data"].get("limit"), before["data"].get("part")
+    limits = before["data"].get("limit"), before["data"].get("part")
     digests: dict[str, Callable[[], str | None]] = {
         "program": lambda: environment.program_digest,
         "reward": lambda: environment.reward_digest,
         "corpus": lambda: environment.corpus.digest,
-        "questions": lambda: questions_digest(environment.tasks(None, *asked)),
+        "questions": lambda: questions_digest(environment.tasks(None, *limits)),
     }
-    for name, found in digests.items():
+    for name, current in digests.items():
         if name in known and (reward or name != "reward"):
-            check_resumable(run.path, {"digest": {name: known[name]}}, {"digest": {name: found()}}, (), _OTHERWISE)
+            check_resumable(run.path, {"digest": {name: known[name]}}, {"digest": {name: current()}}, (), _OTHERWISE)
 
 
 def refuse_changes_since_sampling(run: Run, stage: str) -> None:
-    """Refuse changed files for a stage that reads stored samples, and can do so where program and data are absent."""
+    """Refuse changed files for a stage that reads stored samples, and so works without program and data."""
     try:
         with Environment.open(run) as environment:
             refuse_changed_files(run, environment)
@@ -247,23 +263,32 @@ def refuse_changes_since_sampling(run: Run, stage: str) -> None:
 
 
 def recipe_stamps(recipe: SamplingRecipe) -> Json:
-    """Stamps of the files that a recipe names, and of the modules that these import."""
+    """Return stamps of the files of a recipe, and of the modules that they import."""
     modules = (source_of(name) for spec in recipe.sampling.rewards for name in function_names(spec))
     files = [Path(path) for path in (*(path for _, path, _ in paths_in(recipe)), *modules) if path]
     return input_stamps(*files, *(helper for file in files for helper in source_files(file)[1:]))
 
 
-def scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
-    """Return the tasks that a part of the reward applies to: gold documents for rankings, references for f1."""
-    spec = recipe.sampling.whole_reward
-    if function_names(spec):  # their needs are unknown
-        return list(questions)
-    score = scoring(spec, "sampling.reward")
-    tasks = [task for task in questions if score.values(Outcome(task, prediction=""))]
-    if not tasks:
-        raise DataError(
-            f"data: no question of split {recipe.data.split} has what {' + '.join(score.parts)} is computed from: "
-            "relevant documents for a ranking, reference answers for an answer "
-            f"({len(questions)} questions read); name another split or file"
-        )
-    return tasks
+class TaskSettings(Protocol):
+    """Keys of a training recipe that decide which tasks it samples, and their reward."""
+
+    @property
+    def limit(self) -> int | None: ...
+    @property
+    def reward(self) -> str | RewardSettings | None: ...
+    @property
+    def credit(self) -> Literal[step, final, both] | None: ...
+
+
+def training_tasks(environment: Environment, recipe: TaskSettings) -> list[Task]:
+    """Return the tasks of the run's sampling that the reward applies to; DataError if there are none."""
+    data, settings = environment.recipe.data, scored_by(environment, recipe)
+    tasks = environment.tasks(data.split, recipe.limit or data.limit, part=data.part)
+    return scorable(tasks, environment.recipe.model_copy(update={"sampling": settings}))
+
+
+def scored_by(environment: Environment, recipe: TaskSettings) -> SamplingSettings:
+    """Return the run's sampling settings with the training's reward and credit."""
+    keys = {"credit": recipe.credit, "reward": recipe.reward, "final": recipe.reward}
+    update = {name: value for name, value in keys.items() if value is not None}
+    return environment.recipe.sampling.model_copy(update=update)

@@ -16,9 +16,9 @@ from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.search import Found, Search
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
+from leret.rollouts.actors import Role, SamplingPlan
+from leret.rollouts.selection import select_next
 from leret.sampling.preferences.dataset import state_targets
-from leret.sampling.rollouts.branching import Role, SamplingPlan
-from leret.sampling.rollouts.selection import select_next
 from leret.sampling.stage import sample_tasks
 from leret.sampling.store.store import Store
 from tests.optimize.conftest import Asking

@@ -13,8 +13,10 @@ from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.rollouts.branching import Role, SamplingPlan, StateSampler
-from leret.sampling.rollouts.scheduler import Scheduler, refuse_unparsed
+from leret.rollouts.actors import Role, SamplingPlan
+from leret.rollouts.failures import refuse_unparsed
+from leret.rollouts.states import StateSampler
+from leret.sampling.scheduler import Scheduler
 from leret.sampling.store.store import Store
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 

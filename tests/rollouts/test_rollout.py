@@ -10,11 +10,12 @@ from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
-from leret.sampling.rollouts.rollout import Decoding, PolicyActor, RolloutRunner
+from leret.rollouts.actors import Decoding, PolicyActor
+from leret.rollouts.rollout import RolloutRunner
 from tests.programs.conftest import Shelf, complete
 from tests.programs.zoo import Agent, Branch, Retrieving, Tool, Tutorial, TwoPredictors
+from tests.rollouts.test_states import FakePicker, TwoPicks
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
-from tests.sampling.rollouts.test_branching import FakePicker, TwoPicks
 
 
 def roll(replay, formatter, policy, retriever=None, n=12, **settings):

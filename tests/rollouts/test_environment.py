@@ -7,7 +7,7 @@ import pytest
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import RunError
 from leret.core.runs import Run
-from leret.sampling.rollouts.environment import refuse_changes
+from leret.rollouts.environment import refuse_changes
 from leret.sampling.stage import sample
 from tests.sampling.fakes import recipe_of
 

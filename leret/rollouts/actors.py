@@ -1,0 +1,127 @@
+"""Answering the steps of a program: actors of rollouts, and the roles of predictors where states are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol
+
+from leret.core.types import LMCall, Task, seed_of
+from leret.policies.base import Messages, Policy, Request
+from leret.programs.needs import NeedsCompletion, Step
+from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
+from leret.programs.runner import ProgramRunner
+from leret.rewards import Scoring, scoring
+
+
+class Actor(Protocol):
+    """Answers the steps of a program: a policy or a rule."""
+
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
+        """Return the record of an answer, and the step that the program continues with."""
+        ...
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Settings of completions; temperature 0 is greedy. ``limits`` holds ``max_tokens`` of single predictors."""
+
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    limits: Mapping[str, int] = field(default_factory=dict, hash=False)
+
+    def request(self, need: NeedsCompletion, messages: Messages, *parts: Any) -> Request:
+        """Return a request for one completion; its seed follows from the parts."""
+        seeds, max_tokens = (seed_of(self.seed, *parts),), self.limits.get(need.predictor, self.max_tokens)
+        return Request(messages, seeds, self.temperature, max_tokens, self.top_p, (), need.choice, need.predictor)
+
+
+@dataclass(frozen=True)
+class PolicyActor:
+    """Answers with a policy under one prompt. Seed, task, step, prompt and index make each completion's seed."""
+
+    policy: Policy
+    formatter: Formatter
+    decoding: Decoding
+    prompt: Prompt = ZERO_SHOT
+
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
+        """Complete the step and parse the completion."""
+        messages = self.formatter.messages(need, self.prompt)
+        request = self.decoding.request(need, messages, task.id, step, self.prompt.digest, index)
+        [completion] = await self.policy.complete(request)
+        answer, value = self.formatter.step(need, completion.text), completion.value
+        outputs = None if isinstance(answer.outputs, Exception) else (answer.outputs or [{}])[0]
+        sent = messages if value is None else ()
+        return LMCall(need.predictor, need.inputs, sent, completion.text, outputs, value), answer
+
+
+@dataclass(frozen=True)
+class Role:
+    """The policy that answers a predictor, and the credit of its completions.
+
+    Attributes:
+        sampled: False: one completion under the zero-shot prompt continues the path and is not learnt from.
+            Predictors that a program makes inside ``forward`` are never sampled.
+        credit: ``step``: reward of the documents retrieved by the end of the step; ``final``: final reward of the
+            program, which is run to its end from each sample; ``both``: their weighted mean; ``auto``: ``step`` if a
+            search follows the predictor, else ``final``, or not sampled without a final reward.
+        temperature: sampling temperature; None: the plan's. Likewise ``max_tokens`` and ``top_p``.
+    """
+
+    policy: Policy
+    sampled: bool = True
+    credit: Literal["auto", "step", "final", "both"] = "auto"
+    temperature: float | None = None
+    max_tokens: int | None = None
+    top_p: float | None = None
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """Samples of every state, ``n_samples`` completions a prompt, and their reward.
+
+    Attributes:
+        role: role of the predictor that a program stands at.
+        reward: reward of a step.
+        final: reward of the program's end, with an outcome that has the ``prediction``. Called in a thread.
+        n_continuations: runs to the end from each sample under credit ``final`` and ``both``; the mean counts.
+        final_weight: weight of ``final`` under credit ``both``, 0 to 1.
+        searched: predictors with True if a search follows, as far as known; None: not looked at yet.
+    """
+
+    prompts: tuple[Prompt, ...]
+    n_samples: int
+    seed: int
+    temperature: float
+    top_p: float
+    max_tokens: int
+    role: Callable[[NeedsCompletion], Role]
+    reward: Scoring = field(default_factory=lambda: scoring("ap"))
+    final: Scoring | None = None
+    n_continuations: int = 1
+    final_weight: float = 0.5
+    searched: Mapping[str, bool] | None = None
+
+    def role_of(self, need: NeedsCompletion) -> Role:
+        """Return the role at a step, with its credit decided: ``final``, if possible, for predictors never reached."""
+        role = self.role(need)
+        if need.predictor.startswith("("):
+            return replace(role, sampled=False)
+        if not role.sampled or role.credit != "auto":
+            return role
+        if (self.searched or {}).get(need.predictor, self.final is None):
+            return replace(role, credit="step")
+        return replace(role, credit="final", sampled=self.final is not None)
+
+    def roles(self, runner: ProgramRunner) -> dict[str, Role]:
+        """Return the roles of all predictors of a program, by name."""
+        return {name: self.role_of(runner.formatter.need(name, {})) for name in runner.replay.names}
+
+    def decoding_of(self, role: Role) -> tuple[float, float, int]:
+        """Return temperature, top-p and the limit of tokens."""
+        temperature = self.temperature if role.temperature is None else role.temperature
+        top_p = self.top_p if role.top_p is None else role.top_p
+        return temperature, top_p, self.max_tokens if role.max_tokens is None else role.max_tokens

@@ -1,0 +1,130 @@
+"""Records of what fails in a rollout, the counts of a session, and the limits that stop it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError
+from leret.core.types import Failure, Sample
+from leret.policies.base import PromptTooLongError
+from leret.programs.prompts import Formatter
+
+BOUNDARIES: Mapping[str, type[LeretError]] = {
+    "policy": PolicyError, "retrieval": RetrievalError, "program": ProgramError,
+}  # fmt: skip
+"""Errors by kind of failure."""
+
+FAILURES = (PolicyError, RetrievalError, ProgramError)
+"""Errors that end one rollout and are recorded as its failure."""
+
+_MIN_SAMPLES, _MIN_UNPARSED = 50, 5
+"""Samples before a share of failures stops a session; unparsed ones before that, if none parses."""
+
+
+def failure_of(error: PolicyError | RetrievalError | ProgramError) -> Failure:
+    """Return the record of an outage, a crash, or a prompt that does not fit the model."""
+    kind = next(kind for kind, boundary in BOUNDARIES.items() if isinstance(error, boundary))
+    return Failure("prompt" if isinstance(error, PromptTooLongError) else kind, str(error))
+
+
+def unparsed(formatter: Formatter, predictor: str, completion: str) -> Failure:
+    """Return the record of a completion that is not in the adapter's format, with an example of that format."""
+    example = ""
+    if predictor in formatter.picks:
+        return Failure("parse", f"{completion[:200]!r} is not the id of a candidate of {predictor}")
+    if not predictor.startswith("("):
+        fields = {name: f"<{name}>" for name in formatter.signature(predictor).output_fields}
+        example = f"; {type(formatter.adapter).__name__} reads {formatter.completion(predictor, fields)!r}"
+    return Failure("parse", f"{completion[:200]!r} is not in the adapter's format{example}")
+
+
+def is_unparsed(sample: Sample) -> bool:
+    """Check whether a sample's completion did not parse."""
+    return sample.failure is not None and sample.failure.kind == "parse"
+
+
+@dataclass
+class SamplingStats:
+    """Counts of one session.
+
+    Attributes:
+        waiting: questions that met an outage and continue at the next resume.
+        policy_digest: key of this session's samples in the store, see `StateSampler`.
+        notes: facts for the user, such as predictors that are not sampled.
+    """
+
+    questions: int = 0
+    samples: int = 0
+    reward_sum: float = 0.0
+    n_rewarded: int = 0
+    waiting: int = 0
+    failures: Counter[str] = field(default_factory=Counter)
+    last_failure: Failure | None = None
+    last_unparsed: Failure | None = None
+    policy_digest: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def mean_reward(self) -> float:
+        return self.reward_sum / self.n_rewarded if self.n_rewarded else 0.0
+
+    @property
+    def n_failed(self) -> int:
+        """Failures that say nothing about a completion."""
+        return self.failures.total() - self.failures["parse"]
+
+    def count(self, samples: Sequence[Sample]) -> None:
+        self.samples += len(samples)
+        for sample in samples:
+            if sample.failure is not None:
+                self.fail(sample.failure)
+            elif sample.reward is not None and sample.is_sampled:
+                self.reward_sum += sample.reward
+                self.n_rewarded += 1
+
+    def add(self, other: SamplingStats) -> None:
+        for name in ("questions", "samples", "reward_sum", "n_rewarded", "waiting"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.failures.update(other.failures)
+        self.last_failure = other.last_failure or self.last_failure
+        self.last_unparsed = other.last_unparsed or self.last_unparsed
+        self.policy_digest = other.policy_digest or self.policy_digest
+        self.notes = list(dict.fromkeys([*self.notes, *other.notes]))
+
+    def fail(self, failure: Failure) -> None:
+        self.failures[failure.kind] += 1
+        if failure.kind == "parse":
+            self.last_unparsed = failure
+        else:
+            self.last_failure = failure
+
+
+def refuse_failures(stats: SamplingStats, max_error_rate: float, max_unparsed_rate: float, last: bool = False) -> None:
+    """Raise an error if too much failed, or, at the end of a session, if everything did."""
+    n_failed, n_samples = stats.n_failed, stats.samples
+    if stats.last_unparsed is not None and n_samples >= _MIN_SAMPLES:
+        refuse_unparsed([stats.last_unparsed], stats.failures["parse"], n_samples, max_unparsed_rate)
+    too_many = n_samples >= _MIN_SAMPLES and n_failed > max_error_rate * n_samples
+    nothing = last and n_failed > 0 and stats.n_rewarded == 0
+    if stats.last_failure is None or not (too_many or nothing):
+        return
+    limit = f"more than sampling.max_error_rate = {max_error_rate:g} allows" if too_many else "and no reward"
+    again = "name a new run directory" if stats.last_failure.kind == "prompt" else "run the same command again"
+    error = BOUNDARIES.get(stats.last_failure.kind, PolicyError)(
+        f"{n_failed} failures in {n_samples} samples, {limit}; the last one: {stats.last_failure.message}. "
+        f"Finished samples are kept: correct the cause and {again}"
+    )
+    raise error if isinstance(error, ProgramError) else error.failed()
+
+
+def refuse_unparsed(failures: Iterable[Failure], n_unparsed: int, n_samples: int, max_unparsed_rate: float) -> None:
+    """Raise an error if too many completions do not parse; with fewer than fifty, if none of five or more does."""
+    enough = n_samples >= _MIN_SAMPLES or n_samples == n_unparsed >= _MIN_UNPARSED
+    if enough and n_unparsed > max_unparsed_rate * n_samples:
+        raise PolicyError(
+            f"{n_unparsed} of {n_samples} completions do not parse; one of them: {next(iter(failures)).message}; "
+            "correct program.adapter, policy.model or policy.max_tokens and name a new run directory, or raise "
+            "sampling.max_unparsed_rate"
+        )

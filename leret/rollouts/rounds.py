@@ -1,0 +1,379 @@
+"""Rounds of samples for training: whole runs of the program with the policy as it is, or the run's stored states.
+
+Bits must not depend on the clock: requests decoded together decide a logit's last digits, and in rare cases a token.
+So a round's policies wait until every open walk waits for a completion, and then complete all requests, in a fixed
+order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from torch import Tensor, int64, tensor
+
+from leret.config.sampling import RewardSettings
+from leret.core.aio import started
+from leret.core.runs import Run
+from leret.core.types import Choice, Sample, State, Task, seed_of
+from leret.policies.base import Completion, PromptTooLongError, Request
+from leret.policies.load import policy_for
+from leret.programs.needs import NeedsCompletion
+from leret.programs.prompts import ZERO_SHOT
+from leret.retrieval.base import Retriever
+from leret.rewards import scoring
+from leret.rollouts.actors import Role, SamplingPlan
+from leret.rollouts.environment import Environment, scored_by
+from leret.rollouts.failures import SamplingStats, is_unparsed, refuse_failures
+from leret.rollouts.selection import select_next
+from leret.rollouts.states import StateSampler, with_credit
+from leret.rollouts.walk import OpenWalks, Point, begin, walk
+
+if TYPE_CHECKING:
+    from leret.programs.runner import ProgramRunner
+
+Group = tuple[State, Sequence[Sample]]
+
+StoredPaths = Mapping[str, Mapping[int, Sample]]
+"""Samples that continued their path, by question and step."""
+
+
+class LivePolicy(Protocol):
+    """A policy in training; one that writes has ``prompt_ids`` too."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def digest(self) -> str: ...
+    def renew(self, digest: str) -> None: ...
+    def complete_many(self, requests: Sequence[Request]) -> Sequence[list[Completion] | BaseException]: ...
+    def close(self) -> None: ...
+
+
+class RoundSettings(Protocol):
+    """Keys of a training recipe that decide what its rounds sample."""
+
+    @property
+    def predictors(self) -> Sequence[str] | None: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def limit(self) -> int | None: ...
+    @property
+    def num_generations(self) -> int: ...
+    @property
+    def temperature(self) -> float | None: ...
+    @property
+    def top_p(self) -> float | None: ...
+    @property
+    def max_completion_length(self) -> int | None: ...
+    @property
+    def reward(self) -> str | RewardSettings | None: ...
+    @property
+    def credit(self) -> Literal["step", "final", "both"] | None: ...
+    @property
+    def unparsed_reward(self) -> float | None: ...
+
+
+@dataclass(slots=True)
+class Sampled:
+    """Samples of a round that have a reward; those of one state, and of one task, stand together.
+
+    Attributes:
+        sequences: ids of prompt and completion, ending with the end token if it was reached. For picks: the `Choice`
+            and the id of the candidate.
+        groups: (n,) number of the state, from 0.
+        rewards: (n,) float32.
+        parts: (n, n_parts) parts of the rewards, NaN if one does not apply.
+        facts: figures for the log: means over the round, by TRL's names if it has them.
+        walks: (n,) number of the task, from 0.
+        at_end: rewards score the program's end, at every step.
+        predictors: (n,) names, by which several policies in training share a round.
+    """
+
+    sequences: Sequence[tuple[Any, Any]]
+    groups: Tensor
+    rewards: Tensor
+    parts: Tensor
+    facts: dict[str, float]
+    walks: Tensor = field(default_factory=lambda: tensor([]))
+    at_end: bool = False
+    predictors: Sequence[str] = ()
+
+
+class Round:
+    """The live policies of one round, which complete in one batch each all that its open walks wait for.
+
+    Attributes:
+        walks: counts the open walks. When each of them waits for a completion, nothing else can go on.
+        completions: prompt ids, or the choice, with the completion, by seed.
+    """
+
+    def __init__(self) -> None:
+        self.walks = OpenWalks(self._answer_when_all_wait)
+        self.completions: dict[int, tuple[Sequence[int] | Choice, Completion]] = {}
+        self._waiting: list[tuple[LivePolicy, Request, asyncio.Future[list[Completion]]]] = []
+
+    async def complete(self, policy: LivePolicy, request: Request) -> list[Completion]:
+        future: asyncio.Future[list[Completion]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((policy, request, future))
+        self._answer_when_all_wait()
+        return await future
+
+    def _answer_when_all_wait(self) -> None:
+        if len(self._waiting) < self.walks.n:
+            return
+        waiting, self._waiting = self._waiting, []
+        waiting.sort(key=lambda one: (json.dumps(one[1].messages), one[1].seeds))
+        for policy in dict.fromkeys(policy for policy, _, _ in waiting):
+            self._answer(policy, [(request, future) for asked, request, future in waiting if asked is policy])
+
+    def _answer(self, policy: LivePolicy, waiting: Sequence[tuple[Request, asyncio.Future[list[Completion]]]]) -> None:
+        try:
+            fitting = [(*one, prompt) for one in waiting if (prompt := _read(policy, *one))]
+            answers = policy.complete_many([request for request, _, _ in fitting])
+        except Exception as error:
+            for _, future in waiting:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for (request, future, prompt), answer in zip(fitting, answers, strict=True):
+            if isinstance(answer, BaseException):  # a server's
+                future.set_exception(answer)
+                continue
+            self.completions |= {seed: (prompt, one) for seed, one in zip(request.seeds, answer, strict=True)}
+            future.set_result(answer)
+
+
+def _read(policy: Any, request: Request, future: asyncio.Future[list[Completion]]) -> Sequence[int] | Choice | None:
+    try:
+        return request.choice or policy.prompt_ids(request.messages)
+    except PromptTooLongError as error:
+        future.set_exception(error)
+        return None
+
+
+class RoundPolicy:
+    """A live policy as a walk of a round sees it."""
+
+    def __init__(self, round_: Round, policy: LivePolicy) -> None:
+        self.name, self.digest = policy.name, policy.digest
+        self._round, self._policy = round_, policy
+
+    async def complete(self, request: Request) -> list[Completion]:
+        return await self._round.complete(self._policy, request)
+
+    async def aclose(self) -> None:
+        """Do nothing: the model belongs to the training."""
+
+
+def round_of(n_tasks: int, size: int, seed: int, number: int) -> list[int]:
+    """Return the places of a round's tasks, each once; every pass over the tasks has a new order."""
+    places = range(number * size, (number + 1) * size)
+    orders = {epoch: random.Random(f"{seed} {epoch}").sample(range(n_tasks), n_tasks)
+              for epoch in {place // n_tasks for place in places}}  # fmt: skip
+    return list(dict.fromkeys(orders[place // n_tasks][place % n_tasks] for place in places))
+
+
+class RoundSampler:
+    """Samples rounds of a run's tasks.
+
+    Args:
+        policy: the policy in training; its digest changes with each round.
+        paths: stored paths to follow; None: the samples of the round choose the path.
+
+    Attributes:
+        policies: policies in training by predictor; ``""`` answers all predictors.
+        temperature: sampling temperature, which a training may change between rounds.
+    """
+
+    def __init__(
+        self,
+        recipe: RoundSettings,
+        environment: Environment,
+        run: Run,
+        policy: LivePolicy,
+        paths: StoredPaths | None = None,
+    ) -> None:
+        from leret.retrieval.batching import SearchBatcher
+
+        self.recipe, self.policy, self.stats = recipe, policy, SamplingStats()
+        self.temperature = recipe.temperature or environment.recipe.policy_of(recipe.predictors).temperature
+        self._environment, self._run, self._settings = environment, run, scored_by(environment, recipe)
+        self._scoring = scoring(self._settings.reward)
+        retriever: Retriever | None = environment.retriever
+        self._searches = None if retriever is None else SearchBatcher(retriever)  # None: the program has its own
+        self._runner: ProgramRunner = environment.runner(self._searches)
+        self._paths = paths
+        self._plan: SamplingPlan | None = None
+
+    @property
+    def policy(self) -> LivePolicy:
+        """The policy in training, or the first of several."""
+        return next(iter(self.policies.values()))
+
+    @policy.setter
+    def policy(self, policy: LivePolicy) -> None:
+        self.policies = dict.fromkeys(self.recipe.predictors or [""], policy)
+
+    def close(self) -> None:
+        """Stop the search thread."""
+        if self._searches is not None:
+            self._searches.close()
+
+    def _n_searches(self) -> float:
+        return 0.0 if self._searches is None else float(self._searches.counts()["asked"])
+
+    def sample(self, tasks: Sequence[Task], number: int, *, last: bool = False) -> Sampled:
+        """Sample one round; its samples follow from the recipe's seed, its number and the policy.
+
+        Raises:
+            LeretError: more samples failed than the run's ``sampling.max_error_rate`` allows, or, by the ``last``
+                round, no sample had a reward.
+        """
+        sampled = asyncio.run(self._sample(tasks, number))
+        refuse_failures(self.stats, self._environment.recipe.sampling.max_error_rate, max_unparsed_rate=1.0, last=last)
+        return sampled
+
+    async def _sample(self, tasks: Sequence[Task], number: int) -> Sampled:
+        round_ = Round()
+        plan = await self._plan_of(round_, tasks, seed_of(self.recipe.seed, "round", number))
+        sampler, n_before = StateSampler(self._runner, None, plan, walks=round_.walks), self._n_searches()
+        rollouts = await self._roll_out(sampler, plan, tasks)
+        for groups in rollouts:
+            for _, samples in groups:
+                self.stats.count(samples)
+        sampled = self._collect(rollouts, round_)
+        sampled.facts["num_searches"] = self._n_searches() - n_before
+        return replace(sampled, at_end=sampler.credits == {"final"})
+
+    async def _plan_of(self, round_: Round, tasks: Sequence[Task], seed: int) -> SamplingPlan:
+        recipe, settings, sampled = self.recipe, self._settings, self._environment.recipe
+        live = {name: RoundPolicy(round_, policy) for name, policy in self.policies.items()}
+        first = next(iter(live.values()))
+        lm, team = sampled.policy_of(recipe.predictors), self._environment.policies(first, recipe.predictors)
+
+        def role(need: NeedsCompletion) -> Role:
+            policy = live.get(need.predictor) or live.get("")
+            if self._environment.role is not None:
+                return self._environment.role(need, policy or first)
+            if policy is not None:
+                return Role(policy, credit=settings.credit)
+            other = policy_for(team, need.predictor)
+            return Role(other, False, settings.credit, **sampled.decoding_of(need.predictor))
+
+        end = settings.end_reward
+        plan = SamplingPlan(
+            (ZERO_SHOT,), recipe.num_generations, seed, self.temperature, recipe.top_p or lm.top_p,
+            recipe.max_completion_length or lm.max_tokens,
+            role=role, reward=self._scoring, final=None if end is None else scoring(end, "final"),
+            n_continuations=settings.n_continuations, final_weight=settings.final_weight,
+            searched=None if self._plan is None else self._plan.searched,
+        )  # fmt: skip
+        if self._plan is None:
+            plan = await with_credit(plan, self._runner, tasks, self._run, round_.walks)
+        self._plan = plan
+        return plan
+
+    async def _roll_out(self, sampler: StateSampler, plan: SamplingPlan, tasks: Sequence[Task]) -> list[list[Group]]:
+        """Return, by task, the states of one run of the program with their samples."""
+        walks = [started(self._walk(sampler, plan, task)) for task in tasks]
+        await sampler.walks.wait(walks)
+        return [await one for one in walks]
+
+    async def _walk(self, sampler: StateSampler, plan: SamplingPlan, task: Task) -> list[Group]:
+        groups: list[Group] = []
+        path = None if self._paths is None else self._paths.get(task.id, {})
+
+        async def visit(point: Point) -> Point | None:
+            assert isinstance(point.need, NeedsCompletion)
+            state = self._runner.state(task, point.need, len(point.steps), point.parent)
+            samples = await sampler.sample_state(point, state)
+            groups.append((state, samples))
+            if path is None:
+                to_end = bool(sampler.credits - {"step"})
+                chosen = select_next(samples, task, plan.seed, state.draw, through_solved=to_end)
+            else:
+                chosen = path.get(state.step)
+            return None if chosen is None else await sampler.next_point(point, chosen)
+
+        failure = (await walk(begin(self._runner, task, fresh=True), visit)).failure
+        if failure is not None:
+            self.stats.fail(failure)
+        return groups
+
+    def _collect(self, rollouts: Sequence[Sequence[Group]], round_: Round) -> Sampled:
+        members: list[tuple[Sample, float]] = []
+        predictors: list[str] = []
+        places: list[tuple[int, int]] = []  # of the state, of the task
+        for number, rollout in enumerate(rollouts):
+            for state, samples in self._scored(rollout):
+                members += samples
+                predictors += [state.predictor] * len(samples)
+                places += [(places[-1][0] + 1 if places else 0, number)] * len(samples)
+        groups = [group for rollout in rollouts for group in rollout]
+        names, parts = self._parts([one for one, _ in members])
+        facts = self._facts(groups, names, parts) | _completion_facts(groups, round_)
+        answers = [round_.completions[sample.seed] for sample, _ in members]
+        sequences = [(asked, one.text if isinstance(asked, Choice) else one.token_ids or ()) for asked, one in answers]
+        states, tasks = tensor(places, dtype=int64).reshape(-1, 2).unbind(1)
+        rewards = tensor([value for _, value in members])
+        return Sampled(sequences, states, rewards, parts, facts, tasks, predictors=predictors)
+
+    def _facts(self, groups: Sequence[Group], names: Sequence[str], parts: Tensor) -> dict[str, float]:
+        """Return figures for the log that TRL has no name for, and the means of a reward's several parts."""
+        completed = [sample for _, samples in groups for sample in samples if sample.completion is not None]
+        means = {f"rewards/{name}/mean": float(parts[:, i].nanmean()) for i, name in enumerate(names) if len(names) > 1}
+        return {
+            "completions/unparsed": sum(map(is_unparsed, completed)) / max(1, len(completed)),
+            "completions/distinct": _distinct(groups),
+        } | means
+
+    def _parts(self, samples: Sequence[Sample]) -> tuple[list[str], Tensor]:
+        """Return names and (n, n_parts) values; NaN if a part does not apply, 0 if a completion does not parse."""
+        known = {name for sample in samples if sample.reward is not None for name in sample.components}
+        names = sorted(name for name in known if name in self._scoring.parts or name.startswith("final"))
+        values = [
+            [sample.components.get(name, 0.0 if sample.reward is None else math.nan) for name in names]
+            for sample in samples
+        ]
+        return names, tensor(values).reshape(len(samples), len(names))
+
+    def _scored(self, groups: Sequence[Group]) -> list[tuple[State, list[tuple[Sample, float]]]]:
+        """Return samples with rewards, unparsed completions with theirs; outages are left out."""
+        scored = []
+        unparsed_reward = self.recipe.unparsed_reward
+        if unparsed_reward is None:
+            unparsed_reward = self._scoring.unparsed_reward
+        for state, samples in groups:
+            known = [sample.reward for sample in samples if sample.reward is not None]
+            least = min([0.0, *known]) if unparsed_reward is None else unparsed_reward
+            valid = [one for one in samples if one.is_sampled and (one.reward is not None or is_unparsed(one))]
+            if valid:
+                scored.append((state, [(one, least if one.reward is None else one.reward) for one in valid]))
+        return scored
+
+
+def _completion_facts(groups: Sequence[Group], round_: Round) -> dict[str, float]:
+    """Return means over all completions of the round by the policies in training."""
+    completed = [one for _, samples in groups for one in samples if one.completion is not None]
+    written = [round_.completions[one.seed][1] for one in completed if one.seed in round_.completions]
+    logprobs = [value for one in written for value in one.logprobs or ()]
+    facts = {
+        "completions/mean_length": sum(len(one.token_ids or ()) for one in written) / max(1, len(written)),
+        "completions/clipped_ratio": sum(one.finish_reason == "length" for one in written) / max(1, len(written)),
+        "num_samples": float(len(completed)),
+    }
+    return facts | ({"entropy": -sum(logprobs) / len(logprobs)} if logprobs else {})
+
+
+def _distinct(groups: Sequence[Group]) -> float:
+    """Return the share of different completions among those of a state, a mean over states."""
+    texts = [[sample.completion for sample in samples if sample.completion is not None] for _, samples in groups]
+    shares = [len(set(group)) / len(group) for group in texts if group]
+    return sum(shares) / max(1, len(shares))

@@ -1,0 +1,51 @@
+"""Choosing the sample that continues a path.
+
+Source: LeReT, section 4.1 and its code: one sample of a state continues. Solved samples end there, unless the
+program's end is learnt as well; the others are grouped by reward, a level is drawn with its reward as the weight (0.5
+more on the highest level), and then one of its members.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+
+from leret.core.types import Sample, Task, digest
+
+TOP_BONUS = 0.5
+"""Extra weight of the highest level, so that a state with no reward above 0 can continue too."""
+
+_DIGITS = 9
+"""Digits to which the rewards of a level agree, so that rounding errors make no levels."""
+
+
+def reward_levels(samples: Sequence[Sample]) -> list[tuple[float, list[Sample]]]:
+    """Group samples by reward; the highest level comes first, members keep their order."""
+    by_reward: dict[float, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        if sample.reward is not None:
+            by_reward[round(sample.reward, _DIGITS)].append(sample)
+    return sorted(by_reward.items(), reverse=True, key=lambda level: level[0])
+
+
+def select_next(
+    samples: Sequence[Sample], task: Task, seed: int, draw: str, through_solved: bool = False
+) -> Sample | None:
+    """Return the sample that continues the path; None if all samples are solved or none has a reward.
+
+    Args:
+        samples: samples of one state; those without a reward are skipped.
+        task: task with the gold documents, by which samples are solved.
+        seed: seed of the run.
+        draw: key of the state, by which its draw differs from others.
+        through_solved: treat solved samples like the others.
+    """
+    levels = reward_levels([one for one in samples if through_solved or not task.is_solved_by(one.doc_ids)])
+    if not levels:
+        return None
+    rng = random.Random(int(digest("next", seed, draw), 16))
+    least = min(0.0, levels[-1][0])  # weights are not negative: the lowest level below zero weighs nothing
+    weights = [reward - least + (TOP_BONUS if place == 0 else 0.0) for place, (reward, _) in enumerate(levels)]
+    [(_, members)] = rng.choices(levels, weights)
+    return rng.choice(members)

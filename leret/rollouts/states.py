@@ -1,0 +1,370 @@
+"""Trying several prompts and samples at one state, and scoring what each of them leads to."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from itertools import chain, islice, pairwise, repeat
+from typing import Any, Protocol
+
+from leret.core.aio import started
+from leret.core.dspy_internals import AdapterParseError
+from leret.core.errors import ConfigError, PolicyError
+from leret.core.runs import Run
+from leret.core.types import (
+    Failure,
+    Outcome,
+    Ranking,
+    Sample,
+    SamplingParams,
+    State,
+    Task,
+    digest,
+    json_encoder,
+    merge,
+    seed_of,
+    storable,
+)
+from leret.http.usage import UsageByPrompt
+from leret.policies.base import Completion, Messages, Request
+from leret.programs.needs import Finished, NeedsCompletion
+from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs.runner import ProgramRunner
+from leret.rewards import values_of
+from leret.rollouts.actors import Role, SamplingPlan
+from leret.rollouts.credit import REPORTED, Crediting
+from leret.rollouts.failures import FAILURES, failure_of, unparsed
+from leret.rollouts.walk import OpenWalks, Point, Reached, Walk, begin, walk
+
+LOOKED_AT = 8
+"""Tasks that the program is run on to see which predictors a search follows."""
+
+_encode = json_encoder(sort_keys=True)
+
+
+class SampleStore(Protocol):
+    """Keeps samples (`leret.sampling.store`)."""
+
+    def samples_at(self, question_id: str, step: int, state_id: str, policy_digest: str) -> list[Sample]: ...
+    def put_samples(self, samples: Iterable[Sample], origin: SamplingParams) -> None: ...
+    def put_rewards(self, samples: Iterable[Sample]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """One visit of a state; ``decoding`` is temperature, top-p and the limit of tokens."""
+
+    point: Point
+    need: NeedsCompletion
+    state: State
+    role: Role
+    decoding: tuple[float, float, int]
+
+
+class StateSampler:
+    """Makes the samples of a state, each once in the life of a run; without a store, at every call.
+
+    Attributes:
+        roles: roles of the program's predictors; ``credits`` holds the credits of those that are sampled.
+        policy_digest: digest of the policies of all roles together, or of the only policy. The store keeps paths and
+            samples by it, since what follows a sample depends on all of them.
+        walks: counts the walks that run beside the caller's.
+    """
+
+    def __init__(
+        self,
+        runner: ProgramRunner,
+        store: SampleStore | None,
+        plan: SamplingPlan,
+        usage: UsageByPrompt | None = None,
+        walks: OpenWalks | None = None,
+    ) -> None:
+        self.usage = usage or UsageByPrompt()
+        self.walks = walks or OpenWalks()
+        self.roles = plan.roles(runner)
+        self.credits = {role.credit for role in self.roles.values() if role.sampled}
+        digests = {name: role.policy.digest for name, role in self.roles.items()}
+        single = len(set(digests.values())) == 1
+        self.policy_digest = next(iter(digests.values())) if single else digest("policies", digests)
+        self._runner = runner
+        self._store = store
+        self._plan = plan
+        self._crediting = Crediting(plan.reward, plan.final, plan.final_weight)
+        self._rewards = self._crediting.functions
+        if plan.final is None and self.credits - {"step"}:
+            raise ConfigError("credit final and both need a final reward: name a metric, or use credit step")
+
+    async def sample_state(self, point: Point, state: State) -> list[Sample]:
+        """Return all samples of a state by prompt and index; new ones are stored."""
+        visit = self._visit(point, state)
+        stored: dict[str, Sample] = {}
+        if self._store is not None and not point.fresh:
+            known = self._store.samples_at(state.task_id, state.step, state.id, self.policy_digest)
+            stored = {sample.id: sample for sample in known}
+        prompts, n = (self._plan.prompts, self._plan.n_samples) if visit.role.sampled else ((ZERO_SHOT,), 1)
+        if visit.need.choice is not None:  # no demos word it, so its group has one prompt, and the same size
+            prompts, n = (ZERO_SHOT,), n * len(prompts)
+        draw = state.draw
+        groups = await asyncio.gather(*(self._of_prompt(visit, draw, prompt, n, stored) for prompt in prompts))
+        samples = [sample for group in groups for sample in group]
+        if not self._crediting.needs_group:
+            return samples
+        regrouped = self._crediting.regrouped(samples)  # a repeated outage changes the rewards of the others
+        if self._store is not None:
+            self._store.put_rewards(
+                [new for new, old in zip(regrouped, samples, strict=True) if new.reward != old.reward]
+            )
+        return regrouped
+
+    async def score(self, point: Point, state: State, texts: Sequence[str]) -> list[Sample]:
+        """Return given completions as scored samples of a group; nothing is stored."""
+        blank = Sample("", state.id, state.task_id, state.step, ZERO_SHOT.name, 0, 0)
+        blanks = [replace(blank, id=digest(state.id, i), index=i, seed=i) for i in range(len(texts))]
+        completions = [Completion(text, "stop", 0, 0) for text in texts]
+        samples = await self._score(self._visit(point, state), blanks, completions)
+        return self._crediting.regrouped(samples) if self._crediting.needs_group else samples
+
+    async def next_point(self, point: Point, sample: Sample) -> Point:
+        """Return the point that a sample leads to; a run made for scoring is not repeated."""
+        reached = point.reach(self._runner, sample.completion or "", point.check)
+        return await point.after(self._runner, reached, sample.id)
+
+    async def run_on(self, start: Point | Awaitable[Point], *seed: Any) -> Walk:
+        """Walk to the program's end, with one completion a step under the zero-shot prompt.
+
+        ``seed`` and the plan's make the completions' seeds; nothing is stored.
+        """
+
+        async def visit(point: Point) -> Point:
+            need = point.need
+            assert isinstance(need, NeedsCompletion)
+            role, n_steps = self._plan.role_of(need), len(point.steps)
+            seeds, messages = (seed_of(self._plan.seed, *seed, n_steps),), self._runner.formatter.messages(need)
+            [completion] = await self._ask(
+                role, need, messages, seeds, self._plan.decoding_of(role), n_steps, "continuation"
+            )
+            return await point.after(self._runner, self._runner.formatter.step(need, completion.text))
+
+        return await walk(start, visit)
+
+    def _visit(self, point: Point, state: State) -> _Visit:
+        assert isinstance(point.need, NeedsCompletion)
+        role = self._plan.role_of(point.need)
+        return _Visit(point, point.need, state, role, self._plan.decoding_of(role))
+
+    async def _of_prompt(
+        self, visit: _Visit, draw: str, prompt: Prompt, n: int, stored: Mapping[str, Sample]
+    ) -> list[Sample]:
+        state, role = visit.state, visit.role
+        params = SamplingParams(role.policy.name, self.policy_digest, prompt.digest, *visit.decoding)
+        asked = params.prompt_digest, params.temperature, params.top_p, params.max_tokens, params.policy_digest
+        samples: list[Sample] = []
+        for index in range(n):
+            seed = seed_of(self._plan.seed, draw, state.step, asked[0], index)  # like the id, from what is asked
+            name = digest(state.id, state.step, asked[0], index, seed, *asked[1:])
+            blank = Sample(name, state.id, state.task_id, state.step, prompt.name, index, seed)
+            samples.append(stored.get(name, blank))
+        todo = [i for i, one in enumerate(samples) if one.id not in stored or (one.failure and one.failure.is_outage)]
+        if not todo:
+            return samples
+        new = [samples[i] for i in todo]
+        new = await self._score(visit, new, await self._complete(visit, prompt, new))
+        for i, sample in zip(todo, new, strict=True):
+            samples[i] = sample
+        if self._store is not None:
+            self._store.put_samples(new, params)
+        return samples
+
+    async def _complete(self, visit: _Visit, prompt: Prompt, samples: Sequence[Sample]) -> list[Completion | Failure]:
+        """Complete the samples; a stored completion is not asked for again."""
+        state, answers = visit.state, iter(list[Completion | Failure]())
+        if seeds := tuple([sample.seed for sample in samples if sample.completion is None]):
+            messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
+            if prompt.digest != ZERO_SHOT.digest:
+                messages = self._runner.formatter.messages(visit.need, prompt, messages[-1])
+            try:
+                answers = iter(
+                    await self._ask(visit.role, visit.need, messages, seeds, visit.decoding, state.step, prompt.name)
+                )
+            except PolicyError as error:
+                answers = repeat(failure_of(error))
+        return [next(answers) if sample.completion is None else completion_of(sample) for sample in samples]
+
+    async def _ask(
+        self,
+        role: Role,
+        need: NeedsCompletion,
+        messages: Messages,
+        seeds: tuple[int, ...],
+        decoding: tuple[float, float, int],
+        step: int,
+        name: str,
+    ) -> list[Completion]:
+        """Ask the role's policy, counting usage under a name."""
+        temperature, top_p, max_tokens = decoding
+        call, began = need.call, time.monotonic()
+        try:
+            completions = await role.policy.complete(
+                Request(messages, seeds, temperature, max_tokens, top_p, (), call.choice, call.predictor)
+            )
+        except PolicyError:
+            self.usage.failed(step, name, len(seeds))
+            raise
+        tokens = [completion.n_completion_tokens for completion in completions]
+        self.usage.answered(step, name, completions[0].n_prompt_tokens, tokens, time.monotonic() - began)
+        return completions
+
+    async def _score(
+        self, visit: _Visit, samples: Sequence[Sample], completions: Sequence[Completion | Failure]
+    ) -> list[Sample]:
+        """Return the samples with what their completions lead to.
+
+        Searches, and runs on to the end, start for all of them at once, so that they share batches.
+        """
+        point, runner = visit.point, self._runner
+        to_end = visit.role.sampled and visit.role.credit != "step"
+        texts, finals = list[str](), list[asyncio.Task[dict[str, float]]]()
+        for sample, answer in zip(samples, completions, strict=True):
+            text = "" if isinstance(answer, Failure) else answer.text
+            texts.append(text if text.isascii() else storable(text))
+            if isinstance(answer, Failure):
+                continue
+            reached = point.reach(runner, texts[-1], point.check and sample.index == 0)  # checks one path a prompt
+            if to_end and (key := _key(reached.outputs, texts[-1])) not in point.finals:
+                point.finals[key] = started(self._final(visit, key, reached))
+                finals.append(point.finals[key])
+        if finals:
+            await self.walks.wait(finals)
+        return [
+            replace(sample, failure=answer)
+            if isinstance(answer, Failure)
+            else await self._result(visit, sample, answer, text, to_end)
+            for sample, answer, text in zip(samples, completions, texts, strict=True)
+        ]
+
+    async def _result(self, visit: _Visit, sample: Sample, answer: Completion, text: str, to_end: bool) -> Sample:
+        """Return a sample with its reward and the reward's parts, or its failure."""
+        point, role = visit.point, visit.role
+        _, outputs, end = point.reached[text]
+        ranking: Ranking = ()
+        reward: float | None = None
+        components: dict[str, float] = {}
+        failure: Failure | None = None
+        try:
+            final = await point.finals[_key(outputs, text)] if to_end else {}
+            need = await end
+        except FAILURES as error:
+            failure = failure_of(error)
+        else:
+            prediction = need.prediction if isinstance(need, Finished) else None
+            if isinstance(prediction, AdapterParseError):
+                outputs, failure = {}, unparsed(self._runner.formatter, visit.need.predictor, text)
+            else:
+                reward, components = 0.0, {"sampled": 0.0}
+                ranking = merge(added for search in need.searches for added in search.added)
+            if role.sampled and failure is None:
+                outcome = Outcome(point.task, text, deepcopy(outputs), ranking, prediction, len(point.steps) + 1)
+                values = {**values_of(REPORTED if role.credit == "final" else self._rewards, outcome), **final}
+                [(reward, components)] = self._crediting.mixed([values], role.credit, sample.task_id)
+        if answer.value is not None:
+            components = {**components, "q": answer.value, **_logp(answer)}
+        return Sample(
+            sample.id, sample.state_id, sample.task_id, sample.step, sample.prompt, sample.index, sample.seed, text,
+            outputs, tuple([one.doc_id for one in ranking]), tuple([one.score for one in ranking]), reward, components,
+            failure, answer.n_prompt_tokens, answer.n_completion_tokens,
+        )  # fmt: skip
+
+    async def _final(self, visit: _Visit, key: str, reached: Reached) -> dict[str, float]:
+        """Return the components of the final reward after some outputs: means over continuations to the end."""
+        state = visit.state
+        after = await visit.point.after(self._runner, reached)
+        n = 1 if isinstance(after.need, Finished) else self._plan.n_continuations
+        ends = [
+            started(self._end_reward(after, "continuation", state.draw, state.step, key, index)) for index in range(n)
+        ]
+        await self.walks.wait(ends)
+        runs = [await end for end in ends]
+        names = dict.fromkeys(name for values in runs for name in values)
+        known = {name: [values[name] for values in runs if name in values] for name in names}
+        return self._crediting.final_components({name: sum(values) / len(values) for name, values in known.items()})
+
+    async def _end_reward(self, start: Point, *seed: Any) -> dict[str, float]:
+        """Return the parts of one run to the end; all 0 if a completion on the way does not parse."""
+        final = self._crediting.final
+        assert final is not None
+        end = (await self.run_on(start, *seed)).end
+        assert isinstance(end.need, Finished)
+        if end.need.unparsed:
+            return dict.fromkeys(final.parts, 0.0)
+        last = end.steps[-1]
+        outputs = deepcopy(last.outputs[0]) if isinstance(last.outputs, list) and last.outputs else {}
+        outcome = Outcome(end.task, last.text or "", outputs, end.need.ranking, end.need.prediction, len(end.steps))
+        values: dict[str, float] = await asyncio.to_thread(final.values, outcome)
+        if not values:
+            raise ConfigError(f"the final reward has no value for task {end.task.id}; leave such tasks out")
+        return values
+
+
+async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, tasks: Iterable[Task]) -> dict[str, bool]:
+    """Return, by predictor, whether a search follows before the next LM call, on one path of each first task.
+
+    A completion that does not parse says nothing, nor does a task that fails; predictors that no path reaches are
+    missing. Nothing is stored.
+
+    Raises:
+        LeretError: the program is not deterministic, or all tasks failed.
+    """
+    searched: dict[str, bool] = {}
+
+    async def look(task: Task) -> Walk:
+        return await sampler.run_on(begin(runner, task, check=True), "look", task.id)
+
+    looks = [started(look(task)) for task in islice(tasks, LOOKED_AT)]
+    await sampler.walks.wait(looks)
+    paths = [await one for one in looks]
+    errors = [path.error for path in paths if path.error is not None]
+    if paths and len(errors) == len(paths):
+        raise errors[0].failed()
+    for before, after in chain.from_iterable(pairwise(path.points) for path in paths if path.error is None):
+        if isinstance(before.need, NeedsCompletion) and not isinstance(after.steps[-1].outputs, AdapterParseError):
+            name, added = before.need.predictor, len(after.need.searches) > len(before.need.searches)
+            searched[name] = searched.get(name, False) or added
+    return dict(sorted(searched.items()))
+
+
+async def with_credit(
+    plan: SamplingPlan,
+    runner: ProgramRunner,
+    tasks: Iterable[Task],
+    run: Run | None = None,
+    walks: OpenWalks | None = None,
+) -> SamplingPlan:
+    """Return the plan with credit ``auto`` decided: as noted in the run, or learnt on paths of the first tasks."""
+    roles = [plan.role(runner.formatter.need(name, {})) for name in runner.replay.names]
+    n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
+    if n_auto < 2 and not (n_auto and plan.final):  # a single one is sampled by its steps, or nothing is
+        return replace(plan, searched={})
+    searched = None if run is None else run.manifest.searched
+    if searched is None:
+        searched = await predictors_searched(runner, StateSampler(runner, None, plan, walks=walks), tasks)
+        if run is not None:
+            run.update(searched=searched)
+    return replace(plan, searched=searched)
+
+
+def completion_of(sample: Sample) -> Completion:
+    """Return the completion that a stored sample holds."""
+    known, n_tokens = sample.components, (sample.n_prompt_tokens or 0, sample.n_completion_tokens or 0)
+    logprobs = (known["logp"],) if "logp" in known else None
+    return Completion(sample.completion or "", "stop", *n_tokens, logprobs=logprobs, value=known.get("q"))
+
+
+def _logp(completion: Completion) -> dict[str, float]:
+    return {"logp": completion.logprobs[0]} if completion.logprobs else {}
+
+
+def _key(outputs: Mapping[str, Any], completion: str) -> str:
+    return _encode(outputs) if outputs else f"unparsed {completion}"

@@ -1,0 +1,148 @@
+"""Walking a program from state to state: one function for sampling, rounds, continuations, evaluation and rescoring."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from pydantic_core import to_jsonable_python
+
+from leret.core.errors import PolicyError, ProgramError, RetrievalError
+from leret.core.types import Failure, Task
+from leret.programs.needs import PLAIN, Finished, NeedsCompletion, Step
+from leret.programs.replay import SearchResults
+from leret.programs.runner import ProgramRunner
+from leret.rollouts.failures import FAILURES, failure_of
+
+
+class Reached(NamedTuple):
+    """The step that a completion makes, its outputs as JSON values, and where it leads."""
+
+    step: Step
+    outputs: Mapping[str, Any]
+    end: asyncio.Future[NeedsCompletion | Finished]
+
+
+@dataclass(slots=True)
+class Point:
+    """The place of a task on its path through a program.
+
+    Attributes:
+        need: the step that the program stands at, or its end.
+        steps: steps of the path so far.
+        results: search results of this path; reaching further points adds to it.
+        parent: id of the sample that led here.
+        fresh: the store held nothing of the task when the session began, so it need not be asked.
+        check: run paths several times, and refuse a program that comes to another place.
+        reached: where completions tried here lead.
+        finals: components of the final reward, means over the continuations, by outputs as JSON.
+    """
+
+    task: Task
+    need: NeedsCompletion | Finished
+    steps: tuple[Step, ...] = ()
+    results: SearchResults = field(default_factory=dict)
+    parent: str | None = None
+    fresh: bool = False
+    check: bool = False
+    reached: dict[str, Reached] = field(default_factory=dict)
+    finals: dict[str, asyncio.Task[dict[str, float]]] = field(default_factory=dict)
+
+    def reach(self, runner: ProgramRunner, text: str, check: bool = False) -> Reached:
+        """Start running the program on from a completion; equal completions share one run."""
+        reached = self.reached.get(text)
+        if reached is None:
+            assert isinstance(self.need, NeedsCompletion)
+            step = runner.formatter.step(self.need, text)
+            outputs = {} if isinstance(step.outputs, Exception) or not step.outputs else step.outputs[0]
+            if any(type(value) not in PLAIN for value in outputs.values()):
+                outputs = to_jsonable_python(outputs, fallback=str)
+            end = runner.start(self.task, (*self.steps, step), self.results, check)
+            reached = self.reached[text] = Reached(step, outputs, end)
+        return reached
+
+    async def after(self, runner: ProgramRunner, step: Step | Reached, parent: str | None = None) -> Point:
+        """Return the point that a step leads to."""
+        if isinstance(step, Reached):
+            path, need = (*self.steps, step.step), await step.end
+        else:
+            path = (*self.steps, step)
+            need = await runner.advance(self.task, path, self.results, self.check)
+        return Point(self.task, need, path, self.results, parent, self.fresh, self.check)
+
+
+@dataclass(slots=True)
+class Walk:
+    """The points of a path, and the error that ended it early."""
+
+    points: list[Point] = field(default_factory=list)
+    error: PolicyError | RetrievalError | ProgramError | None = None
+
+    @property
+    def failure(self) -> Failure | None:
+        return None if self.error is None else failure_of(self.error)
+
+    @property
+    def end(self) -> Point:
+        """The last point; raises the error of a walk that failed."""
+        if self.error is not None:
+            raise self.error
+        return self.points[-1]
+
+
+async def begin(runner: ProgramRunner, task: Task, *, check: bool = False, fresh: bool = False) -> Point:
+    """Run a program up to its first state."""
+    results: SearchResults = {}
+    return Point(task, await runner.advance(task, (), results, check), results=results, fresh=fresh, check=check)
+
+
+async def walk(start: Point | Awaitable[Point], visit: Callable[[Point], Awaitable[Point | None]]) -> Walk:
+    """Walk from state to state.
+
+    Args:
+        start: the first point.
+        visit: called at each point that needs a completion; returns the next point, or None to stop there.
+
+    Returns:
+        The points. Failures of policies, searches and the program end the walk and are kept in it.
+    """
+    path = Walk()
+    try:
+        point: Point | None = start if isinstance(start, Point) else await start
+        while point is not None:
+            path.points.append(point)
+            point = await visit(point) if isinstance(point.need, NeedsCompletion) else None
+    except FAILURES as error:
+        path.error = error
+    return path
+
+
+class OpenWalks:
+    """Counts the walks that may still ask for a completion, so that a round knows when all of them wait.
+
+    Attributes:
+        n: open walks. Whoever creates the counter is the first.
+    """
+
+    def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
+        self.n = 1
+        self._on_end = on_end
+
+    async def wait(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
+        """Wait for walks that are open in place of the caller's, which is open again with the end of the last one."""
+        n_left = len(tasks)
+
+        def end(_: object) -> None:
+            nonlocal n_left
+            n_left -= 1
+            if n_left:
+                self.n -= 1
+                self._on_end()
+
+        for task in tasks:
+            task.add_done_callback(end)
+        if tasks:
+            self.n += len(tasks) - 1
+            await asyncio.wait(tasks)

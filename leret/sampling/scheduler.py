@@ -1,0 +1,207 @@
+"""Sampling many questions at once: each walks its own path, none waits for another.
+
+At each state of a path, all samples are made, one of them is chosen, and the path continues from it. The store is
+asked at every step for what it already holds, so a run continues wherever it was stopped, and a run that was stopped
+equals one that was not. A question with samples that met an outage waits at that state for the next resume.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+
+import dspy
+
+from leret.core.aio import for_each
+from leret.core.errors import ProgramError, RunError
+from leret.core.memory import gc_frozen
+from leret.core.progress import Progress, Silent
+from leret.core.types import Task
+from leret.programs.needs import Finished, NeedsCompletion, Step
+from leret.programs.replay import SearchResults
+from leret.programs.runner import ProgramRunner
+from leret.rollouts.failures import SamplingStats, refuse_failures
+from leret.rollouts.selection import select_next
+from leret.rollouts.states import StateSampler
+from leret.rollouts.walk import Point, begin, walk
+from leret.sampling.store.schema import PathStep
+from leret.sampling.store.store import Store
+
+_CHECKED = 4
+"""Tasks whose paths are checked before all others are sampled."""
+
+_SAVE_S = 0.2
+"""Longest wait of a sample for its commit, in seconds."""
+
+_WAIT = ("policy", "retrieval")
+"""Outages that end by themselves, so that the path waits for the next resume."""
+
+
+@dataclass
+class Scheduler:
+    """Samples tasks into a store.
+
+    Attributes:
+        seed: seed of the choice of the next state.
+        max_error_rate: share of samples with failures other than parsing that stops the run; None: no limit.
+        max_unparsed_rate: share of unparsed samples that stops the run.
+        check_path: refuses a program that does not come to the same place again, or sends other messages. It gets the
+            first tasks' paths, which are sampled before all others.
+        facts: further facts for the progress line.
+    """
+
+    runner: ProgramRunner
+    sampler: StateSampler
+    store: Store
+    seed: int
+    max_error_rate: float | None
+    max_unparsed_rate: float = 1.0
+    check_path: Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]] | None = None
+    facts: Callable[[], Mapping[str, float | int | str]] = dict
+    _begun: set[str] = field(default_factory=set)
+    _n_searches: list[int] = field(default_factory=list)
+
+    async def run(self, tasks: Iterable[Task], concurrency: int, progress: Progress | None = None) -> SamplingStats:
+        """Sample every task to the end of its path, ``concurrency`` at a time; finished tasks are skipped."""
+        progress = progress or Silent()
+        done = self.store.done(self.sampler.policy_digest)
+        self._begun = self.store.begun(self.sampler.policy_digest)
+        stats = SamplingStats(policy_digest=self.sampler.policy_digest)
+
+        async def one(task: Task, check: bool = False) -> None:
+            await self._walk(task, stats, check)
+            stats.questions += 1
+            counts = {"failures": stats.failures.total(), "samples": stats.samples}
+            progress.advance(1, mean_reward=stats.mean_reward, **counts, **self.facts())
+
+        saving = asyncio.create_task(self._save_repeatedly())
+        try:
+            with gc_frozen():
+                rest = (task for task in tasks if task.id not in done)
+                if self.check_path is not None:
+                    await for_each(islice(rest, _CHECKED), partial(one, check=True), concurrency)
+                    self._refuse_unseen_searches()
+                await for_each(rest, one, concurrency)
+        finally:
+            saving.cancel()
+            self.store.flush()
+        self._check(stats, last=True)
+        return stats
+
+    async def _save_repeatedly(self) -> None:
+        """Commit without new samples too, so that a kill never loses more than a moment's samples."""
+        while True:
+            await asyncio.sleep(_SAVE_S)
+            with suppress(RunError):  # rows that could not be written are kept, and the next sample raises the error
+                self.store.flush()
+
+    async def _walk(self, task: Task, stats: SamplingStats, check: bool) -> None:
+        fresh = task.id not in self._begun
+        known = {} if fresh else {step.step: step for step in self.store.visits(self.sampler.policy_digest, task.id)}
+
+        path = await walk(begin(self.runner, task, check=check, fresh=fresh), partial(self._visit, stats, known))
+        if path.failure is not None:
+            stats.fail(path.failure)
+            stats.waiting += 1
+        self._check(stats)
+        if not check or path.failure is not None:
+            return
+        end = path.points[-1]
+        self._note_unlisted(end.steps, stats)
+        if isinstance(end.need, Finished):
+            self._n_searches.append(len(end.need.searches))
+            if self.sampler.credits != {"final"}:
+                self._note_unseen(task, end.need, stats)
+        if self.check_path is not None:
+            await self.check_path(task, end.steps, end.results)
+
+    async def _visit(self, stats: SamplingStats, known: Mapping[int, PathStep], point: Point) -> Point | None:
+        """Sample a state and continue from it; None if the path ends or waits there."""
+        assert isinstance(point.need, NeedsCompletion)
+        task, step = point.task, len(point.steps)
+        state = self.runner.state(task, point.need, step, point.parent)
+        self.store.put_state(state)
+        samples = await self.sampler.sample_state(point, state)
+        stats.count(samples)
+        before = known.get(step)
+        if before is not None and before.state_id == state.id:
+            chosen = next((sample for sample in samples if sample.id == before.chosen), None)
+        elif any(sample.failure and sample.failure.kind in _WAIT for sample in samples):
+            stats.waiting += 1  # a choice among the others would make this run differ from one without the outage
+            return None
+        else:
+            to_end = bool(self.sampler.credits - {"step"})
+            chosen = select_next(samples, task, self.seed, state.draw, through_solved=to_end)
+        following = None if chosen is None else await self.sampler.next_point(point, chosen)
+        if following is not None:
+            outcome = "next" if isinstance(following.need, NeedsCompletion) else "finished"
+        else:
+            outcome = "solved" if any(task.is_solved_by(sample.doc_ids) for sample in samples) else "stuck"
+        name = None if chosen is None else chosen.id
+        self.store.put_visit(PathStep(task.id, step, self.sampler.policy_digest, state.id, point.parent, name, outcome))
+        return following
+
+    def _note_unlisted(self, steps: Sequence[Step], stats: SamplingStats) -> None:
+        """Note predictors that DSPy does not list: no LM of theirs can be trained."""
+        for name in sorted({step.call.predictor for step in steps} - set(self.runner.replay.names)):
+            note = f"{name} is answered and not sampled, since named_predictors() does not list it; to train it, keep "
+            note += "it on the program, as an attribute or in a list or dict"
+            if name != "(direct)" and note not in stats.notes:
+                stats.notes.append(note)
+
+    def _note_unseen(self, task: Task, end: Finished, stats: SamplingStats) -> None:
+        """Refuse predicted ``doc_ids`` that no search seen by leret retrieved; note such passages."""
+        program, wrap = type(self.runner.replay.program).__name__, "wrap every search with leret.search_tool(fn)"
+        unseen = unseen_documents(end)
+        if ids := unseen.pop("doc_ids", None):
+            raise ProgramError(
+                f"{program} returns doc_ids that no search seen by leret found, such as {ids[0]!r} (task {task.id}), "
+                f"so the reward would leave them out: {wrap}, or use credit final"
+            )
+        for name, texts in unseen.items():
+            note = f"{program} returns {name} that no search seen by leret found, such as {texts[0]!r:.80}: {wrap}"
+            if not any(known.startswith(f"{program} returns {name} ") for known in stats.notes):
+                stats.notes.append(f"{note}, or use credit final, or the reward leaves them out")
+
+    def _refuse_unseen_searches(self) -> None:
+        """Stop if the reward scores searches and the first paths made none."""
+        if self.sampler.credits == {"final"} or not self._n_searches or any(self._n_searches):
+            return
+        program, first = self.runner.replay.program, f"first {len(self._n_searches)} tasks"
+        agents = [module for _, module in program.named_sub_modules() if isinstance(getattr(module, "tools", 0), dict)]
+        if agents:
+            raise ProgramError(
+                f"{type(program).__name__} called no tool that leret sees searching in its {first}; its tools are "
+                f"{', '.join(agents[0].tools)}. Where its search is not among leret.Search and leret.search_tool(fn), "
+                "wrap it; else its LM calls none: give it demos or a teacher, another LM, or use credit final"
+            )
+        raise ProgramError(
+            f"{type(program).__name__} made no search that leret sees in its {first}: wrap the program's search with "
+            "leret.search_tool(fn), or use credit final"
+        )
+
+    def _check(self, stats: SamplingStats, last: bool = False) -> None:
+        if self.max_error_rate is not None:
+            refuse_failures(stats, self.max_error_rate, self.max_unparsed_rate, last)
+
+
+def unseen_documents(end: Finished) -> dict[str, list[str]]:
+    """Return, by field of a prediction, documents that no search seen by leret retrieved.
+
+    All unknown ids in ``doc_ids`` and all unknown texts in ``context`` and ``passages`` count; in other lists, unknown
+    texts beside known passages.
+    """
+    seen = {name for passage in end.ranking for name in (passage.doc_id, passage.title, passage.text) if name}
+    unseen: dict[str, list[str]] = {}
+    fields = dict(end.prediction.items()) if isinstance(end.prediction, dspy.Example) else {}
+    for name, value in fields.items():
+        if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+            continue
+        unknown = [one for one in value if one not in seen and (name == "doc_ids" or not any(t in one for t in seen))]
+        if unknown and (name in ("doc_ids", "context", "passages") or len(unknown) < len(value)):
+            unseen[name] = unknown
+    return unseen

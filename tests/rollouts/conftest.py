@@ -1,0 +1,7 @@
+"""The fixtures of sampling; rounds take a run to train on (``begun``)."""
+
+from tests.sampling.conftest import formatter, made, program, replay, run, sampled
+from tests.training.conftest import base
+from tests.training.online.conftest import run as begun
+
+__all__ = ["base", "begun", "formatter", "made", "program", "replay", "run", "sampled"]
