@@ -7,12 +7,10 @@ from itertools import count
 import pytest
 
 from leret.core.errors import PolicyError
-from leret.core.types import Failure
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Role, SamplingPlan
-from leret.rollouts.failures import refuse_unparsed
 from leret.rollouts.states import StateSampler
 from leret.sampling.scheduler import Scheduler
 from leret.sampling.store.store import Store
@@ -60,15 +58,6 @@ def test_a_run_that_was_stopped_equals_one_that_was_not(tmp_path, replay, format
 def test_a_run_where_everything_failed_says_so(tmp_path, replay, formatter):
     with pytest.raises(PolicyError, match="the server is away"):
         sample(tmp_path / "db", replay, formatter, FakePolicy(fail=lambda request: True), n=3)
-
-
-def test_few_unparsed_samples_refuse_only_where_all_are():
-    unparsed = [Failure("parse", "x")]
-    for n_unparsed, n_samples, rate in ((4, 4, 0.5), (5, 5, 1), (48, 49, 0.5), (25, 50, 0.5)):
-        refuse_unparsed(unparsed, n_unparsed, n_samples, rate)
-    for n_unparsed, n_samples in ((5, 5), (26, 50)):
-        with pytest.raises(PolicyError, match="name a new run directory"):
-            refuse_unparsed(unparsed, n_unparsed, n_samples, 0.5)
 
 
 def test_no_question_waits_for_another_one(tmp_path, replay, formatter):
