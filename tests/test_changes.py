@@ -124,7 +124,7 @@ def break_index(home):
 
 OF_DATA = dict.fromkeys(["sample", "pairs", "sft", "grpo", "child", "eval", "rescore"], "its content has changed")
 GOLD = '"relevant_doc_ids": ["alpha", "beta"]', '"relevant_doc_ids": ["beta"]'
-OF_COPY = {"load": "has changed since"}
+OF_COPY = {"load": "an import has changed since"}
 OF_POLICY = "other weights, settings or tokenizer files than its training wrote"
 CHANGES = {
     "gold": (replace("questions.jsonl", *GOLD), OF_DATA),

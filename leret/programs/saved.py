@@ -396,7 +396,7 @@ def _construct(entry: Mapping[str, Any], directory: Path, searched: RetrieverSet
         if (directory / entry["file"]).resolve().parent != directory.resolve():
             raise ProgramError(f"{directory / _FILE}: the program's file {entry['file']} is not in this directory")
         if entry.get("digest") not in {None, source_digest(directory / entry["file"])}:
-            raise ProgramError(f"{directory / entry['file']} or its imports changed since it was saved; {advice}")
+            raise ProgramError(f"{directory / entry['file']} or an import has changed since saving; {advice}")
         keys: dict[str, Any] = {} if searched is None else {"k": searched.k, "exclude_seen": searched.exclude_seen}
         program = load_program(directory / entry["file"], entry["class"], entry["arguments"], **keys)
     else:

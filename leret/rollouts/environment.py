@@ -9,14 +9,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from pydantic import ValidationError
 
 from leret.config.base import RecipePath, free_keys, paths_in, with_paths
 from leret.config.load import sampling_recipe_of
 from leret.config.policy import by_predictor
-from leret.config.sampling import RewardSettings, SamplingRecipe, SamplingSettings
+from leret.config.sampling import SamplingRecipe, SamplingSettings
+from leret.config.training import RoundRecipe
 from leret.core.errors import ConfigError, DataError, ProgramError
 from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, completed, input_stamps, source_files, stage_key
@@ -269,25 +270,14 @@ def recipe_stamps(recipe: SamplingRecipe) -> Json:
     return input_stamps(*files, *(helper for file in files for helper in source_files(file)[1:]))
 
 
-class TaskSettings(Protocol):
-    """Keys of a training recipe that decide which tasks it samples, and their reward."""
-
-    @property
-    def limit(self) -> int | None: ...
-    @property
-    def reward(self) -> str | RewardSettings | None: ...
-    @property
-    def credit(self) -> Literal[step, final, both] | None: ...
-
-
-def training_tasks(environment: Environment, recipe: TaskSettings) -> list[Task]:
+def training_tasks(environment: Environment, recipe: RoundRecipe) -> list[Task]:
     """Return the tasks of the run's sampling that the reward applies to; DataError if there are none."""
     data, settings = environment.recipe.data, scored_by(environment, recipe)
     tasks = environment.tasks(data.split, recipe.limit or data.limit, part=data.part)
     return scorable(tasks, environment.recipe.model_copy(update={"sampling": settings}))
 
 
-def scored_by(environment: Environment, recipe: TaskSettings) -> SamplingSettings:
+def scored_by(environment: Environment, recipe: RoundRecipe) -> SamplingSettings:
     """Return the run's sampling settings with the training's reward and credit."""
     keys = {"credit": recipe.credit, "reward": recipe.reward, "final": recipe.reward}
     update = {name: value for name, value in keys.items() if value is not None}

@@ -13,11 +13,11 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, int64, tensor
 
-from leret.config.sampling import RewardSettings
+from leret.config.training import RoundRecipe
 from leret.core.aio import started
 from leret.core.runs import Run
 from leret.core.types import Choice, Sample, State, Task, seed_of
@@ -53,31 +53,6 @@ class LivePolicy(Protocol):
     def renew(self, digest: str) -> None: ...
     def complete_many(self, requests: Sequence[Request]) -> Sequence[list[Completion] | BaseException]: ...
     def close(self) -> None: ...
-
-
-class RoundSettings(Protocol):
-    """Keys of a training recipe that decide what its rounds sample."""
-
-    @property
-    def predictors(self) -> Sequence[str] | None: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def limit(self) -> int | None: ...
-    @property
-    def num_generations(self) -> int: ...
-    @property
-    def temperature(self) -> float | None: ...
-    @property
-    def top_p(self) -> float | None: ...
-    @property
-    def max_completion_length(self) -> int | None: ...
-    @property
-    def reward(self) -> str | RewardSettings | None: ...
-    @property
-    def credit(self) -> Literal["step", "final", "both"] | None: ...
-    @property
-    def unparsed_reward(self) -> float | None: ...
 
 
 @dataclass(slots=True)
@@ -194,7 +169,7 @@ class RoundSampler:
 
     def __init__(
         self,
-        recipe: RoundSettings,
+        recipe: RoundRecipe,
         environment: Environment,
         run: Run,
         policy: LivePolicy,

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from leret.config.base import free_keys
 from leret.config.policy import PickerSettings
-from leret.config.training import TrainingRecipe
+from leret.config.training import RoundRecipe, TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
@@ -46,7 +46,7 @@ from leret.training.model import (
     training_record,
     with_learning_rate,
 )
-from leret.training.online.recipe import RoundRecipe, TwoEngines
+from leret.training.online.recipe import TwoEngines
 from leret.training.picking.recipe import PickingRecipe
 from leret.training.process import Interrupt, training_process
 from leret.training.validation import Validation, open_validation

@@ -58,15 +58,6 @@ def test_a_pick_is_a_step_with_its_value_and_a_hop_where_it_retrieves():
         assert [p.doc_id for p in rollout.ranking] == ids == [one.id for one in rollout.prediction.picked]
 
 
-def test_greedy_rollouts_do_not_depend_on_the_seed_and_sampled_ones_do(replay, formatter):
-    def texts(seed, temperature):
-        rollouts = roll(replay, formatter, FakePolicy(), seed=seed, temperature=temperature)
-        return [[step.completion for step in rollout.steps] for rollout in rollouts]
-
-    assert texts(0, 0.0) == texts(1, 0.0)
-    assert texts(0, 1.0) == texts(0, 1.0) != texts(1, 1.0)
-
-
 def test_an_outage_is_a_failure_and_the_others_go_on(replay, formatter):
     policy = FakePolicy(fail=lambda request: "number 3" in request.messages[-1]["content"])
     failed = [r for r in roll(replay, formatter, policy) if not r.finished]

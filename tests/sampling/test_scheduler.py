@@ -7,14 +7,12 @@ from itertools import count
 import pytest
 
 from leret.core.errors import PolicyError, ProgramError
-from leret.core.types import Failure
 from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Role, SamplingPlan
-from leret.rollouts.failures import refuse_unparsed
 from leret.rollouts.states import StateSampler
 from leret.sampling.scheduler import Scheduler
 from leret.sampling.store.store import Store
@@ -74,15 +72,6 @@ def test_failures_of_a_program_are_reported_once(tmp_path, program, monkeypatch)
     replay = Replay(program, CompactAdapter())
     with pytest.raises(ProgramError, match=r"^\d+ failures in \d+ samples, .*; the last one: MultiHop failed on"):
         sample(tmp_path / "db", replay, Formatter(replay), n=40, max_error_rate=0.1)
-
-
-def test_few_unparsed_samples_refuse_only_where_all_are():
-    unparsed = [Failure("parse", "x")]
-    for n_unparsed, n_samples, rate in ((4, 4, 0.5), (5, 5, 1), (48, 49, 0.5), (25, 50, 0.5)):
-        refuse_unparsed(unparsed, n_unparsed, n_samples, rate)
-    for n_unparsed, n_samples in ((5, 5), (26, 50)):
-        with pytest.raises(PolicyError, match="name a new run directory"):
-            refuse_unparsed(unparsed, n_unparsed, n_samples, 0.5)
 
 
 def test_no_question_waits_for_another_one(tmp_path, replay, formatter):

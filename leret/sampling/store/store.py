@@ -69,7 +69,7 @@ class Store:
         self._last_flush = time.monotonic()
         with ExitStack() as opening:
             if not read_only:
-                busy = RunError(f"{path} is in use by a sampling process; wait for it, or give another name")
+                busy = RunError(f"{path} is in use by another process; wait for it, or give another name")
                 try:
                     opening.enter_context(locked(path.with_name(path.name + ".lock"), busy))
                 except OSError as error:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from leret.training.online.recipe import RoundRecipe
+from leret.config.training import RoundRecipe
 
 if TYPE_CHECKING:
     from leret.rollouts.rounds import LivePolicy, Sampled

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import torch
 
+from leret.config.training import RoundRecipe
 from leret.core.errors import TrainingError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress
@@ -29,7 +30,6 @@ from leret.training.alarms import best_step
 from leret.training.callbacks import Monitor, monitored
 from leret.training.checkpoints import TrainingJob, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.online.algorithm import Learner, OnlineAlgorithm
-from leret.training.online.recipe import RoundRecipe
 from leret.training.process import Interrupt, training_process
 from leret.training.validation import Validation
 

@@ -2,67 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from leret.config.base import Free
-from leret.config.sampling import RewardKey
-from leret.config.training import TrainingRecipe
-
-
-class RoundRecipe(TrainingRecipe):
-    """Rounds: sample the run's tasks with the policy as it is, score, update. Keys as in TRL where it has them."""
-
-    save_steps: Annotated[PositiveInt, Free()] = Field(50, description="rounds between checkpoints")
-    logging_steps: PositiveInt = Field(5, description="rounds that an entry of the log is the mean of")
-
-    states: Literal["live", "stored"] = Field("live", description="of the policy as it is, or of the run's samples")
-    limit: PositiveInt | None = Field(None, description="tasks at most; None: as many as the run's sampling takes")
-    questions_per_round: PositiveInt = Field(4, description="tasks; each step of a program is a state of its own")
-    num_generations: PositiveInt = Field(8, description="samples a state")
-    temperature: float | None = Field(None, gt=0, description="of sampling; None: the run's, so with the next two")
-    top_p: float | None = Field(None, gt=0, le=1)
-
-    max_completion_length: PositiveInt | None = Field(None, description="None: the run's")
-
-    reward: RewardKey | None = Field(None, description="None: the one that the run was sampled with")
-    credit: Literal["step", "final", "both"] | None = Field(None, description="None: the run's")
-    unparsed_reward: float | None = Field(
-        None, description="of a completion that does not parse; None: the reward's, or 0, or less in a group with less"
-    )
-
-    num_iterations: PositiveInt = Field(1, description="passes over the samples of a round")
-    num_mini_batches: PositiveInt = Field(1, description="optimizer steps a pass")
-
-    @property
-    def by_trl(self) -> bool:
-        """Whether TRL's trainer does it, instead of our loop."""
-        return False
-
-    def n_rounds(self, n_tasks: int) -> int:
-        """Rounds of the whole training."""
-        if self.max_steps is not None:
-            return -(-self.max_steps // (self.num_iterations * self.num_mini_batches))
-        return max(1, round(self.num_train_epochs * n_tasks / self.questions_per_round))
-
-    def n_steps(self, n_tasks: int) -> int:
-        """Optimizer steps of the whole training."""
-        return self.n_rounds(n_tasks) * self.num_iterations * self.num_mini_batches
-
-    @model_validator(mode="after")
-    def _is_not_of_rounds(self) -> RoundRecipe:
-        without = ("match_steps_of", "max_length", *(() if self.by_trl else ("gradient_accumulation_steps",)))
-        if unknown := self._given(without):
-            raise ValueError(
-                f"algorithms on stored examples have {' and '.join(unknown)}; remove that (num_mini_batches sets what "
-                "an optimizer step takes, max_steps their number, max_completion_length what is written)"
-            )
-        return self
-
-    def _given(self, names: Sequence[str]) -> list[str]:
-        return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
+from leret.config.training import RoundRecipe
 
 
 class OnlineRecipe(RoundRecipe):

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from leret.config.training import LoraSettings
+from leret.config.training import LoraSettings, RoundRecipe
 from leret.core.errors import TrainingError
 from leret.training.algorithms.base import new_adapter
 from leret.training.model import InitialPolicy, load_for_training
 from leret.training.online.losses import KL, clipped_loss, entropy, total, value_loss
-from leret.training.online.recipe import OnlineRecipe, RoundRecipe
+from leret.training.online.recipe import OnlineRecipe
 from leret.training.packing import collate, share_prompts
 
 Ids = Sequence[int]

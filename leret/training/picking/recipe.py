@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from leret.training.online.recipe import RoundRecipe
+from leret.config.training import RoundRecipe
 
 
 class PickingRecipe(RoundRecipe):

@@ -64,7 +64,7 @@ def test_a_file_that_is_there_is_replaced_only_when_told(sampled, tmp_path):
     assert export_store(sampled, "jsonl", out, force=True) == len(lines(out))
     assert [path.name for path in tmp_path.iterdir()] == ["samples.jsonl"]
     for no_file in (tmp_path, tmp_path / "nowhere/samples.jsonl"):
-        with pytest.raises(ConfigError, match="is a directory, or lies in none"):
+        with pytest.raises(ConfigError, match="not a file in an existing directory"):
             export_store(sampled, "jsonl", no_file, force=True)
 
 

@@ -60,7 +60,7 @@ def test_a_question_with_an_outage_is_not_done(store):
 def test_a_second_writer_is_refused_and_readers_are_not(store):
     store.put_samples([made("a")], ORIGIN)
     store.flush()
-    with pytest.raises(RunError, match="sampled into by another process"):
+    with pytest.raises(RunError, match="in use by another process"):
         Store(store.path)
     with Store(store.path, read_only=True) as reader:
         assert find(reader, "a") is not None

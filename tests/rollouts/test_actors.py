@@ -1,0 +1,70 @@
+"""Policies that answer predictors: their settings, and the roles of predictors in sampling."""
+
+from collections import Counter
+
+from leret.rollouts.actors import Role
+from leret.sampling.preferences.dataset import state_targets
+from leret.sampling.store.store import Store
+from tests.rollouts.test_credit import Recorded, Retelling, groups_of, is_alpha, sample, samples_of, step_of
+from tests.rollouts.test_rollout import roll
+from tests.sampling.fakes import FakePolicy
+
+
+def test_greedy_rollouts_do_not_depend_on_the_seed_and_sampled_ones_do(replay, formatter):
+    def texts(seed, temperature):
+        rollouts = roll(replay, formatter, FakePolicy(), seed=seed, temperature=temperature)
+        return [[step.completion for step in rollout.steps] for rollout in rollouts]
+
+    assert texts(0, 0.0) == texts(1, 0.0)
+    assert texts(0, 1.0) == texts(0, 1.0) != texts(1, 1.0)
+
+
+def test_each_policy_answers_its_own_predictors_once(tmp_path):
+    writer, reader = Recorded("writer"), Recorded("reader")
+    frozen = Role(reader, sampled=False, temperature=0.0, max_tokens=30)
+    roles = {"plan": frozen, "write": Role(writer), "answer": frozen}
+    stats = sample(tmp_path / "db", roles)
+    assert (set(writer.asked), set(reader.asked)) == ({"write"}, {"plan", "answer"})
+    assert {(request.temperature, request.max_tokens) for request in reader.requests} == {(0.0, 30)}
+    for group in groups_of(tmp_path / "db"):
+        assert group.policy_digest == stats.policy_digest not in {writer.digest, reader.digest}
+        sizes = {"plan": ["0"], "write": ["0", "0", "1", "1"], "answer": ["0"]}
+        assert [sample.prompt for sample in group.samples] == sizes[group.state.predictor]
+    again = [Recorded("writer"), Recorded("reader")]
+    sample(tmp_path / "db", {name: Role(again[role.policy is reader], role.sampled, "auto", role.temperature,
+                                        role.max_tokens) for name, role in roles.items()})  # fmt: skip
+    assert not again[0].requests
+    assert not again[1].requests
+
+
+def test_nothing_is_learnt_from_a_predictor_that_is_not_sampled(tmp_path):
+    policy = Recorded()
+    roles = {name: Role(policy, sampled=name == "write") for name in ("plan", "write", "answer")}
+    sample(tmp_path / "db", roles)
+    assert {(s.reward, *s.components) for s in samples_of(tmp_path / "db", "answer")} == {(0.0, "sampled")}
+    with Store(tmp_path / "db", read_only=True) as store:
+        assert {group.state.predictor for group in store.finished()} == {"write"}
+        writes = {group.state.id for group in groups_of(tmp_path / "db", "write")}
+        found = [target for group in store.finished() for target in state_targets(group, require_spread=False)]
+        assert {target.state_id for target in found} <= writes
+
+
+def test_what_forward_makes_itself_is_completed_and_not_sampled(tmp_path):
+    policy = Recorded()
+    sample(tmp_path / "db", Role(policy, credit="final"), Retelling(), final=is_alpha)
+    sizes = {group.state.predictor: len(group.samples) for group in groups_of(tmp_path / "db")}
+    assert sizes == {"write": 4, "(StringSignature)": 1, "answer": 4}
+
+
+def test_a_policy_that_was_away_is_asked_only_for_what_is_missing(tmp_path):
+    def roles(writer, reader):
+        return {"plan": Role(reader, False), "write": Role(writer, credit="both"), "answer": Role(reader, False)}
+
+    sample(tmp_path / "whole", roles(Recorded("writer"), Recorded("reader")), final=is_alpha)
+    away = Recorded("reader", fail=lambda request: step_of(request) == "answer" and "number 1" in str(request.messages))
+    first = sample(tmp_path / "db", roles(Recorded("writer"), away), final=is_alpha)
+    assert (first.waiting, set(first.failures)) == (1, {"policy"})
+    writer, reader = Recorded("writer"), Recorded("reader")
+    sample(tmp_path / "db", roles(writer, reader), final=is_alpha)
+    assert (writer.asked, set(reader.asked)) == (Counter(), {"answer"})
+    assert groups_of(tmp_path / "db") == groups_of(tmp_path / "whole")
