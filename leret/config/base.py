@@ -194,9 +194,7 @@ def mark_of(field: FieldInfo, kind: type[T]) -> T | None:
 
 def _without_key(value: Any) -> Any:
     if "@" in str(value) or "?" in str(value):  # the message leaves out the value, which may hold a key
-        raise ValueError(
-            "remove user, password and query from the base URL; put the key in a variable (api_key_env, token_env)"
-        )
+        raise ValueError("remove user, password and query; put the key in a variable (api_key_env, token_env)")
     return value
 
 

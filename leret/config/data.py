@@ -30,11 +30,6 @@ class DataSettings(KindSettings):
     skip_invalid: Annotated[bool, Free()] = Field(False, description="count bad lines instead of refusing the file")
 
     @property
-    def source(self) -> str:
-        """Name of the tasks' source in messages."""
-        return self.kind
-
-    @property
     def corpus_file(self) -> str | None:
         """The corpus that the recipe names."""
         return None
@@ -62,10 +57,6 @@ class _Files(DataSettings):
     questions: Annotated[str, Free(), RecipePath("question file")] = Field(
         description="path, or hf:NAME; --set data.questions=FILE names it, `leret init` writes a recipe for your files"
     )
-
-    @property
-    def source(self) -> str:
-        return self.questions
 
     @property
     def corpus_file(self) -> str | None:

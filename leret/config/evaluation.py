@@ -23,14 +23,10 @@ class EvalDataSettings(Settings):
 class EvalRecipe(Settings):
     """`leret eval`: systems on held-out questions of the run's data."""
 
-    evaluation: str | None = Field(
-        None, pattern=r"^\w[\w.-]*$", description="name in R/eval; None: from split and file"
-    )
+    evaluation: str | None = Field(None, pattern=r"^\w[\w.-]*$", description="name; None: from split and file")
     split: Literal["dev", "test", "all"] = "test"
     limit: Annotated[PositiveInt | None, Free()] = None
-    questions: Annotated[str | None, RecipePath("question file")] = Field(
-        None, description="other questions over the run's corpus"
-    )
+    questions: Annotated[str | None, RecipePath("question file")] = Field(None, description="over the run's corpus")
     data: EvalDataSettings = EvalDataSettings()
     systems: Annotated[tuple[str, ...], Free()] = Field(
         ("raw-question", "oracle-titles", "base", "bank", "policies"),
@@ -40,7 +36,7 @@ class EvalRecipe(Settings):
         dict[str, Annotated[str, RecipePath("prompt file", "name a JSON file as in R/prompts")]], Free()
     ] = Field(default_factory=dict, description="extra systems of the base policy: prompt file by name")
     actors: Annotated[dict[str, SerializeAsAny[PolicySettings]], Free()] = Field(
-        default_factory=dict, description="extra systems: settings of a policy or picker, by name"
+        default_factory=dict, description="extra systems: policy or picker by name"
     )
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
         default_factory=dict, description="by predictor, replace the run's in all systems that are not trained for it"
@@ -54,9 +50,7 @@ class EvalRecipe(Settings):
     samples: Annotated[PositiveInt, Free()] = Field(1, description="runs per question, averaged, at temperature > 0")
     resamples: Annotated[PositiveInt, Free()] = Field(10_000, description="of the bootstrap")
     confidence: Annotated[float, Free()] = Field(0.95, gt=0, lt=1)
-    examples: Annotated[NonNegativeInt, Free()] = Field(
-        10, description="number of most improved and of most worsened questions"
-    )
+    examples: Annotated[NonNegativeInt, Free()] = Field(10, description="most improved and most worsened questions")
     seed: int = 0
 
     @property

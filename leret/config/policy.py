@@ -72,9 +72,7 @@ class ServedPolicySettings(PolicySettings):
     urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="base URLs; several share the load")
     api_key_env: Annotated[str | None, Free()] = Field(None, description="environment variable with the server's key")
     timeout_s: Annotated[float, Free()] = Field(60.0, gt=0, description="deadline of one attempt")
-    retry_for_s: Annotated[float, Free()] = Field(
-        300.0, ge=0, description="how long to wait in an outage; 0 tries once"
-    )
+    retry_for_s: Annotated[float, Free()] = Field(300.0, ge=0, description="wait in an outage; 0 tries once")
     concurrency: Annotated[PositiveInt, Free()] = Field(32, description="maximum number of requests in flight")
 
     @field_validator("api_key_env")
@@ -82,9 +80,7 @@ class ServedPolicySettings(PolicySettings):
     def _names_a_variable(cls, value: str | None) -> str | None:
         # The message leaves out the value, which may be the key.
         if value is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):
-            raise ValueError(
-                "must name an environment variable in capitals (such as TOGETHER_API_KEY), not hold the key itself"
-            )
+            raise ValueError("must name an environment variable in capitals (TOGETHER_API_KEY), not hold the key")
         return value
 
 
@@ -113,9 +109,7 @@ class TgiPolicySettings(ServedPolicySettings):
         str, Free(), RecipePath("tokenizer directory", "set policy.tokenizer to the served model's directory", hub=True)
     ] = Field("", description="directory with the chat template; default: the model's")
     enable_thinking: Thinking = None
-    best_of: Annotated[bool, Free()] = Field(
-        False, description="request all samples of a prompt at once, without a seed"
-    )
+    best_of: Annotated[bool, Free()] = Field(False, description="one request per prompt, without a seed")
 
     @model_validator(mode="before")
     @classmethod

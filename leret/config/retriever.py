@@ -33,9 +33,7 @@ class CacheSettings(Settings):
     use: Annotated[Literal["auto", "on", "off"], BeforeValidator(_not_bool)] = Field(
         "auto", description="auto: for engines slower than the cache, and servers with a digest or name of their index"
     )
-    path: str | None = Field(
-        None, description="directory; None: LERET_CACHE_DIR, or leret in the user's cache directory"
-    )
+    path: str | None = Field(None, description="None: LERET_CACHE_DIR, or leret in the user's cache directory")
     max_mb: PositiveInt = Field(2048, description="size of the cache; the least recently used rankings are dropped")
 
 
@@ -141,9 +139,7 @@ class DenseSettings(EngineSettings):
     """An embedding model and the store of its vectors."""
 
     kind: Literal["dense"] = "dense"
-    model: ModelPath = Field(
-        min_length=1, description="a sentence-transformers model: a directory, or a name on the hub"
-    )
+    model: ModelPath = Field(min_length=1, description="sentence-transformers directory, or name on the hub")
     query_model: ModelPath | None = Field(None, description="model of the queries; None: the model of the documents")
     query_prefix: str = Field("", description='prefix of a query: "query: " for E5')
     document_prefix: str = Field("", description='prefix of a document: "passage: " for E5')
@@ -242,15 +238,11 @@ class RemoteSettings(_HttpSettings):
     urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="equal servers, as in http://127.0.0.1:8893")
     protocol: Literal["leret", "colbert", "colbert-get", "retrieve"] = "leret"
     name: str | None = Field(None, description="name of the served index; change it when the index changes")
-    doc_id: Literal["id", "title", "row"] = Field(
-        "id", description="identifies a document; row: its number in data.corpus"
-    )
+    doc_id: Literal["id", "title", "row"] = Field("id", description="id of a document; row: its number in data.corpus")
     accept_empty: bool | None = Field(None, description="accept an empty ranking; None: only under protocol leret")
     requests_per_s: Annotated[float | None, Free()] = Field(None, gt=0, description="None: no limit")
     queries_per_request: Annotated[PositiveInt, Free()] = Field(64, description="for protocols with batches")
-    token_env: Annotated[str | None, Free()] = Field(
-        None, description="environment variable with the bearer token, or `Basic ...`"
-    )
+    token_env: Annotated[str | None, Free()] = Field(None, description="variable with the bearer token, or `Basic ...`")
 
     @property
     def needs_corpus(self) -> bool:

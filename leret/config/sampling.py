@@ -76,9 +76,7 @@ class PartSettings(Settings):
     model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
 
     weight: float = 1.0
-    function: Annotated[str | None, _FUNCTION] = Field(
-        None, description="name of the function, if the part has another name"
-    )
+    function: Annotated[str | None, _FUNCTION] = Field(None, description="default: the name of the part")
     model: Annotated[str | None, RecipePath("model", hub=True)] = Field(None, description="of similarity")
 
     @property
@@ -130,12 +128,8 @@ class SamplingSettings(Settings):
     )
     n_continuations: PositiveInt = Field(1, description="runs to the end from each sample, under credit final and both")
     concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
-    max_error_rate: Annotated[float, Free()] = Field(
-        0.1, ge=0, le=1, description="share of failed samples that stops the run"
-    )
-    max_unparsed_rate: Annotated[float, Free()] = Field(
-        0.5, ge=0, le=1, description="share of unparsed completions that stops the run"
-    )
+    max_error_rate: Annotated[float, Free()] = Field(0.1, ge=0, le=1, description="failed samples that stop the run")
+    max_unparsed_rate: Annotated[float, Free()] = Field(0.5, ge=0, le=1, description="unparsed ones that stop the run")
     strategy: Annotated[Literal["adjacent", "best-worst", "all", "margin"], Free()] = "adjacent"
     margin: Annotated[float, Free()] = Field(0.0, ge=0, description="least difference of rewards, for strategy margin")
     max_pairs: Annotated[PositiveInt | None, Free()] = Field(None, description="per state, widest margins first")

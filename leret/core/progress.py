@@ -6,14 +6,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 _PART, _BAR = 24, 12
 """Columns of the name (at most) and of the bar of one part of a stage."""
 
 
-class Progress(Protocol):
-    """The progress of the parts of a stage, one after another."""
+class Progress:
+    """The progress of the parts of a stage, one after another; the base class shows nothing."""
 
     def start(self, stage: str, total: int | None) -> None:
         """Begin a part, named in a word or two, with its number of units of work if known."""
@@ -25,14 +25,8 @@ class Progress(Protocol):
         """End the part."""
 
 
-class Silent:
+class Silent(Progress):
     """Progress without a display."""
-
-    def start(self, stage: str, total: int | None) -> None: ...
-
-    def advance(self, n: int = 1, **facts: float | int | str) -> None: ...
-
-    def finish(self) -> None: ...
 
 
 @contextmanager
@@ -55,7 +49,7 @@ def shown() -> Iterator[Progress]:
         yield _Bars(bars)
 
 
-class ProgressLines:
+class ProgressLines(Progress):
     """Plain lines on standard error: one every ``every_s`` seconds, and one at the end of each part."""
 
     def __init__(self, every_s: float = 5.0) -> None:

@@ -56,7 +56,7 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
     A question of split train or dev with the text of one in split test is left out, and counted in ``skipped``. With a
     ``corpus``, gold ids must be in it; they take its Unicode normalisation. An empty split is a DataError.
     """
-    source = data.source
+    source = _source(data)
     problems = Problems()
     sizes: Counter[str] = Counter()
     test, others = dict[str, int](), dict[str, int]()  # hashes of their texts, by id
@@ -132,10 +132,14 @@ def _with_gold(task: Task, corpus: Container[str]) -> Task:
     return replace(task, gold=tuple(gold), relevance=gold if task.relevance else {})
 
 
+def _source(data: DataSettings) -> str:
+    return str(getattr(data, "questions", data.kind))
+
+
 def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
     if not has_corpus(data):
         raise DataError(f"data.corpus is missing: a file of kind {data.kind} only has questions; name the corpus")
-    source = data.corpus_file or data.source
+    source = data.corpus_file or _source(data)
     problems = Problems()
     corpus = Corpus(_documents(data, problems))
     problems.check(source, data.skip_invalid, len(corpus) > 0)

@@ -1,11 +1,4 @@
-"""Answers of HTTP servers, of bounded size: successes, temporary failures, and rejections.
-
-::
-
-    HttpError
-    |-- RetryableError   another attempt may succeed: overload, outage, a malformed answer
-    `-- RejectedError    the server will never take this request
-"""
+"""Answers of HTTP servers, of bounded size: successes, temporary failures, and rejections."""
 
 from __future__ import annotations
 

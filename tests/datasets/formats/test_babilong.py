@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 
 from leret.core.errors import DataError
 from leret.core.types import Task, digest
 from leret.datasets.splits import split_of
-from tests.datasets.writing import json_lines, load_tasks, settings
+from tests.datasets.writing import json_lines, load_tasks
 
 BABI = """1 Mary got the milk there.
 2 John moved to the bedroom.
@@ -131,13 +130,3 @@ def test_a_book_without_sentences_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("CHAPTER ONE\n", encoding="utf-8")
     with pytest.raises(DataError, match="name a book"):
         load_tasks("babilong", babi(tmp_path), noise=(str(tmp_path / "empty.txt"),), sentences=5)
-
-
-@pytest.mark.parametrize(
-    ("kind", "keys", "says"),
-    [("jsonl", {"sentences": 50}, "sentences"),
-     ("babilong", {"sentences": 50}, r"data\.noise is missing")],
-)  # fmt: skip
-def test_keys_of_babilong_belong_to_its_kind(kind: str, keys: dict[str, int], says: str) -> None:
-    with pytest.raises(ValidationError, match=says):
-        settings(kind, "q.txt", **keys)

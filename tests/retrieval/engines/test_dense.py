@@ -112,7 +112,7 @@ def test_another_model_is_refused(tmp_path):
     with pytest.raises(RetrievalError, match="has changed; restore it, or build the index again"):
         open_index(index)
     shutil.rmtree(model)
-    with pytest.raises(RetrievalError, match=r"its model .* is gone"):
+    with pytest.raises(RetrievalError, match=r"its model .* is missing"):
         open_index(index)
 
 
