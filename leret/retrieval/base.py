@@ -96,7 +96,7 @@ class Documents(Protocol):
 
 
 def has_terms(query: str) -> bool:
-    """Tell whether a query holds a letter or a digit.
+    """Return whether a query holds a letter or a digit.
 
     >>> has_terms("?! ..."), has_terms("a")
     (False, True)
