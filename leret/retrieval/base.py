@@ -90,7 +90,7 @@ class Documents(Protocol):
     def __getitem__(self, doc_id: str, /) -> Document: ...
 
     def __iter__(self) -> Iterator[str]:
-        """Ids, in the order of the corpus."""
+        """Return ids in the order of the corpus."""
 
     def __len__(self) -> int: ...
 
