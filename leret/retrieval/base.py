@@ -90,13 +90,13 @@ class Documents(Protocol):
     def __getitem__(self, doc_id: str, /) -> Document: ...
 
     def __iter__(self) -> Iterator[str]:
-        """Ids, in the order of the corpus."""
+        """Return ids in the order of the corpus."""
 
     def __len__(self) -> int: ...
 
 
 def has_terms(query: str) -> bool:
-    """Tell whether a query holds a letter or a digit.
+    """Return whether a query holds a letter or a digit.
 
     >>> has_terms("?! ..."), has_terms("a")
     (False, True)

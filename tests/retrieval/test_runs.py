@@ -17,7 +17,6 @@ from leret.core.runs import Run
 from leret.datasets.load import load_corpus
 from leret.retrieval.clients import pubmed
 from leret.retrieval.engines.bm25 import BM25
-from leret.retrieval.load import load_retriever
 from leret.sampling.stage import sample
 from tests.retrieval.clients.ncbi import article, efetch, esearch
 from tests.retrieval.serving import Reply, loopback, served
@@ -79,13 +78,6 @@ def test_a_wrong_url_stops_a_run_before_its_first_lm_call(protocol, place):
         with pytest.raises(RetrievalError, match="sent no JSON"):
             sampled(settings, place / "run")
     assert not policy.requests
-
-
-def test_a_starting_server_is_waited_for(place):
-    replies = iter([Reply("starting", 503), Reply({"topk": [{"pid": "1", "text": "T | x", "score": 1.0}]})])
-    with loopback(lambda _: next(replies)) as server:
-        load_retriever(RemoteSettings(urls=(server.url,), protocol="colbert", retry_for_s=60), None, place)
-    assert len(server.asked) == 2
 
 
 def test_a_restarted_server_changes_no_sample(place, index, undisturbed):

@@ -124,7 +124,7 @@ def test_merging_is_a_command_that_overwrites_nothing(adapted, tmp_path):
 
 
 def test_full_weights_have_nothing_to_merge(base, tmp_path):
-    with pytest.raises(PolicyError, match="holds full weights, no adapter"):
+    with pytest.raises(PolicyError, match="holds full weights, not an adapter"):
         write_merged(base, tmp_path / "out")
 
 

@@ -75,7 +75,7 @@ class PrefixCache:
         self._sightings: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
     def wanted(self, prefix: tuple[int, ...], n_sightings: int) -> bool:
-        """Count prompts with this beginning; tell whether there have been two."""
+        """Count prompts with this beginning; return whether there have been two."""
         if prefix in self._entries:
             return True
         seen = self._sightings.pop(prefix, 0) + n_sightings

@@ -221,7 +221,7 @@ def _evaluation_mode(network: Any) -> Iterator[None]:
 
 
 def out_of_memory(error: Exception) -> bool:
-    """Tell whether torch or Python could not allocate memory."""
+    """Return whether torch or Python could not allocate memory."""
     import torch
 
     signs = ("can't allocate memory", "out of memory")

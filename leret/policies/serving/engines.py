@@ -146,7 +146,7 @@ def find_executable(kind: ServerKind, executable: str | None, environment: Mappi
 
 
 def has_gpu(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
-    """Tell whether this process sees an NVIDIA or AMD device."""
+    """Return whether this process sees an NVIDIA or AMD device."""
     hidden = environment.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and hidden.strip() in {"", "-1"}:
         return False

@@ -95,7 +95,7 @@ class ServerProcess:
         return self.key.redact("\n".join([line.rstrip() for line in lines if line.strip()][-n_lines:]))
 
     def stop(self, grace_s: float) -> bool:
-        """End the group, by force after ``grace_s`` seconds; tell whether it ended by itself."""
+        """End the group, by force after ``grace_s`` seconds; return whether it ended by itself."""
         if self._process is None:
             return True
         group, deadline = self._process.pid, time.monotonic() + grace_s
@@ -116,7 +116,7 @@ def _signal(group: int, which: signal.Signals) -> None:
 
 
 def _alive(group: int) -> bool:
-    """Tell whether a process of the group, orphans included, is left; zombies do not count."""
+    """Return whether a process of the group, orphans included, is left; zombies do not count."""
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:

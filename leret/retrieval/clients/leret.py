@@ -77,7 +77,7 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def names_its_index(self) -> bool:
-        """Tell whether the digest changes with the served index; that of URLs alone does not."""
+        """Return whether the digest changes with the served index; that of URLs alone does not."""
         return self._is_leret or self._settings.name is not None
 
     def served(self) -> Served:

@@ -20,7 +20,7 @@ _BLOCK = 16
 
 
 def _worse(score: float, document: int, other_score: float, other_document: int) -> bool:
-    """Tell whether an entry ranks below another: a lower score, or an equal score and a later document."""
+    """Return whether an entry ranks below another: a lower score, or an equal score and a later document."""
     return score < other_score or (score == other_score and document > other_document)
 
 

@@ -45,7 +45,7 @@ class PlaidIndex:
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Tell whether a directory looks like an index of colbert-ai."""
+        """Return whether a directory looks like an index of colbert-ai."""
         return (directory / "metadata.json").is_file() and (directory / "centroids.pt").is_file()
 
     @classmethod

@@ -130,7 +130,7 @@ class Manifest(BaseModel):
         )
 
     def equals(self, other: Manifest) -> bool:
-        """Tell whether building ``other`` would give this index again."""
+        """Return whether building ``other`` would give this index again."""
         decides = ("engine", "settings", "versions", "corpus", "documents", "digest")
         same_places = self.places.keys() == other.places.keys()
         return same_places and all(getattr(self, name) == getattr(other, name) for name in decides)

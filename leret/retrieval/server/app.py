@@ -213,7 +213,7 @@ class RetrieverServer:
 
 
 def _is_named(header: str | None, host: str) -> bool:
-    """Tell whether a request addresses this server; a web page's name that resolves to this machine does not."""
+    """Return whether a request addresses this server; a web page's name that resolves to this machine does not."""
     try:
         name = urlsplit(f"//{header or host}").hostname or ""
         return name in {"localhost", host.lower()} or ipaddress.ip_address(name) is not None
@@ -260,12 +260,7 @@ async def serve(
     loop = asyncio.get_running_loop()
     listener = None
     try:
-        try:
-            listener = await loop.create_server(_protocol_factory(runner), host, port, backlog=128)
-        except OSError as error:
-            raise RetrievalError(
-                f"{host}:{port}: cannot listen there ({error.strerror or error}); name another --port or --host"
-            ) from error
+        listener = await _listen(runner, host, port)
         for number in (signal.SIGTERM, signal.SIGINT):
             try:
                 loop.add_signal_handler(number, stop.set)
@@ -278,6 +273,16 @@ async def serve(
         if listener is not None:
             listener.close()
         await runner.cleanup()
+
+
+async def _listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server:
+    try:
+        factory = _protocol_factory(runner)
+        return await asyncio.get_running_loop().create_server(factory, host, port, backlog=128)
+    except OSError as error:
+        raise RetrievalError(
+            f"{host}:{port}: cannot listen there ({error.strerror or error}); name another --port or --host"
+        ) from error
 
 
 def _protocol_factory(runner: web.AppRunner) -> Callable[[], Any]:

@@ -86,7 +86,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def running(pid: int) -> bool:
-    """Tell whether a process runs; zombies do not."""
+    """Return whether a process runs; zombies do not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -94,7 +94,7 @@ def running(pid: int) -> bool:
 
 
 def gone(pids: list[int]) -> bool:
-    """Tell whether all processes end soon."""
+    """Return whether all processes end soon."""
     return bool(within(10, lambda: not any(map(running, pids))))
 
 
