@@ -1,25 +1,25 @@
-# `make demo` and `make test` do all of the set-up themselves. PYTHON=python3.12 names another interpreter.
+# `make demo` and `make test` include the set-up. PYTHON=python3.12 selects another interpreter.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.leret-ready
 STAMP  := $(VENV)/.leret-set-up
-# Python compiles what is imported, when it is, and keeps it; most of what is installed never is.
+# Python compiles and caches modules on import; most of the installed ones are never imported.
 unexport PYTHONDONTWRITEBYTECODE
 INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 RUN    ?= runs/demo
 SEED   ?= 0
 
-.PHONY: setup demo test test-all check format clean
+.PHONY: setup demo test test-all check format docs dist clean
 .DEFAULT_GOAL := help
 
-help:  ## this list
+help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 .PHONY: help
 
-setup: $(STAMP)  ## fill .venv with leret and the tested versions of what it needs
+setup: $(STAMP)  ## install leret and the tested versions of its dependencies into .venv
 
-# torch first: resolved together with the rest, an open range would pull gigabytes of CUDA.
+# torch first: resolved together with the rest, its open range would install gigabytes of CUDA.
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "leret needs Python 3.11 or later, and $(PYTHON) is older or missing; try: make setup PYTHON=python3.12"; exit 2; }
@@ -33,24 +33,34 @@ $(STAMP): $(READY)
 	$(INSTALL) --no-deps text-generation
 	@touch $@
 
-demo: $(READY)  ## a language model learns to search; the result lies in runs/demo
+demo: $(READY)  ## teach a small language model to search; results in runs/demo
 	$(BIN)/leret demo --run $(RUN) --seed $(SEED)
 
-test: setup  ## the tests
+test: setup  ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow'
 
-test-all: setup  ## the tests, slow ones included
+test-all: setup  ## run all tests, including slow ones
 	$(BIN)/python -m pytest -q
 
-check: setup  ## format, lint, types, tests: all that is asked of a change
+check: setup  ## check format, lint, types and tests: required for every change
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow'
 
-format: setup  ## put the code in its format
+format: setup  ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-clean:  ## remove what can be made again; .venv and runs stay
-	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+docs: $(READY)  ## build the documentation into site/
+	$(INSTALL) -e '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+dist: $(READY)  ## build sdist and wheel into dist/ and check them
+	$(INSTALL) -e '.[release]'
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/twine check --strict dist/*
+
+clean:  ## remove generated files; .venv and runs stay
+	rm -rf build dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.datasets.load import load
 from leret.retrieval.base import Retriever
 from leret.retrieval.caching import CachedRetriever
@@ -35,7 +35,7 @@ def main() -> None:
     beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else beside
     data = load(
-        DataSettings(
+        FileSettings(
             questions=str(folder / "hotpotqa/queries_all.jsonl.gz"),
             corpus=str(folder / "hotpotqa/corpus.jsonl.gz"),
             split="all",

@@ -66,7 +66,7 @@ def jobs_of(recipe: SamplingRecipe, policy: LocalPolicy, arguments: argparse.Nam
 
 def sampled(policy: LocalPolicy, jobs: list[Job], size: int) -> list[Generated]:
     batches = (jobs[start : start + size] for start in range(0, len(jobs), size))
-    return [own for batch in batches for [own] in policy._decoder.run(batch)]
+    return [own for batch in batches for [own] in policy.model.decoder.run(batch)]
 
 
 def main() -> None:
@@ -104,7 +104,8 @@ def main() -> None:
         n_tokens = sum(len(own.token_ids) for own in completions)
         print(f"| {size} | {len(jobs)} | {n_tokens} | {len(different)} | {rounding:.1e} | {seconds:.0f} |", flush=True)
         for one, other in different[:5]:
-            print(f"  {policy._encoder.to_text(one.token_ids)!r} -> {policy._encoder.to_text(other.token_ids)!r}")
+            texts = [policy.model.encoder.to_text(generated.token_ids) for generated in (one, other)]
+            print(f"  {texts[0]!r} -> {texts[1]!r}")
         n_different += len(different)
     policy.close()
     sys.exit(1 if n_different else 0)

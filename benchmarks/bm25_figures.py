@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.core.types import Ranking, Task
 from leret.datasets.load import Data, load
 from leret.retrieval.engines.bm25 import BM25
@@ -61,7 +61,7 @@ def read(root: Path, name: str) -> Data:
     """Questions and corpus of a data set."""
     corpus, questions, *_ = SETS[name]
     return load(
-        DataSettings(
+        FileSettings(
             questions=str(root / f"{questions}.jsonl.gz"), corpus=str(root / corpus / "corpus.jsonl.gz"), split="all"
         )
     )

@@ -19,7 +19,7 @@ from pathlib import Path
 from leret.config.sampling import RewardSettings, SamplingRecipe
 from leret.core.runs import Run
 from leret.core.types import Sample, Task
-from leret.rewards import reward
+from leret.rewards import scoring
 from leret.sampling.rescore import rescore
 from leret.sampling.rollouts.environment import Environment
 from leret.sampling.store.schema import PathStep, SamplingParams
@@ -62,7 +62,7 @@ def write_run(directory: Path, n_samples: int, rng: random.Random) -> Run:
     run = Run.create(directory / "run")
     environment = Environment(recipe, run.cache)
     run.update(sampling=recipe.model_dump(mode="json"), digests={"policy": "P"})
-    origin, ap = SamplingParams("made up", "P", "Z", 1.0, 1.0, 24), reward("ap")
+    origin, ap = SamplingParams("made up", "P", "Z", 1.0, 1.0, 24), scoring("ap")
     with Store(run.store) as store:
         for task in environment.tasks():
             put(store, origin, task, ap, rng)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.config.retriever import RetrieverSettings
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
@@ -193,7 +193,7 @@ def _search(arguments: argparse.Namespace) -> dict[str, float]:
 
 def _data(folder: Path) -> Any:
     return load(
-        DataSettings(
+        FileSettings(
             questions=str(folder / "queries_all.jsonl.gz"), corpus=str(folder / "corpus.jsonl.gz"), split="all"
         )
     )

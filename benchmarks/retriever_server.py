@@ -55,19 +55,19 @@ def served(index: Path, *arguments: str, port: int = 0) -> Iterator[tuple[str, s
 
 def read_data(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
     """An index of HotpotQA's 29,082 documents and its questions; leret's own world where they are not there."""
-    from leret.config.data import DataSettings
+    from leret.config.data import FileSettings, WorldSettings
     from leret.datasets.load import load
     from leret.retrieval.engines.bm25 import BM25
 
     hotpot = folder / "hotpotqa"
     if hotpot.is_dir():
         data = load(
-            DataSettings(
+            FileSettings(
                 questions=str(hotpot / "queries_all.jsonl.gz"), corpus=str(hotpot / "corpus.jsonl.gz"), split="all"
             )
         )
     else:
-        data = load(DataSettings(kind="world", split="all"))
+        data = load(WorldSettings(split="all"))
     BM25.build(data.corpus, scratch / "index")
     return scratch / "index", [question.text for question in data.tasks]
 
@@ -215,11 +215,11 @@ def n_samples(run: Path) -> int:
 
 def kill_test(scratch: Path, limit: int) -> bool:
     """`leret sample` over the index, and over a server that is killed in the middle."""
-    from leret.config.data import DataSettings
+    from leret.config.data import WorldSettings
     from leret.datasets.load import load_corpus
     from leret.retrieval.engines.bm25 import BM25
 
-    BM25.build(load_corpus(DataSettings(kind="world")), scratch / "world")
+    BM25.build(load_corpus(WorldSettings()), scratch / "world")
     shared = ["--set", f"data.limit={limit}", "--set", "sampling.prompts=1", "--set", "sampling.samples=4",
               "--set", "sampling.concurrency=8"]  # fmt: skip
     command = [sys.executable, "-m", "leret", "sample", "sampling/demo.yaml"]

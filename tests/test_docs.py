@@ -1,7 +1,7 @@
 """Every command and every Python block of the README and the docs is run, in a folder of its own.
 
-Small values are put in for speed: a tiny random policy, a few questions. What cannot be run here (set-up, which tests
-themselves run in; servers) is listed by name, so that nothing is left out unseen.
+Small values replace the real ones for speed: a tiny random policy, a few questions. Commands that cannot run here
+(set-up, servers) are listed by name.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ import dspy
 import pytest
 from typer.testing import CliRunner
 
+import leret
 from leret.cli.app import app
 from leret.config.base import models_in
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.config.evaluation import EvalRecipe
 from leret.config.retriever import BM25Settings
 from leret.config.sampling import SamplingRecipe
@@ -40,7 +41,9 @@ from tests.first_steps import write_world
 from tests.tiny import tiny_policy
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+DOCS = {str(path.relative_to(ROOT)): path for path in PAGES if path != TUTORIAL}
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 SMALL = {
@@ -73,14 +76,18 @@ NOT_RUN = {
 
 def blocks(language: str) -> list[tuple[str, str]]:
     """File and text of every block in a language."""
-    found = [(path.name, *block) for path in DOCS for block in BLOCK.findall(path.read_text(encoding="utf-8"))]
-    return [(name, body) for name, kind, body in found if kind == language]
+    pairs = [(name, block) for name, path in DOCS.items() for block in BLOCK.findall(path.read_text(encoding="utf-8"))]
+    return [(name, body) for name, (kind, body) in pairs if kind == language]
+
+
+def shell_lines(block: str) -> list[list[str]]:
+    """Words of every line of a shell block."""
+    return [words for words in (shlex.split(line, comments=True) for line in block.splitlines()) if words]
 
 
 def commands(document: str) -> list[list[str]]:
     """Words of every shell line of a document."""
-    lines = [line for name, body in blocks("sh") if name == document for line in body.splitlines()]
-    return [words for words in (shlex.split(line, comments=True) for line in lines) if words]
+    return [words for name, body in blocks("sh") if name == document for words in shell_lines(body)]
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +124,8 @@ def run(args: list[str]) -> None:
     if args[0] in SMALL and "demo" not in args[1]:
         small = SMALL["pick" if args[:2] == ["train", "expand-pick"] else args[0]]
         args = [*args[:2], *(part for value in small for part in ("--set", value)), *args[2:]]
+    if args[:2] == ["train", "demo-grpo"]:
+        args = [*args, "--set", "max_steps=2"]
     result = CliRunner().invoke(app, args)
     nothing = ("no usable", "no pair", "spread", "nothing to train")  # a random policy may not give a single pair
     if args[0] == "train" and result.exit_code == 2 and any(words in result.output for words in nothing):
@@ -124,7 +133,7 @@ def run(args: list[str]) -> None:
     assert result.exit_code == 0, f"{' '.join(args)}:\n{result.output}"
 
 
-@pytest.mark.parametrize("document", [path.name for path in DOCS])
+@pytest.mark.parametrize("document", DOCS)
 def test_the_commands_of_a_document_run_in_order(document: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     for words in commands(document):
@@ -153,7 +162,7 @@ def own() -> Iterator[dict[str, Any]]:
         dspy.Example(question=row["question"], gold=row["relevant_doc_ids"]).with_inputs("question") for row in rows
     ]
     retriever = load_retriever(
-        BM25Settings(), load_corpus(DataSettings(corpus="corpus.jsonl", questions="questions.jsonl")), Path("cache")
+        BM25Settings(), load_corpus(FileSettings(corpus="corpus.jsonl", questions="questions.jsonl")), Path("cache")
     )
     multihop = load_program(Path("pipelines/multihop.py"), "MultiHop", {})
     names = {"trainset": found[:10], "valset": found[10:14], "MultiHop": type(multihop), "program": multihop}
@@ -164,7 +173,7 @@ def own() -> Iterator[dict[str, Any]]:
 
 @pytest.mark.usefixtures("runs")
 def test_the_python_blocks_run(own: dict[str, Any]) -> None:
-    names = {path.name: dict(own) for path in DOCS}
+    names = {name: dict(own) for name in DOCS}
     for name, body in blocks("python"):
         if "example_data()" in body:  # the next test runs it as it is; here it makes the names that later blocks use
             mine = re.sub(r"^class MultiHop.*?(?=^def recall)", "", body, flags=re.MULTILINE | re.DOTALL)
@@ -177,9 +186,20 @@ def test_the_python_blocks_run(own: dict[str, Any]) -> None:
             exec(compile(body, name, "exec"), names[name])
 
 
-@pytest.mark.parametrize("document", ["README.md", "dspy.md"])
-def test_the_first_block_improves_the_program_as_pasted(document: str, tmp_path: Path) -> None:
-    first = next(body for name, body in blocks("python") if name == document)
+def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for kind, body in BLOCK.findall(TUTORIAL.read_text(encoding="utf-8")):
+        if kind == "python":
+            exec(compile(body, "tutorial", "exec"), names)
+        for words in shell_lines(body) if kind == "sh" else ():
+            run(words[1:])
+    assert len(names["documents"]) == 1640  # the number in the output that the tutorial shows
+    assert names["found"].doc_ids
+
+
+def test_the_first_block_improves_the_program_as_pasted(tmp_path: Path) -> None:
+    first = next(body for name, body in blocks("python") if name == "README.md")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
         [sys.executable, "-c", first], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
@@ -190,13 +210,27 @@ def test_the_first_block_improves_the_program_as_pasted(document: str, tmp_path:
 
 
 def test_the_query_of_the_docs_reads_the_store(runs: Path) -> None:
-    (query,) = [words[2] for path in DOCS for words in commands(path.name) if words[0] == "sqlite3"]
+    (query,) = [words[2] for name in DOCS for words in commands(name) if words[0] == "sqlite3"]
     with closing(sqlite3.connect(runs / "world" / "rollouts.db")) as connection:
         assert connection.execute(query).fetchall()
 
 
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
+    shown = re.findall(r"^::: .*?\n.*heading: leret\.(\w+),", page, re.MULTILINE)
+    assert sorted({*shown, "__version__"}) == sorted(leret.__all__)
+
+
 def test_every_link_to_a_file_leads_somewhere() -> None:
-    links = [(path, link) for path in DOCS for link in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8"))]
+    links = [(path, link) for path in PAGES for link in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8"))]
     assert [link for link in links if "://" not in link[1] and not (link[0].parent / link[1]).exists()] == []
 
 
@@ -207,7 +241,12 @@ RECIPES: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("section", RECIPES)
 def test_every_key_is_documented_and_every_documented_key_exists(section: str) -> None:
-    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").split(f"## {section}")[1].split("\n## ")[0]
+    text = (
+        (ROOT / "docs" / "reference" / "recipes.md")
+        .read_text(encoding="utf-8")
+        .split(f"## {section}")[1]
+        .split("\n## ")[0]
+    )
     told: set[str] = set()
     for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE):
         names = re.findall(r"`([^`]+)`", row)
@@ -223,5 +262,7 @@ def test_every_key_is_documented_and_every_documented_key_exists(section: str) -
     undocumented = {"pretrain.steps", "pretrain.seed", "pretrain.options", "sampling.margin",
                     "sampling.max_pairs"}  # fmt: skip
     assert told - known == set()
-    of_engines = {key for key in known if key.startswith("retriever.")}  # docs/retrieval.md has the rest of them
+    of_engines = {
+        key for key in known if key.startswith("retriever.")
+    }  # docs/reference/retrieval.md has the rest of them
     assert known - told - undocumented - of_engines == set()

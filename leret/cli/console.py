@@ -58,7 +58,7 @@ TokenEnv = Annotated[
 
 
 def say(text: str = "", style: str | None = None) -> None:
-    """Print text on standard output; a terminal wraps lines at spaces, except indented ones: they may be commands."""
+    """Print text on standard output; a terminal wraps it at spaces, and commands before their flags."""
     if not _JSON.get():
         console = _console(stderr=False)
         console.print(_wrapped(plain(text), console), soft_wrap=True, style=style)
@@ -75,11 +75,16 @@ def _wrapped(text: str, console: Any, indent: str = "") -> str:
     """Break long lines at spaces, on a terminal only."""
     if not console.is_terminal:
         return text
-    fill = partial(textwrap.fill, width=console.width, break_long_words=False, break_on_hyphens=False)
-    lines = text.split("\n")
-    return "\n".join(
-        fill(line, subsequent_indent=indent) if indent or not line.startswith("  ") else line for line in lines
-    )
+    return "\n".join(_folded(line, console.width, indent) for line in text.split("\n"))
+
+
+def _folded(line: str, width: int, indent: str) -> str:
+    """Break a line at spaces, and a command before its flags, with a backslash for the shell."""
+    fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
+    if not line.startswith("  leret "):
+        return fill(line, width, subsequent_indent=indent or "    " * line.startswith("  "))
+    whole = re.sub(r" (?!--)", "\0", line)
+    return fill(whole, width - 2, subsequent_indent="    ").replace("\n", " \\\n").replace("\0", " ")
 
 
 def done(text: str) -> None:
@@ -115,7 +120,7 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
             yield ("data.kind",), str(error)
         for key in ("reward", "final") if hasattr(recipe, "sampling") else ():
             spec = getattr(recipe.sampling, key)
-            for fault in [] if spec is None else faults(spec, functions=False):  # paths are not resolved yet
+            for fault in [] if spec is None else faults(spec):  # paths are not resolved yet
                 yield (f"sampling.{key}",), fault
 
     return check

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 _SHOWN = 5
-"""Gold documents shown per example."""
 
 app = typer.Typer(help="Inspect questions and corpora.", no_args_is_help=True)
 

@@ -88,9 +88,12 @@ def init(
     console.warn_of_demo("", policy or "")
     console.done(f"wrote {sampling} and {evaluation}")
     console.say(raw_question(sampling))
-    commands = sampling.read_text(encoding="utf-8").partition("# Commands:\n")[2]
-    for line in commands.partition("# Expected time:")[0].splitlines():
+    head = sampling.read_text(encoding="utf-8").partition("# Commands:\n")[2].partition("# Expected time:")[0]
+    commands, _, training = head.partition("# Training:")
+    for line in commands.splitlines():
         console.say(line[2:])
+    if training:
+        console.say(f"Training: {' '.join(training.replace('#', ' ').split())}")
 
 
 def write_starter(
@@ -135,8 +138,10 @@ def _policy_values(
     from leret.policies.serving.model import HUB_NAME
 
     served = policy is not None and "://" in policy
-    if served != (model is not None) or (weights and not served):
-        raise ConfigError("--model NAME and --weights DIR need --policy URL, and --policy URL needs --model NAME")
+    if served and model is None:
+        raise ConfigError("--policy URL needs --model NAME, the name under which the model is served")
+    if (model or weights) and not served:
+        raise ConfigError("--model NAME and --weights DIR are for a server, which --policy URL names")
     if policy is None:
         return {"road": "picker", "lm": {}, "weights": None}
     if policy == _MINILM:
@@ -172,7 +177,7 @@ def raw_question(path: Path) -> str:
     if len(data.corpus) > _RAW_DOCUMENTS:
         return (
             f"raw question: not measured over {len(data.corpus):,} documents; run `leret index build {path} --out DIR` "
-            f"and `leret eval-retriever DIR --questions {recipe.data.questions}`"
+            f"and `leret eval-retriever DIR --questions FILE`"
         )
     arguments, k = recipe.program.arguments, recipe.retriever.k
     n = k * arguments["hops"] if "hops" in arguments else k + arguments["picks"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,13 +20,13 @@ app = typer.Typer(help="Rewards of samples.", no_args_is_help=True)
 
 @app.command("list", epilog="Example: leret rewards list")
 def listing(as_json: AsJson = False) -> None:
-    """List the rewards and mixers that a recipe can name."""
-    from leret.rewards import REWARDS
+    """List the rewards and the mixers that a recipe can name."""
+    from leret.rewards import REWARDS, settings_of
     from leret.rewards.combine import MIXERS
 
     rows = []
     for name, function in REWARDS.items():
-        settings = list(inspect.signature(function).parameters)[1:]
+        settings = settings_of(function)
         rows.append((f"{name}, {name}@k" if "k" in settings else name, ", ".join(s for s in settings if s != "k")))
     console.table(("reward", "settings"), rows, values={"rewards": list(REWARDS), "mixers": list(MIXERS)})
     console.say(f"mixers: {', '.join(MIXERS)}; your own: FILE.py:function or module:function")
@@ -54,7 +54,7 @@ def check_rewards(
         todo = {}
         for spec in _recipe_rewards(name) if name.endswith(_RECIPE) else [_spec(name)]:
             whole = scoring(spec, "sampling.reward")
-            todo |= {part: Scoring({part: function}, (1.0,)) for part, function in whole.parts.items()}
+            todo |= {name: Scoring({name: replace(part, weight=1.0)}) for name, part in whole.parts.items()}
             todo |= {" + ".join(whole.parts): whole}
     else:
         todo = {name: scoring(name)}

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from leret.retrieval.load import OpenRetriever
 
 _SHOWN = 240
-"""Characters of a text in the table."""
 
 
 def search(

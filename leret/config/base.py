@@ -1,4 +1,4 @@
-"""What every section of a recipe shares: the settings class, and marks on keys with the code that reads them."""
+"""The base classes of all sections of a recipe, and the marks on their keys."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Settings(BaseModel):
-    """Unknown keys are refused, values are frozen."""
+    """A section that refuses unknown keys and is frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -35,25 +35,25 @@ class Settings(BaseModel):
 class KindSettings(Settings):
     """A section with kinds, each a class and a line of a table.
 
-    A class whose ``kind`` has no default stands for the kinds that derive from it: it validates as their union.
+    A class without a default ``kind`` validates as the union of the kinds that derive from it.
     """
 
     tag: ClassVar[str] = "kind"
-    """The key that tells the kinds apart; its type in each of them is a literal."""
+    """The key that identifies the kind; a literal in each class."""
     default_kind: ClassVar[str | None] = None
-    """Of a section that names none."""
+    """Kind of a section without the key."""
     table: ClassVar[Mapping[str, Any]] = {}
-    """From kinds to entries with their class, ``settings``; the table's module puts it here."""
+    """Entries by kind, with their class as ``settings``; set by the module of the table."""
 
     @classmethod
     def kinds(cls) -> tuple[type[Self], ...]:
-        """The classes that may stand where this one does."""
+        """Return the classes of the union that this class stands for."""
         if not cls.model_fields[cls.tag].is_required():
             return (cls,)
         if cls.table:
             return tuple(entry.settings for entry in cls.table.values() if issubclass(entry.settings, cls))
-        found = (kind for below in cls.__subclasses__() for kind in below.kinds())
-        return tuple({kind.model_fields[cls.tag].default: kind for kind in found}.values())
+        kinds = (kind for subclass in cls.__subclasses__() for kind in subclass.kinds())
+        return tuple({kind.model_fields[cls.tag].default: kind for kind in kinds}.values())
 
     @model_validator(mode="wrap")
     @classmethod
@@ -67,30 +67,30 @@ class KindSettings(Settings):
 
 @lru_cache
 def _union(kinds: tuple[Any, ...], tag: str) -> TypeAdapter[Any]:
-    union: Any = Annotated[Union[kinds], Field(discriminator=tag)]  # noqa: UP007  made of a tuple
+    union: Any = Annotated[Union[kinds], Field(discriminator=tag)]  # noqa: UP007  built from a tuple
     return TypeAdapter(union)
 
 
 @dataclass(frozen=True)
 class Free:
-    """Marks a key, or a section, that may change when a run goes on: it decides no sample. ``Annotated[T, Free()]``."""
+    """Marks a key or section that may change on resume, because it does not affect samples."""
 
 
 @dataclass(frozen=True)
 class RecipePath:
-    """Marks a key that names a file or directory; a relative one is looked for as `leret.config.load` says."""
+    """Marks a key that names a file or directory. `leret.config.load` says where a relative path is looked up."""
 
-    what: str  # is expected there, in a message
-    mend: str = "correct the path"
-    hub: bool = False  # the value may also be the name of a model of the Hugging Face hub (owner/name)
-    names: tuple[str, ...] = ()  # values that are no paths (demo)
-    may_be_missing: bool = False  # it is made later
-    member: bool = False  # a :Name follows the path, as in FILE.py:Class
-    only: str = ""  # a value whose path ends otherwise is a name, and no path
+    noun: str  # of the file in messages
+    advice: str = "correct the path"
+    hub: bool = False  # the value may be a model on the Hugging Face hub (owner/name)
+    names: tuple[str, ...] = ()  # values that are not paths (demo)
+    may_be_missing: bool = False
+    member: bool = False  # the path is followed by :Name, as in FILE.py:Class
+    only: str = ""  # suffix of a path; a value with another suffix is a name
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Every settings class in an annotation: of a union, a list, a mapping."""
+    """Yield every settings class in an annotation: a union, a list, a mapping."""
     if isinstance(annotation, type) and issubclass(annotation, KindSettings):
         yield from annotation.kinds()
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -101,10 +101,10 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def free_keys(recipe: Any) -> frozenset[str]:
-    """Dotted keys that decide no sample, of a settings class or a union of them.
+    """Return the dotted keys of a settings class or union that do not affect samples.
 
-    A section that is free as a whole stands alone, its keys do not. Items of a list have no index, names of a mapping
-    are ``*``. A key that several kinds have is free where it is in all of them.
+    A free section is listed without its keys. Items of a list have no index, and names of a mapping are ``*``. A key of
+    several kinds is free if it is free in all of them.
     """
     free: set[str] = set()
     deciding: set[str] = set()
@@ -125,9 +125,9 @@ def free_keys(recipe: Any) -> frozenset[str]:
 
 
 def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: Key = ()) -> M:
-    """A copy whose paths, wherever `RecipePath` marks one, are what ``change`` makes of key, path and mark.
+    """Return a copy with each path that `RecipePath` marks replaced by ``change(key, path, mark)``.
 
-    ``key`` is that of ``settings`` in the recipe. A path comes without the class that may follow it.
+    ``key`` is the place of ``settings`` in the recipe. ``change`` gets a path without the class after it.
     """
 
     def changed(value: Any, mark: RecipePath | None, key: Key) -> Any:
@@ -151,7 +151,7 @@ def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: 
 
 
 def portable(settings: BaseModel, directory: Path) -> dict[str, Any]:
-    """Settings as JSON values for a file in ``directory``: paths that exist are written relative to it."""
+    """Return settings as JSON values for a file in ``directory``, with existing paths relative to it."""
 
     def relative(key: Key, path: str, mark: RecipePath) -> str:
         return os.path.relpath(path, directory) if Path(path).exists() and path not in mark.names else path
@@ -160,29 +160,29 @@ def portable(settings: BaseModel, directory: Path) -> dict[str, Any]:
 
 
 def resolve_paths(settings: M, directory: Path) -> M:
-    """Settings from a file in ``directory``, with paths that can be opened from here."""
+    """Return settings from a file in ``directory`` with absolute paths."""
 
-    def found(key: Key, path: str, mark: RecipePath) -> str:
-        there = (directory / path).exists() and path not in mark.names
-        return str((directory / path).resolve()) if there else path
+    def absolute(key: Key, path: str, mark: RecipePath) -> str:
+        exists = (directory / path).exists() and path not in mark.names
+        return str((directory / path).resolve()) if exists else path
 
-    return with_paths(settings, found)
+    return with_paths(settings, absolute)
 
 
 def paths_in(settings: BaseModel) -> list[tuple[Key, str, RecipePath]]:
-    """Every path that a recipe or a section names, with its key and mark."""
-    found: list[tuple[Key, str, RecipePath]] = []
+    """List all paths in a recipe or section, with their keys and marks."""
+    paths: list[tuple[Key, str, RecipePath]] = []
 
     def note(key: Key, path: str, mark: RecipePath) -> str:
-        found.append((key, path, mark))
+        paths.append((key, path, mark))
         return path
 
     with_paths(settings, note)
-    return found
+    return paths
 
 
 def mark_of(field: FieldInfo, kind: type[T]) -> T | None:
-    """The mark of a key, also where it stands on a part of the annotation (``Annotated[str, mark] | None``)."""
+    """Return the mark of a key, even on a part of its annotation (``Annotated[str, mark] | None``)."""
 
     def marks(annotation: Any) -> Iterator[Any]:
         yield from getattr(annotation, "__metadata__", ())
@@ -193,9 +193,9 @@ def mark_of(field: FieldInfo, kind: type[T]) -> T | None:
 
 
 def _without_key(value: Any) -> Any:
-    if "@" in str(value) or "?" in str(value):  # not repeated, since it may hold a key
+    if "@" in str(value) or "?" in str(value):  # the message leaves out the value, which may hold a key
         raise ValueError(
-            "a base URL holds no user, password or query; put the key in a variable (api_key_env, token_env)"
+            "remove user, password and query from the base URL; put the key in a variable (api_key_env, token_env)"
         )
     return value
 

@@ -13,7 +13,7 @@ from leret.config.policy import PolicySettings
 
 
 class EvalDataSettings(Settings):
-    """Keys of the run's data, of kind babilong, that are others here; the evaluation's seed is its ``noise_seed``."""
+    """Changes to the run's data of kind babilong; the evaluation's seed is its ``noise_seed``."""
 
     sentences: PositiveInt | None = None
     facts: PositiveInt | None = None
@@ -23,39 +23,45 @@ class EvalDataSettings(Settings):
 class EvalRecipe(Settings):
     """`leret eval`: systems on held-out questions of the run's data."""
 
-    evaluation: str | None = Field(None, pattern=r"^\w[\w.-]*$", description="in R/eval; None: of split and file")
+    evaluation: str | None = Field(
+        None, pattern=r"^\w[\w.-]*$", description="name in R/eval; None: from split and file"
+    )
     split: Literal["dev", "test", "all"] = "test"
     limit: Annotated[PositiveInt | None, Free()] = None
-    questions: Annotated[str | None, RecipePath("question file")] = Field(None, description="over the run's corpus")
+    questions: Annotated[str | None, RecipePath("question file")] = Field(
+        None, description="other questions over the run's corpus"
+    )
     data: EvalDataSettings = EvalDataSettings()
     systems: Annotated[tuple[str, ...], Free()] = Field(
         ("raw-question", "oracle-titles", "base", "bank", "policies"),
-        description="`bank` = every few-shot prompt on the base, `policies` = every trained one, or single names",
+        description="bank: all few-shot prompts with the base policy; policies: all trained ones; or single names",
     )
     demos: Annotated[
         dict[str, Annotated[str, RecipePath("prompt file", "name a JSON file as in R/prompts")]], Free()
-    ] = Field(default_factory=dict, description="extra systems: name to a prompt file, base policy")
+    ] = Field(default_factory=dict, description="extra systems of the base policy: prompt file by name")
     actors: Annotated[dict[str, SerializeAsAny[PolicySettings]], Free()] = Field(
-        default_factory=dict, description="extra systems: name to the settings of a policy, or a picker"
+        default_factory=dict, description="extra systems: settings of a policy or picker, by name"
     )
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
-        default_factory=dict, description="by predictor: in place of the run's, in all systems not trained for it"
+        default_factory=dict, description="by predictor, replace the run's in all systems that are not trained for it"
     )
     measures: Annotated[tuple[str, ...], Free()] = ("recall", "ap")
     choose_on: Literal["dev"] | None = Field(
-        None, description="split whose recall chooses the policy that is delivered; None: the last one trained"
+        None, description="split for the choice of the delivered policy by recall; None: the last one"
     )
-    baseline: Annotated[str, Free()] = Field("base", description="the system that others are compared with")
+    baseline: Annotated[str, Free()] = Field("base", description="system for comparisons")
     temperature: float = Field(0.0, ge=0)
-    samples: Annotated[PositiveInt, Free()] = Field(1, description="runs a question, averaged, where temperature > 0")
+    samples: Annotated[PositiveInt, Free()] = Field(1, description="runs per question, averaged, at temperature > 0")
     resamples: Annotated[PositiveInt, Free()] = Field(10_000, description="of the bootstrap")
     confidence: Annotated[float, Free()] = Field(0.95, gt=0, lt=1)
-    examples: Annotated[NonNegativeInt, Free()] = Field(10, description="most improved and most worsened questions")
+    examples: Annotated[NonNegativeInt, Free()] = Field(
+        10, description="number of most improved and of most worsened questions"
+    )
     seed: int = 0
 
     @property
     def evaluation_name(self) -> str | None:
-        """The directory in R/eval; None for the run's own test questions, whose results lie in R/eval itself."""
+        """Directory in R/eval; None for the run's test questions, which use R/eval itself."""
         split = "" if self.split == "test" else self.split
         stem = re.sub(r"(\.(jsonl|json|tsv|txt|gz|bz2|zst))+$", "", PurePath(self.questions or "").name.lstrip("."))
         seed = f"seed{self.seed}" if self.changes and self.seed else ""

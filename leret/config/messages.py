@@ -1,4 +1,4 @@
-"""What pydantic found wrong with a recipe, in leret's words: place, key, value, mend."""
+"""Pydantic's errors as messages with place, key, value, and advice."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ _BOUNDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def describe(detail: Mapping[str, Any], model: type[BaseModel], placed: Placed) -> str:
-    """One of ``ValidationError.errors()`` as ``file.yaml:12: policy.top_p: must be at most 1, is 2``."""
+    """Format one of ``ValidationError.errors()`` as ``file.yaml:12: policy.top_p: must be at most 1, is 2``."""
     key, message = key_of(detail, placed.value), str(detail.get("ctx", {}).get("error", ""))
     where = placed.at(key)
-    if detail["type"] == "value_error":  # of our own validators: they may name their keys themselves
+    if detail["type"] == "value_error":  # from leret's validators, which may name their keys
         return f"{where}{message}" if not key or str(key[0]) in message else f"{where}{dotted(key)}: {message}"
-    return f"{where}{dotted(key)}: {_complaint(detail, key, model, placed.value)}"
+    return f"{where}{dotted(key)}: {_fault(detail, key, model, placed.value)}"
 
 
 def key_of(detail: Mapping[str, Any], value: Any) -> Key:
-    """The key that a fault is about, as the user writes it: pydantic adds the kind of a section to the way there."""
+    """Return the key of an error as the user writes it, without the kinds that pydantic adds to the location."""
     key: list[str | int] = []
-    way = detail["loc"]
-    for n, part in enumerate(way):
+    location = detail["loc"]
+    for n, part in enumerate(location):
         inside = isinstance(value, Mapping) and part in value
         if inside or (isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)):
             value = value[part]
             key.append(part)
-        elif detail["type"] == "missing" and n == len(way) - 1:
+        elif detail["type"] == "missing" and n == len(location) - 1:
             key.append(part)
     if detail["type"].startswith("union_tag"):
         key.append(detail["ctx"]["discriminator"].strip("'"))
     return tuple(key)
 
 
-def _complaint(detail: Mapping[str, Any], key: Key, model: type[BaseModel], recipe: Any) -> str:
+def _fault(detail: Mapping[str, Any], key: Key, model: type[BaseModel], recipe: Any) -> str:
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "extra_forbidden":
         return _unknown(key, model, recipe)
@@ -62,14 +62,14 @@ def _complaint(detail: Mapping[str, Any], key: Key, model: type[BaseModel], reci
         return f"must be {_BOUNDS[kind](context)}, is {value!r}"
     if kind in {"model_type", "model_attributes_type"}:
         return f"must be a section of keys, is {value!r}; indent its keys under it"
-    wanted = _KINDS.get(kind.split("_")[0])
-    if wanted and not any(word in kind for word in ("pattern", "too_")):
-        return f"must be {wanted}, is {value!r}"
+    expected = _KINDS.get(kind.split("_")[0])
+    if expected and not any(word in kind for word in ("pattern", "too_")):
+        return f"must be {expected}, is {value!r}"
     return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, is {value!r}"
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """``; did you mean recall?`` where one of the known names is near, else nothing."""
+    """Return ``; did you mean recall?``, or nothing if no known name is near."""
     near = get_close_matches(name, known, 1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -85,20 +85,20 @@ def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
     if near:
         return f"unknown key; did you mean {dotted((*around, near[0]))}?"
     if elsewhere := [k for k in _all_keys(model) if k[-1] == name]:
-        return f"unknown key here; did you mean {dotted(elsewhere[0])}?"
-    return f"unknown key; known here: {', '.join(known)}"
+        return f"unknown key in this section; did you mean {dotted(elsewhere[0])}?"
+    return f"unknown key; available: {', '.join(known)}"
 
 
 def sections(model: Any, key: Key, value: Any, *, any_kind: bool = False) -> list[type[BaseModel]]:
-    """The settings classes that may stand at a key: those of the kind that the recipe names, or of any."""
-    found = list(models_in(model))
+    """Return the settings classes at a key: those of the recipe's kind, or of any kind."""
+    models = list(models_in(model))
     for part in key:
-        found = _of_kind(found, value)
+        models = _of_kind(models, value)
         value = value.get(part) if isinstance(value, Mapping) else None if isinstance(part, str) else value[part]
         if isinstance(part, str):
-            fields = [one.model_fields[part] for one in found if part in one.model_fields]
-            found = [inner for field in fields for inner in models_in(field.annotation)]
-    return found if any_kind else _of_kind(found, value)
+            fields = [one.model_fields[part] for one in models if part in one.model_fields]
+            models = [inner for field in fields for inner in models_in(field.annotation)]
+    return models if any_kind else _of_kind(models, value)
 
 
 def _of_kind(models: list[type[BaseModel]], value: Any) -> list[type[BaseModel]]:
@@ -116,14 +116,14 @@ def _tag(model: type[BaseModel]) -> str:
 
 
 def _all_keys(model: Any, around: Key = ()) -> list[Key]:
-    found: list[Key] = []
+    keys: list[Key] = []
     for one in models_in(model):
         for name, field in one.model_fields.items():
-            found += [(*around, name), *_all_keys(field.annotation, (*around, name))]
-    return found
+            keys += [(*around, name), *_all_keys(field.annotation, (*around, name))]
+    return keys
 
 
 def _hint(model: type[BaseModel], key: Key, recipe: Any) -> str:
     fields = [one.model_fields.get(str(key[-1])) for one in sections(model, key[:-1], recipe)]
-    told = next((field.description for field in fields if field is not None), None)
-    return f" ({told})" if told else ""
+    description = next((field.description for field in fields if field is not None), None)
+    return f" ({description})" if description else ""

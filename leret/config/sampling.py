@@ -1,4 +1,4 @@
-"""The recipe of `leret sample`. Every key that can change a result stands here with its default, unit and range."""
+"""The recipe of `leret sample`: every key that can change a result, with its default, unit, and range."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from leret.config.retriever import BM25Settings, RetrieverSettings
 
 
 class AdapterSettings(Settings):
-    """How DSPy turns a call into messages and a completion into fields."""
+    """The adapter, which turns a call into messages and a completion into fields."""
 
     kind: Literal["chat", "json", "xml", "compact"] = "chat"
-    words_per_item: PositiveInt = Field(40, description="compact: words kept of each passage")
-    items: PositiveInt = Field(6, description="compact: passages kept")
-    demo_items: NonNegativeInt = Field(0, description="compact: passages kept in a demo")
-    instructions: bool = Field(False, description="compact: send the signature's instructions")
-    outputs: bool = Field(False, description="compact: name the outputs at the end of a call, as policy agent reads it")
+    words_per_item: PositiveInt = Field(40, description="words per passage (compact)")
+    items: PositiveInt = Field(6, description="passages per call (compact)")
+    demo_items: NonNegativeInt = Field(0, description="passages per demo (compact)")
+    instructions: bool = Field(False, description="send the signature's instructions (compact)")
+    outputs: bool = Field(False, description="name the outputs at the end of a call, as policy agent expects (compact)")
 
 
 def _with_class(path: str) -> str:
     if not all(path.rpartition(":")):
-        raise ValueError(f"{path!r} names no class; write {path.rstrip(':')}:ClassName")
+        raise ValueError(f"{path!r} has no class; write {path.rstrip(':')}:ClassName")
     return path
 
 
 class ProgramSettings(Settings):
-    """The DSPy program; other keys go to its constructor."""
+    """The DSPy program; further keys are arguments of its constructor."""
 
     model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
 
@@ -52,17 +52,17 @@ class ProgramSettings(Settings):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the program's constructor (``hops: 2``, say)."""
+        """Keyword arguments of the program's constructor, such as ``hops: 2``."""
         return dict(self.model_extra or {})
 
 
 class BankSettings(Settings):
-    """How the few-shot prompts are bootstrapped (LeReT, section 4.1)."""
+    """Bootstrapping of few-shot prompts (LeReT, section 4.1)."""
 
     train_questions: PositiveInt = 50
     dev_questions: PositiveInt = 50
     max_demos: PositiveInt = 3
-    candidates: PositiveInt = Field(8, description="candidate prompts that are scored; the best are kept")
+    candidates: PositiveInt = Field(8, description="candidate prompts; the best ones form the bank")
     temperature: float = Field(0.7, ge=0, description="of the bootstrapping calls")
     path: Annotated[str | None, RecipePath("directory of prompts")] = Field(None, description="as R/prompts")
 
@@ -71,12 +71,14 @@ _FUNCTION = RecipePath("file of a reward", "name it as FILE.py:function", member
 
 
 class PartSettings(Settings):
-    """A part of a reward; other keys are settings of its function (``s`` of length, ``field`` of f1)."""
+    """A part of a reward; further keys are settings of its function (``s`` of length, ``field`` of f1)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
 
     weight: float = 1.0
-    function: Annotated[str | None, _FUNCTION] = Field(None, description="its name, where the part is called otherwise")
+    function: Annotated[str | None, _FUNCTION] = Field(
+        None, description="name of the function, if the part has another name"
+    )
     model: Annotated[str | None, RecipePath("model", hub=True)] = Field(None, description="of similarity")
 
     @property
@@ -85,18 +87,18 @@ class PartSettings(Settings):
 
 
 class RewardSettings(Settings):
-    """A reward of several parts, each kept apart in every sample."""
+    """A reward of several parts, which every sample keeps apart."""
 
-    parts: dict[str, PartSettings] = Field(min_length=1, description="by name: its weight, or its settings")
+    parts: dict[str, PartSettings] = Field(min_length=1, description="weight or settings of each part, by name")
     mixer: str = Field("weights", description="weights, uniform, std, pca, l2 or normalize_then_sum")
     unparsed_reward: Annotated[float | None, Free()] = Field(
-        None, description="price of a completion that does not parse; none: it is left out"
+        None, description="reward of a completion that does not parse; None: leave it out"
     )
 
     @field_validator("parts", mode="before")
     @classmethod
     def _with_weights(cls, parts: Any) -> Any:
-        """``[ap, format]`` and ``{ap: 1.0, format: 0.5}`` are short forms; a function's name may stand as the key."""
+        """Expand the short forms ``[ap, format]``, ``{ap: 1.0, format: 0.5}``, and a function's name as key."""
         named = dict.fromkeys(parts, 1.0) if isinstance(parts, list | tuple) else parts
         if not isinstance(named, dict):
             return named
@@ -115,44 +117,48 @@ RewardKey = Annotated[
 
 
 class SamplingSettings(Settings):
-    """What is tried at every state, and how it is scored."""
+    """Samples at every state, and their scoring."""
 
-    prompts: PositiveInt = Field(4, description="prompts of the bank, the zero-shot one included")
-    samples: PositiveInt = Field(1, description="completions a prompt and state")
+    prompts: PositiveInt = Field(4, description="prompts of the bank, including the zero-shot prompt")
+    samples: PositiveInt = Field(1, description="completions per prompt and state")
     seed: int = 0
-    reward: RewardKey = Field("ap", description="of a step: any measure that evaluation takes too, or several parts")
-    final: RewardKey | None = Field(None, description="reward of the program's end; none: as reward")
+    reward: RewardKey = Field("ap", description="of a step: a measure of evaluation, or several parts")
+    final: RewardKey | None = Field(None, description="reward of the program's end; None: same as reward")
     final_weight: float = Field(0.5, ge=0, le=1, description="of final under credit both")
     credit: Literal["auto", "step", "final", "both"] = Field(
-        "auto", description="what scores a completion: its step, the program's end, both, or what fits its predictor"
+        "auto", description="score a completion by its step, the program's end, both, or (auto) by its predictor"
     )
-    n_continuations: PositiveInt = Field(1, description="of credit final and both: runs to the end from each sample")
+    n_continuations: PositiveInt = Field(1, description="runs to the end from each sample, under credit final and both")
     concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
-    max_error_rate: Annotated[float, Free()] = Field(0.1, ge=0, le=1, description="of failed samples: stops the run")
-    max_unparsed_rate: Annotated[float, Free()] = Field(0.5, ge=0, le=1, description="of completions: stops the run")
+    max_error_rate: Annotated[float, Free()] = Field(
+        0.1, ge=0, le=1, description="share of failed samples that stops the run"
+    )
+    max_unparsed_rate: Annotated[float, Free()] = Field(
+        0.5, ge=0, le=1, description="share of unparsed completions that stops the run"
+    )
     strategy: Annotated[Literal["adjacent", "best-worst", "all", "margin"], Free()] = "adjacent"
-    margin: Annotated[float, Free()] = Field(0.0, ge=0, description="of strategy margin: least difference of rewards")
-    max_pairs: Annotated[PositiveInt | None, Free()] = Field(None, description="of a state, the widest margins first")
+    margin: Annotated[float, Free()] = Field(0.0, ge=0, description="least difference of rewards, for strategy margin")
+    max_pairs: Annotated[PositiveInt | None, Free()] = Field(None, description="per state, widest margins first")
     bank: BankSettings = BankSettings()
 
     @property
     def end_reward(self) -> str | RewardSettings | None:
-        """What scores the program's end; None where nothing does."""
+        """Reward of the program's end; None without one."""
         return self.final or (self.reward if self.credit in {"final", "both"} else None)
 
     @property
     def whole_reward(self) -> str | RewardSettings:
-        """What scores a run of the whole program, for the bank: the reward of steps, unless the end alone counts."""
+        """Reward of a run of the whole program, for the bank: that of steps, unless only the end counts."""
         return (self.end_reward if self.credit == "final" else None) or self.reward
 
     @property
     def rewards(self) -> tuple[str | RewardSettings, ...]:
-        """Those that the recipe names."""
+        """The rewards that the recipe names."""
         return (self.reward,) if self.final is None else (self.reward, self.final)
 
 
 class PretrainSettings(Settings):
-    """How `leret pretrain` builds a small policy from gold-blind demonstrations."""
+    """Training of a small policy by `leret pretrain` on demonstrations that do not use gold documents."""
 
     kind: Literal["minilm"] = Field(description="a decoder on MiniLM's weights, trained on your corpus")
     steps: PositiveInt | None = None
@@ -161,14 +167,14 @@ class PretrainSettings(Settings):
 
 
 class SamplingRecipe(Settings):
-    """`leret sample`: everything that later stages read from the run."""
+    """The recipe of `leret sample`, which later stages read from the run."""
 
-    data: DataSettings
+    data: SerializeAsAny[DataSettings]
     retriever: SerializeAsAny[RetrieverSettings] = BM25Settings()
     policy: SerializeAsAny[PolicySettings] = LocalPolicySettings()
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
         default_factory=dict,
-        description="by the names of predictors and picks that have another policy; not sampled at temperature 0",
+        description="other policies, by predictor or pick; not sampled at temperature 0",
     )
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()
@@ -176,14 +182,14 @@ class SamplingRecipe(Settings):
 
     @property
     def by_predictor(self) -> dict[str, PolicySettings]:
-        """The policies' settings, under ``""`` of all predictors without one of their own."""
+        """Policy settings by predictor; ``""`` is the default."""
         return {"": self.policy, **self.policies}
 
     def policy_of(self, predictors: Collection[str] | None) -> PolicySettings:
-        """The settings of the policy that some predictors, or all, share."""
+        """Return the policy settings that some predictors, or all, share."""
         return self.policies.get(next(iter(predictors or ()), ""), self.policy)
 
     def decoding_of(self, predictor: str) -> dict[str, Any]:
-        """Temperature, top-p and most tokens that are not ``policy``'s alone."""
-        named = {"temperature", "top_p", "max_tokens"}
-        return self.policy_of([predictor]).model_dump(include=named) if self.policies else {}
+        """Return temperature, top-p and max_tokens of a predictor if the recipe has other policies."""
+        keys = {"temperature", "top_p", "max_tokens"}
+        return self.policy_of([predictor]).model_dump(include=keys) if self.policies else {}

@@ -1,4 +1,4 @@
-"""One event loop in a thread of its own, for callers that wait: `search` and an LM of DSPy are ordinary calls."""
+"""A background event loop for synchronous callers (`search`, an LM of DSPy), tasks, and muted output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _running: tuple[int, asyncio.AbstractEventLoop] | None = None
 
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Start a coroutine on the background loop; cancelling its future cancels it."""
+    """Start a coroutine on the background loop; cancelling the future cancels it."""
     global _running  # noqa: PLW0603  one loop a process is the point
     with _lock:
         if _running is None or _running[0] != os.getpid():  # a forked child does not inherit the thread
@@ -32,14 +32,14 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task whose error is read, so that it leaves no warning where another one's error ends the session."""
+    """Start a task that logs no warning if its error is never read, because another error ended the session."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
 
 
 async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concurrency: int) -> None:
-    """Await ``do(item)`` for every item, with no barrier between items."""
+    """Await ``do(item)`` for every item, at most ``concurrency`` at a time."""
     waiting = iter(items)
 
     async def work() -> None:
@@ -50,7 +50,7 @@ async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concu
 
 
 async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results in their order; what one raises, or a cancellation, ends the whole: the others are waited for."""
+    """Return the results in order. The first error, or a cancellation, cancels all others and waits for them."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))
@@ -62,7 +62,7 @@ async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 class _MutedStream(io.TextIOBase):
-    """Swallows what muted threads write; a live progress display, in its own thread, still gets through."""
+    """A stream that drops the output of muted threads; a live progress display writes from another thread."""
 
     stream: TextIO
 
@@ -79,13 +79,13 @@ class _MutedStream(io.TextIOBase):
 
 
 _muted: dict[int, int] = {}
-"""Threads that are muted, with the number of blocks that each is in."""
+"""Number of `muted` blocks around each muted thread."""
 _streams = {"stdout": _MutedStream(), "stderr": _MutedStream()}
-"""Never dropped: a ``print`` of another thread holds no reference to the stream that it writes to."""
+"""Kept for ever: a ``print`` in another thread holds no reference to its stream."""
 
 
-class muted:  # noqa: N801 - a context manager; a generator takes half as long again
-    """Drop what threads print within the block; by default this one. Blocks of several threads may overlap."""
+class muted:  # noqa: N801 - a context manager; a generator takes 1.5 times as long
+    """Drop the output of threads, by default of this one, in the block. Blocks of several threads may overlap."""
 
     def __init__(self, threads: Collection[int] | None = None) -> None:
         self._threads = [threading.get_ident()] if threads is None else threads
@@ -112,9 +112,9 @@ class muted:  # noqa: N801 - a context manager; a generator takes half as long a
 
 @contextmanager
 def suppress_output(logger: str) -> Iterator[None]:
-    """Drop what this thread prints, and the log lines of one library; of several threads, one after the other."""
+    """Drop the output of this thread and the log of one library in the block; other threads wait for their turn."""
     log = logging.getLogger(logger)
-    with _log_lock:  # the level is the process's: each finds it as it was
+    with _log_lock:  # the log level is global: each thread restores it
         level = log.level
         log.setLevel(logging.CRITICAL + 1)
         try:

@@ -1,38 +1,39 @@
-"""The recipes and programs that come with leret, wherever it is installed.
+"""Recipes, programs, and models by name: those that ship with leret, and models of the Hugging Face hub.
 
-In a checkout they are the top folders; in a wheel they lie under ``leret/_recipes``.
+Recipes and programs are the top folders of a checkout; a wheel holds them under ``leret/_recipes``.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from difflib import get_close_matches
 from pathlib import Path
 
-from leret.core.errors import ConfigError, PolicyError
+from leret.core.errors import ConfigError, PolicyError, RetrievalError, reason
 
 FOLDERS = ("sampling", "training", "eval", "pipelines")
 """Folders of recipes and programs."""
 
 
 def root() -> Path:
-    """The directory that holds `FOLDERS`."""
+    """Return the directory that holds `FOLDERS`."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "_recipes"
     return inside if inside.is_dir() else package.parent
 
 
 def names() -> list[str]:
-    """Every recipe and program, as ``sampling/demo.yaml``; recipes first."""
-    found: list[str] = []
+    """List all recipes, then all programs, as ``sampling/demo.yaml``."""
+    paths: list[str] = []
     for folder in FOLDERS:
         suffix = ".py" if folder == "pipelines" else ".yaml"
-        found += sorted(str(path.relative_to(root()).as_posix()) for path in (root() / folder).glob(f"*{suffix}"))
-    return found
+        paths += sorted(path.relative_to(root()).as_posix() for path in (root() / folder).glob(f"*{suffix}"))
+    return paths
 
 
 def find(name: str, *folders: str) -> Path:
-    """The shipped file of a name: ``sampling/demo.yaml``, or ``demo`` in the first of ``folders`` that has one."""
+    """Return a shipped file: ``sampling/demo.yaml``, or ``demo`` in the first of ``folders`` that has it."""
     known = names()
     for folder in ("", *folders):
         for suffix in ("", ".yaml", ".py"):
@@ -40,13 +41,13 @@ def find(name: str, *folders: str) -> Path:
                 return root() / folder / f"{name}{suffix}"
     stems = {Path(other).stem: other for other in known if not folders or other.startswith(folders)}
     near = [f"; did you mean {stems[stem]}?" for stem in get_close_matches(Path(name).stem, stems, 1)]
-    raise ConfigError("".join([f"{name}: no such recipe; name a file, or one of `leret recipes list`", *near]))
+    raise ConfigError("".join([f"{name}: no such recipe; name a file, or one from `leret recipes list`", *near]))
 
 
 def copy(name: str, directory: Path) -> list[Path]:
-    """Copy a recipe in its folder, and the programs beside it, to be edited.
+    """Copy a recipe, in its folder, and all programs for editing; return the new files.
 
-    The suffix of ``name`` may be left out. Files that exist are kept; returns what was written.
+    ``name`` needs no suffix. Existing files stay unchanged.
     """
     source = find(name, *FOLDERS)
     programs = sorted((root() / "pipelines").glob("*.py")) if source.parent.name == "sampling" else []
@@ -65,7 +66,7 @@ def copy(name: str, directory: Path) -> list[Path]:
 
 
 def purpose(name: str) -> str:
-    """The first sentence of a shipped file's header."""
+    """Return the first sentence of a shipped file's header."""
     text = (root() / name).read_text(encoding="utf-8")
     if name.endswith(".py"):
         return text.split('"""')[1].split("\n")[0].strip() if '"""' in text else ""
@@ -75,14 +76,60 @@ def purpose(name: str) -> str:
 
 
 POLICIES = {"demo": "policy", "agent": "agent"}
-"""The small policies that come with leret: name, and folder under ``leret/demo``."""
+"""Folders under ``leret/demo`` of the small policies that ship with leret, by name."""
 
 
 def policy_directory(name: str | Path) -> Path | None:
-    """The directory of a policy that comes with leret; None where none is named so."""
+    """Return the directory of a shipped policy; None for any other name."""
     if not isinstance(name, str) or name not in POLICIES:
         return None
     path = Path(__file__).resolve().parents[1] / "demo" / POLICIES[name]
     if not (path / "config.json").is_file():
         raise PolicyError(f"policy {name} is not in {path}; install leret again, or rebuild it with `leret pretrain`")
     return path
+
+
+_MODEL_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".json", ".txt", ".model", ".metadata"}
+_OTHER_FORMATS = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]
+
+
+def find_model(name: str, key: str) -> Path:
+    """Return the directory of a model: ``name``, or ``owner/name`` of the Hugging Face hub, downloaded if missing.
+
+    ``key`` of the recipe stands in messages.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.resolve()
+    if path.is_absolute() or name.count("/") != 1 or name.startswith("."):
+        raise RetrievalError(f"{key}: no model directory {name}; correct the path, or name a model on the hub")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, ignore_patterns=_OTHER_FORMATS))
+    except Exception as error:
+        raise RetrievalError(
+            f"{key}: no directory {name}, and the hub failed ({reason(error)}); "
+            "download the model and name its directory"
+        ) from error
+
+
+def model_digest(directory: Path) -> str:
+    """Return the digest of a model directory: of its weights, settings, and vocabulary files."""
+    content = hashlib.blake2b(digest_size=16)
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory).as_posix()
+        if path.suffix not in _MODEL_SUFFIXES or not path.is_file() or name.startswith((".", "onnx/", "openvino/")):
+            continue
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16))
+        content.update(f"{name}\0{digest.hexdigest()}\0".encode())
+    return content.hexdigest()
+
+
+def require_model(directory: Path, digest: str, index: Path) -> None:
+    """Refuse a model other than the one that built the index."""
+    if not directory.is_dir():
+        raise RetrievalError(f"{index}: its model {directory} is missing; restore it, or build the index again")
+    if model_digest(directory) != digest:
+        raise RetrievalError(f"{index}: the model in {directory} has changed; restore it, or build the index again")

@@ -1,8 +1,7 @@
-"""All of DSPy that is private or may differ between its versions.
+"""The parts of DSPy 3.4.1 that are private or may change between versions.
 
-tests/core/test_dspy_internals.py states what leret expects of it.
-
-Written against dspy 3.4.1. What is public and stable (Module, Predict, Signature, context) is imported from dspy.
+tests/core/test_dspy_internals.py states what leret expects of them. The public and stable parts (Module, Predict,
+Signature, context) are imported from dspy.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ from dspy.primitives.prediction import Completions
 from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
-from leret.core.types import SharedInstance
+from leret.core.errors import ProgramError
+from leret.core.types import Message, Messages, SharedInstance, message
 
 __all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "Provider", "ReinforceJob", "TrainDataFormat",
            "TrainingJob", "TrainingStatus", "get_finetune_directory", "lm15", "parse_value"]  # fmt: skip
@@ -35,36 +35,36 @@ __all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "Provid
 LM_ATTRIBUTES = frozenset(
     {LM_CLASS_STATE_KEY, "model", "model_type", "num_retries", "finetuning_model", "launch_kwargs", "train_kwargs"}
 )
-"""What ``dspy.LM.dump_state`` holds beside its engines and the keyword arguments of its requests."""
+"""Keys of ``dspy.LM.dump_state`` other than engines and keyword arguments of requests."""
 
 _GENERATION = frozenset(
     {"temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "frequency_penalty",
      "presence_penalty", "reasoning_effort", "response_format"}
 )  # fmt: skip
-"""Keyword arguments of an LM that belong into a request; the others are its client's."""
+"""Keyword arguments of an LM that belong in a request; the others belong to its client."""
 
 PART_MARKER = "<<CUSTOM-TYPE-"
-"""DSPy's base adapter splits a message into parts at such a marker."""
+"""Marker at which DSPy's base adapter splits a message into parts."""
 
 
 class PlainJSONAdapter(dspy.JSONAdapter):
-    """DSPy's without ``response_format``, which a policy in this process and the sampler do not take."""
+    """DSPy's JSON adapter without ``response_format``, which policies in this process do not support."""
 
     __call__ = dspy.ChatAdapter.__call__
     acall = dspy.ChatAdapter.acall
 
 
 def rm_rows(ranking: Sequence[Any]) -> list[Any]:
-    """Return passages as `dspy.Retrieve` takes them from ``dspy.settings.rm``."""
+    """Return passages in the form that `dspy.Retrieve` expects from ``dspy.settings.rm``."""
     texts = [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
     return [dotdict(long_text=text, pid=p.doc_id, score=p.score) for p, text in zip(ranking, texts, strict=True)]
 
 
 class AdapterProxy:
-    """Stands in ``settings.adapter``: a call of the adapter goes to ``answer``, all else to the adapter itself.
+    """A proxy in ``settings.adapter`` that sends calls to ``answer`` and everything else to the adapter.
 
-    A proxy and no subclass: DSPy wraps the methods of every subclass again, and programs ask the ambient adapter for
-    more than calls (ReAct formats its trajectory by it). ``answer`` gets the adapter and the arguments of its call.
+    A subclass would not do: DSPy wraps the methods of every subclass, and programs ask the ambient adapter for more
+    than calls (ReAct formats its trajectory by it). ``answer`` gets the adapter and the arguments of the call.
     """
 
     def __init__(self, adapter: dspy.Adapter, answer: Callable[..., list[dict[str, Any]]]) -> None:
@@ -85,25 +85,25 @@ class AdapterProxy:
 
 
 class _FirstAdapter(BaseCallback):
-    found: dspy.Adapter | None = None
+    adapter: dspy.Adapter | None = None
 
     def on_adapter_format_start(self, call_id: str, instance: Any, inputs: dict[str, Any]) -> None:
-        self.found = self.found or instance
+        self.adapter = self.adapter or instance
 
 
 def current_adapter() -> dspy.Adapter:
-    """Return the adapter of ``dspy.settings``, or the one that DSPy takes where none is set."""
+    """Return the adapter of ``dspy.settings``, or DSPy's default."""
     if dspy.settings.adapter is not None:
         return cast(dspy.Adapter, dspy.settings.adapter)
     first, lm = _FirstAdapter(), EngineLM("adapter", lambda request: text_response(request, "-"))
     with dspy.context(lm=lm, callbacks=[first], disable_history=True, trace=None), suppress(Exception):
         dspy.Predict("question -> answer")(question="?")
-    assert first.found is not None
-    return first.found
+    assert first.adapter is not None
+    return first.adapter
 
 
 def one_call(adapter: dspy.Adapter) -> dspy.Adapter:
-    """The adapter without a second call where a completion does not parse: one state and one seed are one call."""
+    """Return the adapter without DSPy's second call for a completion that does not parse: one seed is one call."""
     if not getattr(adapter, "use_json_adapter_fallback", False):
         return adapter
     adapter = copy.copy(adapter)
@@ -112,37 +112,37 @@ def one_call(adapter: dspy.Adapter) -> dspy.Adapter:
 
 
 def run_program(program: dspy.Module, /, *args: Any, **inputs: Any) -> Any:
-    """Call a program, also one that has ``aforward`` alone."""
+    """Call a program, even one that only has ``aforward``."""
     if callable(getattr(type(program), "forward", None)):
         return program(*args, **inputs)
     return asyncio.run(program.acall(*args, **inputs))
 
 
 def calling_predictor() -> Any:
-    """The module whose call is at work."""
+    """Return the innermost module that is being called."""
     callers = dspy.settings.caller_modules
     return callers[-1] if callers else None
 
 
 def settings_here() -> Mapping[str, Any]:
-    """All settings where `carrying` holds, in one look; elsewhere those alone that differ from the process's."""
+    """Return all settings under `carrying`; elsewhere only those that differ from the process's."""
     return cast(Mapping[str, Any], thread_local_overrides.get())
 
 
 def carried_run() -> Any:
-    """What `carrying` carries; None elsewhere."""
+    """Return the run of the surrounding `carrying`; None elsewhere."""
     return thread_local_overrides.get().get("_leret_run")
 
 
 passes: list[Any] = []
-"""Runs of programs that are replayed at this moment, in any thread."""
+"""Program runs that are being replayed now, in all threads."""
 
 
 def watching_run() -> Any:
-    """Return what `carrying` carries; None elsewhere, except in threads that a replayed program has started itself.
+    """Return the run of the surrounding `carrying`; None elsewhere.
 
     Raises:
-        ProgramError: this is such a thread.
+        ProgramError: a replayed program has started this thread itself.
     """
     run = carried_run()
     if run is None:
@@ -152,11 +152,11 @@ def watching_run() -> Any:
 
 
 QUIET: dict[str, Any] = {"callbacks": [], "disable_history": True, "warn_on_type_mismatch": False}
-"""Settings without what DSPy notes of a call."""
+"""Settings that stop DSPy from recording calls."""
 
 
 class carrying:  # noqa: N801 - a context manager; `dspy.context` takes twice as long
-    """Settings of a pass that leret watches: they reach `dspy.Parallel`'s threads, as context variables do not."""
+    """Settings of a watched run; unlike context variables, they reach the threads of `dspy.Parallel`."""
 
     def __init__(self, run: Any, settings: Mapping[str, Any]) -> None:
         self._settings = dotdict({**main_thread_config, **thread_local_overrides.get(), **settings, "_leret_run": run})
@@ -169,43 +169,43 @@ class carrying:  # noqa: N801 - a context manager; `dspy.context` takes twice as
 
 
 def forward_of(program: dspy.Module) -> Callable[..., Any]:
-    """A module's call, without DSPy's bookkeeping where it has no call of its own."""
+    """Return a module's ``forward``, which skips DSPy's bookkeeping, or the module if it overrides ``__call__``."""
     plain = type(program).__call__ is dspy.Module.__call__
     return cast(Callable[..., Any], object.__getattribute__(program, "forward") if plain else program)
 
 
 def prediction_of(outputs: Sequence[Mapping[str, Any]], signature: type[dspy.Signature]) -> dspy.Prediction:
-    """`dspy.Prediction.from_completions`, in a third of the time."""
-    made, completions = dspy.Prediction.__new__(dspy.Prediction), Completions.__new__(Completions)
+    """Build what `dspy.Prediction.from_completions` builds, in a third of the time."""
+    prediction, completions = dspy.Prediction.__new__(dspy.Prediction), Completions.__new__(Completions)
     fields = {name: [one[name] for one in outputs] for name in outputs[0]} if outputs else {}
     store = {name: values[0] for name, values in fields.items()}
     vars(completions).update(signature=signature, _completions=fields)
-    vars(made).update(_store=store, _completions=completions, _lm_usage=None)
-    return made
+    vars(prediction).update(_store=store, _completions=completions, _lm_usage=None)
+    return prediction
 
 
 def is_turn_by_turn(adapter: dspy.Adapter, kinds: Sequence[type[dspy.Adapter]]) -> bool:
-    """Whether an adapter's ``format`` is DSPy's own or that of one of ``kinds``: demos first, then the inputs."""
-    own = inspect.unwrap(type(adapter).format)  # DSPy wraps it in every subclass
-    return any(own is inspect.unwrap(kind.format) for kind in (dspy.Adapter, *kinds))
+    """Check that an adapter's ``format`` is DSPy's or that of one of ``kinds``: demos first, then the inputs."""
+    method = inspect.unwrap(type(adapter).format)  # DSPy wraps it in every subclass
+    return any(method is inspect.unwrap(kind.format) for kind in (dspy.Adapter, *kinds))
 
 
-def last_message(adapter: dspy.Adapter, signature: type[dspy.Signature], inputs: Mapping[str, Any]) -> dict[str, str]:
-    """The last message of a call, of an adapter with DSPy's own ``format``."""
-    return {"role": "user", "content": adapter.format_user_message_content(signature, dict(inputs), main_request=True)}
+def last_message(adapter: dspy.Adapter, signature: type[dspy.Signature], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the last message of a call, for an adapter with DSPy's ``format``."""
+    return message("user", adapter.format_user_message_content(signature, dict(inputs), main_request=True))
 
 
-def messages_of(request: lm15.Request) -> tuple[dict[str, str], ...]:
-    """Text messages of a request in order, the system's first; UnsupportedFeatureError where one holds more."""
-    messages: list[dict[str, str]] = []
+def messages_of(request: lm15.Request) -> Messages:
+    """Return the messages of a request as text, the system's first; UnsupportedFeatureError for other content."""
+    messages: list[Message] = []
     if request.system is not None:
         parts = request.system
         text = parts if isinstance(parts, str) else "".join(_text(part) for part in parts)
-        messages.append({"role": "system", "content": text})
-    for message in request.messages:
-        role = {"developer": "system", "tool": "user"}.get(message.role, message.role)
-        between = "" if all(isinstance(part, lm15.TextPart) for part in message.parts) else "\n"
-        messages.append({"role": role, "content": between.join(map(_text, message.parts))})
+        messages.append(message("system", text))
+    for sent in request.messages:
+        role = {"developer": "system", "tool": "user"}.get(sent.role, sent.role)
+        between = "" if all(isinstance(part, lm15.TextPart) for part in sent.parts) else "\n"
+        messages.append(message(role, between.join(map(_text, sent.parts))))
     return tuple(messages)
 
 
@@ -216,18 +216,18 @@ def _text(part: Any) -> str:
         return "".join(map(_text, part.content))
     if not isinstance(part, lm15.TextPart):
         raise lm15.UnsupportedFeatureError(
-            f"a leret policy reads text alone, and the prompt holds a {type(part).__name__}", feature="messages"
+            f"a leret policy only reads text, and the prompt has a {type(part).__name__}", feature="messages"
         )
     return cast(str, part.text)
 
 
-async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Mapping[str, str]]) -> str:
-    """Return what an LM writes after these messages, with its own settings."""
-    if not isinstance(lm, dspy.LM):  # with a ``forward`` of its own, which DSPy 3.5 no longer takes
-        [first, *_] = await lm.acall(messages=[dict(message) for message in messages])
+async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Message]) -> str:
+    """Return an LM's completion of these messages, with its own settings."""
+    if not isinstance(lm, dspy.LM):  # it overrides ``forward``, which DSPy 3.5 no longer supports
+        [first, *_] = await lm.acall(messages=[dict(one) for one in messages])
         return str(first["text"] if isinstance(first, Mapping) else first)
     settings = {name: value for name, value in lm.kwargs.items() if name in _GENERATION and value is not None}
-    body = {**settings, "model": lm.model, "messages": [dict(message) for message in messages]}
+    body = {**settings, "model": lm.model, "messages": [dict(one) for one in messages]}
     cached = {name: lm.kwargs[name] for name in ("rollout_id",) if lm.kwargs.get(name) is not None}
     response = await lm.acall(lm15.request_from_openai_chat(body), **cached)
     return "".join(part.text for part in response.message.parts if isinstance(part, lm15.TextPart))
@@ -236,7 +236,7 @@ async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Mapping[str, str
 def text_response(
     request: lm15.Request, text: str, n_prompt_tokens: int = 0, n_completion_tokens: int = 0, finish: str = "stop"
 ) -> lm15.Response:
-    """A response that holds one text."""
+    """Build a response of one text."""
     return lm15.Response(
         id=None,
         model=request.model,
@@ -247,9 +247,9 @@ def text_response(
 
 
 class EngineLM(dspy.LM):
-    """A ``dspy.LM`` that answers by a function, without cache and retries.
+    """A ``dspy.LM`` that calls a function, without cache and retries.
 
-    ``settings`` are ``temperature``, ``max_tokens`` and ``top_p`` of requests that do not say.
+    ``settings`` are the defaults of ``temperature``, ``max_tokens`` and ``top_p``.
     """
 
     def __init__(self, name: str, answer: Callable[[lm15.Request], lm15.Response], **settings: Any) -> None:
@@ -258,15 +258,26 @@ class EngineLM(dspy.LM):
 
 
 class StandInLM(EngineLM):
-    """Stands for the LM of the predictor ``owner`` while leret runs a program; "" stands for ``dspy.settings.lm``."""
+    """A stand-in for the LM of the predictor ``owner`` during a run; "" stands for ``dspy.settings.lm``."""
 
     owner = ""
 
     @classmethod
     def of(cls, owner: str, name: str, answer: Callable[[lm15.Request], lm15.Response]) -> StandInLM:
-        made = cls(name, answer)
-        made.owner = owner
-        return made
+        lm = cls(name, answer)
+        lm.owner = owner
+        return lm
+
+    @property
+    def history(self) -> list[Any]:
+        raise ProgramError("it reads the history of its LM, which no replay has; use what the predictor returns")
+
+    @history.setter
+    def history(self, value: list[Any]) -> None:
+        """Keep nothing."""
+
+    def inspect_history(self, *args: Any, **kwargs: Any) -> None:
+        """Print nothing."""
 
 
 class _Engine(SharedInstance):
@@ -279,7 +290,7 @@ class _Engine(SharedInstance):
         yield from lm15.response_to_events(self.complete(request))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing; the engine holds no resources."""
 
 
 class _AsyncEngine(SharedInstance):

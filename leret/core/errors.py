@@ -1,4 +1,4 @@
-"""Everything leret raises on purpose, named by the boundary that was crossed.
+"""The exceptions of leret, one for each boundary.
 
 ::
 
@@ -8,12 +8,12 @@
     |-- RetrievalError   an index, a retriever, a retrieval server
     |-- PolicyError      a model directory, an LM server, a completion that never came
     |-- ProgramError     a user's DSPy program: its file, its class, what it does
-    |-- ReplayError      a program that is no function of its completions: nothing can be sampled with it
+    |-- ReplayError      a program that does not depend on its completions alone, so that it cannot be replayed
     |-- TrainingError    a trainer, its inputs, a failed pre-flight
     `-- RunError         a run directory: missing, foreign, of another version, locked, full
 
-A message says what was wrong, with the value and the place, and what to do next. The command line prints it
-alone and exits with ``exit_code``: 2 where the user can mend it, 1 where something failed.
+A message names the wrong value and its place, and then what to do. The command line prints only the message and
+exits with ``exit_code``: 2 if the user can correct the cause, 1 if something failed.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any, Self
 
-_NOT_THE_USERS = (
+_LIBRARIES = (
     str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib")), "<",
 )  # fmt: skip
-"""Beginnings of the file names of leret, of libraries, and of code without a file."""
+"""Path prefixes of leret, of libraries, and of code without a file."""
 
 USER_ERRORS = (Exception, SystemExit, GeneratorExit)
-"""What a call of a user's function may raise and leret reports as its error; KeyboardInterrupt is the user's own."""
+"""Exceptions of a user's function that leret reports as the function's error."""
 
 
 class LeretError(Exception):
-    """The root of everything leret raises on purpose."""
+    """The base class of leret's exceptions."""
 
     exit_code = 2
 
     def failed(self) -> Self:
-        """The same error as a failure (exit code 1): nothing the user gave was wrong."""
+        """Return the error with exit code 1: the user's input was not the cause."""
         self.exit_code = 1
         return self
 
 
 class ConfigError(LeretError):
-    """Faults of a recipe, listed together: a line each, with its place (file, line, key) and its mend."""
+    """All faults of a recipe, one per line: the place (file, line, key), the fault, and how to correct it."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
@@ -56,11 +56,11 @@ class ConfigError(LeretError):
 
 
 class DataError(LeretError):
-    """A corpus or a question file that cannot be read as what it claims to be."""
+    """A corpus or a question file that does not have its format."""
 
 
 class RetrievalError(LeretError):
-    """An index or a retriever that cannot answer; never scored as a bad query."""
+    """An index or a retriever that cannot answer; leret never scores it as a bad query."""
 
 
 class PolicyError(LeretError):
@@ -72,11 +72,11 @@ class ProgramError(LeretError):
 
 
 class ReplayError(LeretError):
-    """A program that does not come to the same place again, or sends something else than was recorded."""
+    """A program that reaches another step when it is replayed, or sends other messages than recorded."""
 
 
 class TrainingError(LeretError):
-    """A training stage that refuses to start, or that failed."""
+    """A training that cannot start, or that failed."""
 
 
 class RunError(LeretError):
@@ -84,21 +84,17 @@ class RunError(LeretError):
 
 
 class MissingDependency(LeretError):
-    """A ``package`` that is not installed; an ``extra`` of leret brings it, or a ``command``."""
+    """A missing ``package``, which an ``extra`` of leret or a ``command`` installs."""
 
     def __init__(self, package: str, extra: str, command: str | None = None) -> None:
-        brings = command or f"pip install 'leret[{extra}]'"
-        own = (
-            []
-            if command
-            else [f"'{line.partition(';')[0]}'" for line in _requirements() if line.endswith(f"'{extra}'")]
-        )
-        without = f"; without leret on an index, `pip install {' '.join(own)}`" if own else ""
-        super().__init__(f"{package} is not installed; `{brings}` brings it{without}")
+        packages = [f"'{line.partition(';')[0]}'" for line in _requirements() if line.endswith(f"'{extra}'")]
+        others = f"; without leret on an index, `pip install {' '.join(packages)}`" if packages and not command else ""
+        install = command or f"pip install 'leret[{extra}]'"
+        super().__init__(f"{package} is not installed; `{install}` installs it{others}")
 
 
 def _requirements() -> list[str]:
-    """Return leret's requirements as its installation lists them (``faiss-cpu<2; extra == 'dense'``)."""
+    """Return leret's installed requirements (``faiss-cpu<2; extra == 'dense'``)."""
     try:
         return requires("leret") or []
     except PackageNotFoundError:
@@ -106,7 +102,7 @@ def _requirements() -> list[str]:
 
 
 def import_optional(module: str, package: str, extra: str) -> Any:
-    """A module of a package that only ``extra`` brings; MissingDependency where it is not installed."""
+    """Import a module of a package that ``extra`` installs; MissingDependency if it is missing."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -114,14 +110,14 @@ def import_optional(module: str, package: str, extra: str) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """Class and first line of somebody else's error, for a message."""
+    """Return the class and the first line of another library's error."""
     first, _, _ = str(error).strip().partition("\n")
     return f"{type(error).__name__}: {first}"
 
 
 def raised(error: BaseException) -> str:
-    """`reason`, with the last line of the user's own code that the error came through (``ValueError: x (a.py:3)``)."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_NOT_THE_USERS)]
+    """Return `reason` with the last line of the user's code in the traceback (``ValueError: x (a.py:3)``)."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARIES)]
     if not frames:
         return reason(error)
     path = os.path.relpath(frames[-1].filename)

@@ -15,15 +15,15 @@ from filelock import FileLock, Timeout
 from leret.core.errors import LeretError
 
 _KEY = ".key"
-"""In an unfinished directory: names what it will hold."""
+"""File in an unfinished directory with the key of its content."""
 
 
 @contextmanager
 def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """A file to write to, which takes the place of ``path`` when the block has succeeded.
+    """Open a file that replaces ``path`` when the block succeeds.
 
     Args:
-        path: its directory is made where it is missing.
+        path: missing directories are created.
         mode: ``w`` (UTF-8) or ``wb``.
 
     Raises:
@@ -32,7 +32,7 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        os.fchmod(handle, 0o644)  # mkstemp's own mode hides the file from everybody else
+        os.fchmod(handle, 0o644)  # mkstemp makes the file readable for its owner only
         with os.fdopen(handle, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
@@ -51,7 +51,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(path: Path, busy: LeretError) -> Iterator[None]:
-    """Hold a lock file, which stays, until the block or the process ends; ``busy`` is raised where another holds it."""
+    """Hold a lock file until the block or the process ends; raise ``busy`` if another process holds it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         lock = FileLock(path, timeout=0, thread_local=False)
@@ -66,16 +66,16 @@ def locked(path: Path, busy: LeretError) -> Iterator[None]:
 
 @contextmanager
 def atomic_directory(directory: Path, key: str, busy: LeretError, *, resumable: bool = False) -> Iterator[Path]:
-    """A directory to write to, ``.NAME.building``, which takes the place of ``directory`` when the block has succeeded.
+    """Make a directory, ``.NAME.building``, that replaces ``directory`` when the block succeeds.
 
     Args:
-        directory: replaced. Of a link, what it names is replaced.
-        key: names what is written; what a killed process left under another key is thrown away.
-        busy: raised where another process is writing the same directory.
-        resumable: what a failed block has written stays for the next one with the same key.
+        directory: replaced; a link keeps its name and its target is replaced.
+        key: identifies the content; the remains of a killed process with another key are deleted.
+        busy: raised if another process is writing the same directory.
+        resumable: keep the content after a failure for the next block with the same key.
 
     Yields:
-        An existing directory, empty but for what an earlier block of the same key left.
+        The directory, empty except for the remains of a block with the same key.
 
     Raises:
         OSError: the disk is full, or the directory cannot be written.
@@ -100,15 +100,15 @@ def atomic_directory(directory: Path, key: str, busy: LeretError, *, resumable: 
 
 
 def is_incomplete(directory: Path) -> bool:
-    """Did an `atomic_directory` stop before its end (or is it at work)?"""
+    """Check whether an `atomic_directory` is unfinished, stopped or at work."""
     return _scratch(Path(os.path.realpath(directory))).is_dir()
 
 
 def cache_directory() -> Path:
-    """``LERET_CACHE_DIR``, or ``leret`` in the user's cache directory."""
-    named = os.environ.get("LERET_CACHE_DIR")
-    home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(named) if named else Path(home).expanduser() / "leret"
+    """Return ``LERET_CACHE_DIR``, or ``leret`` in the user's cache directory."""
+    if path := os.environ.get("LERET_CACHE_DIR"):
+        return Path(path)
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "leret"
 
 
 def _scratch(target: Path) -> Path:
@@ -116,7 +116,7 @@ def _scratch(target: Path) -> Path:
 
 
 def _replace(new: Path, directory: Path) -> None:
-    """Move a directory to its place. Whoever has the old one mapped keeps reading it."""
+    """Move a directory to its place. Processes that map files of the old one keep reading them."""
     if not directory.exists():
         os.replace(new, directory)
         return
@@ -135,6 +135,6 @@ def _replace(new: Path, directory: Path) -> None:
 
 
 def read_uri(path: Path) -> str:
-    """Name an SQLite file for reading; only while its log lies beside it may it change."""
+    """Return the URI that opens an SQLite file for reading, as immutable if it has no write-ahead log."""
     at_rest = not path.with_name(path.name + "-wal").exists()
     return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if at_rest else ''}"

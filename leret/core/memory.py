@@ -1,7 +1,7 @@
-"""glibc's malloc and Python's garbage collector, tuned: small models train 1.5 to 3 times as fast on CPUs.
+"""Settings of glibc's malloc and Python's garbage collector: small models train 1.5 to 3 times as fast on CPUs.
 
-By default glibc returns every freed block of some hundred kilobytes to the kernel, and a training step of a tiny model
-spends most of its time on page faults for the same pages.
+By default glibc returns freed blocks of some hundred kilobytes to the kernel, and a training step of a tiny model
+spends most of its time on page faults.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from contextlib import contextmanager
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 _GIB = 1 << 30
 _YOUNG = 20_000
-"""New objects after which the young ones are collected; at Python's 700, sampling spends a tenth of its time on it."""
+"""New objects per collection of young ones; with Python's 700, sampling spends a tenth of its time collecting."""
 
 
 def tune_malloc() -> bool:
-    """Let this process keep freed memory, if glibc is there and the environment sets no threshold: whether it does."""
+    """Let this process keep freed memory; False without glibc, or if the environment sets a threshold."""
     if any(name.startswith("MALLOC_") for name in os.environ):
         return False
     try:
         library = ctypes.CDLL(None)
-        library.gnu_get_libc_version  # noqa: B018 - glibc alone has it; others raise here
+        library.gnu_get_libc_version  # noqa: B018 - only glibc has it; other libraries raise here
         mallopt = library.mallopt
     except (AttributeError, OSError, TypeError):
         return False
@@ -33,7 +33,7 @@ def tune_malloc() -> bool:
 
 
 def trim_malloc() -> bool:
-    """Return free pages to the system; whether some were. Without glibc nothing happens."""
+    """Return free pages to the system, and whether there were any. Does nothing without glibc."""
     try:
         return bool(ctypes.CDLL(None).malloc_trim(0))
     except (AttributeError, OSError, TypeError):
@@ -42,7 +42,7 @@ def trim_malloc() -> bool:
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Exclude existing objects from garbage collection inside the block, and collect less often; nested, nothing."""
+    """Exclude existing objects from garbage collection in the block, and collect less often. May be nested."""
     if gc.get_freeze_count():
         yield
         return

@@ -1,4 +1,4 @@
-"""What a long stage tells while it works, and how a terminal or a file shows it."""
+"""Progress of long stages, and its display on a terminal or in a file."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 _PART, _BAR = 24, 12
-"""Columns of the name of a part of a stage, at most, and of its bar."""
+"""Columns of the name (at most) and of the bar of one part of a stage."""
 
 
 class Progress(Protocol):
-    """Watches one part of a stage after another."""
+    """The progress of the parts of a stage, one after another."""
 
     def start(self, stage: str, total: int | None) -> None:
-        """A part begins: what it does, in a word or two, and its units of work, where known."""
+        """Begin a part, named in a word or two, with its number of units of work if known."""
 
     def advance(self, n: int = 1, **facts: float | int | str) -> None:
-        """``n`` units more are done; ``facts`` (mean_reward, failures ...) replace those of the same name."""
+        """Count ``n`` more units; ``facts`` (mean_reward, failures ...) replace those of the same name."""
 
     def finish(self) -> None:
-        """The part ended."""
+        """End the part."""
 
 
 class Silent:
-    """Watches and says nothing."""
+    """Progress without a display."""
 
     def start(self, stage: str, total: int | None) -> None: ...
 
@@ -37,7 +37,7 @@ class Silent:
 
 @contextmanager
 def shown() -> Iterator[Progress]:
-    """The progress of a stage: a live bar where somebody watches, plain lines in a file or a pipe."""
+    """Show the progress of a stage: a live bar on a terminal, plain lines in a file or a pipe."""
     if not sys.stderr.isatty():
         yield ProgressLines()
         return
@@ -46,12 +46,12 @@ def shown() -> Iterator[Progress]:
     from rich.progress import Progress as RichProgress
     from rich.table import Column
 
-    what = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=_PART))
+    name = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=_PART))
     figures = TextColumn("{task.fields[figures]}", markup=False, style="dim", table_column=Column(no_wrap=True))
-    # The stream of now: a console with stderr=True would look sys.stderr up at every write, find what redirects it
-    # while a library is muted, and write to itself for ever.
+    # Bind the current stream: a console with stderr=True looks sys.stderr up at every write, finds the stream that
+    # redirects it while a library is muted, and writes to itself for ever.
     console = Console(file=sys.stderr)
-    with RichProgress(what, BarColumn(bar_width=_BAR), figures, console=console, refresh_per_second=5) as bars:
+    with RichProgress(name, BarColumn(bar_width=_BAR), figures, console=console, refresh_per_second=5) as bars:
         yield _Bars(bars)
 
 
@@ -80,13 +80,13 @@ class ProgressLines:
         self.part = ""
 
     def show(self, *, ended: bool = False) -> None:
-        """Write a line, if it is time."""
+        """Write a line if one is due."""
         if ended or (time.monotonic() - self.written >= self.every_s and self.done != self.total):
             self.written = time.monotonic()
             print(f"{self.part}: {self.figures(ended=ended)}", file=sys.stderr, flush=True)
 
     def figures(self, *, ended: bool, width: int | None = None) -> str:
-        """``12/60, 3.1/s, 0:15 left, mean reward 0.412``; the time it took once it has ended; cut to whole figures."""
+        """Format ``12/60, 3.1/s, 0:15 left, mean reward 0.412``, or the duration at the end; cut between figures."""
         seconds = time.monotonic() - self.began
         rate = self.done / seconds if seconds > 0 else 0.0
         parts = []
@@ -109,7 +109,7 @@ class ProgressLines:
 
 
 class _Bars(ProgressLines):
-    """A live display on a terminal, one bar a part; a bar is full where nobody knew how long it would be."""
+    """A live display on a terminal, one bar per part; a part of unknown length ends with a full bar."""
 
     def __init__(self, bars: Any) -> None:
         super().__init__()
@@ -129,6 +129,6 @@ class _Bars(ProgressLines):
 
 
 def plain(text: str) -> str:
-    """Text for a terminal: no character is a command or turns its direction; half a surrogate pair becomes a ?."""
+    """Return text without control and direction characters for a terminal; a lone surrogate becomes a ?."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)

@@ -1,24 +1,24 @@
-"""The protocol of a stage: is it done, may it go on, what did it report.
+"""The protocol of a stage: is it done, may it resume, what is left.
 
-`leret sample`, `train`, `eval`, `pretrain` and the building of indexes all follow it; a stage is a function::
+`leret sample`, `train`, `eval`, `pretrain` and index builds follow it. A stage is a function::
 
     def stage(recipe, run) -> Report:
         key = stage_key(recipe, input_stamps(recipe.data.corpus, run.store))
-        before = completed(run.path, "sample", key)       # before any model, corpus or index is opened
+        before = completed(run.path, "sample", key)       # before it opens a model, a corpus or an index
         if before is not None:
             return Report(**before, already=True)
         check_resumable(run.path, manifest_section, recipe, free_keys(type(recipe)))
-        ...                                               # what is left: a question to the store, a checkpoint
+        ...                                               # the rest: ask the store or the checkpoint
         mark_completed(run.path, "sample", key, asdict(report), [run.store])
         return report
 
-- **Is it done?** `stage_key` names all that the result follows from: every key of the recipe, and the input files by
-  name, size and time of change. `completed` compares it with the mark that `mark_completed` left in ``DIR/STAGE.done``
-  and with the sizes of the result's files.
-- **May it go on?** `check_resumable` lists each key that differs between what was begun and what is asked for now. Keys
-  that decide no result are marked `Free` in `leret.config`; `free_keys` reads the marks. Digests of contents (corpus,
-  program, parent policy) are compared with them: ``{**recipe, "digest": {"corpus": ...}}``.
-- **What is left?** A stage's own question, to its store or checkpoint.
+- **Is it done?** `stage_key` covers all inputs: every key of the recipe, and the input files by name, size and time of
+  change. `completed` compares the key and the sizes of the result's files with the mark that `mark_completed` left in
+  ``DIR/STAGE.done``.
+- **May it resume?** `check_resumable` lists each key that differs between the old recipe and the new one. `Free` in
+  `leret.config` marks keys that do not change results, and `free_keys` collects them. Digests of contents (corpus,
+  program, parent policy) are compared too: ``{**recipe, "digest": {"corpus": ...}}``.
+- **What is left?** The stage asks its store or checkpoint.
 """
 
 from __future__ import annotations
@@ -48,33 +48,33 @@ _read: dict[Path, bytes] = {}  # modules as they were when `forget_changed` last
 
 
 def source_files(file: Path) -> list[Path]:
-    """List a Python file and the modules that it imports, and these import, from its directory or package.
+    """List a Python file and the modules of its directory or package that it imports, directly or indirectly.
 
-    The import statements are read, not run. Installed packages and leret are left out; so are names that are computed.
+    Import statements are read, not run, so computed names are missing. Installed packages and leret are left out.
     """
     first = file.resolve()
     top = first.parent
     while (top / "__init__.py").is_file():
         top = top.parent
-    found, todo = dict[Path, None](), [first]
+    files, todo = dict[Path, None](), [first]
     while todo:
         path = todo.pop()
         installed = path.is_relative_to(_LERET) or {"site-packages", "dist-packages"}.intersection(path.parts)
-        if path not in found and path.suffix == ".py" and (path == first or not installed):
-            found[path] = None
+        if path not in files and path.suffix == ".py" and (path == first or not installed):
+            files[path] = None
             todo += _imports(path, {first.parent, top})
-    return [file, *sorted(found.keys() - {first})]
+    return [file, *sorted(files.keys() - {first})]
 
 
 def source_digest(file: Path) -> str:
-    """Name the content of `source_files`; OSError where one cannot be read."""
+    """Return the digest of `source_files`; OSError if one cannot be read."""
     files = {os.path.relpath(path.resolve(), file.resolve().parent): path for path in source_files(file)}
     names = {name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for name, path in files.items()}
     return digest(names) if len(names) > 1 else names[file.resolve().name]
 
 
 def forget_changed(file: Path) -> None:
-    """Let the next import read the modules of `source_files` again, where one has changed since the last call."""
+    """Let the next import read the modules of `source_files` again if one has changed since the last call."""
     now = {path.resolve(): path.read_bytes() for path in source_files(file)}
     if any(_read.get(path, content) != content for path, content in now.items()):
         for name, module in list(sys.modules.items()):
@@ -84,7 +84,7 @@ def forget_changed(file: Path) -> None:
 
 
 def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:
-    """The files that a module's import statements name, under ``roots``, or beside it where they are relative."""
+    """Yield the files that a module imports from ``roots``, or relative to itself."""
     with suppress(OSError, SyntaxError, ValueError):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -97,38 +97,38 @@ def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:
 
 
 def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:
-    """Names, sizes and times of change (ns) of files, and of all files in directories; None is left out.
+    """Return names, sizes and times of change (ns) of files, and of all files in directories; None is skipped.
 
-    As long as the stamps are equal, the contents are taken as equal. A path that does not exist has no stamps.
+    Equal stamps count as equal contents. A missing path has no stamps.
     """
-    found = [[(file.name, file.stat()) for file in _files(Path(path))] for path in paths if path]
-    return [[(name, stat.st_size, stat.st_mtime_ns) for name, stat in files] for files in found]
+    stats = [[(file.name, file.stat()) for file in _files(Path(path))] for path in paths if path]
+    return [[(name, stat.st_size, stat.st_mtime_ns) for name, stat in files] for files in stats]
 
 
 def stage_key(recipe: BaseModel | Json, *inputs: Json) -> str:
-    """Names a stage's result by all that it follows from: the whole recipe, and digests or stamps of its inputs."""
+    """Return the key of a stage's result: a digest of the recipe, and of digests or stamps of its inputs."""
     return digest(recipe if isinstance(recipe, dict | list | str) else recipe.model_dump(mode="json"), inputs)
 
 
 def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
-    """The report of the call that completed this stage, as long as the result's files have the sizes they had.
+    """Return the report of the completed stage, None if the key or the size of a result's file has changed.
 
-    ``directory`` holds the result: of a run, an evaluation, a policy, an index.
+    ``directory`` holds the result: a run, an evaluation, a policy, an index.
     """
     try:
         mark = json.loads((directory / f"{stage}.done").read_text(encoding="utf-8"))
         same = all((directory / name).stat().st_size == size for name, size in mark["files"].items())
         return dict(mark["report"]) if same and mark["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # no mark, or one that cannot be read: the stage looks for itself what is left
+        return None  # no mark, or a broken one: the stage finds out what is left
 
 
 def mark_completed(
     directory: Path, stage: str, key: str, report: Mapping[str, Json], files: Iterable[Path] = ()
 ) -> None:
-    """Note that nothing is left to do, for `completed` to return ``report``.
+    """Mark a stage as completed, with the report for `completed`.
 
-    ``files`` are of the result, or directories of such; best inside ``directory``, so that both can be moved.
+    ``files`` are the result's files or their directories, inside ``directory`` so that both can be moved.
     """
     sizes = {os.path.relpath(file, directory): file.stat().st_size for path in files for file in _files(path)}
     mark = {"key": key, "report": dict(report), "files": sizes}
@@ -142,18 +142,18 @@ def check_resumable(
     free: Collection[str] = (),
     otherwise: str = "name a new run directory",
 ) -> None:
-    """Refuse to go on with what another recipe began.
+    """Refuse to resume work that began with another recipe.
 
     Args:
-        where: the directory that holds it.
-        old: recipe and digests that it was begun with.
-        new: those of now.
-        free: dotted keys that may differ, with all that is below them; items of a list are ``engines.model``, without
-            their number; ``*`` is any name.
-        otherwise: what to do instead of going back to the old values.
+        where: its directory.
+        old: recipe and digests at its beginning.
+        new: recipe and digests now.
+        free: dotted keys that may differ, including all keys below them; items of a list have no number
+            (``engines.model``); ``*`` is any name.
+        otherwise: alternative to the old values, for the message.
 
     Raises:
-        RunError: every key that differs is listed, with both values; of a digest, only that it differs.
+        RunError: lists every key that differs, with both values, or the name of a changed digest.
     """
     before, now = dict(_flat(old)), dict(_flat(new))
     changed = [
@@ -169,7 +169,7 @@ def check_resumable(
 
 
 def is_complete_parquet(path: Path) -> bool:
-    """Whether a Parquet file is there to its end, where its table of contents is."""
+    """Check that a Parquet file has its footer, which is written last."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -190,7 +190,7 @@ def _is_free(key: str, free: Collection[str]) -> bool:
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Json]]:
-    """Leaves by dotted key; a list of sections is one of numbered sections. None and {} are as if not given."""
+    """Yield leaves by dotted key; sections in a list are numbered; None and {} count as absent."""
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json")
     if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):

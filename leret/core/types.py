@@ -1,4 +1,4 @@
-"""The values that pass between the stages. Plain, frozen, free of I/O."""
+"""The values that the stages exchange: plain, frozen, without I/O."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from json.encoder import c_make_encoder, encode_basestring, encode_basestring_ascii  # type: ignore[attr-defined]
 from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
@@ -15,23 +14,19 @@ Json = Any
 
 
 def json_encoder(**options: Any) -> Callable[[Json], str]:
-    """``json.dumps`` with these options, in a third of the time: it makes an encoder anew each time.
+    """Return ``json.dumps`` with these options, which builds its encoder only once.
 
     >>> json_encoder(separators=(",", ":"))({"a": [1, None]})
     '{"a":[1,null]}'
     """
-    own = json.JSONEncoder(**options)
-    text = encode_basestring_ascii if own.ensure_ascii else encode_basestring
-    separators = own.key_separator, own.item_separator
-    encode = c_make_encoder(None, own.default, text, None, *separators, own.sort_keys, own.skipkeys, own.allow_nan)
-    return lambda value: "".join(encode(value, 0))
+    return json.JSONEncoder(check_circular=False, **options).encode
 
 
 _encode = json_encoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
 
 
 def digest(*parts: Json) -> str:
-    """A 32-digit hexadecimal name for JSON values, the same on every machine.
+    """Return a 32-digit hexadecimal name for JSON values, the same on every machine.
 
     >>> digest("q1", {"b": 1, "a": [2]}) == digest("q1", {"a": [2], "b": 1})
     True
@@ -40,8 +35,28 @@ def digest(*parts: Json) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
+Message = Mapping[str, Any]
+"""One message of a chat: the JSON object that OpenAI's API, chat templates, and the store hold.
+
+Build it by `message` and read it by `text_of`. Text is ``content``; a tool call will be a further key of both.
+"""
+
+Messages = tuple[Message, ...]
+"""Messages in order, the system's first."""
+
+
+def message(role: str, text: str) -> dict[str, Any]:
+    """Build a message from its parts. Text is the only kind of part."""
+    return {"role": role, "content": text}
+
+
+def text_of(message: Message) -> str:
+    """Render the parts of a message as text."""
+    return str(message["content"])
+
+
 class SharedInstance:
-    """A model or connections that copies of a program share, deep ones too; DSPy's optimizers copy programs."""
+    """An object (a model, connections) that deep copies of a program share; DSPy's optimizers copy programs."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self
@@ -58,15 +73,15 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a program is run on, and what is known of it. A question is a task with one text input.
+    """The inputs of a program, and the known facts about them. A question is a task with one text input.
 
     Attributes:
-        inputs: by the names of the program's arguments; a single one goes to the program's only argument.
-        gold: ids of the relevant documents; may be empty. Read by rewards and evaluation alone.
-        answers: reference answers, any of which is right; may be empty.
-        type: bridge, comparison ...; with ``hops`` for breaking results down.
-        split: the data set's own, where it has one.
-        relevance: grades of the gold documents where the data grade them; nDCG alone looks at it.
+        inputs: by argument of the program; a single input goes to the program's only argument.
+        gold: ids of the relevant documents; may be empty. Only rewards and evaluation read it.
+        answers: reference answers, each of them right; may be empty.
+        type: bridge, comparison ...; reports group results by it and by ``hops``.
+        split: as the data set names it; None if leret splits the data.
+        relevance: grades of the gold documents if the data grade them; only nDCG reads it.
     """
 
     id: str
@@ -87,16 +102,15 @@ class Task:
         gold: Iterable[str] = (),
         type: str | None = None,
         hops: int | None = None,
-        split: str | None = None,
-        relevance: Mapping[str, int] | None = None,
+        **facts: Any,
     ) -> Task:
-        """A task with one text input, ``question``, and at most one reference answer."""
+        """Build a task with one text input, ``question``, and at most one reference answer."""
         answers = () if answer is None else (answer,)
-        return cls(id, {"question": text}, tuple(gold), answers, type, hops, split, relevance or {})
+        return cls(id, {"question": text}, tuple(gold), answers, type, hops, **facts)
 
     @property
     def text(self) -> str:
-        """The only input, where it is a text; else all inputs as JSON, or the text that they say names them."""
+        """The only input if it is text, else the text that names the inputs, else all inputs as JSON."""
         if not isinstance(self.inputs, dict) and hasattr(self.inputs, "text"):
             return str(self.inputs.text)
         values = list(self.inputs.values())
@@ -104,19 +118,19 @@ class Task:
 
     @property
     def grades(self) -> dict[str, int]:
-        """The gold documents with their grades, 1 where the data have none."""
+        """Grades of the gold documents; 1 without grades in the data."""
         return {doc_id: self.relevance.get(doc_id, 1) for doc_id in self.gold}
 
     def is_solved_by(self, doc_ids: Sequence[str]) -> bool:
-        """Whether nothing is left to find or to rank better: all gold documents, and only they, lead the ranking."""
+        """Check that all gold documents lead the ranking: nothing is left to find or to rank better."""
         gold = set(self.gold)
         return bool(gold) and gold == set(doc_ids[: len(gold)])
 
 
 class Passage(NamedTuple):
-    """A document as a retriever returned it; a higher ``score`` is better.
+    """A document in a ranking; a higher ``score`` is better.
 
-    A named tuple because rankings are made by the million: a frozen dataclass takes twice as long to make.
+    A named tuple, because leret builds millions of them and a frozen dataclass takes twice as long.
     """
 
     doc_id: str
@@ -126,13 +140,13 @@ class Passage(NamedTuple):
 
 
 Ranking = tuple[Passage, ...]
-"""Passages, best first, no document twice."""
+"""Passages, best first, each document once."""
 
 _score = attrgetter("score")
 
 
 def merge(rankings: Iterable[Sequence[Passage]]) -> Ranking:
-    """The union of several rankings by score: a document keeps its best score; ties keep the order of arrival.
+    """Merge rankings by score: a document keeps its best score, and ties keep their order.
 
     >>> a, b = Passage("a", "", "", 2.0), Passage("b", "", "", 3.0)
     >>> [p.doc_id for p in merge([[a], [b, a]])]
@@ -144,17 +158,17 @@ def merge(rankings: Iterable[Sequence[Passage]]) -> Ranking:
             known = best.get(passage.doc_id)
             if known is None or passage.score > known.score:
                 best[passage.doc_id] = passage
-    return tuple(sorted(best.values(), key=_score, reverse=True))  # stable all the same
+    return tuple(sorted(best.values(), key=_score, reverse=True))  # reverse keeps ties in order
 
 
 class Candidate(NamedTuple):
-    """What a program may pick: a chunk of a text, a passage, a mention, any item of a list.
+    """An item that a program may pick: a chunk of a text, a passage, a mention.
 
     Attributes:
-        id: names it among the candidates of a choice; in a store, the action that was taken.
-        text: what an encoder reads, after the title where there is one.
-        position: place in its document, from 0; None where candidates have no order.
-        data: what feature functions look at beside.
+        id: unique among the candidates of a choice; the store keeps it as the action.
+        text: an encoder reads the title, if any, then the text.
+        position: place in its document, from 0; None if candidates have no order.
+        data: further values for feature functions.
     """
 
     id: str
@@ -165,18 +179,18 @@ class Candidate(NamedTuple):
 
 
 STOP = Candidate("[stop]", "")
-"""The action that ends the picking."""
+"""The action that ends an episode of picks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a picker is asked: one of the candidates, in a context.
+    """A picker's input: candidates and their context.
 
     Attributes:
-        predictor: the name of the `leret.Pick` in the program.
-        context: named values that the program gives (``question``), as it gives them.
-        candidates: without those that were picked before; `STOP` is the last one where stopping is allowed.
-        picked: before, in the order of picking.
+        predictor: name of the `leret.Pick` in the program.
+        context: named values from the program (``question``), unchanged.
+        candidates: all that were not picked before; `STOP` comes last if stopping is allowed.
+        picked: earlier picks, in order.
     """
 
     predictor: str
@@ -187,12 +201,12 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A step's inputs, reached by the completions before it.
+    """The inputs of a step after some completions.
 
     Attributes:
-        id: digest of (question id, predictor, messages), so that a group saw one prompt.
-        step: LM calls before this one.
-        messages: what the zero-shot prompt sends here: the prompt of every preference.
+        id: digest of (task id, predictor, messages), so that all samples of a group saw one prompt.
+        step: number of LM calls before this one.
+        messages: of the zero-shot prompt, which is the prompt of every preference.
         parent: id of the sample that led here; None at the first step.
     """
 
@@ -201,22 +215,22 @@ class State:
     step: int
     predictor: str
     inputs: Mapping[str, Json]
-    messages: tuple[Mapping[str, str], ...]
+    messages: Messages
     parent: str | None = None
 
     @property
     def draw(self) -> str:
-        """What random draws at the state depend on: its inputs, and not how a prompt words them."""
+        """Seed of random draws at the state: depends on its inputs, not on the wording of a prompt."""
         return digest(self.task_id, self.predictor, self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a sample has no reward.
+    """The reason why a sample has no reward.
 
-    ``kind`` is ``parse`` (the completion is not in the adapter's format: a fact about the policy, final), ``prompt``
-    (it does not fit the model, final), ``policy``, ``retrieval`` or ``program`` (an outage or a crash: tried again at
-    the next resume, never scored).
+    ``kind`` is ``parse`` (the completion is not in the adapter's format) or ``prompt`` (the prompt does not fit the
+    model), which are final, or ``policy``, ``retrieval`` or ``program`` (an outage or a crash), which leret never
+    scores and tries again when it resumes.
     """
 
     kind: str
@@ -225,14 +239,14 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What an action led to: all that a reward or a measure may look at. An outage is not an outcome.
+    """The result of an action, and all that a reward or a measure may read. An outage is not an outcome.
 
     Attributes:
-        text: what the policy wrote at this step.
-        outputs: the fields parsed from it; empty where it does not parse.
-        ranking: the union of all that was retrieved by the end of the step, best first.
-        prediction: what the program returned; None where it goes on.
-        n_steps: LM calls so far.
+        text: the policy's completion at this step.
+        outputs: fields parsed from the completion; empty if it does not parse.
+        ranking: union of all passages retrieved by the end of the step, best first.
+        prediction: the program's return value; None before its end.
+        n_steps: number of LM calls so far.
     """
 
     task: Task
@@ -244,24 +258,24 @@ class Outcome:
 
     @property
     def doc_ids(self) -> tuple[str, ...]:
-        """Of the ranking, best first."""
+        """Document ids of the ranking, best first."""
         return tuple([passage.doc_id for passage in self.ranking])
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One action at one state under one prompt of the bank, with what came of it. The action is a completion.
+    """One action (a completion) at one state under one prompt of the bank, with its result.
 
     Attributes:
-        id: digest of all that asked for it: state, prompt, index, seed, sampling settings, policy.
+        id: digest of the request: state, prompt, index, seed, sampling settings, policy.
         prompt: name of the prompt in the bank ("0" is zero-shot).
-        outputs: the fields parsed from the completion.
-        doc_ids: the accumulated ranking after this step, best first.
+        outputs: fields parsed from the completion.
+        doc_ids: accumulated ranking after this step, best first.
         scores: the retriever's scores of ``doc_ids``.
         reward: any real number; None exactly when ``failure`` is set. A completion that does not parse stays in its
-            group with a failure of kind ``parse``, so that an algorithm may put a price on it.
-        components: named parts of the reward (``step`` and ``final`` where both count), and measures beside it
-            (``recall``). ``sampled`` is 0 at a predictor that is not sampled; the reward is 0 then, and says nothing.
+            group with a failure of kind ``parse``, so that an algorithm can give it a reward.
+        components: named parts of the reward (``step`` and ``final`` if both count), and further measures
+            (``recall``). ``sampled`` is 0 at a predictor that is not sampled, where the reward of 0 means nothing.
             ``q`` and ``logp`` are a picker's Q-value and log-probability of the choice.
     """
 
@@ -284,7 +298,7 @@ class Sample:
 
     @property
     def is_sampled(self) -> bool:
-        """Whether its predictor is sampled, so that it can be learnt from."""
+        """True if leret samples the predictor, so that a training can use the sample."""
         return self.components.get("sampled") != 0
 
 
@@ -293,15 +307,15 @@ class LMCall:
     """One step of a rollout.
 
     Attributes:
-        messages: what was sent, under the rollout's prompt; empty where nothing was (a rule or a picker answered).
-        completion: what the policy wrote; None for a system without an LM.
-        outputs: the fields parsed from it; None where it does not parse.
-        value: a picker's Q-value of what it chose.
+        messages: the request under the rollout's prompt; empty if a rule or a picker answered.
+        completion: the policy's text; None for a system without an LM.
+        outputs: fields parsed from the completion; None if it does not parse.
+        value: a picker's Q-value of its choice.
     """
 
     predictor: str
     inputs: Mapping[str, Json]
-    messages: tuple[Mapping[str, str], ...]
+    messages: Messages
     completion: str | None
     outputs: Mapping[str, Json] | None
     value: float | None = None
@@ -309,12 +323,12 @@ class LMCall:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One search of a rollout, whatever number of LM calls led to it.
+    """One search of a rollout, after any number of LM calls.
 
     Attributes:
-        queries: several where `leret.Search` was called with a list.
-        ranking: the union of all that was retrieved by the end of this search, best first.
-        n_steps: LM calls before it.
+        queries: several if `leret.Search` was called with a list.
+        ranking: union of all passages retrieved by the end of this search, best first.
+        n_steps: number of LM calls before it.
     """
 
     queries: tuple[str, ...]
@@ -327,10 +341,10 @@ class Rollout:
     """One run of a program on one task, without branching.
 
     Attributes:
-        finished: the program returned; ``prediction`` is what it returned.
-        failure: why it did not.
-        index: which of several runs on the same task.
-        steps: the LM calls, also those that no search follows.
+        finished: whether the program returned; ``prediction`` is its return value.
+        failure: the reason if it did not.
+        index: number of the run among several on the same task.
+        steps: all LM calls, including those after the last search.
     """
 
     task_id: str
@@ -343,15 +357,15 @@ class Rollout:
 
     @property
     def ranking(self) -> Ranking:
-        """All that was retrieved."""
+        """Everything that was retrieved."""
         return self.hops[-1].ranking if self.hops else ()
 
     @property
     def unparsed(self) -> bool:
-        """Whether the last completion was not in the adapter's format, and ended the run there."""
+        """True if the run ended with a completion that is not in the adapter's format."""
         return self.failure is not None and self.failure.kind == "parse"
 
     @property
     def error(self) -> str | None:
-        """What kept the run from ending otherwise than by an unparsed completion: not the system's result."""
+        """The failure, unless it is an unparsed completion, which counts as the system's result."""
         return None if self.failure is None or self.unparsed else f"{self.failure.kind}: {self.failure.message}"

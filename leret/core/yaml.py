@@ -1,4 +1,4 @@
-"""YAML 1.2: read with the place of each key, so that an error can name it; read and written as plain values."""
+"""YAML 1.2 as plain values, with the place of each key for messages."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ Key = tuple[str | int, ...]
 """A path into nested mappings and lists: ``("policy", "urls", 0)``."""
 
 _MAX_DEPTH = 50
-"""Deeper than any recipe; an alias that contains itself ends here."""
+"""Deeper than any recipe; stops an alias that contains itself."""
 _MAX_VALUES = 100_000
-"""More than any recipe has: aliases of aliases are a billion in a few hundred bytes."""
+"""More than any recipe has; aliases of aliases make a billion values in a few hundred bytes."""
 
 
 @dataclass
 class Placed:
-    """A document (None where it is empty), the places of its keys (``file.yaml:12``), and keys that are no text."""
+    """A document (None if empty), the places of its keys (``file.yaml:12``), and its keys that are not text."""
 
     value: Any
     places: dict[Key, str]
     problems: list[str] = field(default_factory=list)
 
     def at(self, key: Key) -> str:
-        """How a message begins that names ``key`` next: ``file.yaml:12: ``, or ``--set `` where a flag gave it.
+        """Return the start of a message before ``key``: ``file.yaml:12: ``, or ``--set `` for a flag.
 
-        Where the key is absent, the place is that of the nearest section around it.
+        An absent key has the place of the nearest section around it.
         """
         while key and key not in self.places:
             key = key[:-1]
@@ -45,7 +45,7 @@ class Placed:
 
 
 def parse(text: str, source: str) -> Placed:
-    """Read a document with the places of its keys; ``source`` is its name in messages. ConfigErrors name the line."""
+    """Read a document with the places of its keys; ``source`` is its name in messages."""
     try:
         document = YAML(typ="rt").load(text)
     except RecursionError as error:
@@ -59,20 +59,20 @@ def parse(text: str, source: str) -> Placed:
         nonlocal n_values
         n_values += 1
         if len(key) > _MAX_DEPTH or n_values > _MAX_VALUES:
-            limits = f"{_MAX_DEPTH} levels and {_MAX_VALUES} values are allowed, aliases written out"
+            limits = f"{_MAX_DEPTH} levels and {_MAX_VALUES} values are allowed, with aliases expanded"
             raise ConfigError(f"{placed.at(key)}nested too deeply, or too long; {limits}")
         if isinstance(node, TaggedScalar | CommentedMap | CommentedSeq) and node.tag.value is not None:
-            raise ConfigError(f"{placed.at(key)}not YAML: the tag {node.tag.value} means nothing here")
+            raise ConfigError(f"{placed.at(key)}not YAML: unknown tag {node.tag.value}; remove it")
         if isinstance(node, CommentedMap | CommentedSeq):
             lines = node.lc.data or {}  # a merged key has none
             names = list(node) if isinstance(node, CommentedMap) else range(len(node))
-            here = {name: (*key, name if isinstance(name, int | str) else str(name)) for name in names}
+            keys = {name: (*key, name if isinstance(name, int | str) else str(name)) for name in names}
             for name in names:
                 if name in lines:
-                    placed.places[here[name]] = f"{source}:{lines[name][0] + 1}"
+                    placed.places[keys[name]] = f"{source}:{lines[name][0] + 1}"
                 if isinstance(node, CommentedMap) and not isinstance(name, str):
-                    placed.problems.append(f"{placed.at(here[name])}the key {name} must be text; put it in quotes")
-            values = {name: plain(node[name], here[name]) for name in names}
+                    placed.problems.append(f"{placed.at(keys[name])}the key {name} must be text; put it in quotes")
+            values = {name: plain(node[name], keys[name]) for name in names}
             return {str(k): v for k, v in values.items()} if isinstance(node, CommentedMap) else list(values.values())
         return _scalar(node)
 
@@ -86,7 +86,7 @@ def load(text: str) -> Any:
 
 
 def dump(value: Any) -> str:
-    """Plain values as a document; mappings keep their order."""
+    """Write plain values as a document; mappings keep their order."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style, yaml.allow_unicode, yaml.width = False, True, 4096
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -96,7 +96,7 @@ def dump(value: Any) -> str:
 
 
 def dotted(key: Key) -> str:
-    """``("policy", "urls", 0)`` as ``policy.urls[0]``."""
+    """Return ``("policy", "urls", 0)`` as ``policy.urls[0]``."""
     text = ""
     for part in key:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -104,7 +104,7 @@ def dotted(key: Key) -> str:
 
 
 def _scalar(value: Any) -> Any:
-    """Without the subclasses that remember how a value was written."""
+    """Convert the subclasses that remember how a value was written to plain types."""
     if isinstance(value, bool | ScalarBoolean):
         return bool(value)
     return next((kind(value) for kind in (int, float, str) if isinstance(value, kind)), value)
@@ -115,9 +115,10 @@ def _fault(error: Exception, source: str) -> str:
         return f"{source}: the character {error.character!r} is not allowed in YAML; save the file as plain UTF-8 text"
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     place = f"{source}:{mark.line + 1}" if mark else source
-    what = str(getattr(error, "problem", None) or error)
+    problem = str(getattr(error, "problem", None) or error)
     if isinstance(error, DuplicateKeyError):
-        name = re.search(r'duplicate key "(.*?)"', what)
-        return f"{place}: {name.group(1) if name else 'a key'}: given twice; keep one"
-    what = "a tab indents the line; YAML wants spaces" if r"'\t'" in what else what
-    return f"{place}: not YAML: {what}"
+        name = re.search(r'duplicate key "(.*?)"', problem)
+        return f"{place}: {name.group(1) if name else 'a key'}: stands twice; keep one"
+    if r"'\t'" in problem:
+        problem = "a tab indents the line; use spaces"
+    return f"{place}: not YAML: {problem}"

@@ -1,4 +1,4 @@
-"""Tasks and corpora: reading, splitting, inspecting them."""
+"""Reading, splitting, and inspecting tasks and corpora."""
 
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import Data, Loaded, load, load_corpus, load_tasks

@@ -1,4 +1,4 @@
-"""The documents that a program searches."""
+"""The corpus: the documents that a program searches."""
 
 from __future__ import annotations
 
@@ -11,30 +11,29 @@ from leret.core.types import Document
 
 
 class Corpus(Mapping[str, Document]):
-    """Documents by id, in the order they came in; immutable.
+    """Documents by id in their original order; immutable. Two documents with one id are a DataError.
 
-    Titles and texts are kept as one run of UTF-8 bytes and decoded when asked for: about a third of what as many Python
-    objects would take. Two documents of one id are a DataError.
+    Titles and texts are stored as one block of UTF-8 bytes, which takes a third of the memory of Python objects.
     """
 
     def __init__(self, documents: Iterable[Document]) -> None:
         self._places: dict[str, int] = {}
         self._bytes = bytearray()
-        self._ends = array("Q", [0])  # of titles and texts in turn, after the beginning
+        self._ends = array("Q", [0])  # of titles and texts in turn
         content = blake2b(digest_size=16)
         for document in documents:
             place = len(self._places)
             if self._places.setdefault(document.doc_id, place) != place:
-                raise DataError(f"two documents have the id {document.doc_id!r}; ids name one document each")
-            # surrogatepass: JSON may hold half a surrogate pair, and a corpus is not the place to lose it
+                raise DataError(f"two documents have the id {document.doc_id!r}; make ids unique")
+            # surrogatepass: JSON may hold lone surrogates
             parts = [part.encode("utf-8", "surrogatepass") for part in (document.doc_id, document.title, document.text)]
-            for part in parts:  # after its length: else moving a word from the title to the text would keep the digest
+            for part in parts:  # with its length, so that moving a word from title to text changes the digest
                 content.update(len(part).to_bytes(8, "big") + part)
             for part in parts[1:]:
                 self._bytes += part
                 self._ends.append(len(self._bytes))
         self.digest = content.hexdigest()
-        """Names the content: ids, titles, texts and their order."""
+        """Digest of ids, titles, texts, and their order."""
 
     def __getitem__(self, doc_id: str) -> Document:
         place = self._places[doc_id]

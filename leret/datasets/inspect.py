@@ -1,4 +1,4 @@
-"""What a data set holds: the figures behind `leret data inspect`."""
+"""Figures of a data set, for `leret data inspect`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leret.datasets.records import Problems
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How a quantity is spread; all 0 where there is nothing to measure."""
+    """Distribution of a quantity; all 0 without values."""
 
     minimum: float
     median: float
@@ -29,30 +29,30 @@ class Spread:
 class DataReport:
     """Figures of a data set; mappings count tasks."""
 
-    n_documents: int  # in the corpus; 0 where there is none
+    n_documents: int  # in the corpus; 0 without one
     corpus_digest: str | None
-    n_questions: int  # that could be read
-    splits: Mapping[str, int]  # the data set's own or by hash
+    n_questions: int  # without bad records
+    splits: Mapping[str, int]  # the data set's, or by hash
     own_splits: bool
-    inputs: Mapping[str, int]  # by the names of the inputs ("question"; "persona, turns")
+    inputs: Mapping[str, int]  # by names of inputs ("question"; "persona, turns")
     types: Mapping[str, int]
-    hops: Mapping[int, int]  # 0 where unknown
+    hops: Mapping[int, int]  # 0 if unknown
     gold: Mapping[int, int]  # by number of gold documents
     answers: Mapping[int, int]  # by number of reference answers
     question_words: Spread
     document_words: Spread  # title included
-    n_unused_documents: int  # no task's gold
-    duplicate_questions: int  # whose text another one has
+    n_unused_documents: int  # gold of no task
+    duplicate_questions: int  # with the text of another one
     duplicate_documents: int
-    skipped: Mapping[str, int]  # bad records of tasks (unknown gold among them) and corpus, by kind of fault
-    problems: tuple[str, ...]  # the first of them, one line each
+    skipped: Mapping[str, int]  # bad records of tasks (such as unknown gold) and corpus, by kind of fault
+    problems: tuple[str, ...]  # the first ones, one line each
     examples: tuple[Task, ...]  # the first tasks
 
 
 def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
-    """Look through a data set: every split, whatever the limit; a corpus where one is named or comes with the tasks.
+    """Inspect all splits of a data set without its limit, and the corpus if there is one.
 
-    With ``data.skip_invalid`` bad records are reported; without, they are refused as a stage would.
+    Bad records are reported with ``data.skip_invalid``, and refused without.
     """
     data = data.model_copy(update={"split": "all", "limit": None})
     if has_corpus(data):

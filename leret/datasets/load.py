@@ -1,4 +1,4 @@
-"""Tasks and corpora, ready to use: the entry of every stage."""
+"""Loading of tasks and corpora for all stages."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from leret.datasets.formats import reader_of
 from leret.datasets.records import BadRecord, Problems
 from leret.datasets.splits import rank_of, split_of
 
-_DOUBLE = "the text of a question in split test"
+_DUPLICATE = "the text of a question in split test"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Tasks that were read, and what was not."""
+    """Loaded tasks, and the records left out."""
 
     items: tuple[Task, ...]  # in the order of the file, or of the limit
-    skipped: Mapping[str, int] = field(default_factory=dict)  # records left out, by kind of fault
-    problems: tuple[str, ...] = ()  # the first of them, one line each
-    held_out: frozenset[str] = frozenset()  # ids, of the whole source, of split test, and those with the text of one
+    skipped: Mapping[str, int] = field(default_factory=dict)  # by kind of fault
+    problems: tuple[str, ...] = ()  # the first ones, one line each
+    held_out: frozenset[str] = frozenset()  # ids in split test of the whole source, and those with a text in it
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.items)
@@ -37,7 +37,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Tasks, and the corpus that their gold is in; ``problems`` are bad records of the corpus left out."""
+    """Tasks and the corpus with their gold; ``problems`` are the skipped records of the corpus."""
 
     tasks: Loaded
     corpus: Corpus
@@ -45,24 +45,23 @@ class Data:
 
 
 def load(data: DataSettings) -> Data:
-    """Tasks with their corpus, every gold id checked; DataError where one cannot be read as what it claims to be."""
+    """Load tasks with their corpus, and check every gold id; DataError for files of another format."""
     corpus, problems = _read_corpus(data)
     return Data(load_tasks(data, corpus), corpus, problems)
 
 
 def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Loaded:
-    """Read the tasks of `data.split`, at most `data.limit`; a larger limit only adds to them, or to `data.part`.
+    """Load at most `data.limit` tasks of `data.split`; a larger limit only adds tasks, also to `data.part`.
 
-    A question of split train or dev with the text of one in split test is left out, and counted in ``skipped``.
-    Gold ids must be in ``corpus``, where one is given; one that is there under another Unicode normalisation takes the
-    corpus's form. An empty split is a DataError.
+    A question of split train or dev with the text of one in split test is left out, and counted in ``skipped``. With a
+    ``corpus``, gold ids must be in it; they take its Unicode normalisation. An empty split is a DataError.
     """
-    source = data.questions or data.kind
+    source = data.source
     problems = Problems()
     sizes: Counter[str] = Counter()
     test, others = dict[str, int](), dict[str, int]()  # hashes of their texts, by id
 
-    def wanted() -> Iterator[Task]:
+    def of_split() -> Iterator[Task]:
         for task in _tasks(data, problems, corpus):
             name = split_name(task, data.seed)
             sizes[name] += 1
@@ -70,36 +69,36 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
             if data.split in ("all", name):
                 yield task
 
-    chosen = limited(wanted(), data.limit, data.seed, data.part)  # reads the source to its end, so that all faults show
+    chosen = limited(of_split(), data.limit, data.seed, data.part)  # reads the whole source, to find all faults
     problems.check(source, data.skip_invalid, sizes.total() > 0)
     tested = set(test.values())
-    doubles = {id for id, text in others.items() if text in tested}
-    kept = tuple(task for task in chosen if data.split == "all" or task.id not in doubles)
-    if not kept:
-        there = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none at all"
-        lost = f" ({len(chosen)} with the text of one in test)" if chosen else ""
-        raise DataError(f"{source}: no question in split {data.split}{lost}; there are {there}")
-    skipped = dict(problems.kinds) | ({_DOUBLE: len(chosen) - len(kept)} if len(kept) < len(chosen) else {})
-    return Loaded(kept, skipped, tuple(problems.shown), frozenset(test.keys() | doubles))
+    duplicates = {id for id, text in others.items() if text in tested}
+    tasks = tuple(task for task in chosen if data.split == "all" or task.id not in duplicates)
+    if not tasks:
+        splits = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none at all"
+        dropped = f" ({len(chosen)} with the text of one in test)" if chosen else ""
+        raise DataError(f"{source}: no question in split {data.split}{dropped}; there are {splits}")
+    skipped = dict(problems.kinds) | ({_DUPLICATE: len(chosen) - len(tasks)} if len(tasks) < len(chosen) else {})
+    return Loaded(tasks, skipped, tuple(problems.shown), frozenset(test.keys() | duplicates))
 
 
 def load_corpus(data: DataSettings) -> Corpus:
-    """The documents of `data.corpus`, or those that the source of the tasks brings; none at all is a DataError."""
+    """Load the documents of `data.corpus`, or of the tasks' source; DataError if there are none."""
     return _read_corpus(data)[0]
 
 
 def has_corpus(data: DataSettings) -> bool:
-    """Whether a corpus is named, or comes with the tasks."""
-    return data.corpus is not None or reader_of(data.kind).brings_documents
+    """Check that the data have a corpus: a file, or the documents of the tasks."""
+    return data.corpus_file is not None or reader_of(data.kind).brings_documents
 
 
 def split_name(task: Task, seed: int = 0) -> str:
-    """The split of a task: the data set's own, or else by the hash of its id."""
+    """Return the split of a task: the data set's, or else by the hash of its id."""
     return task.split or split_of(task.id, seed)
 
 
 def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0, part: str | None = None) -> tuple[Task, ...]:
-    """At most so many tasks, by a hash of their ids, and of these ``part`` I/N; None takes all, in their order."""
+    """Return at most ``limit`` tasks by a hash of their ids, and of these ``part`` I/N; None keeps all in order."""
 
     def rank(task: Task) -> int:
         return rank_of(task.id, seed, "limit")
@@ -116,14 +115,13 @@ def _tasks(data: DataSettings, problems: Problems, corpus: Container[str] | None
         try:
             first = seen.setdefault(task.id, record.number)
             if first != record.number:
-                raise BadRecord("duplicate id", f"id {task.id!r} was there before, at number {first}")
+                raise BadRecord("duplicate id", f"id {task.id!r} also at number {first}")
             yield task if corpus is None else _with_gold(task, corpus)
         except BadRecord as problem:
             problems.add(record.place, problem)
 
 
 def _with_gold(task: Task, corpus: Container[str]) -> Task:
-    """The task, its gold ids as the corpus writes them."""
     gold: dict[str, int] = {}
     for doc_id, grade in task.grades.items():
         forms = (doc_id, *(unicodedata.normalize(form, doc_id) for form in ("NFC", "NFD")))
@@ -136,13 +134,13 @@ def _with_gold(task: Task, corpus: Container[str]) -> Task:
 
 def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
     if not has_corpus(data):
-        raise DataError(f"data.corpus is missing: a file of kind {data.kind} holds questions alone; name the corpus")
-    source = data.corpus or data.questions or data.kind
+        raise DataError(f"data.corpus is missing: a file of kind {data.kind} only has questions; name the corpus")
+    source = data.corpus_file or data.source
     problems = Problems()
     corpus = Corpus(_documents(data, problems))
     problems.check(source, data.skip_invalid, len(corpus) > 0)
     if not len(corpus):
-        raise DataError(f"{source} holds no document; name the corpus with data.corpus")
+        raise DataError(f"{source} has no documents; name the corpus with data.corpus")
     return corpus, problems
 
 
@@ -155,5 +153,5 @@ def _documents(data: DataSettings, problems: Problems) -> Iterator[Document]:
             seen[document.doc_id] = record.number
             yield document
         elif not reader.repeats_documents:
-            fault = f"document {document.doc_id!r} was there before, at number {first}"
+            fault = f"document {document.doc_id!r} also at number {first}"
             problems.add(record.place, BadRecord("duplicate id", fault))

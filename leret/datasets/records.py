@@ -1,4 +1,4 @@
-"""JSON objects out of files, one in memory at a time; what is wrong with a file is collected."""
+"""Readers of JSON objects and lines, one in memory at a time, that collect the faults of a file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from ijson.common import ObjectBuilder  # type: ignore[import-untyped]
 from leret.core.errors import DataError
 
 MAX_RECORD = 64 * 2**20
-"""Bytes of one line at most; without a bound, a binary file would be read into memory as one line."""
+"""Longest line in bytes; keeps a binary file out of memory."""
 _MAX_DEPTH = 200
 _SHOWN, _PLACES = 10, 4
-"""Different faults that a message shows, and places of each."""
+"""Number of different faults in a message, and of places of each."""
 _FIELDS = (
-    "in JSON lines a question has id, question, relevant_doc_ids (where known answer, answers, inputs, type, hops, "
-    "split, relevance), a document doc_id, title, text"
+    "in JSON lines, a question has id, question, relevant_doc_ids (optional: answer, answers, inputs, type, hops, "
+    "split, relevance), a document has doc_id, title, text"
 )
 _TRUNCATED = "Truncated"
-"""In Arrow's message on a Zstandard file that ends early."""
+"""Part of Arrow's message about a truncated Zstandard file."""
 
 
 class BadRecord(Exception):
-    """One record that is not what its file claims to hold; never leaves this package. Faults are counted by kind."""
+    """A bad record; never leaves this package. Faults are counted by kind."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -42,7 +42,7 @@ class BadRecord(Exception):
 
 
 class Problems:
-    """The bad records of one reading: the first different faults, with their places, and a count of each kind."""
+    """The bad records of a file: the first different faults with their places, and counts by kind."""
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
@@ -50,7 +50,7 @@ class Problems:
         self._times: Counter[str] = Counter()
 
     def add(self, place: str, problem: BadRecord) -> None:
-        """Take note of a bad record at ``place``: file and line, or file and item."""
+        """Add a bad record at ``place``: file and line, or file and item."""
         self.kinds[problem.kind] += 1
         fault = str(problem)
         if fault in self._faults or len(self._faults) < _SHOWN:
@@ -59,7 +59,7 @@ class Problems:
 
     @property
     def shown(self) -> list[str]:
-        """A line for each of the first faults: where it is, and how many records have it."""
+        """The first faults, one line each, with their places and numbers of records."""
         lines = []
         for fault, (place, *others) in self._faults.items():
             n = self._times[fault]
@@ -68,55 +68,57 @@ class Problems:
         return lines
 
     def check(self, source: str, skip_invalid: bool, any_good: bool = True) -> None:
-        """End of the reading: refuse bad records; under ``skip_invalid`` only where the source has no good one."""
+        """Refuse a file with bad records; with ``skip_invalid``, only a file without good ones."""
         n = self.kinds.total()
         if not n or (skip_invalid and any_good):
             return
         left = n - self._times.total()
         more = [f"and {left:,} more"] if left else []
         lines = "\n  ".join([*self.shown, *more, *([_FIELDS] if self.kinds["missing field"] else [])])
-        advice = ", or leave them out with data.skip_invalid (--skip-invalid), which counts them" if any_good else ""
-        raise DataError(f"{source}: {n} bad {'record' if n == 1 else 'records'}\n  {lines}\nmend them{advice}")
+        advice = ", or skip and count them with data.skip_invalid (--skip-invalid)" if any_good else ""
+        raise DataError(f"{source}: {n} bad {'record' if n == 1 else 'records'}\n  {lines}\ncorrect them{advice}")
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """One JSON object."""
 
-    place: str  # file and line, or file and item: how messages point at it
+    place: str  # file and line, or file and item, for messages
     number: int  # of the line or the item, from 1
     value: Mapping[str, Any]
-    split: str | None = None  # the part of a published data set that it came from, where known
+    split: str | None = None  # of a published data set, if known
 
 
 def records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Objects of a file of JSON lines or of a file that is one JSON array, told by its first character.
+    """Yield the objects of a file of JSON lines or of one JSON array, which begins with a bracket.
 
-    Bad lines and items are added to ``problems``; DataError where the file cannot be read, or its array is broken.
+    Bad lines and items go to ``problems``; DataError if the file cannot be read, or its array is broken.
     """
     items = _items(path) if _first_character(path) == b"[" else _json_lines(path, problems)
     for place, number, value in items:
         if isinstance(value, dict):
             yield Record(place, number, value)
         else:
-            found = f"{type(value).__name__} where a JSON object should be: {str(value)[:60]!r}"
-            problems.add(place, BadRecord("not an object", found))
+            fault = f"{type(value).__name__}, not a JSON object: {str(value)[:60]!r}"
+            problems.add(place, BadRecord("not an object", fault))
 
 
 def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
-    """Lines of a file that are not blank, numbered from 1, without their ends (LF or CRLF).
+    """Yield the lines of a file that are not blank, numbered from 1, without line ends (LF or CRLF).
 
-    A line that is not UTF-8 and a compressed file that ends early are added to ``problems``; DataError where the file
-    cannot be read, or a line is longer than `MAX_RECORD`.
+    Lines that are not UTF-8 and a truncated compressed file go to ``problems``; DataError if the file cannot be read,
+    or a line is longer than `MAX_RECORD`.
     """
     number = 0
-    with opened(path) as file:
+    with open_compressed(path) as file:
         try:
             while raw := file.readline(MAX_RECORD + 1):
                 number += 1
                 if len(raw) > MAX_RECORD:
                     limit = f"{MAX_RECORD >> 20} MiB"
-                    raise DataError(f"{path}: a line is longer than {limit}; this is not a file of JSON lines")
+                    raise DataError(
+                        f"{path}: a line is longer than {limit}, so this is not a file of JSON lines; name another file"
+                    )
                 try:
                     line = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8").strip()
                 except UnicodeDecodeError as error:
@@ -129,12 +131,14 @@ def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
         except (EOFError, OSError) as error:
             if not _ends_early(error):
                 raise
-            problems.add(f"{path}:{number + 1}", BadRecord("truncated", "the compressed file ends early; get it again"))
+            problems.add(
+                f"{path}:{number + 1}", BadRecord("truncated", "the compressed file ends early; download it again")
+            )
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[io.BufferedReader]:
-    """A file, decompressed where its first bytes say so (gzip, bzip2, Zstandard)."""
+def open_compressed(path: Path) -> Iterator[io.BufferedReader]:
+    """Open a file, decompressed if it begins like gzip, bzip2, or Zstandard."""
     try:
         with path.open("rb") as file:
             magic, plain = file.peek(4)[:4], file
@@ -143,7 +147,7 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
             elif magic.startswith(b"BZh"):
                 plain = io.BufferedReader(bz2.BZ2File(file))
             elif magic == b"\x28\xb5\x2f\xfd":
-                import pyarrow as pa  # other files do without its fifth of a second
+                import pyarrow as pa  # importing it takes a fifth of a second
 
                 plain = io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
             yield plain
@@ -154,8 +158,8 @@ def opened(path: Path) -> Iterator[io.BufferedReader]:
     except PermissionError as error:
         raise DataError(f"{path}: no permission to read it") from error
     except (EOFError, OSError, zlib.error) as error:
-        what = "ends early" if _ends_early(error) else f"is broken ({error})"
-        raise DataError(f"{path}: the compressed file {what}; get it again") from error
+        fault = "ends early" if _ends_early(error) else f"is broken ({error})"
+        raise DataError(f"{path}: the compressed file {fault}; download it again") from error
 
 
 def _ends_early(error: Exception) -> bool:
@@ -163,14 +167,14 @@ def _ends_early(error: Exception) -> bool:
 
 
 def _first_character(path: Path) -> bytes:
-    with opened(path) as file:
+    with open_compressed(path) as file:
         start = file.read(4)
         if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
             raise DataError(f"{path} is UTF-16; save it as UTF-8")
         while start and not (first := start.removeprefix(codecs.BOM_UTF8).lstrip()):
             start = file.read(1 << 16)
         if not start:
-            raise DataError(f"{path} is empty; give a file with one record at least")
+            raise DataError(f"{path} is empty; name a file with records")
         return first[:1]
 
 
@@ -179,25 +183,25 @@ def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]
         place = f"{path}:{number}"
         try:
             value = json.loads(line)
-        except (RecursionError, ValueError) as error:  # the first: nested too deep
-            what = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
-            problems.add(place, BadRecord("broken JSON", f"broken JSON ({what}): {line[:60]!r}"))
+        except (RecursionError, ValueError) as error:  # RecursionError: nested too deeply
+            fault = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
+            problems.add(place, BadRecord("broken JSON", f"broken JSON ({fault}): {line[:60]!r}"))
         else:
             yield place, number, value
 
 
 def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """Elements of one JSON array. Not by ``ijson.items``: its memory grows with the square of the nesting."""
+    """Yield the items of a JSON array; the memory of ``ijson.items`` grows with the square of the nesting."""
     number, depth, item = 0, 0, ObjectBuilder()
     try:
-        with opened(path) as file:
+        with open_compressed(path) as file:
             if file.peek(3).startswith(codecs.BOM_UTF8):
                 file.read(3)
             for event, value in ijson.basic_parse(file, use_float=True):
                 depth += event in {"start_map", "start_array"}
                 depth -= event in {"end_map", "end_array"}
                 if depth > _MAX_DEPTH:
-                    raise DataError(f"{path}: item {number + 1} is nested too deeply to be read; mend the file")
+                    raise DataError(f"{path}: item {number + 1} is nested too deeply; correct the file")
                 if depth == 0 or (depth == 1 and event == "start_array"):
                     continue
                 item.event(event, value)
@@ -206,6 +210,5 @@ def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
                     yield f"{path}: item {number}", number, item.value
                     item = ObjectBuilder()
     except ijson.JSONError as error:
-        what = str(error).removeprefix("b'").replace("\\n", "\n").splitlines()[0]
-        mend = "the rest of an array cannot be read after it, mend the file or get it again"
-        raise DataError(f"{path}: item {number + 1}: broken JSON ({what}); {mend}") from error
+        fault = str(error).removeprefix("b'").replace("\\n", "\n").splitlines()[0]
+        raise DataError(f"{path}: item {number + 1}: broken JSON ({fault}); correct the file") from error

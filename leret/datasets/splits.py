@@ -1,7 +1,7 @@
-"""Splits by the hash of a task's id, and the guard against training on what is evaluated.
+"""Splits by the hash of a task's id, and checks that training and evaluation share no tasks.
 
-The split of an id depends on the id and the seed alone: not on the file it stands in, its order, or how
-many tasks are read. A data set that brings its own splits (BEIR's qrels, a generated world) keeps them.
+A split depends only on the id and the seed, not on the file, the order, or the number of tasks. A data set with splits
+(BEIR's qrels, a generated world) keeps them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ SPLITS: dict[str, SplitName] = {
     "train": "train", "training": "train", "dev": "dev", "val": "dev", "valid": "dev", "validation": "dev",
     "test": "test",
 }  # fmt: skip
-"""What data sets call their splits, and what leret does."""
+"""Splits by their names in data sets."""
 _DEV, _TEST = 0.1, 0.2
 _SHOWN = 5
 
 
 def split_of(id: str, seed: int = 0) -> SplitName:
-    """The split that a task belongs to, for good: 20 % are ``test``, 10 % ``dev``, the rest ``train``.
+    """Return the split of an id: 20 % are ``test``, 10 % ``dev``, the rest ``train``.
 
     >>> {split_of(f"q{i}") for i in range(100)} == {"train", "dev", "test"}
     True
@@ -34,13 +34,13 @@ def split_of(id: str, seed: int = 0) -> SplitName:
 
 
 def rank_of(id: str, seed: int, purpose: str) -> int:
-    """A fixed pseudo-random number of an id, in [0, 2**64), unrelated to those of other seeds and purposes."""
+    """Return a pseudo-random number in [0, 2**64) that depends on the id, the seed, and the purpose."""
     key = f"leret {purpose} {seed}\0{id}".encode("utf-8", "surrogatepass")
     return int.from_bytes(blake2b(key, digest_size=8).digest(), "big")
 
 
 def refuse_leak(training_ids: Iterable[str], evaluation_ids: Iterable[str]) -> None:
-    """Refuse to train on tasks that are evaluated: ids in common are a DataError that lists the first ones."""
+    """Refuse common ids of training and evaluation; the DataError lists the first ones."""
     _refuse(
         sorted(set(training_ids) & set(evaluation_ids)),
         "are in the training data and in the evaluation split",
@@ -49,17 +49,17 @@ def refuse_leak(training_ids: Iterable[str], evaluation_ids: Iterable[str]) -> N
 
 
 def refuse_doubles(training: Iterable[Task], evaluation: Iterable[Task]) -> None:
-    """Refuse to evaluate on a text that is trained on under another id; see `refuse_leak`."""
+    """Refuse common texts of training and evaluation under different ids."""
     texts = {task.text for task in training}
     _refuse(
         [task.id for task in evaluation if task.text in texts],
         "of the evaluation split have the text of one in the training data",
-        "remove them from the questions' file",
+        "remove them from the question file",
     )
 
 
-def _refuse(ids: Sequence[str], what: str, mend: str) -> None:
+def _refuse(ids: Sequence[str], fault: str, advice: str) -> None:
     if ids:
         shown = ", ".join(repr(id) for id in ids[:_SHOWN])
         more = f" and {len(ids) - _SHOWN} more" if len(ids) > _SHOWN else ""
-        raise DataError(f"{len(ids)} questions {what}: {shown}{more}; {mend}")
+        raise DataError(f"{len(ids)} questions {fault}: {shown}{more}; {advice}")

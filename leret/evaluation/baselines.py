@@ -32,7 +32,6 @@ _HEAD_WORDS = 12
 """Words that replace the title of a document without one."""
 
 _RANKINGS = 512
-"""Rankings in the cache, for the later picks of the same choices."""
 
 Script = Callable[[Task, int], Sequence[str]]
 """(task, step from 0) to the texts that answer the step."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from leret.core.types import Document, Hop, Outcome, Rollout, Task
 from leret.evaluation.results import ScoredHop
 from leret.retrieval.engines.analysis import fold_accents
-from leret.rewards import reward
+from leret.rewards import scoring
 from leret.rewards.ranking import recall
 
 BRIDGE_FOUND = "bridge_found"
@@ -35,7 +35,7 @@ def all_measures(names: Sequence[str]) -> tuple[str, ...]:
     every = tuple(dict.fromkeys((*names, *_ALWAYS)))
     for name in every:
         if name != BRIDGE_FOUND:
-            reward(name, "measures")
+            scoring(name, "measures")
     return every
 
 
@@ -43,7 +43,7 @@ class Scorer:
     """Turns rollouts into scored rows by the measures of `all_measures`; ``corpus`` has the gold titles."""
 
     def __init__(self, names: Sequence[str], tasks: Sequence[Task], corpus: Mapping[str, Document]) -> None:
-        self._rewards = {name: reward(name) for name in names if name != BRIDGE_FOUND}
+        self._rewards = {name: scoring(name) for name in names if name != BRIDGE_FOUND}
         self._tasks = {task.id: task for task in tasks}
         self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in names else {}
 

@@ -60,8 +60,8 @@ class Evaluation:
 
     @property
     def sentences(self) -> int | None:
-        """Sentences per task (babilong only); None if tasks differ."""
-        lengths = self.recipe.data.sentences, self.sampling.data.sentences
+        """Of a task of kind babilong, where all have the same number."""
+        lengths = self.recipe.data.sentences, getattr(self.sampling.data, "sentences", None)
         return next((n for n in lengths if isinstance(n, int)), None)
 
     @property
@@ -167,7 +167,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     if shared:
         raise ConfigError(f"evaluation: {shared[0]!r} is the name of a system and of an evaluation; {_RENAME}")
     policies = Policies(sampled.policy, {**sampled.policies, **recipe.policies})
-    rounds = run.manifest().get("rounds", [])
+    rounds = run.manifest.rounds
     local = sampled.policy.kind == "local" and not recipe.policies and any(s.policy == BASE for s in systems)
     if local and rounds and policies.digest(known[BASE]) != rounds[0]["digest"]:
         raise RunError(
@@ -178,7 +178,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         recipe,
         "a hop is a search",  # it was an LM call in older evaluations; reading their rows fails
         run.section("sampling", "leret sample RECIPE"),
-        run.manifest().get("digests"),
+        run.manifest.digests,
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         recipe_stamps(sampled),

@@ -30,8 +30,7 @@ from leret.evaluation.measures import Scorer
 from leret.evaluation.results import SystemResults, read_results, write_results
 from leret.evaluation.systems import HYDE, ORACLE, RM3, System
 from leret.policies.base import Policy
-from leret.policies.checkpoints import find_model, model_digest
-from leret.policies.load import make_policy, open_policies
+from leret.policies.load import compute_digest, make_policy, open_policies
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
@@ -85,11 +84,8 @@ class Policies:
         return by_predictor(self.base, self.others, trained, system.predictors)
 
     def digest(self, system: System) -> str:
-        """Return the digest of a system's policies, without loading those of this process."""
-        digests = {
-            name: model_digest(find_model(one.model)) if one.kind == "local" else make_policy(one).digest
-            for name, one in self.settings(system).items()
-        }
+        """Names what a system's policies compute, without loading those of this process."""
+        digests = {name: compute_digest(one) for name, one in self.settings(system).items()}
         return digests[""] if len(digests) == 1 else digest("policies", digests)
 
     def open(self, system: System) -> Policy:

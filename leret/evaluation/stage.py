@@ -62,6 +62,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     before = evaluation.done()
     if before is not None:
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
+
     chosen = _chosen(evaluation, progress)
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)

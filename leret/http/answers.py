@@ -1,9 +1,9 @@
-"""Answers of HTTP servers: read within a bound, and told apart into successes, passing failures and rejections.
+"""Answers of HTTP servers, of bounded size: successes, temporary failures, and rejections.
 
 ::
 
     HttpError
-    |-- RetryableError   another attempt may succeed: overload, outage, an answer that makes no sense
+    |-- RetryableError   another attempt may succeed: overload, outage, a malformed answer
     `-- RejectedError    the server will never take this request
 """
 
@@ -22,10 +22,10 @@ from typing import Any
 from leret.core.errors import ConfigError, LeretError
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
-"""What reading an answer of an unexpected shape raises."""
+"""Exceptions from reading an answer of unexpected shape."""
 
 MAX_BYTES = 64 * 2**20
-"""Of an answer, decompressed: 64 completions of 8,000 tokens with their log-probabilities have room."""
+"""Largest decompressed answer: room for 64 completions of 8,000 tokens with log-probabilities."""
 
 _MAX_RETRY_AFTER_S = 120.0
 _RETRIED = frozenset({408, 409, 425, 429})
@@ -33,16 +33,16 @@ _KINDS = {429: "rate_limit", 503: "overloaded", 408: "timeout", 504: "timeout"}
 
 
 class HttpError(LeretError):
-    """A request without a usable answer; the clients of a server turn it into the error of their boundary."""
+    """A request without a usable answer; clients turn it into the error of their boundary."""
 
     kind: str = "rejected"
 
 
 class RetryableError(HttpError):
-    """A failure that another attempt may mend, ``wait_s`` later if the server asked for that (Retry-After).
+    """A failure that may pass, after ``wait_s`` if the server names a time (Retry-After).
 
-    Its kind is ``rate_limit``, ``overloaded``, ``server``, ``timeout``, ``connection``, ``malformed`` (an answer that
-    makes no sense) or ``incomplete`` (an answer that the server itself calls unfinished).
+    Its kind is ``rate_limit``, ``overloaded``, ``server``, ``timeout``, ``connection``, ``malformed``, or
+    ``incomplete`` (the server itself calls the answer unfinished).
     """
 
     exit_code = 1
@@ -54,7 +54,7 @@ class RetryableError(HttpError):
 
 
 class RejectedError(HttpError):
-    """A request that the server will never take as it is; ``status`` is 0 where no server was asked."""
+    """A request that the server will never accept; ``status`` is 0 if no server was asked."""
 
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
@@ -63,7 +63,7 @@ class RejectedError(HttpError):
 
 @dataclass(frozen=True)
 class Answer:
-    """A complete answer; ``url`` has no query, which may hold a key."""
+    """A complete answer; ``url`` is without its query, which may hold a key."""
 
     url: str
     status: int
@@ -76,20 +76,20 @@ class Answer:
 
     @cached_property
     def json(self) -> Any:
-        """The parsed body; RetryableError where it is no JSON."""
+        """The parsed body; RetryableError if it is not JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
             raise self.malformed(f"no JSON ({error})") from error
 
-    def malformed(self, what: str) -> RetryableError:
-        """The failure of an answer of status 200 that makes no sense: ``what`` was sent instead."""
-        return RetryableError(f"{self.url} sent {what}: {one_line(self.body)}", "malformed")
+    def malformed(self, fault: str) -> RetryableError:
+        """Build the error of an answer with status 200 and an unusable body."""
+        return RetryableError(f"{self.url} sent {fault}: {one_line(self.body)}", "malformed")
 
     def check(self, advice: Mapping[bool, str], also_retried: frozenset[int] = frozenset()) -> None:
-        """Pass a success; RetryableError for 429, a time-out or a server error, RejectedError for any other refusal.
+        """Raise RetryableError for 429, a timeout or a server error, and RejectedError for any other refusal.
 
-        ``advice`` is what to correct after a rejection, True: of the credentials.
+        ``advice`` says what to correct after a rejection, under True after one of the credentials.
         """
         if 200 <= self.status < 300:
             return
@@ -100,7 +100,7 @@ class Answer:
 
 
 class ApiKey:
-    """A server's key, or ``Basic ...``, or None: sent in one header, printed and pickled never."""
+    """A server's key, ``Basic ...``, or None: sent in one header, never printed or pickled."""
 
     __slots__ = ("_value",)
 
@@ -109,16 +109,16 @@ class ApiKey:
 
     @classmethod
     def from_env(cls, variable: str | None, setting: str) -> ApiKey:
-        """The key in the environment variable that the recipe's ``setting`` names; ConfigError where it is no key."""
+        """Read the key from the environment variable that the recipe's ``setting`` names; ConfigError if unusable."""
         if variable is None:
             return cls()
         value = os.environ.get(variable, "").strip()
         if not value:
-            raise ConfigError(f"{setting}: the environment variable {variable} is not set; export the key in it")
+            raise ConfigError(f"{setting}: the environment variable {variable} is not set; export the key")
         if not value.isascii() or not value.isprintable():
             raise ConfigError(
-                f"{setting}: the environment variable {variable} holds line breaks or other characters that no header "
-                "can carry; export the key alone in it"
+                f"{setting}: the environment variable {variable} holds line breaks or other characters that "
+                "headers cannot carry; export only the key"
             )
         return cls(value)
 
@@ -126,20 +126,20 @@ class ApiKey:
         return "ApiKey()" if self._value is None else "ApiKey([key])"
 
     def __reduce__(self) -> str:
-        raise TypeError("a key is not pickled; read it from the environment where it is needed")
+        raise TypeError("a key cannot be pickled; read it from the environment")
 
     def reveal(self) -> str | None:
-        """The key itself, for a client library that sends it."""
+        """Return the key, for a client library."""
         return self._value
 
     def headers(self) -> dict[str, str]:
-        """The header that carries it."""
+        """Return the header with the key."""
         if self._value is None:
             return {}
         return {"Authorization": self._value if self._value.startswith("Basic ") else f"Bearer {self._value}"}
 
     def redact(self, message: str) -> str:
-        """A message without the key that a server sent back, nor the part of it after which `one_line` cut.
+        """Remove the key from a message, even a part of it before the cut of `one_line`.
 
         >>> ApiKey("s3cret").redact("key s3cret: no; key s3cr...")
         'key [key]: no; key [key]...'
@@ -154,17 +154,17 @@ class ApiKey:
 
 
 async def read_body(chunks: AsyncIterable[bytes], url: str) -> bytes:
-    """The body of an answer, decompressed piece by piece as it is read; RejectedError beyond `MAX_BYTES`."""
+    """Read the decompressed body of an answer; RejectedError beyond `MAX_BYTES`."""
     body = bytearray()
     async for chunk in chunks:
         body += chunk
         if len(body) > MAX_BYTES:
-            raise RejectedError(f"{url} sent more than {MAX_BYTES} bytes; ask for less at once", 200).failed()
+            raise RejectedError(f"{url} sent more than {MAX_BYTES} bytes; request less at once", 200).failed()
     return bytes(body)
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Seconds that a ``Retry-After`` header asks for, two minutes at most; None without a readable one.
+    """Return the seconds of a ``Retry-After`` header, two minutes at most; None without a valid one.
 
     >>> retry_after_s({"Retry-After": "1.5"})
     1.5
@@ -184,7 +184,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def error_text(body: str | bytes) -> str:
-    """What the body of a failure says, in a line."""
+    """Return the error message in the body of a failure as one line."""
     try:
         value = json.loads(body)
         if isinstance(value, dict) and isinstance(value.get("error"), dict):
@@ -196,7 +196,7 @@ def error_text(body: str | bytes) -> str:
 
 
 def one_line(text: str | bytes) -> str:
-    """One line of 300 characters at most."""
+    """Return text as one line of at most 300 characters."""
     if isinstance(text, bytes):
         text = text[:2000].decode(errors="replace")
     line = " ".join(text[:2000].split())

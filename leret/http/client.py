@@ -1,4 +1,4 @@
-"""Requests over equal servers: a slot, the least busy endpoint, and further attempts as long as an outage may pass."""
+"""A client of equal servers: limits concurrency, picks the least busy server, and retries through outages."""
 
 from __future__ import annotations
 
@@ -24,34 +24,31 @@ if TYPE_CHECKING:
     import aiohttp
     from tenacity import AsyncRetrying, RetryCallState
 
-    from leret.core.usage import UsageMeter
+    from leret.http.usage import UsageMeter
 
 _LOG = logging.getLogger("leret")
 
 T = TypeVar("T")
-Carry = Callable[["Call", str, float], Awaitable[Answer]]
-"""Takes a call to a server: its base URL, and the attempt's deadline in seconds; raises `RetryableError`."""
 
 CONNECT_SHARE = 0.4
-"""Of an attempt's time, for connecting: a server that does not accept is away, one that is late to answer is slow."""
+"""Share of an attempt's time for connecting: a server that does not accept in time is down, not slow."""
 
 _BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 10.0
-_SENSELESS = frozenset({"malformed", "incomplete"})
-_MAX_SENSELESS = 3
-"""Answers of one request that make no sense, after which time will not mend them."""
+_UNUSABLE = frozenset({"malformed", "incomplete"})
+_MAX_UNUSABLE = 3
+"""Unusable answers to one request after which the client gives up."""
 
 encode_json = json_encoder(separators=(",", ":"), ensure_ascii=False)
-"""A value as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request, apart from the server that it goes to.
+    """A request without its server.
 
     Attributes:
-        params: of the URL; half a surrogate pair becomes a question mark.
-        body: JSON, or of another ``content_type``.
+        params: of the URL; a lone surrogate becomes a question mark.
+        body: JSON, unless ``content_type`` names another type.
     """
 
     method: str
@@ -62,20 +59,20 @@ class Call:
 
     @classmethod
     def post(cls, path: str, value: Any) -> Call:
-        """A value as JSON; half a surrogate pair, which UTF-8 cannot hold, is escaped."""
+        """Build a JSON request; lone surrogates, which UTF-8 lacks, are escaped."""
         body = encode_json(value).encode("utf-8", "backslashreplace")
         return cls("POST", path, {}, body)
 
     @classmethod
     def form(cls, path: str, values: Mapping[str, str]) -> Call:
-        """Values URL-encoded in the body."""
+        """Build a request with URL-encoded values in the body."""
         body = urlencode(values, errors="replace").encode()
         return cls("POST", path, {}, body, "application/x-www-form-urlencoded")
 
 
 @dataclass(slots=True)
 class _PerLoop:
-    """What an event loop cannot share with another one."""
+    """The objects that event loops cannot share."""
 
     session: aiohttp.ClientSession
     slots: asyncio.Semaphore
@@ -83,18 +80,17 @@ class _PerLoop:
 
 
 class Client:
-    """Sends requests until they are answered. Safe to use from several event loops, each with limits of its own.
+    """A client that retries requests until they are answered. Each event loop has separate limits.
 
     Args:
         urls: base URLs of equal servers.
         setting: the recipe's section, for messages: ``policy`` or ``retriever``.
         key: sent in a header.
-        secret: that requests hold otherwise; as the key, it is in no message.
-        timeout_s: an attempt's deadline.
-        retry_for_s: how long an outage is waited for, from the last answer on; 0 tries once.
-        concurrency: requests in flight at most, in each event loop.
-        also_retried: further status codes that are worth another attempt.
-        carry: takes a call to a server; None does so by aiohttp.
+        secret: in requests, and removed from messages like the key.
+        timeout_s: deadline of one attempt.
+        retry_for_s: how long to wait in an outage, from the last answer on; 0 tries once.
+        concurrency: maximum number of requests in flight per event loop.
+        also_retried: further status codes to retry.
     """
 
     def __init__(
@@ -109,7 +105,6 @@ class Client:
         concurrency: int = 32,
         rate: RateLimit | None = None,
         also_retried: frozenset[int] = frozenset(),
-        carry: Carry | None = None,
         meter: UsageMeter | None = None,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -125,10 +120,9 @@ class Client:
         self._concurrency = concurrency
         self._rate = rate
         self._also_retried = also_retried
-        self._carry = carry
         self._meter = meter
         self._clock, self._sleep = clock, sleep
-        self._answered_at = float("-inf")  # when any request last was
+        self._answered_at = float("-inf")  # time of the last answer to any request
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _PerLoop] = weakref.WeakKeyDictionary()
         weakref.finalize(self, _close_all, self._loops, os.getpid())
 
@@ -140,14 +134,14 @@ class Client:
         timeout_s: float | None = None,
         retry_for_s: float | None = None,
     ) -> T:
-        """Send a request until it is answered; RejectedError for good, RetryableError if it fails at the deadline.
+        """Send a request until it is answered; RejectedError at once, RetryableError at the deadline.
 
-        What ``read`` raises (`HttpError`, or anything that an unexpected shape does) is the attempt's failure.
+        An attempt also fails with the exceptions of ``read``: `HttpError`, or those of an unexpected shape.
         """
-        mine, began = self._loops.get(asyncio.get_running_loop()) or self._open(), self._clock()
-        once = partial(self._attempt, mine, call, read, timeout_s or self._timeout_s)
+        local, began = self._loops.get(asyncio.get_running_loop()) or self._open(), self._clock()
+        once = partial(self._attempt, local, call, read, timeout_s or self._timeout_s)
         try:
-            return await once()  # tenacity would take a third of the CPU of a request that needs no second attempt
+            return await once()  # without tenacity, which takes a third of the CPU of a successful request
         except RetryableError as error:
             first = [error]
 
@@ -156,46 +150,45 @@ class Client:
                 raise first.pop()
             return await once()
 
-        # In an outage, most of a large batch waits for a slot: the outage is as old as the last answer.
+        # In an outage, most of a large batch waits for a slot: the outage began at the last answer.
         left_s = self._retry_for_s if retry_for_s is None else retry_for_s
-        return await self._retrying(mine.pool, max(began, self._answered_at) + left_s)(attempt)
+        return await self._retrying(local.pool, max(began, self._answered_at) + left_s)(attempt)
 
     async def aclose(self) -> None:
         """Close the running event loop's connections. May be called twice."""
-        mine = self._loops.pop(asyncio.get_running_loop(), None)
-        if mine is not None:
-            await mine.session.close()
+        local = self._loops.pop(asyncio.get_running_loop(), None)
+        if local is not None:
+            await local.session.close()
 
-    async def _attempt(self, mine: _PerLoop, call: Call, read: Callable[[Answer], T], timeout_s: float) -> T:
-        """Send a request once; HttpError where it failed."""
-        async with mine.slots:
-            endpoint = (mine.pool.take() if self._rate is None else None) or await self._turn(mine.pool)
+    async def _attempt(self, local: _PerLoop, call: Call, read: Callable[[Answer], T], timeout_s: float) -> T:
+        async with local.slots:
+            endpoint = (local.pool.take() if self._rate is None else None) or await self._turn(local.pool)
             sent = self._clock()
             try:
-                answer = await (self._carry or partial(_by_aiohttp, mine.session))(call, endpoint.url, timeout_s)
+                answer = await _by_aiohttp(local.session, call, endpoint.url, timeout_s)
                 if not 200 <= answer.status < 300:
                     answer.check(self._advice, self._also_retried)
                 try:
                     value = read(answer)
                 except MALFORMED as error:
-                    raise answer.malformed(f"what cannot be read ({one_line(repr(error))})") from error
+                    raise answer.malformed(f"an unexpected answer ({one_line(repr(error))})") from error
             except HttpError as error:
                 error.args = (self._secret.redact(self.key.redact(str(error))),)
-                mine.pool.failed(endpoint, sent, error)
+                local.pool.failed(endpoint, sent, error)
                 if self._meter is not None:
                     self._meter.fault(error.kind)
                 raise
             except BaseException:
-                mine.pool.succeeded(endpoint)  # interrupted: nothing is known of the server
+                local.pool.succeeded(endpoint)  # interrupted: says nothing about the server
                 raise
-            mine.pool.succeeded(endpoint)
+            local.pool.succeeded(endpoint)
             self._answered_at = self._clock()
             if self._meter is not None:
                 self._meter.answered(self._answered_at - sent)
             return value
 
     async def _turn(self, pool: EndpointPool) -> Endpoint:
-        """An endpoint, as soon as the rate and the servers' Retry-After allow."""
+        """Wait for an endpoint until the rate limit and the servers' Retry-After allow a request."""
         while self._rate is not None and (wait_s := self._rate.wait_s()) > 0:
             await self._sleep(wait_s)
         while (endpoint := pool.take()) is None:
@@ -203,25 +196,25 @@ class Client:
         return endpoint
 
     def _retrying(self, pool: EndpointPool, deadline: float) -> AsyncRetrying:
-        """Attempts until the deadline, on the client's clock, or as long as answers make sense."""
+        """Return tenacity's attempts until the deadline on the client's clock, or too many unusable answers."""
         from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
-        backoff_s, senseless = wait_exponential(_BACKOFF_S, _LONGEST_BACKOFF_S), count(1)
+        backoff_s, unusable = wait_exponential(_BACKOFF_S, _LONGEST_BACKOFF_S), count(1)
 
         def too_late(state: RetryCallState) -> bool:
-            useless = _failure(state).kind in _SENSELESS and next(senseless) >= _MAX_SENSELESS
+            useless = _failure(state).kind in _UNUSABLE and next(unusable) >= _MAX_UNUSABLE
             return useless or self._clock() + state.upcoming_sleep > deadline
 
         return AsyncRetrying(
             retry=retry_if_exception_type(RetryableError),
             wait=lambda state: max(backoff_s(state) * random.uniform(0.5, 1.5), pool.opens_in_s()),
             stop=too_late,
-            before_sleep=self._told,
+            before_sleep=self._log_retry,
             retry_error_callback=_give_up,
             sleep=self._sleep,
         )
 
-    def _told(self, state: RetryCallState) -> None:
+    def _log_retry(self, state: RetryCallState) -> None:
         if self._meter is not None:
             self._meter.retried()
         _LOG.info("%s; attempt %d in %.3g s", _failure(state), state.attempt_number + 1, state.upcoming_sleep)
@@ -231,12 +224,12 @@ class Client:
 
         session = aiohttp.ClientSession(
             headers={"Content-Type": "application/json", **self.key.headers()},
-            connector=aiohttp.TCPConnector(limit=0),  # the slots count
+            connector=aiohttp.TCPConnector(limit=0),  # the slots limit it
             cookie_jar=aiohttp.DummyCookieJar(),
         )
-        mine = _PerLoop(session, asyncio.Semaphore(self._concurrency), EndpointPool(self.urls, self._clock))
-        self._loops[asyncio.get_running_loop()] = mine
-        return mine
+        local = _PerLoop(session, asyncio.Semaphore(self._concurrency), EndpointPool(self.urls, self._clock))
+        self._loops[asyncio.get_running_loop()] = local
+        return local
 
 
 async def _by_aiohttp(session: aiohttp.ClientSession, call: Call, base: str, timeout_s: float) -> Answer:
@@ -256,14 +249,13 @@ async def _by_aiohttp(session: aiohttp.ClientSession, call: Call, base: str, tim
         ) as response:
             return Answer(url, response.status, response.headers, await read_body(response.content.iter_any(), url))
     except (aiohttp.ClientError, ConnectionError) as error:
-        what = f"{type(error).__name__}: {error}"
-        raise RetryableError(f"{url} cannot be reached ({what})", "connection") from error
+        cause = f"{type(error).__name__}: {error}"
+        raise RetryableError(f"{url} cannot be reached ({cause})", "connection") from error
     except TimeoutError as error:
         raise RetryableError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
 
 
 def _failure(state: RetryCallState) -> RetryableError:
-    """Of the last attempt."""
     failure = state.outcome.exception() if state.outcome else None
     assert isinstance(failure, RetryableError)
     return failure
@@ -271,19 +263,19 @@ def _failure(state: RetryCallState) -> RetryableError:
 
 def _give_up(state: RetryCallState) -> NoReturn:
     failure, n = _failure(state), state.attempt_number
-    told = f"{failure}; gave up after {n} attempt{'s'[: n > 1]}; see that the server is up, then run again"
-    raise RetryableError(told, failure.kind, failure.wait_s) from failure
+    message = f"{failure}; gave up after {n} attempt{'s'[: n > 1]}; check that the server is up, then run again"
+    raise RetryableError(message, failure.kind, failure.wait_s) from failure
 
 
 def _close_all(loops: Mapping[asyncio.AbstractEventLoop, _PerLoop], pid: int) -> None:
-    """Close the connections of a client that nobody uses any more, or that is left over when the process ends."""
+    """Close the connections of a client that is garbage, or still open when the process ends."""
     try:
         running: object = asyncio.get_running_loop()
     except RuntimeError:
         running = None
-    for loop, mine in list(loops.items()):
+    for loop, local in list(loops.items()):
         if pid == os.getpid() and loop.is_running():
-            closing = asyncio.run_coroutine_threadsafe(mine.session.close(), loop)
+            closing = asyncio.run_coroutine_threadsafe(local.session.close(), loop)
             if loop is not running:
                 with suppress(TimeoutError):
                     closing.result(timeout=2)

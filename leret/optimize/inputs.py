@@ -21,8 +21,7 @@ from leret.policies.checkpoints import find_model
 from leret.policies.dspy_lm import policy_of
 from leret.programs.pick import named_picks
 from leret.programs.prompts import Prompt
-from leret.rewards import Reward
-from leret.rewards import reward as reward_named
+from leret.rewards import Reward, scoring
 
 RewardFunction = Callable[[dspy.Example, Outcome], "float | bool | None"]
 """A user's reward of an example and the outcome of a step."""
@@ -179,7 +178,7 @@ def step_reward(reward: str | RewardFunction | None, examples: Mapping[Task, dsp
         return lambda outcome: None if (v := reward(examples[outcome.task], outcome)) is None else float(v)
     if not any(_gold_of(example)[0] in _TITLES for example in examples.values()):
         return reward
-    measure = reward_named(reward)
+    measure = scoring(reward)
     return lambda outcome: measure(
         replace(outcome, ranking=tuple([p._replace(doc_id=p.title or p.doc_id) for p in outcome.ranking]))
     )
@@ -198,7 +197,10 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
     """Return the LMs to train by predictor; LeretError if there are none, or if one cannot be trained."""
     lms = {name: predictor.lm for name, predictor in program.named_predictors() if is_trainable(predictor.lm)}
     if not program.predictors():
-        raise ProgramError(f"{type(program).__name__} has no predictor to train; use dspy.Predict")
+        raise ProgramError(
+            f"{type(program).__name__} has no predictor to train: named_predictors() lists none; keep each "
+            "dspy.Predict on the program, as an attribute or in a list or dict"
+        )
     if not lms:
         models = sorted({str(predictor.lm.model) for predictor in program.predictors()})
         raise PolicyError(f"none of the student's LMs can be trained ({', '.join(models)}); use leret.LM(...)")

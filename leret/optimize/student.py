@@ -54,11 +54,11 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
                 shutil.rmtree(old, ignore_errors=True)
         place = tempfile.mkdtemp(dir=parent)
     run = Run.create(Path(place).resolve())
-    before = run.manifest().get("optimize")
+    before = run.manifest.optimize
     if before is not None and before["student"] != now["student"]:
         logger.info("LeReT: %s is of another student; what this one comes to is in its students/", run.path)
         run = Run.create(run.path / "students" / now["student"][:12])
-        before = run.manifest().get("optimize")
+        before = run.manifest.optimize
     if before is not None:
         check_resumable(run.path, before, now, otherwise="give LeReT another run_dir")
     elif run.store.exists():
@@ -124,7 +124,6 @@ def training_examples(
 
 
 def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
-    """Why there is no pair and no target."""
     samples = [sample for group in groups for sample in group.samples]
     unparsed = [one.failure for one in samples if one.failure is not None and one.failure.kind == "parse"]
     if unparsed and len(unparsed) == len(samples):

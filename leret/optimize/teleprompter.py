@@ -63,8 +63,7 @@ from leret.programs.saved import with_save
 from leret.programs.search import Search, search_tool
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
-from leret.rewards import Reward
-from leret.rewards import reward as reward_named
+from leret.rewards import Reward, scoring
 from leret.sampling.bank.bank import load_bank, save_bank
 from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts
 from leret.sampling.rollouts.branching import Role, SamplingPlan
@@ -274,7 +273,8 @@ class CompileJob:
                     self.prompts = self._bank(final or reward if settings.reward is None else reward)
                 plan = SamplingPlan(
                     tuple(self.prompts), settings.samples, settings.seed, temperature=1.0, top_p=1.0, max_tokens=64,
-                    role=self.role, reward=reward, final=final, n_continuations=settings.n_continuations,
+                    role=self.role, reward=scoring(reward), final=final and scoring(final, "final"),
+                    n_continuations=settings.n_continuations,
                 )  # fmt: skip
                 _in_thread(asyncio.run, self._sample(plan))
         except LMCallsSpent as error:
@@ -316,7 +316,7 @@ class CompileJob:
             self.progress.start("prompt bank", None)
             bank = bootstrap_prompts(
                 self.program.deepcopy(), self.adapter, cold, self._retriever(),
-                reward_named(reward),
+                scoring(reward),
                 tasks[::2][:50], tasks[1::2][:50], BankPlan(wanted, 3, 8, None),
                 teacher=warm, on_scored=lambda: self.progress.advance(1),
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The LM behind a program, as the sampler and the evaluator see it."""
+"""The protocol of policies: the LMs behind programs, for the sampler and the evaluator."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Protocol
 
 from leret.core.errors import PolicyError
 from leret.core.types import Choice
-
-Messages = tuple[dict[str, str], ...]
-"""``{"role": ..., "content": ...}`` in order, as DSPy's adapters format them."""
+from leret.core.types import Messages as Messages  # noqa: PLC0414  re-exported
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +15,13 @@ class Request:
     """One prompt to complete ``len(seeds)`` times.
 
     Attributes:
-        seeds: one 63-bit seed a completion; a completion depends on its own seed alone.
-        temperature: 0 is greedy (one seed, then).
-        max_tokens: completion tokens at most.
-        stop: strings that end a completion, themselves left out of its text.
-        choice: what the messages put into words, where one of several candidates is asked for: the text of the
-            completion is the id of one.
-        predictor: name of the step of the program that asks; a `PolicySet` goes by it.
+        seeds: one 63-bit seed per completion; a completion depends only on its seed.
+        temperature: 0 is greedy, with one seed.
+        max_tokens: most completion tokens.
+        stop: strings that end a completion, excluded from its text.
+        choice: the candidates that the messages describe, if one of them is to be chosen: the text of the completion
+            is the id of one.
+        predictor: name of the program's step that asks; `PolicySet` selects the policy by it.
     """
 
     messages: Messages
@@ -40,8 +38,8 @@ class Request:
 class Completion:
     """One completion; ``finish_reason`` is ``stop`` or ``length``.
 
-    ``token_ids`` and ``logprobs`` (natural logarithm, one a token, end token included) are None where a server
-    gives none. Of a picker, ``logprobs`` has one entry, the choice's, and ``value`` is its Q-value.
+    ``token_ids`` and ``logprobs`` (natural logarithm, one per token, end token included) are None if a server sends
+    none. A picker's ``logprobs`` has one entry, for the choice, and ``value`` is its Q-value.
     """
 
     text: str
@@ -54,23 +52,23 @@ class Completion:
 
 
 class PromptTooLongError(PolicyError):
-    """A prompt that leaves the model no position to answer in."""
+    """A prompt without a position left for the answer."""
 
 
 class Policy(Protocol):
-    """Completes prompts. Safe to call from many tasks of one event loop."""
+    """Completion of prompts. Safe to call from many tasks of one event loop."""
 
     @property
     def name(self) -> str:
-        """The model as recipes and reports call it."""
+        """Name of the model in recipes and reports."""
 
     @property
     def digest(self) -> str:
-        """Names the weights (local) or the served model (remote): part of every sample's id."""
+        """Digest of the weights (local) or of the served model's name (remote): part of each sample's id."""
 
     async def complete(self, request: Request) -> list[Completion]:
-        """One completion a seed, in their order; PolicyError where one could not be had, never an empty one."""
+        """Return one completion per seed, in their order; PolicyError instead of an empty one."""
         ...
 
     async def aclose(self) -> None:
-        """Free what the policy holds; of connections, those of the running event loop. May be called twice."""
+        """Release resources and the running event loop's connections. May be called twice."""

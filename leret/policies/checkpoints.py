@@ -1,4 +1,4 @@
-"""A model on disk: found, checked, named by its bytes, and loaded. Safetensors only."""
+"""Models on disk: resolution of names, checks, digests and tokenizers. Safetensors only."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ _PLAIN = (
     "{% for message in messages %}{{ message['content'] }}"
     "{{ eos_token if loop.last and message['role'] == 'assistant' else '\\n' }}{% endfor %}"
 )
-"""The texts of the messages, a line end after each, for models that know no turns; the answer ends in the end token."""
+"""Template for models without turns: the messages' texts by lines, the answer with the end token."""
 
 _LOG = logging.getLogger("leret")
 _digests: dict[tuple[str, int, int], bytes] = {}
 
 
 def find_model(name: str | Path) -> Path:
-    """The directory of a model named by its path, its Hugging Face repository, or as one that comes with leret.
+    """Return the directory of a model, given its path, its Hugging Face repository, or the name of a shipped one.
 
     Raises:
-        PolicyError: there is none, or it has no safetensors.
+        PolicyError: there is no such model, or it has no safetensors.
     """
     path = policy_directory(name) or Path(name)
     if not path.is_dir():
         path = _from_hub(str(name))
     if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
         raise PolicyError(
-            f"{path} holds neither config.json nor adapter_config.json: it is no model directory; "
+            f"{path} holds neither config.json nor adapter_config.json: it is not a model directory; "
             "give the directory that save_pretrained wrote"
         )
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
         pickled = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
-        found = f" (only {', '.join(pickled[:3])}, which leret does not unpickle)" if pickled else ""
+        others = f" (only {', '.join(pickled[:3])}, which leret does not unpickle)" if pickled else ""
         raise PolicyError(
-            f"{path} holds no *.safetensors{found}; save it again with save_pretrained(safe_serialization=True)"
+            f"{path} holds no *.safetensors{others}; save it again with save_pretrained(safe_serialization=True)"
         )
     _check_whole(weights)
     pickled = sorted(file.name for file in path.glob("*.bin") if file.name != "training_args.bin")
@@ -58,8 +58,8 @@ def find_model(name: str | Path) -> Path:
             f"({', '.join(pickled[:3]) or 'it is missing'}); save it again as safetensors"
         )
     refuse_changed_weights(path)
-    if (path / "state.safetensors").is_file():  # which `leret pretrain` keeps until its last step
-        _LOG.warning("%s is half made: its pretraining did not come to an end; `leret pretrain` goes on with it", path)
+    if (path / "state.safetensors").is_file():  # until the last step of `leret pretrain`
+        _LOG.warning("%s is unfinished: its pretraining was stopped; `leret pretrain` continues it", path)
     return path
 
 
@@ -77,19 +77,19 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, HTTPError, OSError) as error:
         raise PolicyError(
-            f"{name} is no directory here, and the Hugging Face hub did not give it ({type(error).__name__}: "
-            f"{str(error).splitlines()[0]}); download it first, or mend the name"
+            f"{name} is not a directory, and the Hugging Face hub did not send it ({type(error).__name__}: "
+            f"{str(error).splitlines()[0]}); download it first, or correct the name"
         ) from error
 
 
 def _check_whole(weights: list[Path]) -> None:
     """Refuse files whose header or bytes are cut short."""
-    import_optional("safetensors.torch", "torch", "train")
+    import_optional("safetensors", "torch", "train")
     from safetensors import SafetensorError, safe_open
 
     for file in weights:
         try:
-            with safe_open(str(file), framework="pt"):
+            with safe_open(str(file), framework="np"):  # torch takes seconds to import
                 pass
         except (SafetensorError, OSError) as error:
             raise PolicyError(f"{file} is damaged or cut short ({error}); copy or save it again") from error
@@ -101,13 +101,13 @@ def count_parameters(path: Path) -> int:
 
     base, total = adapter_base(path), 0
     for file in path.glob("*.safetensors"):
-        with safe_open(str(file), framework="pt") as weights:
+        with safe_open(str(file), framework="np") as weights:
             total += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
     return total + (count_parameters(base) if base is not None else 0)
 
 
 def read_model_json(path: Path) -> dict[str, Any]:
-    """A JSON object of a model directory; `PolicyError` where the file is missing or is none."""
+    """Read a JSON object of a model directory; `PolicyError` if the file is missing or is not one."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -118,9 +118,9 @@ def read_model_json(path: Path) -> dict[str, Any]:
 
 
 def model_digest(path: Path) -> str:
-    """A name for what a model directory computes: weights, configuration and tokenizer, an adapter's base included.
+    """Return a digest of a model directory: weights, configuration and tokenizer, and those of an adapter's base.
 
-    The bytes of a file are read once a process, unless its size or its time of change differs.
+    A file is read once per process, unless its size or modification time changes.
     """
     total = hashlib.blake2b(digest_size=16)
     patterns = ("*.safetensors", *_NAMED_FILES, *_TOKENIZER_FILES)
@@ -133,14 +133,14 @@ def model_digest(path: Path) -> str:
 
 
 def policy_digest(path: Path) -> str:
-    """Name what a trained policy holds: its `model_digest`, of a picker with the models in its directories."""
+    """Return the digest of a trained policy: its `model_digest`, or one over a picker's directories."""
     parts = sorted({path, *(file.parent for file in path.rglob("*.safetensors"))})
     names = {part.relative_to(path).as_posix(): model_digest(part) for part in parts}
     return digest(names) if len(names) > 1 else names["."]
 
 
 def refuse_changed_weights(path: Path) -> None:
-    """Refuse a trained policy with other files than its training wrote; a record without their digest tells nothing."""
+    """Refuse a trained policy with other files than its training wrote; a record without a digest allows any."""
     record = path / "training.json"
     written = read_model_json(record).get("weights") if record.is_file() else None
     if written and written != policy_digest(path):
@@ -151,7 +151,7 @@ def refuse_changed_weights(path: Path) -> None:
 
 
 def check_finite(model: Any, path: Path) -> None:
-    """Refuse weights that are NaN or infinite; `PolicyError` with the first one."""
+    """Refuse NaN or infinite weights; the `PolicyError` names the first of them."""
     for name, weight in model.named_parameters():
         known = weight.is_floating_point() and weight.itemsize > 1 and weight.numel() and not weight.is_meta
         if known and not all(end.isfinite() for end in weight.detach().aminmax()):
@@ -168,7 +168,7 @@ def _file_digest(file: Path) -> bytes:
 
 
 def adapter_base(path: Path) -> Path | None:
-    """The directory of the model that an adapter was trained on; None where ``path`` holds full weights."""
+    """Return the directory of an adapter's base model; None if ``path`` holds full weights."""
     config = path / "adapter_config.json"
     if not config.is_file():
         return None
@@ -179,25 +179,8 @@ def adapter_base(path: Path) -> Path | None:
     return find_model(beside if beside.is_dir() else name)
 
 
-def load_model(path: Path, *, device: str, dtype: str, template: str | None = None) -> tuple[Any, Any]:
-    """A model directory, or an adapter directory merged into its base, in evaluation mode, and its tokenizer.
-
-    ``device: auto`` is CUDA where there is one; ``dtype: auto`` is float32 on a CPU, and the saved one elsewhere.
-    ``template`` as in `load_tokenizer`.
-    """
-    place, base = pick_device(device), adapter_base(path)
-    model = load_weights(base or path, "float32" if dtype == "auto" and place == "cpu" else dtype)
-    _check_architecture(base or path, model.config)
-    if base is not None:
-        model = merge_into(model, path)
-    tokenizer = load_tokenizer(path, template)
-    tokenizer.model_max_length = 2**62  # lengths are checked against the model, with a word on what to do
-    model.eval().requires_grad_(False)
-    return model.to(place), tokenizer
-
-
 def pick_device(device: str) -> str:
-    """``auto`` is the first GPU where there is one, and the CPU where not; `PolicyError` where it is not there."""
+    """Return a device; ``auto`` is a GPU if there is one. `PolicyError` if the device is missing."""
     import torch
 
     if device == "auto":
@@ -211,75 +194,22 @@ def pick_device(device: str) -> str:
     return device
 
 
-def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
-    """A causal LM on the CPU with all of its weights; transformers would fill missing ones with random numbers.
-
-    ``settings`` are more arguments of ``from_pretrained``.
-    """
-    from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **settings
-        )
-    except (ValueError, KeyError, AttributeError, TypeError, OSError, RuntimeError, SafetensorError) as error:
-        raise PolicyError(
-            f"{path} cannot be loaded as a causal LM ({type(error).__name__}: {_first_line(error)}); "
-            "check its config.json, or serve it with an engine that knows it and use kind: openai"
-        ) from error
-    model, info = loaded
-    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
-    if missing:
-        raise PolicyError(
-            f"{path} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}); save the whole model again"
-        )
-    check_finite(model, path)
-    return model
-
-
 def positions(model: Any) -> int | None:
-    """Tokens that a model can take at most; None where its configuration does not say."""
+    """Return a model's longest sequence in tokens; None if its configuration has no limit."""
     n = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return n if isinstance(n, int) and n > 0 else None
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's error, shortened."""
     return (str(error).splitlines() or [""])[0][:300]
 
 
-def _check_architecture(path: Path, config: Any) -> None:
-    text = config.get_text_config(decoder=True)
-    kinds = set(getattr(text, "layer_types", None) or []) - {"full_attention", "sliding_attention"}
-    if config.is_encoder_decoder or kinds:
-        what = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "an encoder"
-        raise PolicyError(
-            f"{path} ({config.model_type}) has {what}, which the in-process engine does not batch; "
-            "serve it (vLLM, SGLang) and use kind: openai"
-        )
-
-
-def merge_into(model: Any, path: Path) -> Any:
-    """A base model with the adapter of a directory merged into it; `PolicyError` where that does not fit."""
-    from peft import PeftModel
-
-    try:
-        merged = PeftModel.from_pretrained(model, str(path)).merge_and_unload()
-    except (ValueError, KeyError, OSError, RuntimeError) as error:
-        raise PolicyError(
-            f"the adapter {path} does not fit its base model ({_first_line(error)}); train it again on this base"
-        ) from error
-    check_finite(merged, path)
-    return merged
-
-
 def load_tokenizer(path: Path, template: str | None = None) -> Any:
-    """The tokenizer of a model directory, or of an adapter's base; `PolicyError` without a chat template.
+    """Load the tokenizer of a model directory, or of an adapter's base; `PolicyError` without a chat template.
 
-    ``template`` plain gives one to a tokenizer that has none, so that a digest of the files still names what the model
-    computes. A tokenizer with another template of its own is refused.
+    With ``template`` plain, a tokenizer without a template gets one that is the same for all models, so that a digest
+    of the files still identifies the policy. A tokenizer with another template is refused.
     """
     from transformers import AutoTokenizer
 
@@ -290,7 +220,7 @@ def load_tokenizer(path: Path, template: str | None = None) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
         raise PolicyError(
-            f"{source} has no tokenizer that can be loaded ({_first_line(error)}); "
+            f"{source} has no tokenizer that can be loaded ({first_line(error)}); "
             "save it there with tokenizer.save_pretrained"
         ) from error
     if template == "plain" and tokenizer.chat_template not in {None, _PLAIN}:

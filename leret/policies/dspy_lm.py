@@ -1,7 +1,7 @@
-"""A policy as a DSPy language model, whose weights follow its name.
+"""Policies as DSPy language models, with weights that follow the LM's name.
 
-DSPy's optimizers put new weights into a program by a name: ``lm.copy(model=new)``, or ``lm.model = new`` in place. So
-the engine of an LM looks the policy up by the name in each request: ``leret/DIRECTORY``, or ``leret/demo``.
+DSPy's optimizers put new weights into a program by a name: ``lm.copy(model=new)``, or ``lm.model = new``. So the engine
+of an LM looks the policy up by the name in each request: ``leret/DIRECTORY``, or ``leret/demo``.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from leret.policies.local.policy import LocalPolicy
 
 
 def policy_lm(policy: Policy | PolicySettings, **kwargs: Any) -> dspy.LM:
-    """A DSPy language model over a policy.
+    """Return a DSPy language model over a policy.
 
-    DSPy's response cache is off unless ``cache=True`` is given: it knows a model by its name, not by its weights.
+    DSPy's response cache is off by default: it identifies a model by its name, not by its weights.
 
     Args:
-        policy: a loaded policy, or settings. Equal settings share one policy in a process.
+        policy: a loaded policy, or settings. Equal settings share one policy per process.
         kwargs: of ``dspy.LM``; ``temperature`` and ``max_tokens`` override the settings'.
 
     Returns:
@@ -53,8 +53,8 @@ def policy_lm(policy: Policy | PolicySettings, **kwargs: Any) -> dspy.LM:
     if isinstance(policy, OpenAIPolicySettings) and len(policy.urls) == 1:
         return _served_lm(policy, asked)
     engine = _engine(policy)
-    engine.policy(engine.own)
-    return PolicyLM(engine.own, **{**engine.arguments(), **asked})
+    engine.policy(engine.model)
+    return PolicyLM(engine.model, **{**engine.arguments(), **asked})
 
 
 def _engine(policy: Policy | PolicySettings) -> PolicyEngine:
@@ -64,15 +64,15 @@ def _engine(policy: Policy | PolicySettings) -> PolicyEngine:
 
 
 def policy_of(lm: dspy.BaseLM) -> Policy:
-    """The policy that answers for a leret LM under its present name, until `N_OPEN` others were used since.
+    """Return the policy behind a leret LM's name, which stays open until `N_OPEN` others have been used.
 
     Raises:
-        PolicyError: the LM is none of leret's, or its model cannot be loaded.
+        PolicyError: it is not a leret LM, or its model cannot be loaded.
     """
     engine = getattr(lm, "engine", None)
     if not isinstance(engine, PolicyEngine):
         raise PolicyError(
-            f"{lm.model} is a {type(lm).__name__} that leret has no policy of; make it with "
+            f"{lm.model} is a {type(lm).__name__} without a leret policy; make it with "
             "leret.LM(DIRECTORY), or with leret.policies.dspy_lm.policy_lm(SETTINGS) for a server"
         )
     return engine.policy(lm.model)
@@ -97,7 +97,7 @@ def _served_lm(settings: OpenAIPolicySettings, asked: dict[str, Any]) -> dspy.LM
 
 @dataclass
 class _Call:
-    """What a call of the LM asked for that DSPy does not pass on to an engine, and candidates that wait for it."""
+    """Arguments of an LM call that DSPy does not pass to an engine, and candidates that are still to be returned."""
 
     n: int = 1
     rollout_id: Any = None
@@ -108,10 +108,9 @@ _call: ContextVar[_Call | None] = ContextVar("leret_lm_call", default=None)
 
 
 class PolicyLM(dspy.LM):
-    """A ``dspy.LM`` that decodes the ``n`` candidates of a call together, each with a seed of its own.
+    """A ``dspy.LM`` that decodes the ``n`` candidates of a call together, each with its seed.
 
-    DSPy asks an engine for one candidate at a time and keeps ``n`` and ``rollout_id`` to itself; this class tells them
-    to the engine, and changes nothing else.
+    DSPy asks an engine for one candidate at a time and does not pass on ``n`` and ``rollout_id``; this class does.
     """
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
@@ -133,24 +132,24 @@ class PolicyLM(dspy.LM):
 
 
 class PolicyEngine(SharedInstance):
-    """DSPy's engine protocol over policies by their names; safe from many threads, whose requests are batched.
+    """DSPy's engine protocol over policies by name; batches requests from many threads.
 
-    A model of this process has its directory for a name. A policy that is given answers to its own name, ``own``.
-    Without a seed, equal calls are counted, so that two of them at a temperature above 0 are two draws, whatever other
-    threads ask meanwhile. A ``seed`` or a ``rollout_id`` makes the draw repeatable instead.
+    A model of this process is named by its directory; another policy by ``model``. Without a seed, equal calls are
+    counted, so that repeated calls at a temperature above 0 are different draws, independent of other threads. A
+    ``seed`` or a ``rollout_id`` makes the draw repeatable.
 
     Args:
-        policy: a policy to ask under its own name.
-        settings: of models that are looked up: device, dtype and enable_thinking.
+        policy: a policy for requests under its name.
+        settings: device, dtype and enable_thinking of models that are looked up.
     """
 
     supported_params = frozenset({"temperature", "max_tokens", "top_p", "stop", "seed", "n"})
 
     def __init__(self, policy: Policy | None = None, settings: LocalPolicySettings | None = None) -> None:
-        given = getattr(policy, "settings", None)
-        local = given if isinstance(given, LocalPolicySettings) else None
+        loaded = getattr(policy, "settings", None)
+        local = loaded if isinstance(loaded, LocalPolicySettings) else None
         self.settings = settings or local or LocalPolicySettings()
-        self.own = f"leret/{policy.name if policy and not local else self.settings.model}"
+        self.model = f"leret/{policy.name if policy and not local else self.settings.model}"
         self._policy = policy
         self._n_equal: Counter[str] = Counter()
         self._waiting: weakref.WeakSet[Future[list[Completion]]] = weakref.WeakSet()
@@ -158,43 +157,43 @@ class PolicyEngine(SharedInstance):
         self._closed = False
 
     def arguments(self) -> dict[str, Any]:
-        """Of ``dspy.LM``. The policy retries by itself; DSPy on top of it would multiply the attempts."""
+        """Return arguments of ``dspy.LM``. The policy retries; retries of DSPy would multiply the attempts."""
         return {"engine": self, "async_engine": AsyncPolicyEngine(self), "num_retries": 0}
 
     def policy(self, model: str) -> Policy:
-        """The policy that a model's name means; PolicyError where it cannot be loaded."""
-        if self._policy is not None and model == self.own:
+        """Return the policy of a model name; PolicyError if it cannot be loaded."""
+        if self._policy is not None and model == self.model:
             return self._policy
         name = model.removeprefix("leret/")
         return SERVED.get(name) or shared_policy(self.settings.model_copy(update={"model": name}))
 
     def release(self, model: str) -> None:
-        """Close the model of that name where it is open in this process; the next request loads it again."""
+        """Close the model of that name in this process; the next request loads it again."""
         close_shared(self.settings.model_copy(update={"model": model.removeprefix("leret/")}))
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Complete one candidate; the first of a call decodes all of the call's."""
+        """Return one candidate; the first request of a call decodes all candidates."""
         call = _call.get() or _Call()
         if not call.ready:
-            with _in_dspys_words():
+            with _dspy_errors():
                 call.ready = list(self._submit(request.model, self._request(request, call)).result())
         return _response(request, call)
 
     async def acomplete(self, request: lm15.Request) -> lm15.Response:
         call = _call.get() or _Call()
         if not call.ready:
-            with _in_dspys_words():
-                made = self._submit(request.model, self._request(request, call))
-                completions = await asyncio.wrap_future(made)
-            call.ready = list(completions)  # the policy counts its own, perhaps later
+            with _dspy_errors():
+                future = self._submit(request.model, self._request(request, call))
+                completions = await asyncio.wrap_future(future)
+            call.ready = list(completions)  # a copy: the policy counts its list, perhaps later
         return _response(request, call)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
-        """The whole completion as a stream of one piece."""
+        """Stream the completion in one piece."""
         yield from lm15.response_to_events(self.complete(request))
 
     def close(self) -> None:
-        """End the requests that wait, which fail, and their connections; the policy itself is borrowed."""
+        """Cancel waiting requests and close their connections; the policy belongs to its owner."""
         with self._lock:
             self._closed = True
             for future in list(self._waiting):
@@ -203,12 +202,12 @@ class PolicyEngine(SharedInstance):
             submit(self._policy.aclose()).result()
 
     def dump_state(self) -> dict[str, Any]:
-        """The policy by its name and settings; no weights and no keys."""
+        """Return the policy's name and settings, without weights and keys."""
         return policy_state(self._policy or self)
 
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> PolicyEngine:
-        """An engine over what ``dump_state`` named; a model of this process is loaded by the first request."""
+        """Return an engine over the policy of a state; a model of this process is loaded by the first request."""
         return _engine(PolicySettings.model_validate(state))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -216,13 +215,13 @@ class PolicyEngine(SharedInstance):
 
     def _submit(self, model: str, request: Request) -> Future[list[Completion]]:
         policy = self.policy(model)
-        if isinstance(policy, LocalPolicy):  # it has a thread of its own
+        if isinstance(policy, LocalPolicy):  # has a thread
             try:
                 return policy.submit(request)
             except PolicyError:
                 if not policy.closed or policy is self._policy:
                     raise
-                return self._submit(model, request)  # others were opened meanwhile, and closed it
+                return self._submit(model, request)  # it was closed because others were opened
         with self._lock:
             if self._closed:
                 raise PolicyError("the policy's engine is closed; make another one with policy_lm")
@@ -231,7 +230,6 @@ class PolicyEngine(SharedInstance):
         return future
 
     def _request(self, request: lm15.Request, call: _Call) -> Request:
-        """DSPy's request in leret's words."""
         config = request.config
         extensions = dict(config.extensions or {})
         seed = extensions.pop("seed", config.seed)
@@ -264,7 +262,7 @@ class AsyncPolicyEngine(SharedInstance):
             yield event
 
     async def aclose(self) -> None:
-        """Nothing: the policy is borrowed."""
+        """Do nothing: the policy belongs to its owner."""
 
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> AsyncPolicyEngine:
@@ -277,7 +275,7 @@ def _response(request: lm15.Request, call: _Call) -> lm15.Response:
 
 
 def _refuse_unsupported(request: lm15.Request, extensions: dict[str, Any]) -> None:
-    """Say what a policy cannot do instead of leaving it out."""
+    """Refuse arguments that a policy would ignore."""
     config = request.config
     asked = {
         "tools": request.tools,
@@ -298,11 +296,11 @@ def _refuse_unsupported(request: lm15.Request, extensions: dict[str, Any]) -> No
 
 
 @contextmanager
-def _in_dspys_words() -> Iterator[None]:
-    """A policy's failures as the errors that DSPy's retries and callers understand."""
+def _dspy_errors() -> Iterator[None]:
+    """Convert a policy's failures into errors of DSPy."""
     try:
         yield
     except PromptTooLongError as error:
         raise lm15.ContextLengthError(str(error)) from error
     except (LeretError, CancelledError) as error:
-        raise lm15.ProviderError(str(error) or "the policy's engine was closed while it was asked") from error
+        raise lm15.ProviderError(str(error) or "the policy's engine was closed during a request") from error

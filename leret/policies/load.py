@@ -1,4 +1,4 @@
-"""A policy by its recipe's words."""
+"""Policies from settings: the table of kinds, sets of policies, and policies shared by a process."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from leret.core.types import digest
 from leret.policies.base import Completion, Policy, Request
 from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.local.policy import LocalPolicy
+from leret.policies.pickers.record import picker_digest
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.remote.tgi import TgiPolicy
-from leret.policies.remote.together import TogetherPolicy
 
 PROBE_S = 8.0
-"""Of a probe, for a completion of one token."""
+"""Deadline of a probe's completion of one token."""
 
 _OF_REQUESTS = {"temperature", "top_p", "max_tokens"}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "picker.json")
@@ -47,60 +47,67 @@ def _picker(settings: PickerSettings) -> Policy:
 
 @dataclass(frozen=True)
 class PolicyKind:
-    """One kind of policy: the class of its section in a recipe, and what makes a policy of it."""
+    """One kind of policy: the class of its section in a recipe, its constructor, and a digest that loads no weights."""
 
     settings: type[PolicySettings]
     make: Callable[[Any], Policy]
+    digest: Callable[[Any], str] | None = None
 
 
 POLICIES = {
-    "local": PolicyKind(LocalPolicySettings, LocalPolicy),
+    "local": PolicyKind(LocalPolicySettings, LocalPolicy, lambda settings: model_digest(find_model(settings.model))),
     "openai": PolicyKind(OpenAIPolicySettings, OpenAIPolicy),
     "tgi": PolicyKind(TgiPolicySettings, TgiPolicy),
-    "together": PolicyKind(TogetherPolicySettings, TogetherPolicy),
-    "features": PolicyKind(FeaturesSettings, _picker),
-    "encoder": PolicyKind(EncoderSettings, _picker),
+    "together": PolicyKind(TogetherPolicySettings, OpenAIPolicy),
+    "features": PolicyKind(FeaturesSettings, _picker, picker_digest),
+    "encoder": PolicyKind(EncoderSettings, _picker, picker_digest),
 }
-"""Every kind of `policy.kind`."""
+"""Kinds of policies, by `policy.kind`."""
 
 PolicySettings.table = POLICIES
 
 N_OPEN = 4
-"""Models of this process that stay open at once, of those that `shared_policy` gives."""
+"""Models from `shared_policy` that stay open in this process."""
 
 SERVED: dict[str, Policy] = {}
-"""Policies of servers that were started for an LM, by its model directory: asked instead of a model in this process."""
+"""Policies of servers that were started for an LM, by its model directory; they answer instead of this process."""
 
-_shared: dict[tuple[Any, ...], Policy] = {}  # the one used last stands last
+_shared: dict[tuple[Any, ...], Policy] = {}  # the last used one is last
 _shared_lock = threading.Lock()
 
 
 def make_policy(settings: PolicySettings) -> Policy:
-    """The policy that a recipe's settings name.
+    """Make the policy of a recipe's settings.
 
     Raises:
-        ConfigError: a URL is none, or the key's variable is not set.
+        ConfigError: a URL is invalid, or the key's variable is not set.
         MissingDependency: the kind needs a package that is not installed.
         PolicyError: the model cannot be loaded.
     """
     return POLICIES[settings.kind].make(settings)
 
 
+def compute_digest(settings: PolicySettings) -> str:
+    """Return the digest of the policy that `make_policy` makes, without loading weights of this process."""
+    kind = POLICIES[settings.kind]
+    return kind.make(settings).digest if kind.digest is None else kind.digest(settings)
+
+
 def sampled_policy(settings: PolicySettings) -> Policy:
-    """As `make_policy`; a server that was started here for the model is asked instead, under the weights' digest."""
+    """Make a policy, or use the server that was started here for the model, under the weights' digest."""
     served = SERVED.get(settings.model) if isinstance(settings, LocalPolicySettings) else None
     if served is None:
         return make_policy(settings)
     policy: Any = copy(served)
-    policy.digest = model_digest(find_model(settings.model))
+    policy.digest = compute_digest(settings)
     return policy  # type: ignore[no-any-return]
 
 
 class PolicySet:
-    """A policy for each predictor of a program, which are a policy together.
+    """One policy made of a policy per predictor of a program.
 
     Attributes:
-        by_predictor: under ``""`` the policy of all predictors that have none of their own.
+        by_predictor: policies by predictor; ``""`` is for all others.
     """
 
     def __init__(self, by_predictor: Mapping[str, Policy]) -> None:
@@ -125,27 +132,27 @@ class PolicySet:
 
 
 def combine_policies(by_predictor: Mapping[str, Policy]) -> Policy:
-    """A `PolicySet`, or its only policy."""
+    """Return a `PolicySet`, or the only policy."""
     return PolicySet(by_predictor) if len(by_predictor) > 1 else by_predictor[""]
 
 
 def policy_for(policy: Policy, predictor: str) -> Policy:
-    """Who answers a predictor."""
+    """Return the policy for a predictor."""
     if not isinstance(policy, PolicySet):
         return policy
     return policy.by_predictor.get(predictor, policy.by_predictor[""])
 
 
 def open_policies(by_predictor: Mapping[str, PolicySettings], make: Callable[[PolicySettings], Policy]) -> Policy:
-    """The policies that settings by predictor name, equal ones opened once."""
-    opened = {settings: make(settings) for settings in dict.fromkeys(by_predictor.values())}
-    return combine_policies({predictor: opened[settings] for predictor, settings in by_predictor.items()})
+    """Open the policies of settings by predictor, equal ones once."""
+    policies = {settings: make(settings) for settings in dict.fromkeys(by_predictor.values())}
+    return combine_policies({predictor: policies[settings] for predictor, settings in by_predictor.items()})
 
 
 async def probe(settings: PolicySettings) -> None:
-    """See that every server of a policy answers, takes the key and knows the model.
+    """Check that all servers of a policy answer, accept the key and know the model.
 
-    A server that is still loading is waited for a few seconds, and one that is slow to answer is let pass.
+    A server that is still loading is waited for a few seconds, and a slow one passes.
 
     Raises:
         PolicyError: a server is away, or refuses; its URL is in the message.
@@ -163,9 +170,9 @@ async def probe(settings: PolicySettings) -> None:
 
 
 def shared_policy(settings: PolicySettings) -> Policy:
-    """The policy that settings name, loaded once a process as long as its weights' files stay the same.
+    """Return the policy of settings, loaded once per process until the files of its weights change.
 
-    Of models in this process the last `N_OPEN` stay open; the one whose last use is the longest ago is closed.
+    The last `N_OPEN` models in this process stay open; the least recently used one is closed.
     """
     key = _key(settings)
     with _shared_lock:
@@ -180,14 +187,14 @@ def shared_policy(settings: PolicySettings) -> Policy:
 
 
 def close_shared(settings: LocalPolicySettings) -> None:
-    """Close a model of this process, and free its memory; nothing where it is not open. The next request loads it."""
+    """Close a model of this process, if it is open, and free its memory; the next request loads it again."""
     with _shared_lock:
         old = _shared.pop(_key(settings), None)
     _close([old] if old else [])
 
 
 def _key(settings: PolicySettings) -> tuple[Any, ...]:
-    """Of each request, so a few microseconds: the weights are not read."""
+    """Build the cache key. Runs on every request, so it stats the weight files instead of reading them."""
     files = _WEIGHTS if isinstance(settings, LocalPolicySettings | PickerSettings) else ()
     return digest(settings.model_dump(mode="json", exclude=_OF_REQUESTS)), *(
         (status.st_mtime_ns, status.st_ino, status.st_size)
@@ -211,7 +218,7 @@ def _close(policies: Sequence[Any]) -> None:
 
 
 def policy_state(policy: object) -> dict[str, Any]:
-    """The settings that load this policy again, for `PolicySettings.model_validate`; no secret is among them."""
+    """Return the settings that load this policy again, for `PolicySettings.model_validate`, without secrets."""
     settings = getattr(policy, "settings", None)
     if settings is None:
         raise PolicyError(f"a {type(policy).__name__} cannot be saved by name; save the program without its LM")

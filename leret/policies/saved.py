@@ -1,14 +1,13 @@
-"""The LM of a saved program: what is written of it, and the LM again, in this process or on a server.
+"""LMs of saved programs: their records, and how a record becomes an LM in this process or on a server.
 
-A leret policy is written as its settings and as a name with the digest of its weights, any other ``dspy.LM`` as its
-model, endpoint and settings. No key is written, but the environment variable that holds it.
+The record of a leret policy holds its settings and a name with the digest of its weights; that of another ``dspy.LM``
+holds its model, endpoint and settings. Keys are never written: `leret.load` is told which variable holds one.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -26,6 +25,7 @@ from leret.core.classes import class_at, path_of
 from leret.core.dspy_internals import LM_ATTRIBUTES
 from leret.core.errors import ConfigError, PolicyError, ProgramError
 from leret.core.types import SharedInstance
+from leret.http.answers import ApiKey
 from leret.policies.base import Policy, Request
 from leret.policies.checkpoints import find_model, load_tokenizer, model_digest
 from leret.policies.dspy_lm import PolicyLM, policy_lm
@@ -37,30 +37,34 @@ from leret.policies.serving.launch import BackgroundServer, free_port, plan
 from leret.policies.serving.model import resolve_policy
 
 _PROBE = ({"role": "user", "content": "Which city?"},)
-"""A prompt whose length tells one chat template from another."""
+"""A prompt with a length that depends on the chat template."""
 
 _START_S = 600.0
-"""Until a server that is started here must answer."""
+"""Deadline of a server that is started here."""
 
-_SECRET = re.compile(r"(?i)key|secret|credential|password|header|(^|_)token($|_)")
-_UNSAFE = re.compile(rf"{_SECRET.pattern}|(?<!api_)base|url|endpoint|host|proxy|provider|client|fallback|model_list")
-"""Settings of an LM that hold a secret, or send its requests elsewhere than to ``api_base``."""
+_SAVED = LM_ATTRIBUTES | {
+    *("api_base", "cache", "engine", "extra_body", "n", "rollout_id", "timeout", "use_developer_role"),
+    *("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop", "seed", "response_format"),
+    *("frequency_penalty", "presence_penalty", "reasoning_effort"),
+}
+"""Settings of a ``dspy.LM`` that are saved and loaded. Others may hold a secret or redirect its requests."""
+
 _NO_KEY = {None, "", "none", "None", "EMPTY"}
 
 
 class Servers(SharedInstance, ExitStack):
-    """The servers that run for a program; copies of the program share them, but not those in other processes."""
+    """Servers that run for a program. Copies of the program share them; other processes do not."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Servers, ()
 
 
 def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
-    """What `open_lm` needs, in JSON values; weights that leret trained are copied into ``directory``.
+    """Return the JSON values that `open_lm` needs, and copy weights that leret trained into ``directory``.
 
     Raises:
-        ProgramError: the LM is of a class that only Python can make again, or holds a secret.
-        PolicyError: the weights are not there.
+        ProgramError: the LM is of another class, or has settings that may hold a secret.
+        PolicyError: the weights are missing.
     """
     name = f"the LM {getattr(lm, 'model', type(lm).__name__)}"
     instead = "set it to None before the program is saved, and pass it as leret.load(..., lm=...)"
@@ -79,32 +83,27 @@ def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
         return record if type(lm) is PolicyLM else {**record, "class": path_of(type(lm))}
     if type(lm) is not dspy.LM or isinstance(engine, dict):
         raise ProgramError(f"{name} cannot be saved: its class {type(lm).__name__} or its engine is its own; {instead}")
-    url = state.pop("base_url", None) or state.get("api_base") or _default_url(lm.model)
-    secret = [key for key, value in state.items() if value and _UNSAFE.search(key)]
-    if secret or "@" in str(url):
+    if url := state.pop("base_url", None) or state.get("api_base"):
+        state["api_base"] = url
+    unknown = _unknown_settings(state)
+    if unknown or "@" in str(url):
         raise ProgramError(
-            f"{name} may hold a secret or another endpoint ({', '.join(secret) or 'in its URL'}); it is not saved; "
-            f"{instead}"
+            f"{name} may hold a secret ({', '.join(unknown) or 'in its URL'}) and is not saved; {instead}"
         )
-    key = lm.kwargs.get("api_key")
-    variable = next((var for var, value in os.environ.items() if value == key and _SECRET.search(var)), None)
-    if key not in _NO_KEY and variable is None:
-        raise ProgramError(f"{name} has a key that no environment variable holds, and keys are not saved; {instead}")
-    return {"lm": {**state, "engine": engine, **({"api_base": url} if url else {})}, "api_key_env": variable}
+    return {"lm": {**state, "engine": engine}, "has_key": lm.kwargs.get("api_key") not in _NO_KEY}
 
 
-def _default_url(model: str) -> str | None:
-    """Where the environment sends the requests of an LM without an endpoint; another process may not have it."""
-    url = os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
-    return url if model.startswith("openai/") else None
+def _unknown_settings(state: Mapping[str, Any]) -> list[str]:
+    return [key for key, value in state.items() if value and key not in _SAVED]
 
 
 def policy_record(
     settings: PolicySettings, directory: Path, config: Mapping[str, Any], keep: bool = False
 ) -> dict[str, Any]:
-    """What `open_lm` needs of a leret policy.
+    """Return the JSON values that `open_lm` needs for a leret policy.
 
-    ``config``: keyword arguments of the LM's requests. With ``keep``, trained weights are copied into ``directory``.
+    ``config`` holds keyword arguments of the LM's requests. With ``keep``, trained weights are copied into
+    ``directory``.
     """
     record: dict[str, Any] = {"config": dict(config)}
     if isinstance(settings, LocalPolicySettings):
@@ -116,12 +115,12 @@ def policy_record(
     elif keep and (path := Path(settings.model)).is_dir():
         record["name"] = f"{path.name}-{shared_policy(settings).digest[:8]}"
     if keep and "name" in record and (path / "training.json").is_file():
-        settings = settings.model_copy(update={"model": str(_keep(path, directory / "policies" / record["name"]))})
+        settings = settings.model_copy(update={"model": str(_copy(path, directory / "policies" / record["name"]))})
     return {"policy": portable(settings, directory), **record}
 
 
 def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
-    """The policy of a record in ``directory``, which answers picks; PolicyError where its files are not there."""
+    """Open the policy that answers picks; PolicyError if its files are missing."""
     settings = resolve_paths(PolicySettings.model_validate(record["policy"]), directory)
     if isinstance(settings, LocalPolicySettings):
         _check_files(settings, record)
@@ -131,18 +130,19 @@ def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
 def open_lm(
     record: Mapping[str, Any], directory: Path, serve: str | None, servers: Servers, api_key_env: str | None
 ) -> dspy.LM:
-    """The LM of a record in ``directory``; ``serve`` and ``api_key_env`` as in `leret.load`.
+    """Open the LM of a record in ``directory``; ``serve`` and ``api_key_env`` as in `leret.load`.
 
     Raises:
-        PolicyError: the weights are not there, the server does not have them, or the chat template is another one.
+        ConfigError: the LM was saved with a key, and ``api_key_env`` does not name one.
+        PolicyError: the weights are missing, the server does not have them, or the chat template differs.
     """
     if "policy" not in record:
-        return _plain_lm(record)
+        return _plain_lm(record, api_key_env)
     settings, config = resolve_paths(PolicySettings.model_validate(record["policy"]), directory), record["config"]
     local = isinstance(settings, LocalPolicySettings)
     if serve in {"local", "vllm"} and not local:
         raise PolicyError(
-            f"the policy {settings.model} was on a server when the program was saved, and its weights are not known "
+            f"the policy {settings.model} was on a server when the program was saved, and its weights are unknown "
             "here; load with serve=None, or serve=URL of a server that has it"
         )
     if serve in {None, "local", "vllm"} and local:
@@ -162,23 +162,20 @@ def open_lm(
     sampling = settings.model_dump(include={"temperature", "top_p", "max_tokens", "enable_thinking"})
     key = api_key_env or getattr(settings, "api_key_env", None)
     served = OpenAIPolicySettings(model=model, urls=(url,), api_key_env=key, **sampling)
-    found = submit(_find(served, record)).result()
-    return policy_lm(served.model_copy(update={"model": found}), **config)
+    name = submit(_served_name(served, record)).result()
+    return policy_lm(served.model_copy(update={"model": name}), **config)
 
 
-def _keep(path: Path, target: Path) -> Path:
-    """A copy of a model directory, of links where the file system has them."""
-
-    def link(source: str, place: str) -> None:
-        try:
-            os.link(source, place)
-        except OSError:
-            shutil.copyfile(source, place)
-
+def _copy(path: Path, target: Path) -> Path:
+    """Copy a model directory, by hard links where the file system has them."""
     if not target.is_dir():  # the name holds the digest of the weights
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.")
-        os.replace(shutil.copytree(path, scratch, copy_function=link, dirs_exist_ok=True), target)
+        try:
+            shutil.copytree(path, scratch, copy_function=os.link, dirs_exist_ok=True)
+        except OSError:
+            shutil.copytree(path, scratch, dirs_exist_ok=True)
+        os.replace(scratch, target)
     return target
 
 
@@ -196,8 +193,8 @@ def _check_files(settings: PolicySettings, record: Mapping[str, Any]) -> None:
         )
 
 
-async def _find(settings: OpenAIPolicySettings, record: Mapping[str, Any]) -> str:
-    """The name under which a server has the policy, once its chat template has been seen to be the same."""
+async def _served_name(settings: OpenAIPolicySettings, record: Mapping[str, Any]) -> str:
+    """Return the name of the policy on a server, after a check that the server uses the same chat template."""
     settings = settings.model_copy(update={"retry_for_s": PROBE_S})
     [url] = settings.urls
     async with aclosing(OpenAIPolicy(settings)) as policy:
@@ -220,13 +217,17 @@ async def _find(settings: OpenAIPolicySettings, record: Mapping[str, Any]) -> st
     return names[0]
 
 
-def _plain_lm(record: Mapping[str, Any]) -> dspy.LM:
-    """A ``dspy.LM`` as it was: at its own endpoint, with the key of the environment."""
-    state, variable = dict(record["lm"]), record.get("api_key_env")
-    if unsafe := [key for key, value in state.items() if value and _UNSAFE.search(key)]:
-        raise ProgramError(f"the LM {state['model']} of this program sets {', '.join(unsafe)}; load it with lm=...")
-    if variable is not None and variable not in os.environ:
-        raise ConfigError(f"the LM {state['model']} of this program takes its key from {variable}, which is not set")
-    if variable is not None or state.get("api_base"):
-        state["api_key"] = os.environ[variable] if variable else "none"  # another server's key is not sent to it
+def _plain_lm(record: Mapping[str, Any], api_key_env: str | None) -> dspy.LM:
+    """Return a ``dspy.LM`` at its saved endpoint, with the key that the caller names."""
+    state, has_key = dict(record["lm"]), record["has_key"]
+    url, name = state.get("api_base"), f"the LM {state['model']} of this program"
+    if unknown := _unknown_settings(state):
+        raise ProgramError(f"{name} sets {', '.join(unknown)}; load it with lm=...")
+    if has_key and api_key_env is None:
+        raise ConfigError(
+            f"{name} was saved with a key for {url or 'its provider'}; name the variable that holds it: "
+            "leret.load(..., api_key_env=...), or pass another LM: lm=..."
+        )
+    if has_key or url:  # without its own key, an endpoint gets none: litellm would send OPENAI_API_KEY
+        state["api_key"] = (has_key and ApiKey.from_env(api_key_env, "api_key_env").reveal()) or "none"
     return dspy.LM.load_state(state)

@@ -117,7 +117,6 @@ class CompactAdapter(dspy.ChatAdapter):
 
 
 def _item(value: Any) -> str:
-    """A list's item; of a row, its values."""
     return " | ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
 
 

@@ -33,7 +33,16 @@ from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Candidate, Ranking, Task
 from leret.policies.base import Messages
 from leret.programs.lms import record_lms, recorded_lm
-from leret.programs.needs import Candidates, ChoiceCall, Finished, NeedsChoice, NeedsCompletion, Step, tool_key
+from leret.programs.needs import (
+    REPEATABLE,
+    Candidates,
+    ChoiceCall,
+    Finished,
+    NeedsChoice,
+    NeedsCompletion,
+    Step,
+    tool_key,
+)
 from leret.programs.pick import Pick, candidates_of, named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults, Stop, bound_inputs
@@ -73,8 +82,7 @@ async def check_path(
         if left and not callbacks:
             raise ReplayError(
                 f"{where}: what leret sent is not what the program sends:\n{message_difference(left[0], other)}\n"
-                "The program must build its inputs from its task, its completions and its searches alone, the same "
-                "in every run"
+                f"The program must do the same in every run: {REPEATABLE}"
             )
 
 

@@ -97,7 +97,6 @@ def _of_page(rank: int, n_first: int, passage: Passage, content: frozenset[str],
 
 
 def _of_place(one: _Mention, content: frozenset[str]) -> dict[str, float]:
-    """Of a name in its passage."""
     return {
         "first_sentence": float(one.sentence == 0),
         "sentence": min(one.sentence, 5) / 5,
@@ -108,7 +107,6 @@ def _of_place(one: _Mention, content: frozenset[str]) -> dict[str, float]:
 
 
 def _form(name: str, words: frozenset[str], content: frozenset[str]) -> dict[str, float]:
-    """Of a name alone, and of the question's words in it."""
     return {
         "several_words": float(len(words) > 1),
         "adjective": float(len(words) <= 2 and name.lower().endswith(_ADJECTIVES)),
@@ -118,7 +116,6 @@ def _form(name: str, words: frozenset[str], content: frozenset[str]) -> dict[str
 
 @lru_cache(maxsize=8192)
 def _mentions_in(text: str) -> tuple[_Mention, ...]:
-    """Names of a passage, each where it first stands."""
     found: dict[str, _Mention] = {}
     for number, sentence in enumerate(SENTENCE_END.split(text)):
         around = words_of(sentence)

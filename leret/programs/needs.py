@@ -20,6 +20,12 @@ from leret.retrieval.base import Retriever
 PLAIN = (str, int, float, bool, type(None))
 """Values that are JSON as they are."""
 
+REPEATABLE = (
+    "let it depend on its inputs, completions and searches alone (wrap a search with leret.search_tool), and keep "
+    "nothing on itself: no cache, counter, demo or LM that forward sets"
+)
+"""Advice for a program that does not come to the same place again."""
+
 _encode = json_encoder(sort_keys=True)
 _in_order = json_encoder(ensure_ascii=False)
 _CHOICE = dspy.Signature("candidates -> id")

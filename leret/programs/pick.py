@@ -16,7 +16,6 @@ from leret.policies.base import Policy, Request
 from leret.programs.needs import Candidates, ChoiceCall
 
 _MAX_TOKENS = 64
-"""Of an answer that an LM writes: the id of a candidate."""
 
 
 class Pick(dspy.Module):

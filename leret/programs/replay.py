@@ -51,6 +51,7 @@ from leret.core.errors import USER_ERRORS, ProgramError, ReplayError, raised
 from leret.core.types import Candidate, Ranking, Task
 from leret.programs.lms import record_lms, recorded_lm
 from leret.programs.needs import (
+    REPEATABLE,
     Candidates,
     ChoiceCall,
     Finished,
@@ -360,7 +361,8 @@ class ProgramRun:
             return need
         if missing and self.crash is None:
             raise ReplayError(
-                f"{program} is not deterministic given its completions: {asked_instead(missing[0], self.needs)}"
+                f"{program} is not deterministic given its completions: {asked_instead(missing[0], self.needs)}; "
+                f"{REPEATABLE}"
             )
         if isinstance(self.crash, AdapterParseError) and self.steps and self.steps[-1].outputs is self.crash:
             return Finished(self.crash, self.found)

@@ -13,7 +13,7 @@ import dspy
 from leret.core.aio import started
 from leret.core.errors import LeretError, ProgramError, ReplayError, RetrievalError, raised
 from leret.core.types import State, Task, digest
-from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, Step, difference, place
+from leret.programs.needs import REPEATABLE, Finished, NeedsCompletion, NeedsSearch, Step, difference, place
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay, SearchResults
 from leret.retrieval.batching import SearchBatcher
@@ -105,7 +105,6 @@ class ProgramRunner:
     def _run(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool
     ) -> NeedsCompletion | NeedsSearch | Finished:
-        """Up to what cannot be answered at once."""
         retrieve = None if self.searches is None else self.searches.search_now
         need = self.replay.run(task, steps, results, retrieve)
         if isinstance(need, NeedsSearch):
@@ -118,8 +117,7 @@ class ProgramRunner:
                 raise ReplayError(
                     f"{type(self.replay.program).__name__} is not deterministic given its completions: after the "
                     f"same {len(steps)}, {difference(need, again)}. Nothing can be learnt from alternatives at a "
-                    "state that does not come back: let it depend on its inputs, completions and searches alone "
-                    "(wrap a search with leret.search_tool), and keep nothing on itself"
+                    f"state that does not come back: {REPEATABLE}"
                 )
         return need
 

@@ -215,7 +215,7 @@ def load(
         retriever: searches instead of the saved index.
         program: takes the saved state, where the class cannot be constructed from what was saved.
         api_key_env: environment variables with keys that the program may send to its servers; the first one is that
-            of the server at the URL.
+            of the server at the URL, and of LMs that were saved with a key.
 
     Raises:
         ConfigError: the program would send the key in a variable that ``api_key_env`` does not name.
@@ -252,7 +252,8 @@ def _load(
     )
     program = program or _construct(saved["program"], directory, searched)
     if retriever is None and searched is not None:
-        retriever = _retriever(searched, resolve_paths(DataSettings(**saved["data"]), directory), directory)
+        data = resolve_paths(DataSettings.model_validate(saved["data"]), directory)
+        retriever = _retriever(searched, data, directory)
     rm = _open_searches(program, saved.get("searches", {}), directory, retriever)
     if serve is not None and lm is None and not any("policy" in record for record in saved["lms"]):
         raise ConfigError(f"serve={serve!r}: no predictor of this program has a leret policy; load it without serve")
@@ -422,7 +423,7 @@ def _restore(program: dspy.Module, saved: Mapping[str, Any], lm_at: Callable[[in
 
 
 def _retriever(settings: RetrieverSettings, data: DataSettings, directory: Path) -> Retriever:
-    corpus = load_corpus(data) if settings.needs_corpus or data.corpus is not None else None
+    corpus = load_corpus(data) if settings.needs_corpus or data.corpus_file is not None else None
     return with_cache(load_retriever(settings, corpus, directory / "cache"), settings)
 
 

@@ -1,4 +1,4 @@
-"""The one protocol behind every engine, and what engines share."""
+"""The protocol of all engines, and functions that they share."""
 
 from __future__ import annotations
 
@@ -11,38 +11,40 @@ from leret.core.types import Document, Ranking
 
 @runtime_checkable
 class Retriever(Protocol):
-    """Finds the documents of one corpus, for many queries at once.
+    """Search of one corpus, for many queries at once.
 
-    One whose searches wait for nothing but the processor, no disk, no network, no lock that is held for long, may say
-    so by an attribute ``only_computes = True``: where such a search takes microseconds it is then called without a
-    thread. One whose digest can stay the same when its index changes says so by ``names_its_index = False``: its
-    rankings are then cached on disk only where the recipe wishes it.
+    Optional attributes:
+
+    - ``only_computes = True``: a search never waits for a disk, a network or a lock, so a quick one is called without
+      a thread.
+    - ``names_its_index = False``: the digest may stay the same when the index changes, so rankings are cached on disk
+      only if the recipe asks for it.
     """
 
     @property
     def digest(self) -> str:
-        """Names the engine, its settings and its corpus; equal digests give equal rankings."""
+        """Digest of the engine, its settings and its corpus; equal digests give equal rankings."""
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Rank documents for each query.
 
         Args:
-            queries: any strings, the empty one included (an empty ranking is its answer).
-            k: documents a query, at least 1; may be more than there are.
+            queries: any strings; an empty one has an empty ranking.
+            k: documents per query, at least 1; may exceed the number of documents.
 
         Returns:
-            One ranking a query, in the order of the queries, each of at most ``k`` passages, scores not increasing.
+            One ranking per query, in their order: at most ``k`` passages, scores not increasing.
 
         Raises:
-            RetrievalError: the engine could not answer. Never an empty ranking instead.
+            RetrievalError: the engine could not answer; an empty ranking never stands for a failure.
         """
 
 
 class CallableRetriever:
-    """Lets a retriever be ``dspy.settings.rm``, which `dspy.Retrieve` calls."""
+    """Mixin that makes a retriever usable as ``dspy.settings.rm``, which `dspy.Retrieve` calls."""
 
     def __call__(self: Retriever, query: str, k: int = 3, **kwargs: Any) -> list[Any]:
-        """Search once; leret sees the search while it runs a program."""
+        """Search once; a program that leret runs records the search."""
         from leret.core.dspy_internals import rm_rows, watching_run
 
         run = watching_run()
@@ -53,7 +55,7 @@ class CallableRetriever:
 
 
 class NoRetriever:
-    """Kind ``none``: stands where a program searches nothing, and refuses a search."""
+    """Kind ``none``, for programs that do not search; a search is an error."""
 
     only_computes = True
     digest = "none"
@@ -66,11 +68,11 @@ class NoRetriever:
 
 
 class PartialResultsError(RetrievalError):
-    """The engine could not answer some queries of a batch.
+    """Failure of some queries of a batch.
 
     Args:
         failure: of one of them.
-        answered: the rankings of the others, by query.
+        answered: rankings of the others, by query.
     """
 
     def __init__(self, failure: LeretError, answered: Mapping[str, Ranking]) -> None:
@@ -83,7 +85,7 @@ class Documents(Protocol):
     """An ordered collection of documents by id; `leret.datasets.corpus.Corpus` is one."""
 
     digest: str
-    """Names the content, order included; of an indexed corpus, as `leret.datasets.corpus.Corpus` computes it."""
+    """Digest of the content and its order, computed as `leret.datasets.corpus.Corpus` does."""
 
     def __getitem__(self, doc_id: str, /) -> Document: ...
 
@@ -94,7 +96,7 @@ class Documents(Protocol):
 
 
 def has_terms(query: str) -> bool:
-    """Does a query hold anything to search for?
+    """Tell whether a query holds a letter or a digit.
 
     >>> has_terms("?! ..."), has_terms("a")
     (False, True)
@@ -103,7 +105,7 @@ def has_terms(query: str) -> bool:
 
 
 def to_valid_utf8(text: str) -> str:
-    r"""Text that UTF-8 can hold: half a surrogate pair becomes a replacement character.
+    r"""Replace unpaired surrogates, which UTF-8 cannot encode, by the replacement character.
 
     >>> to_valid_utf8("a\ud800b") == "a\ufffdb"
     True
@@ -114,18 +116,18 @@ def to_valid_utf8(text: str) -> str:
 
 
 def clip_k(k: int, n_documents: int) -> int:
-    """``k``, at most the number of documents.
+    """Limit ``k`` to the number of documents.
 
     Raises:
         RetrievalError: ``k`` is less than 1.
     """
     if k < 1:
-        raise RetrievalError(f"k is {k}; ask for one document at least")
+        raise RetrievalError(f"k is {k}; ask for at least one document")
     return min(k, n_documents)
 
 
 def search_valid(queries: Sequence[str], search: Callable[[list[str]], Sequence[Ranking]]) -> list[Ranking]:
-    """Rankings of all queries; an engine's ``search`` gets valid UTF-8, and only the queries that have terms."""
-    asked = [to_valid_utf8(query) for query in queries if has_terms(query)]
-    found = iter(search(asked) if asked else ())
-    return [next(found) if has_terms(query) else () for query in queries]
+    """Return rankings of all queries; ``search`` gets only those with terms, as valid UTF-8."""
+    queries_with_terms = [to_valid_utf8(query) for query in queries if has_terms(query)]
+    rankings = iter(search(queries_with_terms) if queries_with_terms else ())
+    return [next(rankings) if has_terms(query) else () for query in queries]

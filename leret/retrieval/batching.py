@@ -1,4 +1,4 @@
-"""Dynamic batching: concurrent searches share one call of the retriever. The sampler and the server both use it."""
+"""Dynamic batching: concurrent searches share one call of the retriever, in the sampler and in the server."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from leret.core.types import Ranking
 from leret.retrieval.base import PartialResultsError, Retriever
 
 _QUICK_S = 0.0005
-"""CPU-seconds a query below which a thread costs more than it frees (benchmarks/RESULTS.md)."""
+"""CPU-seconds per query below which a thread costs more than it frees (benchmarks/RESULTS.md)."""
 
 _N_RECENT = 20_000
-"""Rankings that quick searches remember."""
+"""Rankings of quick searches held in memory."""
 
 
 class QueueFullError(Exception):
-    """The queue has no room; nothing is wrong with the request, and after ``wait_s`` there should be room again."""
+    """The queue is full; the request may be sent again after ``wait_s``."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"the queue is full; try again in {wait_s:g} s")
@@ -39,12 +39,12 @@ class _Entry:
 class SearchBatcher:
     """Awaitable searches on one event loop.
 
-    Searches that arrive while a batch is being answered wait for the next one, so batches grow with the load and no
-    search waits for a batch to fill. Queries with the same k are searched together, equal ones once.
+    Searches that arrive during a batch wait for the next one, so batches grow with the load and no search waits for a
+    batch to fill. Queries with the same k are searched together, equal ones once.
 
     Args:
-        retriever: called with one batch at a time, in a thread of its own.
-        max_batch: queries of a batch, but for a single request with more.
+        retriever: called with one batch at a time, in a separate thread.
+        max_batch: queries per batch, except for a single request with more.
         max_waiting: queries that may wait; a request that does not fit is refused whole.
         on_batch: receives the number of queries of each batch and its seconds.
     """
@@ -65,8 +65,8 @@ class SearchBatcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="leret-search")
         self._only_computes = getattr(retriever, "only_computes", False)
         self._recent: dict[tuple[str, int], Ranking] = {}
-        self._cpu_s = math.inf  # a query, in the last batch, then smoothed
-        self._wall_s: float | None = None  # a query, smoothed
+        self._cpu_s = math.inf  # per query, in the last batch, then smoothed
+        self._wall_s: float | None = None  # per query, smoothed
         self._counts = {"asked": 0, "searched": 0, "batches": 0}
         self.n_waiting = 0
         """Queries in the queue."""
@@ -91,40 +91,40 @@ class SearchBatcher:
             raise
 
     def search_now(self, query: str, k: int) -> Ranking | None:
-        """The answer without waiting, of a retriever with ``only_computes`` while its searches are quick; else None."""
+        """Return the ranking without waiting if the retriever only computes and is quick; else None."""
         if not self._only_computes or self._cpu_s > _QUICK_S:
             return None
         self._counts["asked"] += 1
-        found = self._recent.get((query, k))  # samples of one state often ask the same
-        if found is not None:
-            return found
+        recent = self._recent.get((query, k))  # samples of one state often have the same query
+        if recent is not None:
+            return recent
         self._counts["searched"] += 1
         began = time.perf_counter()  # the thread's own clock is a system call, a tenth of a search
         [ranking] = self.retriever.search((query,), k)
-        self._cpu_s += 0.1 * (time.perf_counter() - began - self._cpu_s)  # one slow search is no slow index
+        self._cpu_s += 0.1 * (time.perf_counter() - began - self._cpu_s)  # a single slow search changes little
         if len(self._recent) >= _N_RECENT:
             self._recent.clear()
         self._recent[query, k] = ranking
         return ranking
 
     def counts(self) -> dict[str, int]:
-        """Queries ``asked`` for, those ``searched`` (the others equal one of their batch), and ``batches`` awaited."""
+        """Return counts of queries ``asked`` and ``searched`` (equal ones of a batch once), and of ``batches``."""
         return dict(self._counts)
 
     def close(self) -> None:
-        """End the thread when its batch is done."""
+        """End the thread after its batch."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _work(self) -> None:
         try:
             while self._waiting:
-                await asyncio.sleep(0)  # let all tasks that are ready ask first
+                await asyncio.sleep(0)  # first let all ready tasks add their queries
                 await self._answer(self._next_batch())
         finally:
             self._task = None
 
     def _next_batch(self) -> list[_Entry]:
-        """The next entries with the k of the first; entries with another k keep their places."""
+        """Take the next entries with the k of the first one; entries with another k keep their places."""
         batch: list[_Entry] = []
         later: deque[_Entry] = deque()
         n = 0
@@ -140,28 +140,28 @@ class SearchBatcher:
         return batch
 
     async def _answer(self, batch: list[_Entry]) -> None:
-        if not batch:  # all of them were cancelled meanwhile
+        if not batch:  # all entries were cancelled
             return
         queries = list(dict.fromkeys(query for entry in batch for query in entry.queries))
         began = time.monotonic()
         error: Exception | None = None
         try:
-            found = dict(zip(queries, await self._search(queries, batch[0].k), strict=True))
+            rankings = dict(zip(queries, await self._search(queries, batch[0].k), strict=True))
         except Exception as failure:  # raised where the search is awaited
             error = failure
-            found = failure.answered if isinstance(failure, PartialResultsError) else {}
+            rankings = failure.answered if isinstance(failure, PartialResultsError) else {}
         seconds = time.monotonic() - began
         for entry in batch:
             if entry.future.done():
                 continue
-            if error is None or all(query in found for query in entry.queries):
-                entry.future.set_result([found[query] for query in entry.queries])
+            if error is None or all(query in rankings for query in entry.queries):
+                entry.future.set_result([rankings[query] for query in entry.queries])
             else:
                 entry.future.set_exception(error)
-                entry.future.exception()  # read, so that a caller that was cancelled meanwhile leaves no warning
+                entry.future.exception()  # marked as read: a cancelled caller leaves no warning
         if error is None:
-            a_query = seconds / len(queries)
-            self._wall_s = a_query if self._wall_s is None else 0.8 * self._wall_s + 0.2 * a_query
+            per_query = seconds / len(queries)
+            self._wall_s = per_query if self._wall_s is None else 0.8 * self._wall_s + 0.2 * per_query
             if self._on_batch is not None:
                 self._on_batch(len(queries), seconds)
 

@@ -1,4 +1,4 @@
-"""A retriever whose rankings are cached on disk, in a diskcache that runs and processes share."""
+"""Rankings cached on disk, in a diskcache that runs and processes share."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from leret.retrieval.base import CallableRetriever, PartialResultsError, Retriev
 _LOG = logging.getLogger("leret")
 
 _FAST = frozenset({"bm25", "rm3", "none"})
-"""Engines that answer in a fraction of a millisecond: there is little to save (benchmarks/RESULTS.md)."""
+"""Engines with answers in a fraction of a millisecond, where a cache saves little (benchmarks/RESULTS.md)."""
 
 _FAULTS = (sqlite3.Error, diskcache.Timeout, OSError, ValueError, TypeError, zlib.error)
 
 
 class JsonDisk(diskcache.JSONDisk):
-    """Values as compressed JSON; a row that claims to be a pickle is refused."""
+    """Values as compressed JSON; pickled rows are refused."""
 
     def fetch(self, mode: int, filename: str, value: Any, read: bool) -> Any:
         if mode == diskcache.core.MODE_PICKLE:
-            raise ValueError("the cache holds a pickle, which is not read")
+            raise ValueError("the cache holds a pickle, which leret does not read")
         return super().fetch(mode, filename, value, read)
 
 
 class CachedRetriever(CallableRetriever, SharedInstance):
-    """Asks a retriever only for what no run has asked it before; safe for many threads.
+    """Retriever that is asked only for rankings that are not in the cache. Safe for many threads.
 
-    A cache never costs an answer: whatever is wrong with its files is logged once, and searches go on without it.
-    Beyond ``max_bytes``, what was unused for longest goes first.
+    A cache never prevents an answer: a fault of its files is logged once, and searches continue without it. Beyond
+    ``max_bytes``, the least recently used rankings go first.
     """
 
     def __init__(self, retriever: Retriever, directory: Path, max_bytes: int = 2 << 30) -> None:
@@ -53,7 +53,7 @@ class CachedRetriever(CallableRetriever, SharedInstance):
 
     @property
     def digest(self) -> str:
-        """The retriever's own: a cache changes no ranking."""
+        """Digest of the retriever: a cache changes no ranking."""
         return self.retriever.digest
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
@@ -61,12 +61,12 @@ class CachedRetriever(CallableRetriever, SharedInstance):
         new = [query for query in dict.fromkeys(queries) if query not in rankings]
         if new:
             try:
-                found = dict(zip(new, self.retriever.search(new, k), strict=True))
+                searched = dict(zip(new, self.retriever.search(new, k), strict=True))
             except PartialResultsError as error:
                 self._write(error.answered, k)
                 raise PartialResultsError(error, rankings | error.answered) from error
-            self._write(found, k)
-            rankings |= found
+            self._write(searched, k)
+            rankings |= searched
         return [rankings[query] for query in queries]
 
     def close(self) -> None:
@@ -78,15 +78,15 @@ class CachedRetriever(CallableRetriever, SharedInstance):
             close()
 
     def _read(self, queries: Sequence[str], k: int) -> dict[str, Ranking]:
-        found: dict[str, Ranking] = {}
+        cached: dict[str, Ranking] = {}
         try:
             for query in dict.fromkeys(queries) if self._cache is not None else ():
                 entries = self._cache.get(digest(self.digest, k, query))
                 if entries is not None:
-                    found[query] = tuple(Passage(*entry) for entry in entries)
+                    cached[query] = tuple(Passage(*entry) for entry in entries)
         except _FAULTS as error:
             self._give_up(error)
-        return found
+        return cached
 
     def _write(self, rankings: Mapping[str, Ranking], k: int) -> None:
         if self._cache is None:
@@ -101,17 +101,17 @@ class CachedRetriever(CallableRetriever, SharedInstance):
     def _give_up(self, error: Exception) -> None:
         self._cache = None
         _LOG.warning(
-            "the cache in %s cannot be used (%s); searches go on without it, delete it if it is damaged",
+            "the cache in %s cannot be used (%s); searches continue without it, delete it if it is damaged",
             self._directory,
             error,
         )
 
 
 def with_cache(retriever: Retriever, settings: RetrieverSettings) -> Retriever:
-    """The retriever behind the cache, where its settings want it.
+    """Return the retriever behind the cache, if its settings ask for one.
 
-    By themselves they do not for a server that nobody has named: once another index stands behind its URL, the digest
-    is still the old one, and so would the rankings be.
+    ``auto`` leaves out servers without a name for their index: if another index is served at the same URL, the digest
+    stays the same, and cached rankings would be wrong.
     """
     cache = settings.cache or CacheSettings()
     wanted = settings.kind not in _FAST and getattr(retriever, "names_its_index", True)

@@ -1,27 +1,28 @@
-"""Several rankings of one query made into one, and the retriever that asks two others."""
+"""Fusion of several rankings of one query, and the retriever that fuses two others."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from leret.config.retriever import FusionSettings, HybridSettings, LocalEngine
 from leret.core.types import Passage, Ranking, digest
 from leret.retrieval.base import CallableRetriever, Retriever, clip_k
+from leret.retrieval.index.manifest import Manifest
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float], constant: float = 60.0) -> Ranking:
-    """Weighted reciprocal rank fusion: the sum of ``weight / (constant + rank)``, rank 1 being the best.
+    """Fuse rankings by reciprocal ranks: score a passage by the sum of ``weight / (constant + rank)``, the best rank 1.
 
     Args:
         rankings: of one query.
-        weights: one a ranking.
-        constant: the larger, the less the first ranks stand out.
+        weights: one per ranking.
+        constant: a larger one gives the first ranks less advantage.
 
     Returns:
         Every passage once, best first; equal scores in the order of the first ranking, then of the next.
 
     Source:
-        Cormack, Clarke, Buettcher, SIGIR 2009, which has all weights 1 and the constant 60.
+        Cormack, Clarke, Buettcher, SIGIR 2009, with all weights 1 and the constant 60.
 
     >>> a, b = Passage("a", "", "", 9.0), Passage("b", "", "", 8.0)
     >>> [(p.doc_id, round(p.score, 5)) for p in reciprocal_rank_fusion([(a, b), (b,)], [1, 1])]
@@ -32,10 +33,10 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float]
 
 
 def linear_fusion(rankings: Sequence[Ranking], weights: Sequence[float]) -> Ranking:
-    """The weighted sum of scores, those of each ranking first scaled to [0, 1]; who is not in a ranking has 0 there.
+    """Fuse rankings by the weighted sum of scores, scaled to [0, 1] in each ranking; a missing passage scores 0.
 
     Returns:
-        As `reciprocal_rank_fusion`. Where all scores of a ranking are equal, they are taken for 1.
+        Passages as from `reciprocal_rank_fusion`. Equal scores throughout a ranking all count as 1.
     """
     shares = []
     for ranking in rankings:
@@ -57,17 +58,32 @@ def _sum(rankings: Sequence[Ranking], shares: Sequence[Sequence[float]], weights
 
 
 class Hybrid(CallableRetriever):
-    """Asks two retrievers of one corpus, and fuses their rankings. Equal scores stand in the first one's order."""
+    """Fusion of two retrievers of one corpus. Equal scores keep the order of the first one's ranking."""
 
     def __init__(self, first: Retriever, second: Retriever, settings: FusionSettings) -> None:
         self._retrievers = (first, second)
         self._settings = settings
-        self.digest = hybrid_digest((first.digest, second.digest), settings)
+        self.digest = _digest((first.digest, second.digest), settings)
 
     @staticmethod
     def parts(settings: HybridSettings) -> dict[str, LocalEngine]:
-        """The two, by the folder of their index."""
         return dict(zip(("first", "second"), settings.engines, strict=True))
+
+    @staticmethod
+    def manifest(parts: Sequence[Manifest], settings: FusionSettings, places: Mapping[str, str]) -> Manifest:
+        return Manifest(
+            engine="hybrid",
+            settings={"engines": [{"kind": p.engine, **p.settings} for p in parts], **settings.fusion_keys()},
+            versions={name: version for part in parts for name, version in part.versions.items()},
+            corpus=parts[0].corpus,
+            documents=parts[0].documents,
+            digest=_digest([part.digest for part in parts], settings),
+            places=dict(places),
+        )
+
+    @staticmethod
+    def settings_of(manifest: Manifest) -> FusionSettings:
+        return FusionSettings(**{name: value for name, value in manifest.settings.items() if name != "engines"})
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         settings = self._settings
@@ -78,6 +94,5 @@ class Hybrid(CallableRetriever):
         return [linear_fusion(pair, settings.weights)[:k] for pair in pairs]
 
 
-def hybrid_digest(parts: Sequence[str], settings: FusionSettings) -> str:
-    """Of a hybrid of retrievers with these digests."""
+def _digest(parts: Sequence[str], settings: FusionSettings) -> str:
     return digest("hybrid", list(parts), settings.fusion_keys())

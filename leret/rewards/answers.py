@@ -1,10 +1,10 @@
-"""What a program's answer is worth against the reference answers of its task. Higher is better; each is at most 1.
+"""Rewards of a program's answer against the reference answers of its task: at most 1, higher is better.
 
-The answer is the prediction's field ``answer``, or the one that a recipe names as ``field``, or its only text. Of
-several references the best counts. None where the task has no reference answer, or the program goes on; a program that
-ended without an answer is worth 0.
+The answer is the prediction's field ``answer``, the ``field`` that a recipe names, or the only text. The best of
+several references counts. Without a reference answer, or before the program's end, there is no value (None). A program
+that ended without an answer gets 0.
 
-`em` and `f1` normalise as the official scripts of SQuAD, HotpotQA, MuSiQue and 2WikiMultihopQA do: lower case, no
+`em` and `f1` normalise like the official scripts of SQuAD, HotpotQA, MuSiQue and 2WikiMultihopQA: lower case, no
 punctuation, no articles, single spaces.
 """
 
@@ -29,38 +29,37 @@ _YES_NO = {"yes", "no", "noanswer"}
 
 
 def normalised(text: str) -> str:
-    """An answer as the official scripts compare it.
+    """Normalise an answer like the official scripts.
 
     >>> normalised("The  Beatles!")
     'beatles'
 
-    Source: SQuAD 1.1's evaluation script; those of HotpotQA, MuSiQue and 2WikiMultihopQA do the same.
+    Source: SQuAD 1.1's evaluation script; HotpotQA, MuSiQue and 2WikiMultihopQA do the same.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def token_f1(answer: str, reference: str, yes_no: bool = True) -> float:
-    """Harmonic mean of precision and recall of the answer's words, each as often as it stands in both.
+    """Return the harmonic mean of precision and recall of the answer's words, with repetitions.
 
     >>> round(token_f1("the film Ed Wood", "Ed Wood"), 2)
     0.8
 
-    ``yes_no``: an answer or a reference that is yes, no or noanswer counts whole or not at all, as in the scripts of
-    HotpotQA and 2WikiMultihopQA; SQuAD and MuSiQue have no such rule. Where one is empty, both have to be (SQuAD 2.0,
-    MuSiQue).
+    With ``yes_no``, the answers yes, no and noanswer must match exactly, as in the scripts of HotpotQA and
+    2WikiMultihopQA; SQuAD and MuSiQue have no such rule. An empty text only matches an empty one (SQuAD 2.0, MuSiQue).
     """
     one, other = normalised(answer), normalised(reference)
     if one == other:
         return 1.0
     if not one or not other or (yes_no and not _YES_NO.isdisjoint((one, other))):
         return 0.0
-    words, wanted = one.split(), other.split()
-    n_common = (Counter(words) & Counter(wanted)).total()
-    return 2 * n_common / (len(words) + len(wanted))
+    words, reference_words = one.split(), other.split()
+    n_common = (Counter(words) & Counter(reference_words)).total()
+    return 2 * n_common / (len(words) + len(reference_words))
 
 
 def answer_of(outcome: Outcome, field: str | None = None) -> str | None:
-    """The text that the program answered; None where it goes on, empty where it ended without one."""
+    """Return the program's answer: None before its end, empty if it ended without one."""
     prediction: Any = outcome.prediction
     if prediction is None or isinstance(prediction, str):
         return prediction
@@ -72,28 +71,28 @@ def answer_of(outcome: Outcome, field: str | None = None) -> str | None:
 
 
 def em(outcome: Outcome, field: str | None = None) -> float | None:
-    """1 where the answer and a reference are equal once normalised, else 0."""
+    """Return 1 if the normalised answer equals a normalised reference, else 0."""
     return _best(outcome, field, lambda answer, reference: float(normalised(answer) == normalised(reference)))
 
 
 def f1(outcome: Outcome, field: str | None = None) -> float | None:
-    """`token_f1` of the answer with the best of the references, as HotpotQA and 2WikiMultihopQA count."""
+    """Return `token_f1` with the best reference, as in HotpotQA and 2WikiMultihopQA."""
     return _best(outcome, field, token_f1)
 
 
 def squad_f1(outcome: Outcome, field: str | None = None) -> float | None:
-    """`f1` without a rule for yes and no, as SQuAD and MuSiQue count."""
+    """Return `f1` without the rule for yes and no, as in SQuAD and MuSiQue."""
     return _best(outcome, field, partial(token_f1, yes_no=False))
 
 
 def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
-    """1 where the words of answer and reference are equal, in their order: bAbI joins a list's items by commas."""
+    """Return 1 if answer and reference have equal words in equal order (bAbI joins lists by commas), else 0."""
     words = re.compile(r"\w+").findall
     return _best(outcome, field, lambda answer, reference: float(words(answer.lower()) == words(reference.lower())))
 
 
 def rouge(kind: str) -> Callable[..., float | None]:
-    """ROUGE's F measure (``rouge1``, ``rouge2``, ``rougeL``) by Google's rouge-score; ``stem``: of stems of words."""
+    """Return ROUGE's F measure (``rouge1``, ``rouge2``, ``rougeL``) by rouge-score; ``stem`` compares stems."""
 
     def value(outcome: Outcome, field: str | None = None, stem: bool = False) -> float | None:
         return _best(outcome, field, lambda a, r: float(_rouge_scorer(kind, stem).score(r, a)[kind].fmeasure))
@@ -102,7 +101,7 @@ def rouge(kind: str) -> Callable[..., float | None]:
 
 
 def bleu(outcome: Outcome, field: str | None = None) -> float | None:
-    """Sentence BLEU by sacrebleu, against all references at once, with its smoothing; in [0, 1]."""
+    """Return smoothed sentence BLEU by sacrebleu against all references at once, in [0, 1]."""
 
     def score(answer: str, references: Sequence[str]) -> float:
         library = import_optional("sacrebleu", "sacrebleu", "answers")
@@ -112,9 +111,9 @@ def bleu(outcome: Outcome, field: str | None = None) -> float | None:
 
 
 def similarity(outcome: Outcome, model: str, field: str | None = None) -> float | None:
-    """Cosine of the answer's embedding with that of the nearest reference, by a sentence-transformers model.
+    """Return the cosine of the embeddings of the answer and the nearest reference.
 
-    ``model``: a directory, or a name on the Hugging Face hub; it runs on the CPU.
+    ``model`` is a sentence-transformers directory, or a name on the Hugging Face hub; it runs on the CPU.
     """
 
     def score(answer: str, references: Sequence[str]) -> float:
@@ -125,9 +124,9 @@ def similarity(outcome: Outcome, model: str, field: str | None = None) -> float 
 
 
 def length(outcome: Outcome, s: float = 1.0, field: str | None = None) -> float | None:
-    """exp(-s |1 - ratio|), of words in the answer to words in the reference; s is doubled where the ratio is below 1.
+    """Return exp(-s |1 - ratio|), with ratio = words of the answer / words of the reference; 2s for a ratio below 1.
 
-    Of several references the nearest in length counts. Source: LAPDOG's length penalty of generations.
+    The reference nearest in length counts. Source: LAPDOG's length penalty.
     """
 
     def score(answer: str, references: Sequence[str]) -> float:
@@ -164,7 +163,7 @@ def _encoder(model: str) -> Any:
     try:
         return library.SentenceTransformer(model, device="cpu")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"similarity: model {model!r} cannot be opened ({error}); name another") from error
+        raise ConfigError(f"similarity: model {model!r} cannot be loaded ({error}); name another model") from error
 
 
 ANSWERS: Mapping[str, Callable[..., float | None]] = {
@@ -179,4 +178,4 @@ ANSWERS: Mapping[str, Callable[..., float | None]] = {
     "similarity": similarity,
     "length": length,
 }
-"""By their names in recipes; all of them read the prediction."""
+"""Rewards by name in recipes; all of them read the prediction."""

@@ -1,12 +1,11 @@
-"""Mixers: from the parts of a group's rewards to one reward a sample.
+"""Mixers: combine the parts of a group's rewards into one reward per sample.
 
-`mix` takes a float matrix of (n_samples, n_parts), the samples of one state by the parts of the recipe's reward, and
-gives (n_samples,). NaN stands for a part that does not apply. What is undefined otherwise is defined here:
+`mix` maps a float matrix (n_samples, n_parts) of one state to (n_samples,). NaN means that a part does not apply:
 
-- A sample to which no part applies gets NaN, and counts for no other one.
-- `weights`, `uniform` and `l2` pass over parts that are NaN. For the others such a part is its mean over the group,
-  which tells the sample from none; a part that is NaN for the whole group is left out.
-- Zero spread (one sample, or equal ones): `std` and `pca` take all parts alike, `normalize_then_sum` gives 0.
+- A sample without any part gets NaN, and does not affect the others.
+- `weights`, `uniform` and `l2` skip NaN. The others replace it by the part's mean over the group, which is neutral, and
+  leave out a part that is NaN for the whole group.
+- Without spread (one sample, or equal ones), `std` and `pca` weight all parts equally; `normalize_then_sum` is 0.
 """
 
 from __future__ import annotations
@@ -19,33 +18,33 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 _EPS = 1e-12
-"""A spread below it is a rounding error."""
+"""Spread below this is a rounding error."""
 
 
 def weights(parts: Array, scale: Array) -> Array:
-    """The sum of the parts that apply."""
+    """Return the sum of the parts that apply."""
     total: Array = np.nansum(parts * scale, axis=1)
     return total
 
 
 def uniform(parts: Array, scale: Array) -> Array:
-    """The mean of the parts that apply."""
+    """Return the mean of the parts that apply."""
     mean: Array = np.nanmean(parts * scale, axis=1)
     return mean
 
 
 def std(parts: Array, scale: Array) -> Array:
-    """The mean of the parts, each weighted by its deviation in the group: by how well it tells samples apart."""
+    """Return the mean of the parts, each weighted by its standard deviation in the group."""
     deviations = (parts * scale).std(axis=0)
     mean: Array = np.average(parts * scale, axis=1, weights=deviations if deviations.sum() > _EPS else None)
     return mean
 
 
 def pca(parts: Array, scale: Array) -> Array:
-    """The projection on the first principal component of the group's parts, which is of length 1.
+    """Return the projection on the first principal component (of length 1) of the group's parts.
 
     Its sign makes the reward grow with the mean of the parts over the group. Without covariance between the two, the
-    component's coordinates have a positive sum; if that is 0 too, the first coordinate other than 0 is positive.
+    component's coordinates have a positive sum; if that is 0 too, the first nonzero coordinate is positive.
     """
     weighted = parts * scale
     centred = weighted - weighted.mean(axis=0)
@@ -58,14 +57,14 @@ def pca(parts: Array, scale: Array) -> Array:
 
 
 def l2(parts: Array, scale: Array) -> Array:
-    """The L2 norm of a sample's parts; of negative ones it is taken apart and subtracted, so that worse is less."""
+    """Return the L2 norm of a sample's positive parts minus that of its negative ones."""
     known = np.nan_to_num(parts * scale, nan=0.0)
     norm: Array = np.linalg.norm(np.maximum(known, 0), axis=1) - np.linalg.norm(np.minimum(known, 0), axis=1)
     return norm
 
 
 def normalize_then_sum(parts: Array, scale: Array) -> Array:
-    """The weighted sum of the parts, each brought to mean 0 and deviation 1 in the group: no scale counts but weights.
+    """Return the weighted sum of the parts, each standardised to mean 0 and deviation 1 in the group.
 
     Source: GDPO (arXiv 2601.05242).
     """
@@ -82,27 +81,27 @@ MIXERS: Mapping[str, Callable[[Array, Array], Array]] = {
     "l2": l2,
     "normalize_then_sum": normalize_then_sum,
 }
-"""By their names in recipes: of the parts of samples to which any applies, and the weights."""
+"""Mixers by name in recipes; they get the samples with at least one part, and the weights."""
 
-OF_GROUP = frozenset({"std", "pca", "normalize_then_sum"})
-"""Mixers in which a sample's reward depends on the others of its state."""
+GROUP_MIXERS = frozenset({"std", "pca", "normalize_then_sum"})
+"""Mixers in which the reward of a sample depends on the other samples of its state."""
 
 
 def mix(mixer: str, parts: Array, scale: Array) -> Array:
-    """One reward a sample of a group.
+    """Return one reward per sample of a group.
 
     Args:
         mixer: a name of `MIXERS`.
-        parts: (n_samples, n_parts), NaN where a part does not apply.
+        parts: (n_samples, n_parts); NaN for a part that does not apply.
         scale: (n_parts,), the weights.
     """
     applies = ~np.isnan(parts).all(axis=1)
     mixed = np.full(len(parts), np.nan)
     if applies.any():
         known = parts[applies]
-        if mixer in OF_GROUP:
-            some = ~np.isnan(known).all(axis=0)
-            known, scale = known[:, some], scale[some]
+        if mixer in GROUP_MIXERS:
+            applied = ~np.isnan(known).all(axis=0)
+            known, scale = known[:, applied], scale[applied]
             known = np.where(np.isnan(known), np.nanmean(known, axis=0), known)
         mixed[applies] = MIXERS[mixer](known, scale)
     return mixed

@@ -1,4 +1,4 @@
-"""Rewards of the user's own, by ``module:function`` or ``file.py:function``."""
+"""Users' functions by name: ``module:function`` or ``file.py:function``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from leret.core.types import digest
 
 
 def is_function(name: str) -> bool:
-    """Whether a reward's name is that of a function of the user's own."""
+    """Check that a reward's name is that of a user's function."""
     return ":" in name
 
 
 def load_function(name: str, key: str = "") -> Callable[..., Any]:
-    """The function; its module is run. A ConfigError, with the recipe's ``key``, where there is none."""
+    """Load a function, which runs its module; a ConfigError with the recipe's ``key`` if there is none."""
     place = f"{key}: " if key else ""
     where, _, attribute = name.rpartition(":")
     path = source_of(name)
@@ -33,15 +33,15 @@ def load_function(name: str, key: str = "") -> Callable[..., Any]:
         raise ConfigError(
             f"{place}{where} does not run: {raised(error)}; name a reward as FILE.py:function or module:function"
         ) from error
-    found = getattr(module, attribute, None)
-    if not callable(found):
+    function = getattr(module, attribute, None)
+    if not callable(function):
         others = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
         raise ConfigError(f"{place}{where} has no function {attribute!r}; it has {', '.join(others) or 'none'}")
-    return cast("Callable[..., Any]", found)
+    return cast("Callable[..., Any]", function)
 
 
 def source_of(name: str) -> Path | None:
-    """The file of a function's module, without running it; None where it has none."""
+    """Return the file of a function's module without running it; None if it has no file."""
     where = name.rpartition(":")[0]
     if where.endswith(".py"):
         return Path(where)
@@ -53,7 +53,7 @@ def source_of(name: str) -> Path | None:
 
 
 def source_digest(name: str) -> str | None:
-    """Name a function's source with what it imports, see `leret.core.stages.source_files`; None without a file."""
+    """Return the digest of a function's source and its imports (`leret.core.stages`); None without a file."""
     path = source_of(name)
     try:
         return None if path is None else stages.source_digest(path)
@@ -62,14 +62,14 @@ def source_digest(name: str) -> str | None:
 
 
 def sources_digest(names: Iterable[str]) -> str | None:
-    """Name the sources of those names that are functions of the user's own; None where there are none."""
+    """Return the digest of the sources of all users' functions among names; None if there are none."""
     sources = {name: source_digest(name) for name in names if is_function(name)}
     return digest(sorted(sources.values(), key=str)) if sources else None
 
 
 def _of_file(path: Path) -> ModuleType:
-    """Run a file, once for each content of it and of what it imports."""
-    name = f"leret_reward_{digest(str(path.resolve()), stages.source_digest(path))}"  # that nothing imports
+    """Run a file, once per content of it and its imports."""
+    name = f"leret_reward_{digest(str(path.resolve()), stages.source_digest(path))}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None

@@ -1,4 +1,4 @@
-"""`leret rewards test`: is a reward at its maximum where everything is right, and lower where nothing is?"""
+"""`leret rewards test`: a reward is at its maximum on a perfect outcome, and lower on a wrong one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leret.rewards import Scoring
 _ANSWER = "in the hills above Los Angeles"
 
 
-def _found(*doc_ids: str) -> tuple[Passage, ...]:
+def _ranking(*doc_ids: str) -> tuple[Passage, ...]:
     return tuple(Passage(d, f"Title of {d}", f"The text of document {d}.", 9.0 - n) for n, d in enumerate(doc_ids))
 
 
@@ -20,29 +20,29 @@ GOLD = Outcome(
     Task("gold", {"question": "Where was the film shot?"}, gold=("g1", "g2"), answers=(_ANSWER,), hops=2),
     "<think>The film first.</think> where the film was shot",
     {"query": "where the film was shot"},
-    _found("g1", "g2"),
+    _ranking("g1", "g2"),
     {"answer": _ANSWER},
 )
-"""All gold documents on top, the reference answer, a completion in its format, one LM call."""
+"""All gold documents on top, the reference answer, a parsed completion, one LM call."""
 
-WORST = replace(GOLD, text="", outputs={}, ranking=_found("x1", "x2"), prediction={"answer": "nobody knows"}, n_steps=6)
+WORST = replace(GOLD, text="", outputs={}, ranking=_ranking("x1", "x2"), prediction={"answer": "unknown"}, n_steps=6)
 
 WORSE: Mapping[str, Outcome] = {
-    "no gold document found": replace(GOLD, ranking=_found("x1", "x2")),
-    "one of two found": replace(GOLD, ranking=_found("g1", "x1")),
-    "gold below other documents": replace(GOLD, ranking=_found("x1", "x2", "g1", "g2")),
-    "another answer": replace(GOLD, prediction={"answer": "nobody knows"}),
+    "no gold document found": replace(GOLD, ranking=_ranking("x1", "x2")),
+    "one of two found": replace(GOLD, ranking=_ranking("g1", "x1")),
+    "gold below other documents": replace(GOLD, ranking=_ranking("x1", "x2", "g1", "g2")),
+    "another answer": replace(GOLD, prediction={"answer": "unknown"}),
     "no answer": replace(GOLD, prediction={"answer": ""}),
     "a long answer": replace(GOLD, prediction={"answer": f"{_ANSWER} and {_ANSWER} and elsewhere"}),
     "nothing parsed": replace(GOLD, text="", outputs={}),
     "six LM calls": replace(GOLD, n_steps=6),
-    "all of it wrong": WORST,
+    "everything wrong": WORST,
 }
-"""Each differs from `GOLD` in what its name says."""
+"""Outcomes that differ from `GOLD` as their names say."""
 
 
 class Proof(NamedTuple):
-    """What a reward gives for `GOLD` and `WORST`, and what is wrong with it."""
+    """Rewards of `GOLD` and `WORST`, and the faults of the reward."""
 
     name: str
     gold: float | None
@@ -51,12 +51,12 @@ class Proof(NamedTuple):
 
 
 def prove(name: str, scoring: Scoring) -> Proof:
-    """That nothing is worth more than the gold outcome, and that all of it wrong is worth less."""
-    gold, worst = (scoring.alone(scoring.values(outcome)) for outcome in (GOLD, WORST))
+    """Check that no outcome gets more than `GOLD`, and that `WORST` gets less."""
+    gold, worst = scoring(GOLD), scoring(WORST)
     if gold is None:
         return Proof(name, gold, worst, ("has no value for the gold outcome",))
-    values = {what: scoring.alone(scoring.values(outcome)) for what, outcome in WORSE.items()}
-    faults = [f"{what} is worth {value:g}" for what, value in values.items() if value is not None and value > gold]
+    values = {name: scoring(outcome) for name, outcome in WORSE.items()}
+    faults = [f"{name} gets {value:g}" for name, value in values.items() if value is not None and value > gold]
     if worst is None or worst >= gold:
-        faults.append("all of it wrong is worth no less")
-    return Proof(name, gold, worst, tuple(f"the gold outcome is worth {gold:g}, {fault}" for fault in faults))
+        faults.append("a wholly wrong outcome gets no less")
+    return Proof(name, gold, worst, tuple(f"the gold outcome gets {gold:g}, {fault}" for fault in faults))

@@ -1,10 +1,10 @@
 """Measures of a ranking against the gold documents. All are in [0, 1]; higher is better.
 
-Relevance is binary, except in nDCG where the data grade the gold documents.
+Relevance is binary, except in nDCG if the data grade the gold documents.
 
-Each takes the ids of the ranking, best first, and the gold ids; ``k`` looks at the first ``k`` alone. A document that
-stands in a ranking twice counts at its first place. Gold documents that were never found count against every measure
-but `rr` and `success`. A ranking without gold documents has no value: a ValueError here, None as a reward.
+Each takes the ids of the ranking, best first, and the gold ids; ``k`` is a cut-off. A repeated document counts at its
+first rank. Missing gold documents lower every measure except `rr` and `success`. Without gold documents there is no
+value: a ValueError here, None as a reward.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Measure = Callable[[Sequence[str], Collection[str], int | None], float]
 
 
 def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None]:
-    """A measure as a reward of an outcome: of its ranking; None where the task has no gold documents."""
+    """Turn a measure into a reward of an outcome's ranking; None if the task has no gold documents."""
 
     def value(outcome: Outcome, k: int | None = None) -> float | None:
         task = outcome.task
@@ -29,7 +29,7 @@ def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None
 
 
 def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """The share of the gold documents that was found.
+    """Return the share of gold documents in the ranking.
 
     >>> recall(["a", "x"], {"a", "b"})
     0.5
@@ -38,7 +38,7 @@ def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) 
 
 
 def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Average precision: the mean over gold documents of the precision at the place of each, 0 where it is not found.
+    """Return average precision: the mean over gold documents of the precision at their ranks, 0 if missing.
 
     >>> ap(["a", "x", "b"], {"a", "b"})  # (1/1 + 2/3) / 2
     0.8333333333333333
@@ -49,7 +49,7 @@ def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> f
 
 
 def rr(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Reciprocal rank of the first gold document, 0 where none was found.
+    """Return the reciprocal rank of the first gold document, 0 without one.
 
     >>> rr(["x", "a"], {"a", "b"})
     0.5
@@ -59,9 +59,9 @@ def rr(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> f
 
 
 def ndcg(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Discounted cumulative gain (grade / log2(rank + 1) a hit) over that of the ideal ranking.
+    """Return the discounted cumulative gain (grade / log2(rank + 1) per hit) over that of the ideal ranking.
 
-    A gold document is of grade 1, unless ``gold`` maps it to its grade.
+    Gold documents have grade 1, unless ``gold`` maps them to grades.
 
     >>> round(ndcg(["x", "a"], {"a"}), 4)  # (1 / log2 3) / (1 / log2 2)
     0.6309
@@ -72,12 +72,12 @@ def ndcg(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) ->
     """
     grades = gold if isinstance(gold, Mapping) else dict.fromkeys(gold, 1)
     ranking = list(dict.fromkeys(doc_ids[:k]))
-    found = [(rank, grades[ranking[rank - 1]]) for rank in _hits(doc_ids, gold, k)]
-    return _gain(found) / _gain(list(enumerate(sorted(grades.values(), reverse=True), 1))[:k])
+    hits = [(rank, grades[ranking[rank - 1]]) for rank in _hits(doc_ids, gold, k)]
+    return _gain(hits) / _gain(list(enumerate(sorted(grades.values(), reverse=True), 1))[:k])
 
 
 def success(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """1 where any gold document was found, else 0.
+    """Return 1 if the ranking has any gold document, else 0.
 
     >>> success(["x", "a"], {"a", "b"}), success(["x"], {"a"})
     (1.0, 0.0)
@@ -86,7 +86,7 @@ def success(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None)
 
 
 def all_found(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """1 where every gold document was found, else 0.
+    """Return 1 if the ranking has all gold documents, else 0.
 
     >>> all_found(["x", "a"], {"a", "b"}), all_found(["b", "a"], {"a", "b"})
     (0.0, 1.0)
@@ -95,7 +95,7 @@ def all_found(doc_ids: Sequence[str], gold: Collection[str], k: int | None = Non
 
 
 def fact_em(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """1 where the gold documents were found and nothing else, else 0; `all_found` asks for the first alone.
+    """Return 1 if the ranking has all gold documents and no others, else 0.
 
     >>> fact_em(["b", "a"], {"a", "b"}), fact_em(["a", "b", "x"], {"a", "b"})
     (1.0, 0.0)
@@ -104,7 +104,7 @@ def fact_em(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None)
 
 
 def fact_f1(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Harmonic mean of recall and precision of what was found, whatever its order.
+    """Return the harmonic mean of recall and precision of the documents, in any order.
 
     >>> fact_f1(["a", "x"], {"a", "b"}), round(fact_f1(["a", "b", "x"], {"a", "b"}), 3)
     (0.5, 0.8)
@@ -113,12 +113,11 @@ def fact_f1(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None)
 
 
 def _hits(doc_ids: Sequence[str], gold: Collection[str], k: int | None) -> list[int]:
-    """Ranks, from 1, of the gold documents in the ranking."""
     if not gold:
         raise ValueError("a ranking without gold documents has no value")
-    wanted = set(gold)
-    return [rank for rank, doc_id in enumerate(dict.fromkeys(doc_ids[:k]), 1) if doc_id in wanted]
+    ids = set(gold)
+    return [rank for rank, doc_id in enumerate(dict.fromkeys(doc_ids[:k]), 1) if doc_id in ids]
 
 
-def _gain(found: Sequence[tuple[int, int]]) -> float:
-    return sum(grade / math.log2(rank + 1) for rank, grade in found)
+def _gain(hits: Sequence[tuple[int, int]]) -> float:
+    return sum(grade / math.log2(rank + 1) for rank, grade in hits)

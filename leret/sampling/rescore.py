@@ -25,7 +25,7 @@ from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.types import Document, Outcome, Passage, Sample, Task
 from leret.retrieval.batching import SearchBatcher
-from leret.rewards import Scoring, function_names, names, scoring, values_of
+from leret.rewards import Scoring, function_names, scoring, values_of
 from leret.rewards.answers import ANSWERS
 from leret.rewards.functions import source_of
 from leret.sampling.preferences.dataset import build_preferences
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from leret.programs.runner import ProgramRunner
 
 _REST = ("final", "q", "logp")
-"""Components that rescoring leaves as they are."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         progress.start("rescoring", len(store.question_ids()))
         new = asyncio.run(pass_over.samples(progress))
         progress.finish()
-        digests = {**run.manifest().get("digests", {}), "reward": environment.reward_digest}
+        digests = {**run.manifest.digests, "reward": environment.reward_digest}
         sections = {"sampling": recipe.model_dump(mode="json")}
         sections["digests"] = {name: value for name, value in digests.items() if value is not None}
         name = run.prepare(sections)
@@ -98,7 +97,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
     run.update()
     settings = recipe.sampling
     made = {"strategy": settings.strategy, "margin": settings.margin, "max_pairs": settings.max_pairs}
-    how: dict[str, Any] = made | run.manifest().get("preferences", {})
+    how: dict[str, Any] = {**made, **run.manifest.preferences}
     pairs = build_preferences(run, how["strategy"], how["margin"], how["max_pairs"])
     counts = pass_over.n_samples, pass_over.n_changed, pass_over.n_states, pass_over.n_other_choices
     seconds = round(time.monotonic() - began, 3)
@@ -107,10 +106,11 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
     return report
 
 
-def reads_prediction(spec: str | RewardSettings) -> bool:
+def reads_prediction(reward: Scoring) -> bool:
     """Whether a reward may look at what the program returned; of a function, whether its file has the word."""
-    files = [path for name in function_names(spec) if (path := source_of(name)) is not None]
-    return any(name in ANSWERS for name in names(spec)) or any(b"prediction" in path.read_bytes() for path in files)
+    files = [path for part in reward.parts.values() if part.source and (path := source_of(part.source)) is not None]
+    named = any(part.function in ANSWERS for part in reward.parts.values())
+    return named or any(b"prediction" in path.read_bytes() for path in files)
 
 
 class _Rescoring:
@@ -124,7 +124,7 @@ class _Rescoring:
         self._tasks = {task.id: task for task in environment.tasks(check=False)}
         self._corpus: Mapping[str, Document] = environment.corpus if function_names(settings.reward) else {}
         self._to_end = settings.end_reward is not None
-        self._replays = reads_prediction(settings.reward)
+        self._replays = reads_prediction(step)
         self.n_samples = self.n_changed = self.n_states = self.n_other_choices = self.n_final = 0
 
     def notes(self) -> Iterator[str]:

@@ -214,7 +214,6 @@ def _ray_task(recipe: str, run: Path, shard: Shard, policy_digest: str) -> Sampl
 
 
 _OPEN = ExitStack()
-"""What a worker has opened, once in its life."""
 
 
 @cache

@@ -20,13 +20,13 @@ import dspy
 from filelock import AsyncFileLock, FileLock
 
 from leret.config.sampling import SamplingRecipe, SamplingSettings
-from leret.core.errors import ConfigError, DataError, RunError
+from leret.core.errors import ConfigError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
-from leret.core.types import Outcome, Task
-from leret.core.usage import UsageByPrompt, UsageEvents
+from leret.core.types import Task
+from leret.http.usage import UsageByPrompt, UsageEvents
 from leret.policies.base import Policy
 from leret.policies.load import PolicySet, open_policies, probe, sampled_policy
 from leret.programs.checks import check_path
@@ -35,7 +35,7 @@ from leret.programs.prompts import Prompt
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
-from leret.rewards import function_names, scoring
+from leret.rewards import scoring
 from leret.sampling.bank.bank import load_or_build_bank
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.preferences.report import PreferenceReport
@@ -47,6 +47,7 @@ from leret.sampling.rollouts.environment import (
     refuse_changed_files,
     refuse_changes,
     resolve_recipe,
+    scorable,
 )
 from leret.sampling.rollouts.scheduler import LOOKED_AT, SamplingStats, Scheduler, predictors_searched, refuse_unparsed
 from leret.sampling.store.merge import merge_shards
@@ -148,7 +149,7 @@ async def with_credit(
     n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
     if n_auto < 2 and not (n_auto and plan.final):  # a single one is sampled by its steps, or nothing is
         return replace(plan, searched={})
-    searched = None if run is None else run.manifest().get("searched")
+    searched = None if run is None else run.manifest.searched
     if searched is None:
         searched = await predictors_searched(runner, StateSampler(runner, store, plan), tasks)
         if run is not None:
@@ -251,11 +252,11 @@ def begin(
             f"policy.model: {environment.recipe.policy.model} is another model here than where sampling was begun"
         )
     with FileLock(run.setup_lock):
-        manifest = run.manifest()
+        manifest = run.manifest
         section: dict[str, Any] = environment.recipe.model_dump(mode="json")
-        rounds: list[dict[str, Any]] = manifest.get("rounds", [])
+        rounds = manifest.rounds
         if rounds and rounds[0]["digest"] != policy.digest:
-            section |= {name: manifest["sampling"].get(name, {}) for name in ("policy", "policies")}
+            section |= {name: (manifest.sampling or {}).get(name, {}) for name in ("policy", "policies")}
         if all(entry["digest"] != policy.digest for entry in rounds):
             entry: dict[str, Any] = {
                 "policy": policy.name,
@@ -264,7 +265,7 @@ def begin(
             }
             entry |= {"digests": policy.digests} if isinstance(policy, PolicySet) else {}
             rounds = [*rounds, entry | ({"part": environment.recipe.data.part} if environment.recipe.data.part else {})]
-        known = {**manifest.get("digests", {}), **digests, "policy": policy.digest}
+        known = {**manifest.digests, **digests, "policy": policy.digest}
         with run.writing():
             write_atomically(run.held_out, json.dumps(sorted(environment.held_out), indent=0))
         run.update(sampling=section, digests=known, rounds=rounds)
@@ -288,10 +289,12 @@ async def sample_session(
     try:
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
             prompts = await load_or_build_bank(run, environment, policy, search, tasks, progress)
+            end = settings.end_reward
             plan = SamplingPlan(
                 tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens,
-                role=lambda need: _role(environment.recipe, policy, need), reward=settings.reward,
-                final=settings.end_reward, n_continuations=settings.n_continuations, final_weight=settings.final_weight,
+                role=lambda need: _role(environment.recipe, policy, need), reward=scoring(settings.reward),
+                final=None if end is None else scoring(end, "final"),
+                n_continuations=settings.n_continuations, final_weight=settings.final_weight,
             )  # fmt: skip
             plan = await with_credit(plan, environment.runner(search), store, tasks, run)
         notes = environment.notes()
@@ -318,22 +321,6 @@ def _role(recipe: SamplingRecipe, policy: Policy, need: NeedsCompletion) -> Role
     """Of a predictor; one whose own policy is greedy is not sampled."""
     decoding = recipe.decoding_of(need.predictor)
     return Role(policy, decoding.get("temperature") != 0, recipe.sampling.credit, **decoding)
-
-
-def scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
-    """Tasks that a part of the reward applies to: gold documents for a measure of rankings, references for f1."""
-    spec = recipe.sampling.whole_reward
-    if function_names(spec):  # of which nobody knows what it needs
-        return list(questions)
-    found = scoring(spec, "sampling.reward")
-    tasks = [task for task in questions if found.values(Outcome(task, prediction=""))]
-    if not tasks:
-        raise DataError(
-            f"data: no question of split {recipe.data.split} has what {' + '.join(found.parts)} is computed from: "
-            "relevant documents for a ranking, reference answers for an answer "
-            f"({len(questions)} questions read); name another split or file"
-        )
-    return tasks
 
 
 def _report(

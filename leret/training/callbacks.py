@@ -26,7 +26,6 @@ _SHOWN = {
     "reward": "reward",
     "objective/rlhf_reward": "reward",
 }
-"""Figures of the log on the progress line."""
 
 Validate = Callable[[int], Mapping[str, float]]
 """Takes the step; gives ``eval_MEASURE`` and ``eval_unparsed``."""

@@ -15,11 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
-from leret.policies.base import Messages
+from leret.core.types import Messages, message, text_of
 from leret.policies.local.chat_template import apply_template, n_common
+from leret.sampling.rollouts.environment import Environment, scorable
 
 if TYPE_CHECKING:
+    from leret.config.sampling import SamplingSettings
+    from leret.core.types import Task
     from leret.sampling.store.schema import StateSamples
+    from leret.training.online.recipe import RoundRecipe
 
 _TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
 
@@ -40,23 +44,27 @@ class TrainingExample:
 
 def plain(messages: Sequence[Any]) -> Messages:
     """Messages with role and content as texts."""
-    return tuple({"role": str(m["role"]), "content": str(m["content"])} for m in messages)
+    return tuple(message(str(one["role"]), text_of(one)) for one in messages)
 
 
 def finished_states(run: Run, predictors: Collection[str] | None = None) -> Iterator[StateSamples]:
     """The groups of finished questions under the policy that was sampled last; of some predictors, or of all.
 
     Raises:
+        RunError: no question is finished.
         TrainingError: nothing was sampled at one of the predictors.
     """
+    from leret.sampling.preferences.dataset import no_finished_question
     from leret.sampling.store.store import Store
 
-    found = set()
+    found, policy = set(), run.manifest.policy_digest
     with Store(run.store, read_only=True) as store:
-        for group in store.finished(run.manifest().get("digests", {}).get("policy")):
+        for group in store.finished(policy):
             found.add(group.state.predictor)
             if predictors is None or group.state.predictor in predictors:
                 yield group
+        if not found:
+            raise no_finished_question(store, policy)
     check_predictors(predictors, found)
 
 
@@ -97,6 +105,20 @@ def examples_digest(examples: Sequence[TrainingExample]) -> str:
         name.update(row.encode())
         name.update(b"\n")
     return name.hexdigest()
+
+
+def training_tasks(environment: Environment, recipe: RoundRecipe) -> list[Task]:
+    """Return the tasks of the run's sampling that the reward applies to; `DataError` if there is none."""
+    data, settings = environment.recipe.data, scored_by(environment, recipe)
+    questions = environment.tasks(data.split, recipe.limit or data.limit, part=data.part)
+    return scorable(questions, environment.recipe.model_copy(update={"sampling": settings}))
+
+
+def scored_by(environment: Environment, recipe: RoundRecipe) -> SamplingSettings:
+    """Return the run's settings of sampling with the reward and credit of the training."""
+    keys = {"credit": recipe.credit, "reward": recipe.reward, "final": recipe.reward}
+    changes = {name: value for name, value in keys.items() if value is not None}
+    return environment.recipe.sampling.model_copy(update=changes)
 
 
 @dataclass(frozen=True, slots=True)

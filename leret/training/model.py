@@ -10,6 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
+from leret.config.load import sampling_recipe_of
+from leret.config.policy import PickerSettings
+from leret.config.sampling import SamplingRecipe
 from leret.config.training import LoraSettings, TrainingRecipe
 from leret.core.bundled import POLICIES
 from leret.core.errors import MissingDependency, TrainingError
@@ -19,11 +22,12 @@ from leret.policies.checkpoints import (
     count_parameters,
     find_model,
     load_tokenizer,
-    load_weights,
-    merge_into,
     model_digest,
 )
+from leret.policies.local.model import load_weights, merge_into
+from leret.policies.pickers.record import RECORD, picker_digest
 from leret.policies.serving.model import HUB_NAME, sampled_model, sampled_settings
+from leret.training.picking.recipe import PickingRecipe
 
 R = TypeVar("R", bound=TrainingRecipe)
 
@@ -71,6 +75,38 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
     return InitialPolicy(init_from, path, digest, int(training_record(path).get("total_steps", 0)), template)
 
 
+def find_picker(run: Run, recipe: PickingRecipe) -> InitialPolicy:
+    """The picker that a training starts from: the run's, a trained one of the run, or one in a directory.
+
+    Raises:
+        TrainingError: there is none.
+    """
+    settings = sampled_picker(sampling_recipe_of(run), recipe)
+    places = (run.policies / recipe.init_from, Path(recipe.init_from))
+    trained = next((place for place in places if (place / RECORD).is_file()), None)
+    if trained is None and recipe.init_from != "base":
+        raise TrainingError(
+            f"init_from: {recipe.init_from!r} is neither base nor a picker of {run.path}, nor the directory of one; "
+            "train it first"
+        )
+    directory = trained or Path(settings.model)
+    total = int(training_record(directory).get("total_steps", 0))
+    digest = picker_digest(settings.model_copy(update={"model": str(directory)}))
+    return InitialPolicy(recipe.init_from, directory, digest, total)
+
+
+def sampled_picker(sampling: SamplingRecipe, recipe: PickingRecipe) -> PickerSettings:
+    """The settings of the picker that a run was sampled with."""
+    settings = sampling.policy_of(recipe.predictors)
+    if not isinstance(settings, PickerSettings):
+        raise TrainingError(
+            f"algorithm: {recipe.algorithm} trains a picker, and the run has a policy of kind {settings.kind} there; "
+            "set policy.kind (or policies.NAME.kind, and predictors) to features or encoder in the recipe of `leret "
+            "sample`"
+        )
+    return settings
+
+
 def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
     """Return the recipe with a learning rate: its own, or the one for the model's size, which is logged."""
     if recipe.learning_rate is not None:
@@ -95,7 +131,7 @@ def training_record(directory: Path) -> dict[str, Any]:
 
 
 def _check_unchanged(run: Run, path: Path, digest: str, predictors: Collection[str] | None) -> None:
-    rounds = run.manifest().get("rounds") or []
+    rounds = run.manifest.rounds
     local = sampled_settings(run, predictors).get("kind") == "local"
     known = rounds and rounds[0].get("digests", {"": rounds[0]["digest"]})
     if local and known and digest not in {known.get(name, known[""]) for name in predictors or [""]}:

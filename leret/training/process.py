@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from unittest.mock import patch
 
 _DISK = ("No space left", "PytorchStreamWriter", "unexpected pos", "iostream error", "File too large", "os error 28")
 
@@ -28,7 +29,8 @@ def training_process(threads: int | None) -> Iterator[None]:
     n_threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
     shown = not datasets.are_progress_bars_disabled(), transformers.logging.is_progress_bar_enabled()
     state = random.getstate()  # trainers seed it, and others draw their ids from it
-    with warnings.catch_warnings(), _disk_errors():
+    bars = patch.dict(os.environ, TQDM_DISABLE="1")  # which TRL reads for its bar of reference log-probabilities
+    with warnings.catch_warnings(), _disk_errors(), bars:
         warnings.simplefilter("ignore", FutureWarning)
         datasets.disable_progress_bars()
         transformers.logging.disable_progress_bar()

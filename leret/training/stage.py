@@ -34,10 +34,11 @@ from leret.training.algorithms.base import Algorithm, TrainerInputs, n_processes
 from leret.training.callbacks import check_trackers, monitored, training_callback
 from leret.training.checkpoints import CheckpointDirectory, TrainingJob, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import check_loss, check_parity, refuse_leaks
-from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, examples_digest
+from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token, examples_digest, training_tasks
 from leret.training.model import (
     InitialPolicy,
     find_initial,
+    find_picker,
     library_of,
     load_for_training,
     save_policy,
@@ -139,8 +140,6 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     check_trackers(recipe)
     recipe, algorithm = _with_predictors(recipe, run), ALGORITHMS[recipe.algorithm]
     if isinstance(recipe, PickingRecipe):
-        from leret.training.picking.learner import find_picker
-
         initial = find_picker(run, recipe)
     else:
         initial = find_initial(run, recipe.init_from, recipe.predictors)
@@ -149,8 +148,6 @@ def make_job(recipe: TrainingRecipe, run: Run) -> TrainingJob:
     tasks: Sequence[Task] = ()
     refuse_changes_since_sampling(run, "train")
     if isinstance(algorithm, OnlineAlgorithm):
-        from leret.training.online.rounds import training_tasks
-
         with Environment.open(run) as environment:
             tasks = training_tasks(environment, cast(RoundRecipe, recipe))
             digests = {"data": questions_digest(tasks), "program": environment.program_digest}

@@ -19,7 +19,7 @@ from leret.core.runs import Run
 from leret.core.types import Outcome, Rollout, Task, digest
 from leret.datasets.splits import rank_of
 from leret.policies.base import Policy
-from leret.rewards import reward
+from leret.rewards import scoring
 from leret.rewards.functions import sources_digest
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Validation:
                 f"{len(rollouts) - len(done)} of {len(rollouts)} tasks failed in the validation; the first: "
                 f"{failure.message}. Correct the cause and run the same command again"
             )
-        tasks, value = {task.id: task for task in self.tasks}, reward(self.measure)
+        tasks, value = {task.id: task for task in self.tasks}, scoring(self.measure)
         values = [value(_outcome(tasks[rollout.task_id], rollout)) for rollout in done]
         scored = [float(v) for v in values if v is not None]
         if not scored:
@@ -119,7 +119,7 @@ def open_validation(recipe: TrainingRecipe, run: Run, trained: Collection[str]) 
         )
     from leret.sampling.rollouts.environment import Environment
 
-    reward(recipe.metric_for_best_model, "metric_for_best_model")
+    scoring(recipe.metric_for_best_model, "metric_for_best_model")
     environment = Environment.open(run)
     seed = environment.recipe.data.seed
     try:

@@ -50,20 +50,21 @@ def test_a_table_on_a_terminal_cuts_and_wraps_no_number(
     assert " ".join(told.split()) in " ".join(ANSI.sub("", written.err).split())
 
 
-def test_a_terminal_wraps_messages_at_spaces_and_leaves_commands_whole(
+def test_a_terminal_wraps_messages_at_spaces_and_commands_at_flags(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("FORCE_COLOR", "1")
     complain("the words of a message that is longer than the terminal is wide")
-    command = "  leret sample sample.yaml --run runs/first"
-    say(f"next:\n{command}")
+    command = "  leret sample sample.yaml --run runs/first --set a.b=c"
+    say(f"next:\n{command}\n  q1: an indented line that a shell does not read")
     facts({"purpose": "the value has more words than fit into one line"})
     written = capsys.readouterr()
     assert [line for line in ANSI.sub("", written.err).splitlines() if len(line) > 30] == []
     out = ANSI.sub("", written.out).splitlines()
-    assert command in out
-    assert [line[:11].strip() for line in out[2:]] == ["purpose", "", ""]
+    assert out[1:6] == ["  leret sample sample.yaml \\", "    --run runs/first \\", "    --set a.b=c",
+                        "  q1: an indented line that a", "    shell does not read"]  # fmt: skip
+    assert [line[:11].strip() for line in out[6:]] == ["purpose", "", ""]
 
 
 def test_a_table_in_a_pipe_has_no_padding(capsys: pytest.CaptureFixture[str]) -> None:

@@ -64,7 +64,7 @@ def test_other_directories_are_never_overwritten(folder: Path) -> None:
         (["--kind", "bm26", *BM25[2:]], "--kind retriever.kind: 'bm26' is not one of"),
         ([*BM25, "--set", "k2=1"], "retriever.k2: unknown key"),
         ([*BM25, "--set", "k1=.inf"], "retriever.k1: input should be a finite number"),
-        (["--kind", "pubmed", *BM25[2:]], "pubmed has no index of its own"),
+        (["--kind", "pubmed", *BM25[2:]], "pubmed has no index to build"),
         (["--kind", "hybrid", *BM25[2:]], "needs two engines"),
         (["--kind", "dense", *BM25[2:]], "--kind dense needs --model"),
         ([*BM25, "--model", "x"], "--model x: --kind bm25 has no model"),
@@ -104,7 +104,7 @@ def test_check_reads_the_whole_index(index: Path) -> None:
     assert "is an index of another corpus" in refused("index", "check", index, "--corpus", "other.jsonl")
     broken = index / "documents.bin"
     broken.write_bytes(broken.read_bytes().replace(b"a sat", b"b sat"))
-    assert "documents.bin is not what was written" in refused("index", "check", index)
+    assert "documents.bin has changed" in refused("index", "check", index)
 
 
 @pytest.fixture
@@ -123,10 +123,10 @@ def downloaded(folder: Path) -> Path:
     ("name", "text", "says"),
     [
         ("1.codes.pt", None, "1.codes.pt is missing"),
-        ("doclens.1.json", "[6]", "it says 12 vectors, and its doclens are of 13"),
+        ("doclens.1.json", "[6]", "12 vectors, the doclens have 13"),
         ("doclens.1.json", None, "its doclens cannot be read"),
         ("doclens.1.json", "[", "its doclens cannot be read"),
-        ("0.codes.pt", "", "its collection.tsv is not with it"),
+        ("0.codes.pt", "", "without its collection.tsv"),
     ],
 )
 def test_check_names_the_fault_of_a_downloaded_index(downloaded: Path, name: str, text: str | None, says: str) -> None:

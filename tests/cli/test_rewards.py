@@ -20,7 +20,7 @@ def test_a_reward_of_the_users_own_is_tested_by_name_and_by_recipe(tmp_path: Pat
     code, out = leret("rewards", "test", f"{own}:good")
     assert (code, "reaches its maximum" in out) == (0, True), out
     code, out = leret("rewards", "test", f"{own}:bad")
-    assert (code, "worth no less" in out) == (2, True), out
+    assert (code, "gets no less" in out) == (2, True), out
     code, out = leret("rewards", "test", "{parts: {recall@5: 1, format: 0.5}, mixer: std}")
     assert (code, "recall@5 + format" in out) == (0, True), out
     recipe = tmp_path / "mine.yaml"

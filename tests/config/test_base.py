@@ -40,12 +40,12 @@ RECIPE = Recipe.model_validate(
 )
 
 
-def test_a_key_is_free_where_it_decides_under_no_kind() -> None:
+def test_key_is_free_if_free_in_all_kinds() -> None:
     assert free_keys(Vectors) == {"k1"}
     assert free_keys(Recipe) == {"engine.batch", "engine.engines.batch", "others.*.batch", "log"}
 
 
-def test_paths_change_in_place_and_nothing_else_does() -> None:
+def test_only_paths_change() -> None:
     found = {key: path for key, path, _ in paths_in(RECIPE)}
     assert found == {("engine", "engines", 1, "model"): "m", ("program",): "p.py", ("demos", "a"): "d"}
     expected = RECIPE.model_dump() | {"program": "/x/p.py:P", "demos": {"a": "/x/d"}}

@@ -64,7 +64,7 @@ def test_faults_are_listed_together_with_their_places() -> None:
         ("sampling={samples: 2, margin: 0.2}", "--set sampling.margin"),
         ("sampling={samples: 2, prompts: 12}", "--set sampling.prompts"),
         ("program.adapter.kind=chat", "--set program.adapter.kind"),
-        ("data.corpus=r.yaml", "r.yaml:1: data.corpus"),
+        ("data.corpus=r.yaml", "--set data.corpus"),
         ("data={kind: hotpotqa}", "--set data.questions"),
         ("data={kind: jsonl, questions: r.yaml}", "--set data.corpus"),
         ("data={kind: hotpotqa, questions: r.yaml, options: {n: 1}}", "--set data.options"),
@@ -77,7 +77,7 @@ def test_impossible_combinations_are_refused(override: str, key: str) -> None:
     assert found.startswith(key)
 
 
-def test_missing_files_are_listed_beside_other_faults() -> None:
+def test_missing_files_are_listed_with_other_faults() -> None:
     text = """\
 data: {kind: jsonl, corpus: c.jsonl, questions: q.jsonl}
 policy: {model: m}
@@ -95,7 +95,7 @@ sampling: {bank: {path: bank}, samples: 0}
 
 
 @pytest.mark.parametrize("place", ["", "around/recipes", "around"])
-def test_paths_are_found_here_beside_and_around_the_recipe(folder: Path, place: str) -> None:
+def test_paths_are_looked_up_around_the_recipe(folder: Path, place: str) -> None:
     recipe = folder / "around/recipes/r.yaml"
     recipe.parent.mkdir(parents=True)
     recipe.write_text("data: {kind: hotpotqa, questions: q.jsonl}\nprogram: {adapter: {kind: compact}}\n")
@@ -103,7 +103,7 @@ def test_paths_are_found_here_beside_and_around_the_recipe(folder: Path, place: 
     assert load_recipe(recipe, SamplingRecipe).data.questions == str(folder / place / "q.jsonl")
 
 
-def test_paths_that_need_not_be_there(folder: Path) -> None:
+def test_some_paths_may_be_missing(folder: Path) -> None:
     assert read("data={kind: hotpotqa, questions: 'hf:owner/name'}").data.questions == "hf:owner/name"
     assert read("policy.model=owner/name").policy.model == "owner/name"
     read("data={kind: jsonl, questions: r.yaml}", "retriever={kind: pubmed}")  # it has documents of its own
@@ -120,16 +120,16 @@ ALIASES = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10
     ("text", "says"),
     [
         ("# nothing\n", "r.yaml: empty"),
-        ("- a\n- b\n", "r.yaml:1: a recipe is made of"),
-        (GOOD + "data: {kind: world}\n", "r.yaml:6: data: given twice"),
+        ("- a\n- b\n", "r.yaml:1: a list, not a recipe"),
+        (GOOD + "data: {kind: world}\n", "r.yaml:6: data: stands twice"),
         ("data:\n\tkind: world\n", "r.yaml:2: not YAML: a tab"),
         ("data: {kind: world\npolicy: 3\n", "r.yaml:2: not YAML"),
         ("data: [\x01]\n", "not allowed in YAML"),
-        ("data: {kind: \udcff}\n", "r.yaml: not a text file in UTF-8"),  # the byte ff
+        ("data: {kind: \udcff}\n", "r.yaml: not UTF-8"),  # the byte ff
         ("data: " + "[" * 60 + "]" * 60 + "\n", "r.yaml:1: nested too deeply"),
         ("data: " + "[" * 1000, "r.yaml: nested too deeply"),
         ("\n".join(["a0: &a0 lol", *ALIASES]), "too long"),
-        ("data: !!python/object:os.system {}\n", "r.yaml:1: not YAML: the tag"),
+        ("data: !!python/object:os.system {}\n", "r.yaml:1: not YAML: unknown tag"),
         ("1: 2\ndata: {kind: world}\n", "r.yaml:1: the key 1 must be text"),
         ("data: world\n", "r.yaml:1: data: must be a section"),
         ("algorithm: sft\n", "for `leret train`, not for `leret sample`"),
@@ -137,22 +137,22 @@ ALIASES = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10
         ("policy: {kind: openai, model: x}\ndata: {kind: world}\n", "policy.urls"),
         ("policy: {kind: openai, model: m, urls: [3]}\n", "r.yaml:1: policy.urls[0]: must be text, is 3"),
         (GOOD + "retriever: {k2: 3}\n", "r.yaml:6: retriever.k2: unknown key; did you mean retriever.k1?"),
-        (GOOD.replace("model: demo", "samples: 2"), "unknown key here; did you mean sampling.samples?"),
-        (GOOD + "nothing: {like_it: 1}\n", "r.yaml:6: nothing: unknown key; known here: data"),
+        (GOOD.replace("model: demo", "samples: 2"), "unknown key in this section; did you mean sampling.samples?"),
+        (GOOD + "nothing: {like_it: 1}\n", "r.yaml:6: nothing: unknown key; available: data"),
         ("data: {kind: jsnol, questions: r.yaml}\n", "r.yaml:1: data.kind: unknown"),
         (GOOD + "sampling: {reward: recal, samples: 0}\n", "r.yaml:6: sampling.reward: unknown"),
     ],
 )
-def test_what_is_no_recipe_is_named_with_its_line(text: str, says: str) -> None:
+def test_faulty_file_is_refused_with_its_line(text: str, says: str) -> None:
     assert any(says in problem for problem in problems(text=text))
 
 
 @pytest.mark.parametrize("override", ["sampling.samples", "=3", "a..b=3", "sampling.samples=[1", "policy.model.x=1"])
-def test_overrides_that_cannot_be_read_are_refused(override: str) -> None:
+def test_malformed_overrides_are_refused(override: str) -> None:
     assert problems(override)[0].startswith(f"--set {override}: ")
 
 
-def test_the_loop_takes_short_names_in_the_order_of_its_stages() -> None:
+def test_short_names_follow_the_order_of_stages() -> None:
     sampling, *others = load_all(["demo", "demo-sft", "demo-ipo", "demo"], ["data.limit=7", "seed=5"])
     assert sampling == load_recipe("sampling/demo.yaml", SamplingRecipe, ["data.limit=7"])
     kinds = [next(kind for kind in (TrainingRecipe, EvalRecipe) if isinstance(recipe, kind)) for recipe in others]
@@ -171,7 +171,7 @@ eval:
 """
 
 
-def test_one_file_holds_a_run_and_an_override_goes_to_the_stages_that_have_its_key() -> None:
+def test_overrides_go_to_the_stages_with_their_key() -> None:
     Path("r.yaml").write_text(WHOLE)
     sampling, sft, ipo, evaluation = load_all(["r.yaml"], ["seed=3", "sampling.seed=4", "limit=5"], known_names())
     assert isinstance(sampling, SamplingRecipe)
@@ -188,30 +188,30 @@ def test_one_file_holds_a_run_and_an_override_goes_to_the_stages_that_have_its_k
     assert load_recipe("r.yaml", TrainingRecipe).algorithm == "dpo"
 
 
-def test_faults_in_the_sections_of_one_file_have_their_lines() -> None:
+def test_faults_in_sections_have_their_lines() -> None:
     Path("r.yaml").write_text(WHOLE.replace("init_from", "init_form").replace("systems", "sistems"))
     with pytest.raises(ConfigError) as caught:
         load_all(["r.yaml"])
     assert [problem.partition(": ")[0] for problem in caught.value.problems] == ["r.yaml:10", "r.yaml:12"]
-    for text, says in (("train: sft", "r.yaml:6: train: 'sft' is no recipe"), ("eval: 3", "r.yaml:6: eval: 3")):
+    for text, says in (("train: sft", "r.yaml:6: train: 'sft' is not a recipe"), ("eval: 3", "r.yaml:6: eval: 3")):
         Path("r.yaml").write_text(f"{GOOD}{text}\n")
         with pytest.raises(ConfigError, match=says):
             load_all(["r.yaml"])
 
 
-def test_overrides_that_no_recipe_takes_are_told_with_all_else() -> None:
+def test_unmatched_overrides_are_listed_with_other_faults() -> None:
     with pytest.raises(ConfigError) as caught:
         load_all(["sampling/demo.yaml", "training/demo-sft.yaml"], ["datum.limit=7", "data.limit=x", "lr=fast"])
     places = [problem.split(":")[0] for problem in caught.value.problems]
     assert places == ["--set data.limit", "--set datum.limit=7", "--set lr=fast"]
 
 
-def test_a_run_that_another_version_wrote_is_refused_with_the_key(tmp_path: Path) -> None:
+def test_recipe_of_another_version_is_refused_with_its_key(tmp_path: Path) -> None:
     run = Run.create(tmp_path)
     recipe = load_recipe("sampling/demo.yaml", SamplingRecipe)
     section = recipe.model_dump(mode="json")
     run.update(sampling=section)
     assert sampling_recipe_of(run) == recipe
     run.update(sampling={**section, "pretrain": {"kind": "minilm", "minutes": None}})
-    with pytest.raises(RunError, match=r"run\.yaml: sampling: pretrain\.minutes: unknown key.*mend it there"):
+    with pytest.raises(RunError, match=r"run\.yaml: sampling: pretrain\.minutes: unknown key.*correct run"):
         sampling_recipe_of(run)

@@ -27,7 +27,7 @@ from tests.config.test_base import Recipe
         ("engine: 3\n", "f:1: engine: must be a section of keys, is 3"),
     ],
 )  # fmt: skip
-def test_faults_name_the_key_as_it_is_written(text: str, says: str) -> None:
+def test_faults_name_the_key_as_written(text: str, says: str) -> None:
     placed = parse(text, "f")
     with pytest.raises(ValidationError) as caught:
         Recipe.model_validate(placed.value)

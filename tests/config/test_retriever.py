@@ -27,12 +27,12 @@ def test_a_section_becomes_the_class_of_its_kind() -> None:
     [
         ({"fb_docs": 3}, "fb_docs", "not permitted"),
         ({"kind": "hybrid", "engines": [{}, {}], "weights": [0, 0]}, "weights", "0"),
-        ({"kind": "hybrid", "engines": [{"k": 5}, {}]}, "engines", "k is of the whole"),
-        ({"kind": "remote", "urls": ["http://me:secret@host"]}, "urls", "holds no user"),
+        ({"kind": "hybrid", "engines": [{"k": 5}, {}]}, "engines", "k belongs to"),
+        ({"kind": "remote", "urls": ["http://me:secret@host"]}, "urls", "remove user"),
         ({"kind": "colbert", "index_root": "x"}, "", "index_name"),
     ],
 )
-def test_a_wrong_section_is_refused_at_its_key(values: dict[str, Any], key: str, says: str) -> None:
+def test_wrong_section_is_refused_at_its_key(values: dict[str, Any], key: str, says: str) -> None:
     with pytest.raises(ValidationError) as caught:
         made(values)
     errors = [(".".join(map(str, error["loc"])), error["msg"]) for error in caught.value.errors(include_input=False)]
@@ -40,5 +40,5 @@ def test_a_wrong_section_is_refused_at_its_key(values: dict[str, Any], key: str,
     assert "secret" not in str(errors)
 
 
-def test_what_decides_rankings_is_neither_free_nor_a_path() -> None:
+def test_ranking_keys_are_neither_free_nor_paths() -> None:
     assert set(BM25Settings().ranking_keys()) == {"k1", "b", "stopwords", "stemmer", "fold_accents"}

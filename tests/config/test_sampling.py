@@ -15,7 +15,7 @@ def test_other_keys_of_the_program_go_to_its_constructor() -> None:
         ProgramSettings(path="p.py")
 
 
-def test_what_decides_a_sample_may_not_change() -> None:
+def test_keys_that_affect_samples_are_not_free() -> None:
     free = {"data.corpus", "policy.model", "retriever.index", "program.path", "pretrain"}
     free |= {"sampling.strategy", "sampling.concurrency", "sampling.max_error_rate"}
     deciding = {"data.kind", "data.seed", "data.split", "policy.temperature", "retriever.k"}

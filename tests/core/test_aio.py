@@ -10,7 +10,7 @@ import pytest
 from leret.core.aio import for_each, gathered, muted, suppress_output
 
 
-def test_items_are_taken_up_without_a_barrier():
+def test_items_start_without_a_barrier():
     running, most, done = set(), [], []
 
     async def one(item):
@@ -24,7 +24,7 @@ def test_items_are_taken_up_without_a_barrier():
     assert (sorted(done), max(most)) == (list(range(7)), 3)
 
 
-def test_what_one_raises_ends_the_others_first():
+def test_first_error_cancels_the_others():
     ended = []
 
     async def waits():
@@ -41,7 +41,7 @@ def test_what_one_raises_ends_the_others_first():
     assert ended == [True]
 
 
-def test_output_is_as_it_was_after_two_threads_that_held_theirs_back():
+def test_output_is_restored_after_two_threads():
     begun, left = threading.Event(), threading.Event()
     before = sys.stdout, sys.stderr, logging.getLogger("dspy").level
 
@@ -59,7 +59,7 @@ def test_output_is_as_it_was_after_two_threads_that_held_theirs_back():
     assert (sys.stdout, sys.stderr, logging.getLogger("dspy").level) == before
 
 
-def test_one_thread_is_held_back_and_the_others_are_heard(capsys):
+def test_other_threads_still_print(capsys):
     with suppress_output("dspy"), muted([]):
         print("mine")
         other = threading.Thread(target=print, args=("theirs",))
@@ -80,7 +80,7 @@ class Late:
         return "late"
 
 
-def test_a_print_of_another_thread_outlives_the_block_that_it_began_in(capsys):
+def test_print_of_another_thread_outlives_its_block(capsys):
     """CPython 3.11 keeps no reference to the stream of a print: one that was dropped meanwhile is another object."""
     late = Late()
     other = threading.Thread(target=print, args=(late, "words"))

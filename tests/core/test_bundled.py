@@ -14,7 +14,7 @@ from leret.training.algorithms import TrainingRecipe
 STAGES = {"sampling": SamplingRecipe, "training": TrainingRecipe, "eval": EvalRecipe}
 
 
-def test_recipes_here_come_before_shipped_ones(tmp_path, monkeypatch):
+def test_local_recipes_come_before_shipped_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("sampling/demo.yaml", "sampling/demo", "demo"):
         assert find_recipe(name, "sampling") == bundled.root() / "sampling" / "demo.yaml"
@@ -27,7 +27,7 @@ def test_recipes_here_come_before_shipped_ones(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", [name for name in bundled.names() if name.endswith(".yaml")])
-def test_shipped_recipes_are_valid_and_say_what_they_are_for(name, monkeypatch):
+def test_shipped_recipes_are_valid_and_commented(name, monkeypatch):
     monkeypatch.chdir(bundled.root())
     folder = name.partition("/")[0]
     values = []
@@ -36,7 +36,7 @@ def test_shipped_recipes_are_valid_and_say_what_they_are_for(name, monkeypatch):
     if folder == "sampling" and "kind: world" not in text:
         values = ["data.questions=README.md"]  # the user's own
         values.append("data.noise=[README.md]" if "kind: babilong" in text else "data.corpus=README.md")
-        with pytest.raises(ConfigError, match=r"data\.questions is missing.*--set data\.questions=FILE.*leret init"):
+        with pytest.raises(ConfigError, match=r"data\.questions: missing.*--set data\.questions=FILE.*leret init"):
             load_all([name])
     problems = []
     try:
@@ -51,7 +51,7 @@ def test_shipped_recipes_are_valid_and_say_what_they_are_for(name, monkeypatch):
         assert not [block for block in text.split("\n\n") if "#" not in block], "a section without a comment"
 
 
-def test_copied_recipes_bring_their_programs_and_keep_what_is_there(tmp_path, monkeypatch):
+def test_copy_adds_programs_and_keeps_existing_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program, recipe = tmp_path / "pipelines" / "multihop.py", tmp_path / "sampling" / "demo.yaml"
     program.parent.mkdir()

@@ -5,12 +5,12 @@ import pytest
 from leret.core.errors import MissingDependency, import_optional, reason
 
 
-def test_a_missing_package_is_named_with_the_command_that_brings_it():
+def test_missing_package_is_named_with_its_command():
     with pytest.raises(MissingDependency, match=r"no-such is not installed; `pip install 'leret\[extra\]'`"):
         import_optional("no_such", "no-such", "extra")
 
 
-def test_an_extra_is_told_by_its_packages_too():
+def test_extra_is_named_with_its_packages():
     with pytest.raises(MissingDependency) as error:
         import_optional("no_such", "sentence-transformers", "dense")
     _, _, command = str(error.value).rpartition("`pip install ")
@@ -18,5 +18,5 @@ def test_an_extra_is_told_by_its_packages_too():
     assert packages == {"faiss-cpu", "sentence-transformers"}
 
 
-def test_an_error_is_told_in_a_line():
+def test_reason_is_one_line():
     assert [reason(ValueError(text)) for text in ("\na\nb", "")] == ["ValueError: a", "ValueError: "]

@@ -23,7 +23,7 @@ def names(directory):
     return sorted(path.name for path in directory.iterdir() if path.suffix != ".lock")
 
 
-def test_a_file_is_replaced_whole_or_stays(tmp_path):
+def test_file_is_replaced_whole_or_stays(tmp_path):
     path = tmp_path / "made" / "file"
     files.write_atomically(path, "old é")
     with pytest.raises(ZeroDivisionError), atomic_file(path, "wb") as file:
@@ -33,7 +33,7 @@ def test_a_file_is_replaced_whole_or_stays(tmp_path):
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_link_stays_one_and_its_target_is_written(tmp_path, there):
+def test_link_stays_and_its_target_is_replaced(tmp_path, there):
     (tmp_path / "disk").mkdir()
     if there:
         write(tmp_path / "disk" / "index", "old")
@@ -48,7 +48,7 @@ def test_a_link_stays_one_and_its_target_is_written(tmp_path, there):
     assert (names(tmp_path), names(tmp_path / "disk")) == (["disk", "link"], ["index"])
 
 
-def test_another_writer_is_refused_until_the_move_is_done(tmp_path, monkeypatch):
+def test_second_writer_is_refused_until_the_end(tmp_path, monkeypatch):
     def replace(new, directory):
         with pytest.raises(RunError, match="at it"):
             write(directory, "another")
@@ -63,7 +63,7 @@ def test_another_writer_is_refused_until_the_move_is_done(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(("key", "left"), [("key", ["file"]), ("another", [])])
-def test_a_failed_move_keeps_the_old_directory_and_the_work_for_the_same_key(tmp_path, monkeypatch, key, left):
+def test_failed_move_keeps_the_directory_and_the_work(tmp_path, monkeypatch, key, left):
     def replace(_source, _target):
         raise OSError(5, "Input/output error")
 

@@ -27,12 +27,12 @@ print(before - resident_mb())
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc's malloc can be told")
-def test_gaps_between_living_arrays_are_given_back():
+def test_trim_returns_free_pages():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
     assert int(subprocess.check_output([sys.executable, "-c", GAPS], env=environment)) > 80  # of 100 MB
 
 
-def test_the_collector_passes_over_what_is_there_until_the_end():
+def test_collector_skips_existing_objects_in_the_block():
     thresholds = gc.get_threshold()
     with gc_frozen():
         assert gc.get_threshold()[0] > thresholds[0]

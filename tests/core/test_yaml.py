@@ -13,19 +13,19 @@ def test_keys_know_their_places():
     assert dotted(("b", "c", 0, "d")) == "b.c[0].d"
 
 
-def test_values_are_plain_and_those_of_yaml_1_2():
+def test_values_are_plain_and_follow_yaml_1_2():
     value = load("[1, 2.5, 1e-5, true, on, no, ~, &x false, *x, 'a', 010]")
     assert value == [1, 2.5, 1e-5, True, "on", "no", None, False, False, "a", 10]
     assert [type(item) for item in value] == [int, float, float, bool, str, str, type(None), bool, bool, str, int]
     assert load("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n")["b"] == {"y": 3, "x": 1}  # merged keys yield
 
 
-def test_what_is_written_is_read_again():
+def test_written_values_are_read_unchanged():
     value = {"b": "on", "a": [1e-5, "1e-5", None, "2024-01-01", "x: y"], "c": {"d": [], "e": "é\n\u2028"}, "f": "~"}
     assert list(load(dump(value)).items()) == list(value.items())
 
 
 @pytest.mark.parametrize("text", ["a: [", "a: 1\na: 2", "a: !!python/object:os.system {}", "a: 2024-13-45", "&a [*a]"])
-def test_what_is_no_plain_yaml_is_refused(text):
+def test_invalid_yaml_is_refused(text):
     with pytest.raises(ConfigError, match="YAML"):
         parse(text, "YAML")

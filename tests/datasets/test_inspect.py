@@ -22,7 +22,7 @@ def test_figures_of_a_small_set(tmp_path: Path) -> None:
     assert [question.id for question in report.examples] == ["q1", "q2", "q3"]
 
 
-def test_a_wholly_wrong_file_is_told_with_its_fields_and_ours(tmp_path: Path) -> None:
+def test_file_of_another_format_is_refused_with_both_fields(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "q", [{"qid": "a", "query": "?", "gold": ["A"]}])
     told = r"(?s)q:1: .*'relevant_doc_ids'.*the fields are 'qid', 'query', 'gold'.* question has id, question"
     with pytest.raises(DataError, match=told):
@@ -36,11 +36,11 @@ def test_bad_records_are_reported_and_not_refused(tmp_path: Path) -> None:
     assert report.skipped == {"missing field": 1, "duplicate id": 1}
     assert report.problems[0].startswith(f"{path}:3: field 'question'")
     assert report.problems[1].startswith(f"{corpus}:4: document 'A'")
-    with pytest.raises(DataError, match="was there before"):
+    with pytest.raises(DataError, match="also at number"):
         inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), corpus, skip_invalid=False)
 
 
-def test_own_splits_several_inputs_and_tasks_without_gold_or_corpus_are_told(tmp_path: Path) -> None:
+def test_splits_inputs_and_missing_gold_are_counted(tmp_path: Path) -> None:
     tasks = [{"id": "1", "inputs": {"persona": "a poet", "turn": "Hello"}, "answers": ["Hi", "Good day"]},
              {"id": "2", "question": "Who?", "answer": "Ada"}]  # fmt: skip
     tasks = [{**task, "split": "dev"} for task in tasks]

@@ -24,14 +24,14 @@ def test_splits_are_disjoint_and_complete(tmp_path: Path) -> None:
     assert sorted(found) == sorted((str(q["id"]), split_of(str(q["id"]))) for q in ASKED)
 
 
-def test_a_larger_limit_only_adds_whatever_the_order_of_the_file(tmp_path: Path) -> None:
+def test_larger_limit_only_adds_in_any_order_of_the_file(tmp_path: Path) -> None:
     path, turned = json_lines(tmp_path / "q", ASKED), json_lines(tmp_path / "turned", ASKED[::-1])
     few, more = (load_tasks("jsonl", path, split="train", limit=n).items for n in (10, 40))
     assert more[:10] == few == load_tasks("jsonl", turned, split="train", limit=10).items
     assert load_tasks("jsonl", path, split="train", limit=10, seed=1).items != few
 
 
-def test_parts_are_disjoint_complete_and_only_grow_with_the_limit(tmp_path: Path) -> None:
+def test_parts_are_disjoint_complete_and_grow_with_the_limit(tmp_path: Path) -> None:
     path = json_lines(tmp_path / "q", ASKED)
 
     def part(which: str | None, limit: int | None = 30) -> set[str]:
@@ -52,7 +52,7 @@ def test_a_split_in_the_file_wins_over_the_hash(tmp_path: Path) -> None:
         load_tasks("jsonl", json_lines(tmp_path / "few", [*records[2:4], records[0]]), split="dev")
 
 
-def test_held_out_is_the_test_split_and_what_has_a_text_of_it_whatever_is_read(tmp_path: Path) -> None:
+def test_held_out_is_split_test_and_questions_with_its_texts(tmp_path: Path) -> None:
     splits = [("a", "one", "train"), ("b", "two", "test"), ("c", "two", "train"), ("d", "three", "dev")]
     records = [{"id": i, "question": text, "relevant_doc_ids": ["A"], "split": split} for i, text, split in splits]
     path = json_lines(tmp_path / "q", records)
@@ -70,7 +70,10 @@ def test_skipped_records_are_counted_by_kind_and_the_rest_is_read(tmp_path: Path
 
 
 def test_unknown_options_of_the_world_are_refused() -> None:
-    for options, says in (({"n_trian": 3}, "'n_trian'; it has n_train"), ({"n_train": "many"}, "'many'")):
+    for options, says in (
+        ({"n_trian": 3}, "'n_trian' of the world; available: n_train"),
+        ({"n_train": "many"}, "'many'"),
+    ):
         with pytest.raises(DataError, match=says):
             load("world", options=options)
 
@@ -85,11 +88,11 @@ FILES: dict[str, tuple[str, list[Any], str]] = {
     "facts that are no pairs": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[["Ada"]]), r"\[title, sent_id\]"),
     "no facts": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[]), "'supporting_facts' is empty"),
     "a context of no kind": ("hotpotqa", changed(HOTPOT[0], context="none"), "'context' is 'none'"),
-    "a title that is a number": ("hotpotqa", changed(HOTPOT[0], context=[[3, ["x"]]]), "3 where a title"),
+    "a title that is a number": ("hotpotqa", changed(HOTPOT[0], context=[[3, ["x"]]]), "3, not a title"),
     "sentences that are none": ("hotpotqa", changed(HOTPOT[0], context=[["Ada", 3]]), "of 'Ada' is 3"),
     "a fact of no document": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[["Zoe", 0]]), "'Zoe' of question '5a'"),
     "no id": ("2wiki", changed(HOTPOT[0], _id=None), "'_id' or 'id' is missing"),
-    "no paragraphs": ("musique", changed(MUSIQUE[0], paragraphs=[]), "holds no document"),
+    "no paragraphs": ("musique", changed(MUSIQUE[0], paragraphs=[]), "has no documents"),
     "another set's file": ("musique", HOTPOT, "'paragraphs' should be a list"),
     "no answer in any": ("musique", changed(MUSIQUE[0], paragraphs=MUSIQUE[0]["paragraphs"][1:2]), "'is_supporting'"),
     "no corpus": ("hover", HOVER, r"data\.corpus is missing"),
@@ -108,7 +111,7 @@ def test_bad_sources_are_refused(form: str, records: list[Any], says: str, tmp_p
     [(QUESTIONS, "jsonl"), (HOTPOT, "hotpotqa"), (HOVER, "hover"), (MUSIQUE, "musique"), ([{"qid": 1}], "jsonl"),
      ([{**HOTPOT[0], "evidences": []}], "2wiki")],
 )  # fmt: skip
-def test_the_kind_is_told_by_the_first_record(records: list[Any], kind: str, tmp_path: Path) -> None:
+def test_kind_is_detected_by_the_first_record(records: list[Any], kind: str, tmp_path: Path) -> None:
     assert detect_kind(json_lines(tmp_path / "q", records)) == kind
     assert detect_kind(str(tmp_path)) == "beir"
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from leret.core.errors import DataError
 from leret.datasets import records as module
-from leret.datasets.records import Problems, opened, records
+from leret.datasets.records import Problems, open_compressed, records
 from tests.datasets.writing import DOCUMENTS, array, json_lines, load_tasks
 
 _GOOD = b'{"id": "q1", "question": "Who?", "relevant_doc_ids": ["A"]}\n'
@@ -42,7 +42,7 @@ def read(path: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("compress", COMPRESS)
-def test_lines_and_arrays_compressed_or_not_hold_the_same(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+def test_lines_and_arrays_may_be_compressed(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
     path = tmp_path / "a"  # told by the first bytes, not by the name
     for indent in (None, 0, 2):
         _ = json_lines(path, DOCUMENTS) if indent is None else array(path, DOCUMENTS, indent)
@@ -51,7 +51,7 @@ def test_lines_and_arrays_compressed_or_not_hold_the_same(tmp_path: Path, compre
         assert read(path) == DOCUMENTS
 
 
-def test_byte_order_mark_crlf_and_blank_lines_are_passed_over(tmp_path: Path) -> None:
+def test_byte_order_mark_crlf_and_blank_lines_are_skipped(tmp_path: Path) -> None:
     for content in (b'\xef\xbb\xbf{"a": 1}\r\n\r\n  {"a": 2}\r\n', b'\xef\xbb\xbf \n[{"a": 1},\n{"a": 2}]'):
         (tmp_path / "q").write_bytes(content)
         assert read(tmp_path / "q") == [{"a": 1}, {"a": 2}]
@@ -85,7 +85,7 @@ def test_big_arrays_are_not_held_in_memory(tmp_path: Path) -> None:
 
 
 FILES: dict[str, tuple[bytes, str]] = {
-    "item is a number": (b'[{"a": 1}, 2]', "item 2: int where a JSON object should be"),
+    "item is a number": (b'[{"a": 1}, 2]', "item 2: int, not a JSON object"),
     "no comma": (b'[{"a": 1}\n {"a": 2}]', "item 2: broken JSON"),
     "cut off in a string": (b'[{"a": 1}, {"a": "x', "item 2: broken JSON"),
     "array not UTF-8": (b'[{"a": "\xff"}]', "invalid bytes in UTF8"),
@@ -112,7 +112,7 @@ def test_bad_files_are_refused_with_their_place(content: bytes, says: str, tmp_p
         load_tasks("jsonl", str(tmp_path / "file"))
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_missing_file_and_directory_are_refused(tmp_path: Path) -> None:
     for path, says in ((tmp_path, "is a directory"), (tmp_path / "file", "no such file")):
         with pytest.raises(DataError, match=says):
             load_tasks("jsonl", str(path))
@@ -129,7 +129,7 @@ def test_a_padded_gzip_file_is_read(tmp_path: Path) -> None:
     assert len(load_tasks("jsonl", str(tmp_path / "q.gz"))) == 1
 
 
-def test_equal_faults_are_told_once_with_a_count_and_ten_different_ones_at_most(tmp_path: Path) -> None:
+def test_equal_faults_are_counted_and_ten_different_ones_shown(tmp_path: Path) -> None:
     path = tmp_path / "q"
     path.write_bytes(b"nonsense\n" * 25 + _GOOD)
     with pytest.raises(DataError) as caught:
@@ -137,9 +137,9 @@ def test_equal_faults_are_told_once_with_a_count_and_ten_different_ones_at_most(
     assert "25 bad records\n" in str(caught.value)
     assert str(caught.value).count("broken JSON") == 1
     assert f"{path}:1: broken JSON" in str(caught.value)
-    assert "(25 records: also 2, 3, 4 ...)\nmend them, or leave them out with data.skip_invalid" in str(caught.value)
+    assert "(25 records: also 2, 3, 4 ...)\ncorrect them, or skip" in str(caught.value)
     path.write_bytes(b"".join(b"nonsense%d\n" % (i % 13) for i in range(26)))
-    with pytest.raises(DataError, match=r"more\nmend them$") as caught:  # nothing would be left to read
+    with pytest.raises(DataError, match=r"more\ncorrect them$") as caught:  # nothing would be left to read
         load_tasks("jsonl", str(path))
     assert str(caught.value).count("(2 records: also") == 10
     assert "and 6 more" in str(caught.value)
@@ -151,7 +151,7 @@ def test_small_files_that_grow_are_read_in_pieces(
 ) -> None:
     monkeypatch.setattr(module, "MAX_RECORD", 1 << 20)
     (tmp_path / "bomb").write_bytes(compress(b"\x01" * (40 << 20)))
-    with opened(tmp_path / "bomb") as file:
+    with open_compressed(tmp_path / "bomb") as file:
         assert len(file.read(1 << 20)) == 1 << 20
     with pytest.raises(DataError, match="a line is longer than 1 MiB"):
         load_tasks("jsonl", str(tmp_path / "bomb"))

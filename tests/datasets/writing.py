@@ -60,7 +60,8 @@ def array(path: Path, records: Sequence[Any], indent: int | None = None) -> str:
 
 def settings(kind: str, questions: str | None = None, corpus: str | None = None, **keys: Any) -> DataSettings:
     """The `data` section; every split where none is named."""
-    return DataSettings.model_validate({"kind": kind, "questions": questions, "corpus": corpus, "split": "all", **keys})
+    files = {name: path for name, path in (("questions", questions), ("corpus", corpus)) if path is not None}
+    return DataSettings.model_validate({"kind": kind, "split": "all", **files, **keys})
 
 
 def load(kind: str, questions: str | None = None, corpus: str | None = None, **keys: Any) -> Data:

@@ -15,7 +15,7 @@ from leret.core.types import Document, Outcome, Passage, Task
 from leret.datasets.corpus import Corpus
 from leret.evaluation.retriever import evaluate_retriever, measure, parse_measures
 from leret.retrieval.engines.bm25 import BM25
-from leret.rewards import reward
+from leret.rewards import scoring
 from tests.retrieval.serving import Echo, running
 
 NAMES = ["R@1", "R@10", "R@100", "AP", "AP@10", "RR", "RR@10", "nDCG", "nDCG@10", "Success@1", "Success@5"]
@@ -65,7 +65,7 @@ def test_measures_by_hand():
 def difference(questions, rankings):
     """The largest difference between ir_measures and our reward functions, over questions and measures."""
     values = measure(NAMES, questions, rankings)
-    ours = [reward(name) for name in OURS]
+    ours = [scoring(name) for name in OURS]
     return max(
         abs((value(Outcome(question, ranking=ranking)) or 0.0) - theirs)
         for question, ranking, row in zip(questions, rankings, values, strict=True)

@@ -13,10 +13,10 @@ from aiohttp import web
 
 import leret.http.answers
 from leret.core.aio import submit
-from leret.core.usage import UsageMeter
 from leret.http.answers import ApiKey, RejectedError, RetryableError
 from leret.http.client import Call, Client
 from leret.http.endpoints import RateLimit
+from leret.http.usage import UsageMeter
 from tests.http.servers import Served, serving
 
 SECRET = "sk-0123456789abcdef"
@@ -105,7 +105,7 @@ def test_a_request_carries_json_parameters_and_forms():
     ],
     ids=["429", "500", "shape", "reset", "stall"],
 )
-def test_a_passing_failure_is_tried_again_counted_and_logged(fault, kind, caplog):
+def test_temporary_failure_is_retried_counted_and_logged(fault, kind, caplog):
     caplog.set_level(logging.INFO, "leret")
     meter, time = UsageMeter(), Time()
     assert run([Echo([fault])], time=time, meter=meter, timeout_s=0.3 if fault == "stall" else 60.0)
@@ -116,7 +116,9 @@ def test_a_passing_failure_is_tried_again_counted_and_logged(fault, kind, caplog
 
 def test_the_wait_doubles_up_to_ten_seconds_and_ends_in_time():
     time = Time()
-    with pytest.raises(RetryableError, match=r"503.* gave up after \d+ attempts; see that the server is up") as caught:
+    with pytest.raises(
+        RetryableError, match=r"503.* gave up after \d+ attempts; check that the server is up"
+    ) as caught:
         run([Echo([web.Response(status=503)] * 99)], time=time, retry_for_s=60.0)
     assert 40 < time.clock() <= 60
     assert all(0.1 * 2**n <= wait <= 0.3 * 2**n for n, wait in enumerate(time.slept[:5]))
@@ -124,7 +126,7 @@ def test_the_wait_doubles_up_to_ten_seconds_and_ends_in_time():
     assert caught.value.exit_code == 1
 
 
-def test_an_outage_is_waited_for_once_and_not_by_each_request_anew():
+def test_outage_is_waited_for_once_by_all_requests():
     time = Time()
 
     async def work(client):
@@ -135,14 +137,14 @@ def test_an_outage_is_waited_for_once_and_not_by_each_request_anew():
     assert time.clock() < 40 * 30 / 4
 
 
-def test_what_makes_no_sense_three_times_is_not_waited_for():
+def test_three_unusable_answers_end_a_request():
     server = Echo([web.Response(text="<html>")] * 9)
     with pytest.raises(RetryableError, match="gave up after 3 attempts"):
         run([server], retry_for_s=600.0)
     assert len(server.requests) == 3
 
 
-def test_of_two_servers_the_good_one_takes_over():
+def test_healthy_server_takes_over():
     bad, good = Echo([web.Response(status=500)] * 99), Echo()
 
     async def work(client):
@@ -165,7 +167,7 @@ def test_requests_in_flight_and_their_rate_are_limited():
 
 
 @pytest.mark.parametrize("status", [200, 401, 500])
-def test_a_key_or_secret_that_a_server_repeats_is_in_no_message(status, caplog):
+def test_repeated_secret_is_in_no_message(status, caplog):
     caplog.set_level(logging.DEBUG)
     told = web.json_response({"message": f"bad key: {SECRET}, other", "pad": "x" * 250 + SECRET}, status=status)
     with pytest.raises((RetryableError, RejectedError), match=r"bad key: \[key\], \[key\]") as caught:
@@ -177,7 +179,7 @@ def test_a_key_or_secret_that_a_server_repeats_is_in_no_message(status, caplog):
     assert SECRET[:8] not in caplog.text
 
 
-def test_a_bomb_is_not_inflated_beyond_the_bound(monkeypatch):
+def test_decompression_bomb_is_refused(monkeypatch):
     monkeypatch.setattr(leret.http.answers, "MAX_BYTES", 2**20)
     bomb = web.Response(body=gzip.compress(bytes(50 * 2**20), 1), headers={"Content-Encoding": "gzip"})
     with pytest.raises(RejectedError, match="more than 1048576 bytes") as caught:
@@ -185,7 +187,7 @@ def test_a_bomb_is_not_inflated_beyond_the_bound(monkeypatch):
     assert caught.value.exit_code == 1
 
 
-def test_an_interrupt_ends_a_request_at_once_and_frees_its_slot():
+def test_interrupt_ends_a_request_and_frees_its_slot():
     async def work(client):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asked(client), 0.1)
@@ -194,7 +196,7 @@ def test_an_interrupt_ends_a_request_at_once_and_frees_its_slot():
     assert run([Echo(["stall"])], work, concurrency=1)
 
 
-def test_a_client_serves_several_loops_and_leaves_no_connection_open(caplog):
+def test_client_serves_several_loops_and_closes(caplog):
     async def work(client):
         assert await asked(client)
         for _ in range(2):

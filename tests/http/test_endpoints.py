@@ -35,17 +35,17 @@ def test_the_least_busy_server_is_next(pool):
     assert pool.take() is other
 
 
-def test_a_failing_server_rests_longer_each_time_and_comes_back_with_one_request(pool, clock):
+def test_failing_server_pauses_longer_each_time(pool, clock):
     bad, good = pool.all
     bad.n_in_flight = 1
     for rest_s in (0.5, 1.0, 2.0):
         pool.failed(bad, clock.now, outage())
-        assert bad.resting_until == clock.now + rest_s
+        assert bad.paused_until == clock.now + rest_s
         assert {pool.take(), pool.take()} == {good}
-        clock.now = bad.resting_until
+        clock.now = bad.paused_until
         assert [pool.take(), pool.take()] == [bad, good]  # one request shows whether it is well again
     pool.succeeded(bad)
-    assert (bad.n_failures, bad.resting_until) == (0, 0.0)
+    assert (bad.n_failures, bad.paused_until) == (0, 0.0)
 
 
 def test_requests_of_one_outage_count_as_one_failure(pool, clock):
@@ -56,7 +56,7 @@ def test_requests_of_one_outage_count_as_one_failure(pool, clock):
     assert pool.all[0].n_failures == 1
 
 
-def test_where_all_rest_the_one_that_is_back_first_is_asked(pool, clock):
+def test_first_server_after_its_pause_is_next(pool, clock):
     for endpoint in pool.all:
         pool.failed(endpoint, clock.now, outage())
         clock.now += 0.1
@@ -82,7 +82,7 @@ def test_retry_after_closes_a_server_until_then(pool, clock):
     assert [pool.opens_in_s(), pool.take()] == [0, closed]
 
 
-def test_requests_start_apart_and_a_late_waker_takes_no_ones_place(clock):
+def test_rate_limit_spaces_requests(clock):
     limit = RateLimit(2.0, clock)
     assert [limit.wait_s(), limit.wait_s()] == [0, 0.5]
     clock.now = 100.7  # woke up late, and starts now
@@ -92,8 +92,8 @@ def test_requests_start_apart_and_a_late_waker_takes_no_ones_place(clock):
 
 
 @pytest.mark.parametrize("url", ["host:80", "ftp://x", "http://", "http://h:x", "http://h:99999", "", "http://h/?a=b"])
-def test_what_is_no_url_is_refused(url):
-    with pytest.raises(ConfigError, match=r"retriever\.urls: .* is no URL"):
+def test_invalid_url_is_refused(url):
+    with pytest.raises(ConfigError, match=r"retriever\.urls: .* is not a URL"):
         checked_urls([url], "retriever.urls")
     with pytest.raises(ConfigError, match="is empty"):
         checked_urls([], "policy.urls")

@@ -1,4 +1,4 @@
-"""Loopback servers that speak the documented protocols of chat completions and TGI, faults included."""
+"""Loopback servers with the documented protocols of chat completions and TGI, and with faults."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tests.policies.conftest import ask
 
 
 def run(server: Served, work: Callable[[Any], Awaitable[Any]], **settings: Any) -> Any:
-    """What is done with the policy of a server that speaks its protocol; it tries once unless it is told otherwise."""
+    """Run ``work`` on a policy of the server, without retries by default."""
 
     async def main() -> Any:
         async with serving(server, under="" if settings.get("kind") == "tgi" else "/v1") as urls:
-            given = {"kind": "openai", "model": "tiny", "urls": urls, "retry_for_s": 0, **settings}
-            policy = make_policy(PolicySettings.model_validate(given))
+            values = {"kind": "openai", "model": "tiny", "urls": urls, "retry_for_s": 0, **settings}
+            policy = make_policy(PolicySettings.model_validate(values))
             try:
                 return await work(policy)
             finally:
@@ -31,7 +31,7 @@ def run(server: Served, work: Callable[[Any], Awaitable[Any]], **settings: Any) 
 
 
 def asked(server: Served, *seeds: int, temperature: float = 1.0, stop: tuple[str, ...] = (), **settings: Any) -> Any:
-    """The completions of a prompt."""
+    """Return the completions of a prompt."""
     request = ask("the city", *(seeds or (1,)), temperature=temperature, stop=stop)
     return run(server, lambda policy: policy.complete(request), **settings)
 
@@ -39,8 +39,8 @@ def asked(server: Served, *seeds: int, temperature: float = 1.0, stop: tuple[str
 def probed(*servers: Served, path: str = "/v1", **settings: Any) -> None:
     async def main() -> None:
         async with serving(*servers) as urls:
-            given = {"kind": "openai", "model": "tiny", "urls": [url + path for url in urls], **settings}
-            await probe(PolicySettings.model_validate(given))
+            values = {"kind": "openai", "model": "tiny", "urls": [url + path for url in urls], **settings}
+            await probe(PolicySettings.model_validate(values))
 
     asyncio.run(main())
 
@@ -50,7 +50,7 @@ def refusal(message: str, status: int = 400) -> web.Response:
 
 
 class Server(Served):
-    """Goes through faults first; its settings are its attributes."""
+    """Sends faults first; settings become attributes."""
 
     def __init__(self, faults: list[Any] | None = None, **settings: Any) -> None:
         super().__init__(faults)
@@ -64,6 +64,7 @@ class ChatServer(Server):
     unknown: tuple[str, ...] = ()  # names that it refuses
     most_n = 100  # choices of a request; 1 ignores ``n``, as some servers do
     strict = False  # refuses vLLM's extension
+    bare_list = False  # lists models as Together does
     key: str | None = None
 
     async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
@@ -72,7 +73,8 @@ class ChatServer(Server):
         if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
             return refusal("wrong key", 401)
         if request.path == "/v1/models":
-            return web.json_response({"data": [{"id": name} for name in self.models]})
+            models = [{"id": name} for name in self.models]
+            return web.json_response(models if self.bare_list else {"data": models})
         if body["model"] in self.unknown:
             return refusal(f"no model {body['model']}", 404)
         n = body.get("n", 1)
@@ -110,9 +112,9 @@ def tgi_sequence(text: str, seed: int | None, stop: str) -> dict[str, Any]:
 
 
 def completion(body: dict[str, Any]) -> dict[str, Any]:
-    """A chat completion; the text names the seed."""
-    n, told = body.get("n", 1), {"token_ids": [5, 6], "tokens": ["text", "x"], "token_logprobs": [-0.5, -1.0]}
-    one = {"finish_reason": "stop", "logprobs": told if body.get("logprobs") else None}
+    """Return a chat completion with the seed in its text."""
+    n, logprobs = body.get("n", 1), {"token_ids": [5, 6], "tokens": ["text", "x"], "token_logprobs": [-0.5, -1.0]}
+    one = {"finish_reason": "stop", "logprobs": logprobs if body.get("logprobs") else None}
     texts = [f"text {body['seed']}.{index}" for index in range(n)]
     choices = [{"index": i, "message": {"role": "assistant", "content": text}, **one} for i, text in enumerate(texts)]
     return {"choices": choices, "usage": {"prompt_tokens": 5, "completion_tokens": 2 * n}}

@@ -1,10 +1,12 @@
-"""A model on disk. Adapters that run: serving/test_model."""
+"""Models on disk. Running adapters: serving/test_model."""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leret.core.errors import PolicyError
-from leret.policies.checkpoints import find_model, load_model, load_tokenizer, load_weights, model_digest, policy_digest
+from leret.policies.checkpoints import find_model, load_tokenizer, model_digest, policy_digest
 from leret.policies.local.chat_template import load_template
+from leret.policies.local.model import load_model, load_weights
 
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
 FILE = "model.safetensors"
@@ -68,14 +71,14 @@ def as_adapter(path: Path, *names: str) -> None:
         ),
     ],
 )
-def test_what_is_no_whole_model_is_refused(copy: Path, damage: Callable[[Path], object], says: str) -> None:
+def test_an_incomplete_model_is_refused(copy: Path, damage: Callable[[Path], object], says: str) -> None:
     damage(copy)
     with pytest.raises(PolicyError, match=says):
         load_model(find_model(copy), device="cpu", dtype="auto")
 
 
-def test_no_code_of_a_model_is_run_whatever_is_typed(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builtins.input", lambda *_: "y")  # which transformers asks for where nobody has decided
+def test_code_of_a_model_is_never_run(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # the answer to a prompt of transformers
     (copy / "evil.py").write_text(f"open({str(copy / 'written')!r}, 'w')\nclass Evil: pass\n")
     set_config(copy, model_type="evil", auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"})
     (copy / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}}')
@@ -85,17 +88,15 @@ def test_no_code_of_a_model_is_run_whatever_is_typed(copy: Path, monkeypatch: py
     assert not (copy / "written").exists()
 
 
-def test_a_policy_whose_pretraining_was_stopped_is_called_half_made(
-    copy: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_stopped_pretraining_is_reported(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
     find_model(copy)
     assert not caplog.records
     shutil.copy(copy / FILE, copy / "state.safetensors")
     find_model(copy)
-    assert caplog.messages[0].startswith(f"{copy} is half made")
+    assert caplog.messages[0].startswith(f"{copy} is unfinished")
 
 
-def test_a_device_that_is_not_here_is_told(llama_dir: Path) -> None:
+def test_a_missing_device_is_refused(llama_dir: Path) -> None:
     with pytest.raises(PolicyError, match="device: nonsense is not available"):
         load_model(llama_dir, device="nonsense", dtype="auto")
 
@@ -109,13 +110,13 @@ def test_the_digest_follows_the_bytes_and_not_the_place(llama_dir: Path, copy: P
     assert len({*digests, model_digest(copy)}) == 3
 
 
-def test_an_adapter_may_have_a_trainers_own_file_beside_it(copy: Path) -> None:
+def test_an_adapter_may_have_training_arguments_beside_it(copy: Path) -> None:
     as_adapter(copy, "training_args.bin", "adapter_model.safetensors")
     assert find_model(copy) == copy
 
 
 @pytest.mark.parametrize("name", [FILE, "config.json", "tokenizer.json", "chat_template.jinja"])
-def test_a_trained_policy_has_the_files_that_its_training_wrote(copy: Path, name: str) -> None:
+def test_changed_files_of_a_trained_policy_are_refused(copy: Path, name: str) -> None:
     record = copy / "training.json"
     record.write_text("{}")  # of an older leret
     assert find_model(copy) == copy
@@ -125,3 +126,9 @@ def test_a_trained_policy_has_the_files_that_its_training_wrote(copy: Path, name
     (copy / name).write_bytes(data[:-9] + b" " + data[-8:] if name == FILE else data + b" ")
     with pytest.raises(PolicyError, match="than its training wrote"):
         find_model(copy)
+
+
+def test_a_model_is_found_without_torch(llama_dir: Path) -> None:
+    code = "import sys; from leret.policies.checkpoints import find_model; "
+    code += f"find_model({str(llama_dir)!r}); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

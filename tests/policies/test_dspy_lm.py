@@ -30,14 +30,14 @@ def lm(policy: LocalPolicy) -> Iterator[dspy.LM]:
 
 
 class Served:
-    """An async policy that is no LocalPolicy; keeps what it was asked."""
+    """An async policy that records its requests."""
 
     name, digest = "served", "d"
 
     def __init__(self, failure: str = "", delay_s: float = 0.0) -> None:
         self.failure, self.delay_s = failure, delay_s
         self.requests: list[Request] = []
-        self.given: list[Completion] = []
+        self.completions: list[Completion] = []
         self.begun = threading.Event()
 
     async def complete(self, request: Request) -> list[Completion]:
@@ -46,14 +46,14 @@ class Served:
         await asyncio.sleep(self.delay_s)
         if self.failure:
             raise PolicyError(self.failure)
-        self.given = [Completion(f"query {seed}", "stop", 3, 2) for seed in request.seeds]
-        return self.given
+        self.completions = [Completion(f"query {seed}", "stop", 3, 2) for seed in request.seeds]
+        return self.completions
 
     async def aclose(self) -> None:
         pass
 
 
-def test_calls_of_predictors_are_batched_from_threads_and_from_tasks(policy: LocalPolicy) -> None:
+def test_calls_from_threads_and_tasks_are_batched(policy: LocalPolicy) -> None:
     predict = dspy.Predict("question -> query")
     questions = [{"question": f"who wrote book {i}?"} for i in range(32)]
 
@@ -62,16 +62,14 @@ def test_calls_of_predictors_are_batched_from_threads_and_from_tasks(policy: Loc
 
     before = policy.n_batches
     with dspy.context(lm=policy_lm(policy, temperature=0.0, max_tokens=4), adapter=CompactAdapter()):
-        found = dspy.Parallel(num_threads=32, disable_progress_bar=True)([(predict, one) for one in questions])
+        results = dspy.Parallel(num_threads=32, disable_progress_bar=True)([(predict, one) for one in questions])
         between = policy.n_batches
-        found += asyncio.run(together())
-    assert len([result for result in found if result.query]) == 64
+        results += asyncio.run(together())
+    assert len([result for result in results if result.query]) == 64
     assert (between - before <= 16, policy.n_batches - between <= 8) == (True, True)
 
 
-def test_draws_differ_in_a_batch_and_between_calls_unless_a_seed_or_a_rollout_is_given(
-    lm: dspy.LM, policy: LocalPolicy
-) -> None:
+def test_draws_differ_unless_seed_or_rollout_id_is_set(lm: dspy.LM, policy: LocalPolicy) -> None:
     before = policy.n_batches
     assert len(set(lm("who wrote the book", n=6))) == 6
     assert policy.n_batches - before == 1
@@ -83,7 +81,7 @@ def test_draws_differ_in_a_batch_and_between_calls_unless_a_seed_or_a_rollout_is
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_draw_follows_from_its_request_not_from_the_order_of_calls(temperature: float) -> None:
+def test_draws_do_not_depend_on_the_order_of_calls(temperature: float) -> None:
     def completions(prompts: str) -> list[str]:
         lm = policy_lm(Served(), temperature=temperature)
         return sorted(f"{prompt} {lm(prompt)}" for prompt in prompts)
@@ -92,7 +90,7 @@ def test_a_draw_follows_from_its_request_not_from_the_order_of_calls(temperature
 
 
 @pytest.mark.filterwarnings("ignore:Passing OpenAI-style message")
-def test_settings_and_the_roles_of_messages_reach_the_policy() -> None:
+def test_settings_and_roles_reach_the_policy() -> None:
     served = Served()
     roles = ("system", "user", "assistant", "user")
     messages = [{"role": role, "content": f"the city {i}"} for i, role in enumerate(roles)]
@@ -100,10 +98,10 @@ def test_settings_and_the_roles_of_messages_reach_the_policy() -> None:
     [request] = served.requests
     assert len(set(request.seeds)) == 2
     assert request == Request(tuple(messages), request.seeds, 0.7, 9, 0.5, ("\n",))
-    assert len(served.given) == 2, "a policy counts the tokens of its list after it was given"
+    assert len(served.completions) == 2, "a policy counts the tokens of its list after it was given"
 
 
-def test_a_copy_of_a_program_or_its_lm_shares_the_policy_and_the_cache_is_off(lm: dspy.LM, policy: LocalPolicy) -> None:
+def test_copies_share_the_policy_and_do_not_cache(lm: dspy.LM, policy: LocalPolicy) -> None:
     assert lm.cache is False
     copied = lm.copy(temperature=0.0, rollout_id=5)
     assert copied.engine is lm.engine
@@ -114,7 +112,7 @@ def test_a_copy_of_a_program_or_its_lm_shares_the_policy_and_the_cache_is_off(lm
     assert program(question="who").query
 
 
-def test_a_saved_program_comes_back_with_its_policy(llama_dir: Path, tmp_path: Path) -> None:
+def test_a_saved_program_loads_its_policy(llama_dir: Path, tmp_path: Path) -> None:
     predict, loaded = dspy.Predict("question -> query"), dspy.Predict("question -> query")
     predict.lm = policy_lm(LocalPolicySettings(model=str(llama_dir)), temperature=0.0)
     predict.save(str(tmp_path / "program.json"))
@@ -128,8 +126,8 @@ def test_a_saved_program_comes_back_with_its_policy(llama_dir: Path, tmp_path: P
 def test_weights_follow_the_name_of_the_lm(llama_dir: Path, tmp_path: Path, of_settings: bool) -> None:
     other = tiny_policy(tmp_path / "other", seed=1)
     settings = LocalPolicySettings(model=str(llama_dir))
-    given = settings if of_settings else LocalPolicy(settings)
-    lm = policy_lm(given, temperature=0.0, max_tokens=6)
+    source = settings if of_settings else LocalPolicy(settings)
+    lm = policy_lm(source, temperature=0.0, max_tokens=6)
     first, copied = lm("the city"), lm.copy(model=f"leret/{other}")
     trained = policy_lm(LocalPolicySettings(model=str(other)), temperature=0.0, max_tokens=6)
     assert copied("the city") == trained("the city") != first
@@ -140,9 +138,7 @@ def test_weights_follow_the_name_of_the_lm(llama_dir: Path, tmp_path: Path, of_s
     assert lm("the city") == first
 
 
-def test_a_model_that_was_closed_for_others_is_loaded_again(
-    llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closed_model_is_loaded_again(llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "N_OPEN", 1)
     one = policy_lm(LocalPolicySettings(model=str(llama_dir)), temperature=0.0, max_tokens=6)
     policy, first = policy_of(one), one("the city")
@@ -150,16 +146,16 @@ def test_a_model_that_was_closed_for_others_is_loaded_again(
     assert two("the city") != first
     assert policy.closed
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda i: (one, two)[i % 2]("the city"), range(8)))
-    assert found == [first, two("the city")] * 4
+        results = list(pool.map(lambda i: (one, two)[i % 2]("the city"), range(8)))
+    assert results == [first, two("the city")] * 4
 
 
-def test_only_leret_lms_have_a_policy_here() -> None:
+def test_only_leret_lms_have_a_policy() -> None:
     with pytest.raises(PolicyError, match=r"openai/gpt is a LM .* leret\.LM\(DIRECTORY\)"):
         policy_of(dspy.LM("openai/gpt"))
 
 
-def test_failures_are_dspys_own_and_are_not_tried_again(lm: dspy.LM) -> None:
+def test_failures_are_dspy_errors_without_retries(lm: dspy.LM) -> None:
     with pytest.raises(ContextWindowExceededError, match="512 positions"):
         lm("book " * 600)
     with pytest.raises(LMUnsupportedFeatureError, match="frequency_penalty"):
@@ -170,20 +166,20 @@ def test_failures_are_dspys_own_and_are_not_tried_again(lm: dspy.LM) -> None:
     assert len(served.requests) == 1
 
 
-def test_closing_an_engine_ends_what_waits_and_refuses_what_comes() -> None:
+def test_closing_an_engine_cancels_and_refuses_requests() -> None:
     slow = Served(delay_s=60)
     lm = policy_lm(slow)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lm, "the city")
         assert slow.begun.wait(20)
         lm.engine.close()
-        with pytest.raises(LMProviderError, match="closed while it was asked"):
+        with pytest.raises(LMProviderError, match="closed during a request"):
             waiting.result(20)
     with pytest.raises(LMProviderError, match="engine is closed"):
         lm("the city")
 
 
-def test_one_served_url_is_a_plain_lm_that_sends_n_in_one_request() -> None:
+def test_one_served_url_is_a_plain_lm() -> None:
     lm = policy_lm(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",)), max_tokens=7)
     assert type(lm) is dspy.LM
     assert (lm.engine, lm.cache, lm.kwargs["api_base"], lm.kwargs["max_tokens"]) == ("litellm", False, "http://a/v1", 7)

@@ -65,21 +65,21 @@ class Named:
         self.n_closed += 1
 
 
-def test_the_policy_of_a_predictor_answers_it_and_equal_settings_are_opened_once() -> None:
+def test_predictors_have_policies_and_equal_ones_are_shared() -> None:
     first, other = LocalPolicySettings(model="a"), LocalPolicySettings(model="b")
-    opened: list[Named] = []
+    policies: list[Named] = []
 
     def make(settings: PolicySettings) -> Policy:
-        opened.append(Named(settings.model))
-        return opened[-1]
+        policies.append(Named(settings.model))
+        return policies[-1]
 
     policy = open_policies({"": first, "answer": other, "plan": other}, make)
-    assert [one.name for one in opened] == ["a", "b"]
+    assert [one.name for one in policies] == ["a", "b"]
     for predictor, expected in (("answer", "b"), ("plan", "b"), ("write", "a"), ("", "a")):
-        [made] = asyncio.run(policy.complete(Request((), (0,), 0.0, 8, predictor=predictor)))
-        assert made.text == expected
+        [completion] = asyncio.run(policy.complete(Request((), (0,), 0.0, 8, predictor=predictor)))
+        assert completion.text == expected
     asyncio.run(policy.aclose())
-    assert [one.n_closed for one in opened] == [1, 1]
+    assert [one.n_closed for one in policies] == [1, 1]
     assert policy.digest == open_policies({"plan": other, "answer": other, "": first}, make).digest
     assert policy.digest != open_policies({"": first, "answer": other}, make).digest
     assert open_policies({"": first}, make).digest == "a-digest"  # alone, it is itself
@@ -94,18 +94,18 @@ def test_the_policy_of_a_predictor_answers_it_and_equal_settings_are_opened_once
         ({"a": "own"}, ("b",), {"": "first", "a": "own", "b": "new"}),
     ],
 )
-def test_a_trained_policy_takes_the_place_of_its_predictors(others: Any, predictors: Any, expected: Any) -> None:
+def test_a_trained_policy_replaces_that_of_its_predictors(others: Any, predictors: Any, expected: Any) -> None:
     assert by_predictor("first", others, "new", predictors) == expected
 
 
-def test_weights_that_were_replaced_are_loaded(llama_dir: Path, tmp_path: Path) -> None:
+def test_replaced_weights_are_loaded(llama_dir: Path, tmp_path: Path) -> None:
     settings = LocalPolicySettings(model=str(shutil.copytree(llama_dir, tmp_path / "policy")))
     one = shared_policy(settings)
     tiny_policy(tmp_path / "policy", seed=1)
     assert shared_policy(settings).digest != one.digest
 
 
-def test_a_state_loads_the_policy_again_and_holds_no_key(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_restores_the_policy_without_a_key(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TINY_KEY", "sk-secret")
     served = make_policy(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",), api_key_env="TINY_KEY"))
     state = policy_state(served)
@@ -118,7 +118,7 @@ def test_a_state_loads_the_policy_again_and_holds_no_key(llama_dir: Path, monkey
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"urls": ("http://127.0.0.1:9/v1",)}, r"http://127\.0\.0\.1:9/v1/models cannot be reached"),
         ({"path": ""}, r"/chat/completions answered 404.*is /v1 missing at the end of policy\.urls\?"),
@@ -128,8 +128,8 @@ def test_a_state_loads_the_policy_again_and_holds_no_key(llama_dir: Path, monkey
     ],
     ids=["dead", "without /v1", "wrong path", "wrong model", "wrong key"],
 )
-def test_a_dead_or_wrong_server_of_several_is_told_in_seconds(
-    settings: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+def test_a_wrong_server_is_reported_in_seconds(
+    settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WRONG_KEY", "sk-wrong")
     monkeypatch.setattr(openai, "LIST_S", 1.0)
@@ -139,7 +139,7 @@ def test_a_dead_or_wrong_server_of_several_is_told_in_seconds(
         models=("tiny", "small"), unknown=("large",), key="sk-right" if "api_key_env" in settings else None
     )
     began = time.monotonic()
-    with pytest.raises(PolicyError, match=told) as caught:
+    with pytest.raises(PolicyError, match=message) as caught:
         probed(good, bad, **settings)
     assert time.monotonic() - began < 4
     assert "\n" not in str(caught.value)
@@ -156,6 +156,6 @@ def test_a_dead_or_wrong_server_of_several_is_told_in_seconds(
     ],
     ids=["any name is taken", "no list", "still loading", "reasons"],
 )  # fmt: skip
-def test_a_server_that_will_do_is_let_pass(server: ChatServer) -> None:
+def test_a_sufficient_server_passes(server: ChatServer) -> None:
     probed(server)
     assert all(body["max_tokens"] == 1 for body in server.bodies)

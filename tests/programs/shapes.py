@@ -1,4 +1,4 @@
-"""Fifty DSPy programs of the shapes that users write; none of them knows of leret beyond its searches."""
+"""DSPy programs of the shapes that users write; none of them knows of leret beyond its searches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from functools import lru_cache
 from typing import Any, Literal
@@ -266,6 +267,33 @@ def optional_argument_and_kwargs(self, question, limit=2, **more):
     return end(found)
 
 
+@shape(plan=lambda self: dspy.Predict("question -> kind: Literal['one', 'two'], part: dict[str, str], share: float"))
+def typed_outputs(self, question):
+    plan = self.plan(question=question)
+    queries = [plan.part["query"], str(plan.share)]
+    return end(self.search(queries[: 1 + (plan.kind == "two")]))
+
+
+@shape()
+def signature_per_call(self, question):
+    signature = self.write.signature.with_instructions(f"Write two words on {question}.")
+    found = self.search(self.write(question=question, context=[], signature=signature).query)
+    return end(self.search(self.write(question=question, context=found.passages).query, found))
+
+
+@shape()
+def recursion(self, question, depth=0, found=Found()):  # noqa: B008
+    found = self.search(self.write(question=question, context=found.passages).query, found)
+    return end(found) if depth else self(question=question, depth=1, found=found)
+
+
+@shape(
+    "no predictor to train.*as an attribute", grid=lambda self: {"a": [dspy.Predict(QUERY)]}, write=None, answer=None
+)
+def predictors_in_lists_of_a_dict(self, question):
+    return end(self.search(self.grid["a"][0](question=question, context=[]).query))
+
+
 # ------------------------------------------------------------ agents and tools
 
 
@@ -341,6 +369,21 @@ def refine(self, question):
     return end(self.best(question=question, found=Found()))
 
 
+@shape(
+    best=lambda self: dspy.BestOfN(
+        module=Nested(), N=3, reward_fn=lambda inputs, end: float(len(end.found) > 3), threshold=1.0
+    ),
+    write=None,
+)
+def best_of_n_by_what_is_found(self, question):
+    return self.best(question=question)
+
+
+@shape(agent=lambda self: dspy.ReAct("question -> answer", tools=[look_up_later], max_iters=2))
+async def async_agent(self, question):
+    return await self.agent.acall(question=question)
+
+
 # ------------------------------------------------------------ concurrency
 
 
@@ -361,6 +404,23 @@ def parallel(self, question):
     pairs = [(part, dspy.Example(text=f"{question} {i}").with_inputs("text")) for i in range(2)]
     parts = dspy.Parallel(num_threads=2, disable_progress_bar=True)(pairs)
     return dspy.Prediction(found=sorted({doc for one in parts for doc in one.doc_ids}))
+
+
+@shape(inner=lambda self: Innermost(), write=None)
+def parallel_modules(self, question):
+    pairs = [(self.inner, {"question": f"{question} {i}", "found": Found()}) for i in range(3)]
+    parts = dspy.Parallel(num_threads=3, disable_progress_bar=True)(pairs)
+    return dspy.Prediction(found=sorted({doc for one in parts for doc in one.doc_ids}))
+
+
+@shape()
+async def gather_that_returns_exceptions(self, question):
+    async def part(i):
+        query = (await asyncio.wait_for(self.write.acall(question=f"{question} {i}", context=[]), 60)).query
+        return await asyncio.to_thread(self.search, query)
+
+    parts = await asyncio.gather(*map(part, range(2)), return_exceptions=True)
+    return dspy.Prediction(found=[doc for one in parts if isinstance(one, Found) for doc in one.doc_ids])
 
 
 @shape(inner=lambda self: Nested(), write=None)
@@ -407,6 +467,28 @@ def predictor_made_under_another_lm(self, question):
     with dspy.context(lm=self.strong):
         note = dspy.Predict("question -> note")(question=question).note
     return end(self.search(self.write(question=question, context=[note]).query))
+
+
+@shape(strong=lambda self: STRONG)
+def two_lms_and_two_adapters(self, question):
+    with dspy.context(lm=self.strong):
+        note = dspy.ChainOfThought("question -> note")(question=question).note
+        with dspy.context(adapter=dspy.JSONAdapter()):
+            other = dspy.Predict("question -> note")(question=note).note
+    return end(self.search(self.write(question=question, context=[note, other]).query))
+
+
+@shape("the same in every run.*LM that forward sets", strong=lambda self: STRONG, note="question -> note")
+def lm_set_in_forward(self, question):
+    self.note.set_lm(self.strong)
+    note = self.note(question=question).note
+    return end(self.search(self.write(question=question, context=[note]).query))
+
+
+@shape("reads the history of its LM.*use what the predictor returns")
+def reads_the_history_of_its_lm(self, question):
+    query = self.write(question=question, context=[]).query
+    return end(self.search(f"{query} {len(self.write.lm.history)}"))
 
 
 @shape(strong=lambda self: STRONG)
@@ -476,6 +558,16 @@ def crashes_on_some(self, question):
     return end(self.search(query.split()[9]))
 
 
+@shape()
+def retries_with_another_rollout(self, question):
+    for i in range(3):
+        with suppress(Exception):
+            query = self.write(question=question, context=[], config={"rollout_id": i, "temperature": 1.0}).query
+            assert "alpha" in query
+            return end(self.search(query))
+    return end(self.search(question))
+
+
 # ------------------------------------------------------------ programs with a state of their own
 
 
@@ -507,6 +599,21 @@ def memo_on_itself(self, question):
     if question not in memo:
         memo[question] = self.write(question=question, context=[]).query
     return end(self.search(self.write(question=question, context=[memo[question]]).query))
+
+
+@shape("is not deterministic.*no cache")
+def searches_kept_on_itself(self, question):
+    memo, query = self.__dict__.setdefault("memo", {}), self.write(question=question, context=[]).query
+    if query not in memo:
+        memo[query] = self.search(query)
+    return end(self.search(self.write(question=question, context=memo[query].passages).query, memo[query]))
+
+
+@shape("the same in every run.*keep nothing on itself")
+def signature_that_grows_on_itself(self, question):
+    found = self.search(self.write(question=question, context=[]).query)
+    self.write.signature = self.write.signature.with_instructions(f"Found so far: {found.titles}")
+    return end(self.search(self.write(question=question, context=found.passages).query, found))
 
 
 @lru_cache

@@ -175,6 +175,23 @@ def test_passages_of_unseen_searches_are_noted(tmp_path):
     assert "returns context" in notes[0]
 
 
+class Unlisted(Writer):
+    def __init__(self):
+        super().__init__()
+        self.notes = {"first": [dspy.Predict("question -> note")]}
+
+    def forward(self, question):
+        self.notes["first"][0](question=question)
+        return super().forward(question)
+
+
+def test_a_predictor_that_dspy_does_not_list_is_noted(tmp_path):
+    with dspy.context(lm=STRONG[0]):
+        best = leret_of(tmp_path).compile(student_of(Unlisted), trainset=TRAIN)
+    [note] = [entry["text"] for entry in best.trial_logs if "named_predictors() does not list it" in entry["text"]]
+    assert note.startswith("(StringSignature) is answered and not sampled")
+
+
 class Tools(Writer):
     def __init__(self):
         super().__init__()

@@ -13,7 +13,7 @@ import dspy
 import pytest
 
 import leret
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.config.policy import LocalPolicySettings
 from leret.config.retriever import BM25Settings
 from leret.core.errors import ConfigError, ProgramError
@@ -35,7 +35,7 @@ def saved(tmp_path):
     """As `leret eval` writes it."""
     write_data(tmp_path)
     source = ProgramSource(MULTIHOP, "MultiHop", {"hops": 2})
-    data = DataSettings(corpus=str(tmp_path / "corpus.jsonl"), questions=str(tmp_path / "questions.jsonl"))
+    data = FileSettings(corpus=str(tmp_path / "corpus.jsonl"), questions=str(tmp_path / "questions.jsonl"))
     save(
         load_program(source.path, source.name, source.arguments),
         tmp_path / "run/program",
@@ -106,7 +106,7 @@ def test_a_program_of_a_file_takes_its_file_along(saved, tmp_path):
     assert (tmp_path / "again/multihop.py").read_text() == MULTIHOP.read_text()
     again = leret.load(tmp_path / "again", lm=dspy.LM("openai/m"), retriever=FakeRetriever())
     assert again.hops == again.program.hops == 2
-    with pytest.raises(ProgramError, match=r"cache/bm25 is no index.*retriever=\.\.\."):
+    with pytest.raises(ProgramError, match=r"cache/bm25 is not an index.*retriever=\.\.\."):
         leret.load(tmp_path / "again", lm=dspy.LM("openai/m"))
 
 
@@ -307,7 +307,7 @@ def edited(directory, change):
 
 
 def _lm(**keys):
-    entry = {"lm": {"model": "openai/x", "api_base": "http://127.0.0.1:9/v1"}, "api_key_env": "MY_SECRET"}
+    entry = {"lm": {"model": "openai/x", "api_base": "http://127.0.0.1:9/v1"}, "has_key": True}
     return lambda saved: saved.update(lms=[{**entry, **keys}] * 2)
 
 
@@ -316,23 +316,28 @@ def _searched(saved):
     saved["searches"] = {"": {"settings": settings}}
 
 
-@pytest.mark.parametrize("change", [_lm(), _searched])
-def test_a_key_is_sent_where_the_caller_named_its_variable(lms, tmp_path, monkeypatch, change):
+def test_a_key_is_sent_where_the_caller_named_its_variable(lms, tmp_path, monkeypatch):
     monkeypatch.setenv("MY_SECRET", "sesame")
     save(optimized(TwoPredictors, lms), tmp_path)
-    edited(tmp_path, change)
+    edited(tmp_path, _searched)
     for keys in (None, "OTHER", ["OTHER"]):
         with pytest.raises(ConfigError, match=r"MY_SECRET to .*127\.0\.0\.1:9.*api_key_env='MY_SECRET'"):
             leret.load(tmp_path, api_key_env=keys)
     leret.load(tmp_path, lm=lms[0], retriever=FakeRetriever())
-    if change is not _searched:
-        program = leret.load(tmp_path, api_key_env=["OTHER", "MY_SECRET"])
-        assert program.predictors()[0].lm.kwargs["api_key"] == "sesame"
+
+
+def test_an_lm_gets_the_key_that_the_caller_named(lms, tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "sesame")
+    save(optimized(TwoPredictors, lms), tmp_path)
+    edited(tmp_path, _lm())
+    with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9.*api_key_env="):
+        leret.load(tmp_path)
+    assert leret.load(tmp_path, api_key_env="MY_SECRET").predictors()[0].lm.kwargs["api_key"] == "sesame"
 
 
 def test_an_endpoint_that_hides_from_the_check_is_refused(lms, tmp_path):
     save(optimized(TwoPredictors, lms), tmp_path)
-    edited(tmp_path, _lm(lm={"model": "openai/x", "base_url": "http://127.0.0.1:9/v1"}, api_key_env=None))
+    edited(tmp_path, _lm(lm={"model": "openai/x", "base_url": "http://127.0.0.1:9/v1"}, has_key=False))
     with pytest.raises(ProgramError, match="sets base_url"):
         leret.load(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Each of fifty programs is sampled as stock DSPy runs it, or refused with cause and remedy; none is silently wrong."""
+"""Each of many programs is sampled as stock DSPy runs it, or refused with cause and remedy; none is silently wrong."""
 
 from __future__ import annotations
 
@@ -101,5 +101,5 @@ def test_other_adapters_send_what_stock_dspy_sends(name, adapter, tmp_path, monk
     check(*SHAPES[name], adapter, tmp_path)
 
 
-def test_there_are_fifty():
-    assert len(SHAPES) >= 50
+def test_there_are_more_than_sixty():
+    assert len(SHAPES) > 60

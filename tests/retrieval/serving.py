@@ -1,4 +1,4 @@
-"""Servers for tests: leret's, in a thread or as the process that a user starts, and one that answers as a test says."""
+"""Servers for tests: leret's in a thread or a process, and one with the answers of a test."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Echo:
-    """Finds the query itself; can be held, and remembers its batches."""
+    """Ranks the query itself; blocks without ``go``, and records its batches."""
 
     digest = "echo"
 
@@ -45,10 +45,10 @@ class Echo:
 
 @contextmanager
 def running(retriever, drain_s=10.0, **settings):
-    """A server in a thread until the block ends: its ``url`` and ``batcher``, ``stop`` as by SIGTERM, ``join``."""
+    """Run a server in a thread during the block: its ``url`` and ``batcher``, ``stop`` as by SIGTERM, ``join``."""
     server = RetrieverServer(retriever, ServerSettings(**settings), engine="echo", corpus="c", documents=3)
-    loop, stop, told = asyncio.new_event_loop(), asyncio.Event(), queue.Queue()
-    work = serve(server, "127.0.0.1", 0, ready=told.put, stop=stop, drain_s=drain_s)
+    loop, stop, urls = asyncio.new_event_loop(), asyncio.Event(), queue.Queue()
+    work = serve(server, "127.0.0.1", 0, ready=urls.put, stop=stop, drain_s=drain_s)
     thread = threading.Thread(target=loop.run_until_complete, args=(work,), daemon=True)
     thread.start()
 
@@ -60,20 +60,20 @@ def running(retriever, drain_s=10.0, **settings):
         assert not thread.is_alive()
 
     try:
-        yield SimpleNamespace(url=told.get(timeout=30), batcher=server.batcher, stop=end, join=join)
+        yield SimpleNamespace(url=urls.get(timeout=30), batcher=server.batcher, stop=end, join=join)
     finally:
         end()
         join()
 
 
 def served(index, port=0):
-    """``leret serve retriever`` as a process: its URL, and the process."""
+    """Start ``leret serve retriever``: its URL, and the process."""
     return started("-m", "leret", "serve", "retriever", str(index), "--port", str(port))
 
 
 @contextmanager
 def started(*arguments):
-    """A Python process that serves: the URL that it tells, and the process."""
+    """Start a Python process that serves: its URL, and the process."""
     command = [sys.executable, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
     try:
@@ -90,7 +90,7 @@ def started(*arguments):
 
 @dataclass
 class Reply:
-    """An answer. ``cut`` sends a longer Content-Length than body, then hangs up."""
+    """An answer. ``cut`` announces more bytes than are sent."""
 
     body: str | bytes | dict | list = ""
     status: int = 200
@@ -101,9 +101,9 @@ class Reply:
 
 @contextmanager
 def loopback(answer):
-    """A server until the end of the block: its ``url``, and the requests that it was ``asked``.
+    """Run a server during the block: its ``url``, and the requests that it was ``asked``.
 
-    ``answer`` makes a Reply of a request, in several threads at once; a Reply alone is the answer to everything.
+    ``answer`` makes a Reply of a request, in several threads; a Reply answers all requests.
     """
 
     class Handler(BaseHTTPRequestHandler):

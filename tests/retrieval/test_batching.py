@@ -22,7 +22,7 @@ def run(retriever, work):
     return asyncio.run(main())
 
 
-def test_what_is_asked_at_once_is_one_batch_without_repeats():
+def test_concurrent_searches_are_one_batch_without_repeats():
     retriever = FakeRetriever()
     asked = ["alpha", "beta", "alpha", "gamma", "beta"]
     rankings, counts = run(retriever, lambda batcher: asyncio.gather(*(batcher.search([q], 2) for q in asked)))
@@ -47,7 +47,7 @@ class Slow(FakeRetriever):
         return super().search(queries, k)
 
 
-def test_searches_that_come_while_a_batch_is_out_are_the_next_batch():
+def test_searches_during_a_batch_form_the_next_one():
     retriever = Slow()
 
     async def work(batcher):
@@ -88,15 +88,15 @@ class Where(FakeRetriever):
         (False, (0.0, 0.0, 0.0, 0.0), [False, False, False, False]),
     ],
 )
-def test_only_quick_computing_is_done_on_the_loop(only_computes, cpu_s, where, monkeypatch):
+def test_only_quick_searches_run_on_the_event_loop(only_computes, cpu_s, where, monkeypatch):
     retriever = Where(only_computes)
     clocks = SimpleNamespace(**dict.fromkeys(("perf_counter", "thread_time", "monotonic"), retriever.clock))
     monkeypatch.setattr(batching, "time", clocks)
 
     async def work(batcher):
         for query, retriever.cpu_s in zip(("alpha", "beta", "gamma", "delta"), cpu_s, strict=True):
-            found = batcher.search_now(query, 2)
-            [ranking] = await batcher.search([query], 2) if found is None else [found]
+            quick = batcher.search_now(query, 2)
+            [ranking] = await batcher.search([query], 2) if quick is None else [quick]
             assert ranking == FakeRetriever().search([query], 2)[0]
 
     run(retriever, work)

@@ -1,4 +1,4 @@
-"""The cache of rankings: shared, bounded, and never the reason that a search fails."""
+"""The cache of rankings: shared, bounded, and harmless."""
 
 import os
 import sqlite3
@@ -21,7 +21,7 @@ def ranking(query, n=2):
 
 
 class Engine:
-    """Answers a query with itself, and counts."""
+    """Ranks the query itself, and counts."""
 
     def __init__(self, digest="e1", answer=ranking):
         self.digest = digest
@@ -37,7 +37,7 @@ class Engine:
         return [good[query] for query in queries]
 
 
-def test_no_run_asks_again_what_another_has_asked(tmp_path):
+def test_runs_share_cached_rankings(tmp_path):
     first, second = Engine(), Engine()
     cached = CachedRetriever(first, tmp_path)
     want = cached.search([*ODD, ODD[1]], 2)
@@ -48,14 +48,14 @@ def test_no_run_asks_again_what_another_has_asked(tmp_path):
     assert isinstance(again, Retriever)
 
 
-def test_index_k_and_query_name_a_ranking(tmp_path):
+def test_the_cache_key_is_index_k_and_query(tmp_path):
     one, other = Engine("e1"), Engine("e2")
     for engine, query, k in ((one, "a", 2), (one, "a", 3), (one, "a ", 2), (other, "a", 2)):
         CachedRetriever(engine, tmp_path).search([query], k)
     assert (one.asked, other.asked) == (["a", "a", "a "], ["a"])
 
 
-def test_a_failure_is_raised_and_the_rest_of_its_batch_is_kept(tmp_path):
+def test_a_partial_failure_caches_the_answered_queries(tmp_path):
     engine = Engine()
     engine.bad = {"b"}
     cached = CachedRetriever(engine, tmp_path)
@@ -68,7 +68,7 @@ def test_a_failure_is_raised_and_the_rest_of_its_batch_is_kept(tmp_path):
     assert engine.asked == ["b"]
 
 
-def test_the_size_is_bounded_and_the_least_recently_used_goes(tmp_path):
+def test_the_cache_evicts_the_least_recently_used(tmp_path):
     engine = Engine(answer=lambda query, k: (Passage(query, "", os.urandom(4000).hex(), 1.0),))
     cached = CachedRetriever(engine, tmp_path, max_bytes=400_000)
     for i in range(300):
@@ -101,7 +101,7 @@ def put_a_file_in_its_place(directory):
 
 
 @pytest.mark.parametrize("harm", [damage_file, damage_value, plant_pickle, put_a_file_in_its_place])
-def test_a_damaged_cache_costs_no_ranking_and_loads_no_pickle(harm, tmp_path, caplog):
+def test_a_damaged_cache_is_bypassed_and_unpickles_nothing(harm, tmp_path, caplog):
     before = CachedRetriever(Engine(), tmp_path / "cache")
     before.search(["a"], 2)
     before.close()
@@ -123,7 +123,7 @@ for i in itertools.count():
 """
 
 
-def test_processes_share_it_and_a_kill_in_a_write_harms_nothing(tmp_path):
+def test_processes_share_the_cache_and_survive_a_kill(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     writers = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, env=environment) for name in "ab"]
@@ -137,7 +137,7 @@ def test_processes_share_it_and_a_kill_in_a_write_harms_nothing(tmp_path):
     assert engine.asked == []
 
 
-def test_engines_that_are_faster_than_the_cache_do_without(tmp_path):
+def test_fast_engines_are_not_cached_by_default(tmp_path):
     engine = Engine()
 
     def is_cached(kind, use="auto", **more):

@@ -23,7 +23,7 @@ def test_reciprocal_rank_fusion_is_the_formula():
     assert reciprocal_rank_fusion([(), ()], [1, 1]) == ()
 
 
-def test_a_linear_fusion_scales_each_ranking_first():
+def test_linear_fusion_scales_each_ranking_first():
     # first: a 1, b .5, c 0; second: c 1, a 0. .6 and .4: a .6, b .3, c .4
     fused = linear_fusion([ranking(a=30, b=20, c=10), ranking(c=0.9, a=0.1)], [0.6, 0.4])
     assert shown(fused) == [("a", 0.6), ("c", 0.4), ("b", 0.3)]

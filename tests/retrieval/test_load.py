@@ -1,4 +1,4 @@
-"""What every engine promises: an index that opens alone, odd queries, threads, foreign corpora, stopped builds."""
+"""All engines: indexes that open alone, odd queries, threads, foreign corpora, stopped builds."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def copy(built, tmp_path):
     return shutil.copytree(built, tmp_path / "copy")
 
 
-def test_a_document_is_found_by_its_own_words(engine):
+def test_a_document_ranks_first_for_its_words(engine):
     document = ANIMALS["bird"]
     (ranking,) = engine.search([f"{document.title} {document.text}"], 3)
     assert ranking[0][:3] == ("bird", document.title, document.text)
@@ -91,9 +91,9 @@ def test_a_moved_index_answers_the_same(built, engine, copy):
 
 
 def test_a_query_without_a_letter_or_digit_has_an_empty_ranking(engine):
-    found = engine.search([query for silent in SILENT for query in (silent, "cat")], 2)
-    assert found[::2] == [()] * len(SILENT)
-    assert all(found[1::2])
+    rankings = engine.search([query for silent in SILENT for query in (silent, "cat")], 2)
+    assert rankings[::2] == [()] * len(SILENT)
+    assert all(rankings[1::2])
     assert engine.search([], 3) == []
 
 
@@ -107,27 +107,27 @@ def test_any_text_is_a_query_and_never_syntax(kind, engine, query):
         assert "cat" in [passage.doc_id for passage in ranking]
 
 
-def test_k_is_one_at_least_and_may_be_more_than_all(kind, engine):
+def test_k_is_at_least_one_and_may_exceed_the_corpus(kind, engine):
     for k in (0, -1):
-        with pytest.raises(RetrievalError, match=f"k is {k}; ask for one"):
+        with pytest.raises(RetrievalError, match=f"k is {k}; "):
             engine.search(["cat"], k)
     (ranking,) = engine.search(["a town by the river"], 10**6)
     assert len(ranking) == (60 if kind in LEXICAL else len(ANIMALS))
 
 
-def test_a_batch_is_answered_as_threads_ask_its_queries_alone_and_a_smaller_k_is_a_prefix(engine):
+def test_batches_threads_and_smaller_k_agree(engine):
     queries = [f"town {i} river" for i in range(12)] + ["cat", "the dog barks at a postman and a cat on a mat"]
     with ThreadPoolExecutor(4) as pool:
-        alone = [found[0] for found in pool.map(lambda query: engine.search([query], 8), queries)]
+        alone = [passage[0] for passage in pool.map(lambda query: engine.search([query], 8), queries)]
     batch, shorter = engine.search(queries, 8), engine.search(queries, 3)
 
     def ids(rankings, k=8):
-        return [[found.doc_id for found in ranking[:k]] for ranking in rankings]
+        return [[passage.doc_id for passage in ranking[:k]] for ranking in rankings]
 
     assert ids(batch) == ids(alone)
     assert ids(batch, 3) == ids(shorter)
     for ranking, single in zip(batch, alone, strict=True):
-        assert [found.score for found in ranking] == pytest.approx([found.score for found in single], abs=2e-6)
+        assert [passage.score for passage in ranking] == pytest.approx([passage.score for passage in single], abs=2e-6)
 
 
 def test_a_named_index_of_another_corpus_is_refused(kind, built, folder):
@@ -136,8 +136,8 @@ def test_a_named_index_of_another_corpus_is_refused(kind, built, folder):
         load_retriever(settings(kind, folder, index=str(built)), other, folder / "unused")
 
 
-def test_its_files_are_sound_and_a_changed_one_is_found(kind, copy):
-    if kind == "hybrid":  # whose files are those of its two
+def test_a_changed_file_is_detected(kind, copy):
+    if kind == "hybrid":  # its files are those of its parts
         copy = copy / "first"
     manifest = read_manifest(copy)
     assert check_files(manifest, copy, content=True) == []
@@ -145,7 +145,7 @@ def test_its_files_are_sound_and_a_changed_one_is_found(kind, copy):
     content = bytearray((copy / largest).read_bytes())
     content[len(content) // 2] ^= 255
     (copy / largest).write_bytes(content)
-    assert check_files(manifest, copy, content=True) == [f"{largest} is not what was written: its digest differs"]
+    assert check_files(manifest, copy, content=True) == [f"{largest} has changed: its digest differs"]
     (copy / largest).write_bytes(content[:10])
     with pytest.raises(RetrievalError, match=r"is broken \(.* has 10 bytes"):
         open_index(copy)
@@ -154,17 +154,17 @@ def test_its_files_are_sound_and_a_changed_one_is_found(kind, copy):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"documents": 3}, r"says 3 documents, and 65 are stored|not fit its two"),
+        ({"documents": 3}, r"documents: 3, but 65 are stored|not fit its indexes"),
         ({"documents": "65"}, "documents: input should be a valid integer"),
-        ({"corpus": "0" * 32}, r"digest is not that|not fit its two"),
-        ({"digest": "0" * 32}, r"its digest is not that|not fit its two"),
-        ({"settings": {}}, r"settings|not fit its two"),
+        ({"corpus": "0" * 32}, r"digest|not fit its indexes"),
+        ({"digest": "0" * 32}, r"digest|not fit its indexes"),
+        ({"settings": {}}, r"settings|not fit its indexes"),
         ({"settings": []}, "settings: input should be a"),
-        ({"settings": ...}, r"settings|not fit its two"),  # one more
+        ({"settings": ...}, r"settings|not fit its indexes"),  # one more
     ],
     ids=str,
 )
-def test_a_manifest_that_does_not_fit_its_index_is_refused(copy, change, match):
+def test_a_mismatched_manifest_is_refused(copy, change, match):
     for path in copy.rglob("manifest.json"):  # those of the parts of a hybrid too
         before = path.read_text()
         values = json.loads(before)
@@ -183,9 +183,9 @@ def test_a_named_index_with_other_settings_is_refused(folder, tmp_path):
         load_retriever(settings("bm25", folder, index=index, k1=1.2), ANIMALS, folder)
 
 
-def test_a_directory_that_is_no_index_is_not_overwritten(folder, tmp_path):
+def test_other_directories_are_not_overwritten(folder, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(RetrievalError, match="is no index"):
+    with pytest.raises(RetrievalError, match="is not an index"):
         load_retriever(settings("bm25", folder, index=str(tmp_path)), ANIMALS, folder)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
@@ -203,7 +203,7 @@ load.load_retriever(settings(kind, Path(folder), index=directory), ANIMALS, Path
 
 
 @pytest.mark.parametrize("kind", ["bm25", "tantivy", "dense", pytest.param("chroma", marks=pytest.mark.slow), "hybrid"])
-def test_a_killed_build_is_noticed_and_the_next_one_finishes_it(kind, folder, tmp_path):
+def test_a_killed_build_is_detected_and_finished(kind, folder, tmp_path):
     directory = tmp_path / "index"
     wanted = settings(kind, folder, index=str(directory))  # skips where a package is absent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -212,7 +212,7 @@ def test_a_killed_build_is_noticed_and_the_next_one_finishes_it(kind, folder, tm
     if kind != "hybrid":
         assert is_incomplete(directory)
         assert not directory.exists()
-    with pytest.raises(RetrievalError, match=r"its build was stopped before its end|is no index"):
+    with pytest.raises(RetrievalError, match=r"its build was stopped before its end|is not an index"):
         open_index(directory)
     load_retriever(wanted, ANIMALS, folder)
     assert open_index(directory).search(["cat"], 1)[0][0].doc_id == "cat"
@@ -234,7 +234,7 @@ class ToyIndex(BM25Index):
         return cls(ToySettings(**{name: value for name, value in manifest.settings.items() if name != "method"}))
 
 
-def test_a_kind_is_a_class_of_settings_an_engine_and_a_line(tmp_path, monkeypatch):
+def test_a_new_kind_is_a_settings_class_an_engine_and_a_line(tmp_path, monkeypatch):
     monkeypatch.setitem(ENGINES, "toy", EngineKind(ToySettings, "toys:ToyIndex", "index"))
     monkeypatch.setitem(sys.modules, "leret.retrieval.toys", sys.modules[__name__])
     recipe = tmp_path / "toy.yaml"
@@ -257,19 +257,19 @@ def test_a_kind_is_a_class_of_settings_an_engine_and_a_line(tmp_path, monkeypatc
         load_retriever(ToySettings(index=toy.index), ANIMALS, tmp_path)
 
 
-def test_a_hybrid_shares_the_index_that_its_engine_names(tmp_path):
-    own = BM25Settings(index=str(tmp_path / "shared"))
-    alone = load_retriever(own, ANIMALS, tmp_path)
-    both = HybridSettings(engines=(own, BM25Settings(k1=0.9)), index=str(tmp_path / "both"))
-    found = load_retriever(both, ANIMALS, tmp_path).search(["cat on a mat"], 2)
-    assert found[0][0].doc_id == alone.search(["cat on a mat"], 1)[0][0].doc_id
+def test_a_hybrid_uses_the_index_of_its_engine(tmp_path):
+    first = BM25Settings(index=str(tmp_path / "shared"))
+    alone = load_retriever(first, ANIMALS, tmp_path)
+    both = HybridSettings(engines=(first, BM25Settings(k1=0.9)), index=str(tmp_path / "both"))
+    rankings = load_retriever(both, ANIMALS, tmp_path).search(["cat on a mat"], 2)
+    assert rankings[0][0].doc_id == alone.search(["cat on a mat"], 1)[0][0].doc_id
     assert {path.name for path in (tmp_path / "both").iterdir() if path.suffix != ".lock"} == {
         "manifest.json",
         "second",
     }
-    assert open_index(tmp_path / "both").search(["cat on a mat"], 2) == found
+    assert open_index(tmp_path / "both").search(["cat on a mat"], 2) == rankings
     manifest = tmp_path / "both" / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "places": {}}))
-    for opened in (open_index, check_index):
+    for opener in (open_index, check_index):
         with pytest.raises(RetrievalError, match=r"not the settings of an index of kind hybrid.*build the index again"):
-            opened(tmp_path / "both")
+            opener(tmp_path / "both")

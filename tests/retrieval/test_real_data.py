@@ -1,4 +1,4 @@
-"""Every engine on HotpotQA's own documents: what it finds, and that its run file is measured as leret rewards it."""
+"""All engines on HotpotQA's documents: their recall, and the measures of their run files."""
 
 from functools import partial
 from urllib.parse import unquote
@@ -6,7 +6,7 @@ from urllib.parse import unquote
 import ir_measures
 import pytest
 
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import load
 from leret.evaluation.results import write_qrels, write_run
@@ -29,10 +29,10 @@ LEAST = {"bm25": 0.85, "tantivy": 0.85, "dense": 0.85, "hybrid": 0.9}
 
 @pytest.fixture(scope="module")
 def data(shared_data):
-    """Questions whose gold is among the first documents that are gold for any."""
+    """Return documents that are gold for some question, and the questions with all gold among them."""
     folder = shared_data / "hotpotqa"
     paths = {"questions": str(folder / "queries_all.jsonl.gz"), "corpus": str(folder / "corpus.jsonl.gz")}
-    whole = load(DataSettings(**paths, split="all"))
+    whole = load(FileSettings(**paths, split="all"))
     gold = list(dict.fromkeys(doc_id for question in whole.tasks for doc_id in question.gold))[:N_DOCUMENTS]
     questions = [question for question in whole.tasks if set(gold).issuperset(question.gold)][:N_QUESTIONS]
     return Corpus(whole.corpus[doc_id] for doc_id in gold), questions
@@ -42,13 +42,13 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("dense", "hybrid
 
 
 @pytest.mark.parametrize("kind", ["bm25", "tantivy", *SLOW, COLBERT])
-def test_a_run_file_is_measured_as_it_is_rewarded(kind, data, tmp_path):
+def test_ir_measures_of_a_run_file_equal_the_rewards(kind, data, tmp_path):
     corpus, questions = data
     rankings = load_retriever(settings(kind, tmp_path), corpus, tmp_path / "cache").search(
         [question.text for question in questions], DEPTH
     )
     rows = [
-        (question.id, [found.doc_id for found in ranking], [found.score for found in ranking])
+        (question.id, [passage.doc_id for passage in ranking], [passage.score for passage in ranking])
         for question, ranking in zip(questions, rankings, strict=True)
     ]
     write_run(tmp_path / "run.trec", kind, rows)
@@ -61,5 +61,5 @@ def test_a_run_file_is_measured_as_it_is_rewarded(kind, data, tmp_path):
         for question, (_, ids, _) in zip(questions, rows, strict=True)
         for measure, ours in OURS.items()
     }
-    found = [theirs[question.id, ir_measures.R @ 10] for question in questions]
-    assert sum(found) / len(found) >= LEAST.get(kind, 0.0)
+    recalls = [theirs[question.id, ir_measures.R @ 10] for question in questions]
+    assert sum(recalls) / len(recalls) >= LEAST.get(kind, 0.0)

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.config.load import load_recipe
 from leret.config.retriever import BM25Settings, PubMedSettings, RemoteSettings
 from leret.config.sampling import SamplingRecipe
@@ -33,7 +33,7 @@ def place(tmp_path):
 
 @pytest.fixture
 def index(place):
-    data = DataSettings(questions=str(place / "corpus.jsonl"), corpus=str(place / "corpus.jsonl"))
+    data = FileSettings(questions=str(place / "corpus.jsonl"), corpus=str(place / "corpus.jsonl"))
     BM25.build(load_corpus(data), place / "index", stopwords=None)
     return place / "index"
 
@@ -72,7 +72,7 @@ class OnProgress(Silent):
 
 
 @pytest.mark.parametrize("protocol", ["leret", "colbert", "colbert-get", "retrieve"])
-def test_a_url_of_no_retriever_is_told_before_an_lm_is_asked(protocol, place):
+def test_a_wrong_url_stops_a_run_before_its_first_lm_call(protocol, place):
     policy = FakePolicy()
     with policy_is(policy), loopback(Reply("<html>It works!</html>")) as server:
         settings = RemoteSettings(urls=(server.url,), protocol=protocol, retry_for_s=60)
@@ -81,14 +81,14 @@ def test_a_url_of_no_retriever_is_told_before_an_lm_is_asked(protocol, place):
     assert not policy.requests
 
 
-def test_a_server_that_is_being_started_is_waited_for_when_a_run_opens_it(place):
+def test_a_starting_server_is_waited_for(place):
     replies = iter([Reply("starting", 503), Reply({"topk": [{"pid": "1", "text": "T | x", "score": 1.0}]})])
     with loopback(lambda _: next(replies)) as server:
         load_retriever(RemoteSettings(urls=(server.url,), protocol="colbert", retry_for_s=60), None, place)
     assert len(server.asked) == 2
 
 
-def test_a_killed_server_is_waited_for_and_changes_nothing(place, index, undisturbed):
+def test_a_restarted_server_changes_no_sample(place, index, undisturbed):
     with ExitStack() as stack:
         url, process = stack.enter_context(served(index))
 
@@ -109,7 +109,7 @@ def test_a_killed_server_is_waited_for_and_changes_nothing(place, index, undistu
     assert samples_of(place / "run") == undisturbed
 
 
-def test_a_server_that_stays_away_is_recorded_and_the_same_command_goes_on(place, index, undisturbed):
+def test_a_run_resumes_after_a_retrieval_outage(place, index, undisturbed):
     with served(index) as (url, process), pytest.raises(RetrievalError) as caught:
         sampled(remote(url, 0.2), place / "run", OnProgress(5, process.kill))
     assert caught.value.exit_code == 1
@@ -128,7 +128,7 @@ def site(asked):
     return efetch(article(i, f"about {WORDS[int(i) - 1]}") for i in asked.params["id"].split(","))
 
 
-def test_a_run_over_pubmed_needs_no_corpus_and_replays_without_a_network(place, monkeypatch):
+def test_a_pubmed_run_replays_from_the_cache(place, monkeypatch):
     rows = [
         {"id": f"q{i}", "question": f"articles on {w}", "relevant_doc_ids": [str(i + 1)]} for i, w in enumerate(WORDS)
     ]
@@ -150,10 +150,10 @@ def test_a_run_over_pubmed_needs_no_corpus_and_replays_without_a_network(place, 
         ("{kind: pubmed, max_date: soon}", "should match pattern"),
         ("{kind: clinicaltrials, max_date: 2001/05/01}", "should match pattern"),
         ("{kind: pubmed, emial: x}", "did you mean retriever.email"),
-        ("{kind: hybrid, engines: [{kind: bm25, k: 9}, {kind: bm25}]}", "k is of the whole retriever"),
+        ("{kind: hybrid, engines: [{kind: bm25, k: 9}, {kind: bm25}]}", "k belongs to the whole retriever"),
     ],
 )
-def test_mistakes_in_a_recipe_are_told_with_their_place(tmp_path, retriever, says):
+def test_recipe_errors_have_a_place(tmp_path, retriever, says):
     path = tmp_path / "recipe.yaml"
     path.write_text(f"data: {{kind: world}}\nretriever: {retriever}\n")
     with pytest.raises(ConfigError, match=rf"recipe\.yaml:2.*{says}"):

@@ -1,4 +1,4 @@
-"""Functions of the user's own: their modules, and what names them."""
+"""Users' functions: their modules and digests."""
 
 import hashlib
 from types import SimpleNamespace
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from leret.core.stages import source_files
-from leret.rewards import reward
+from leret.rewards import scoring
 from leret.rewards.functions import load_function, source_digest, sources_digest
 
 FILES = {
@@ -34,14 +34,14 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_the_imports_of_a_file_are_found_without_running_it(folder):
+def test_imports_are_listed_without_running_the_file(folder):
     found = source_files(folder / "reward.py")
     assert found[0] == folder / "reward.py"
     assert [path.relative_to(folder).as_posix() for path in found[1:]] == sorted(IMPORTED)
 
 
 @pytest.mark.parametrize("name", ["reward.py", *sorted(IMPORTED)])
-def test_a_change_in_what_is_imported_is_another_digest(folder, name):
+def test_changed_import_changes_the_digest(folder, name):
     function = f"{folder}/reward.py:own"
     before = source_digest(function), sources_digest(["recall", function])
     (folder / "unrelated.py").write_text("changed = 1\n")
@@ -52,7 +52,7 @@ def test_a_change_in_what_is_imported_is_another_digest(folder, name):
     assert sources_digest([function]) != before[1]
 
 
-def test_a_file_alone_keeps_the_digest_of_its_bytes(tmp_path):
+def test_digest_of_a_single_file_is_that_of_its_bytes(tmp_path):
     path = tmp_path / "alone.py"
     path.write_text("import json\nfrom leret.core import types\nimport numpy\n\ndef own(o):\n    return 1\n")
     assert source_digest(f"{path}:own") == hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
@@ -60,7 +60,7 @@ def test_a_file_alone_keeps_the_digest_of_its_bytes(tmp_path):
     assert sources_digest(["recall", "ap@3"]) is None
 
 
-def test_a_module_of_a_package_is_followed_from_its_top(tmp_path):
+def test_modules_of_a_package_are_followed(tmp_path):
     (tmp_path / "top/low").mkdir(parents=True)
     for name in ("top/__init__.py", "top/low/__init__.py", "top/other.py"):
         (tmp_path / name).write_text("")
@@ -70,14 +70,14 @@ def test_a_module_of_a_package_is_followed_from_its_top(tmp_path):
 
 
 @pytest.mark.parametrize("by", ["file", "name"])
-def test_a_changed_module_is_imported_again(tmp_path, monkeypatch, by):
+def test_changed_module_is_imported_again(tmp_path, monkeypatch, by):
     monkeypatch.syspath_prepend(str(tmp_path))
     near, path = tmp_path / f"near_{by}.py", tmp_path / f"own_{by}.py"
     near.write_text("VALUE = 1.0\n")
     path.write_text(f"import near_{by} as near\n\n\ndef own(outcome):\n    return near.VALUE\n")
     name = f"{path}:own" if by == "file" else "own_name:own"
     outcome = SimpleNamespace(task=SimpleNamespace(id="first"))
-    assert reward(name)(outcome) == 1.0
+    assert scoring(name)(outcome) == 1.0
     assert load_function(name) is load_function(name)
     near.write_text("VALUE = 25.0\n")
-    assert reward(name)(outcome) == 25.0
+    assert scoring(name)(outcome) == 25.0

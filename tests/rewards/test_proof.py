@@ -1,14 +1,14 @@
-"""`leret rewards test`: a reward that is not at its maximum on the gold outcome is found."""
+"""`leret rewards test` finds rewards below their maximum on the gold outcome."""
 
 import pytest
 
 from leret.config.sampling import RewardSettings
-from leret.rewards import REWARDS, Scoring, answers, scoring
+from leret.rewards import REWARDS, answers, scoring
 from leret.rewards.proof import prove
 
 
 @pytest.mark.parametrize("name", [name for name in REWARDS if name != "similarity"])
-def test_every_reward_is_at_its_maximum_on_the_gold_outcome(name):
+def test_rewards_are_at_their_maximum_on_the_gold_outcome(name):
     proof = prove(name, scoring(name))
     assert proof.faults == ()
     assert proof.gold == {"deepretrieval": 5, "steps": 0}.get(name, 1)
@@ -23,12 +23,12 @@ def test_similarity_is_at_its_maximum_on_the_gold_outcome(monkeypatch):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (lambda outcome: 1.0, "worth no less"),
+        (lambda outcome: 1.0, "gets no less"),
         (lambda outcome: -float(bool(outcome.outputs)), "nothing parsed"),
-        (lambda outcome: float(outcome.n_steps), "six LM calls is worth 6"),
+        (lambda outcome: float(outcome.n_steps), "six LM calls gets 6"),
         (lambda outcome: None, "no value for the gold outcome"),
     ],
 )
-def test_a_reward_that_prefers_something_else_is_found(function, says):
-    faults = prove("own", Scoring({"own": function}, (1.0,))).faults
+def test_reward_with_another_preference_is_found(function, says):
+    faults = prove("own", scoring(function)).faults
     assert any(says in fault for fault in faults)

@@ -1,4 +1,4 @@
-"""Measures of a ranking, by hand and against ir_measures; their names, cut-offs, and what adds a kind."""
+"""Measures of a ranking by hand and against ir_measures; names, cut-offs, and a new reward."""
 
 import random
 
@@ -9,7 +9,7 @@ from leret import rewards
 from leret.core.errors import ConfigError
 from leret.core.types import Hop, Outcome, Passage, Rollout, Task
 from leret.evaluation.measures import Scorer, all_measures
-from leret.rewards import REWARDS, ranking, reward
+from leret.rewards import REWARDS, ranking, scoring
 
 RANKING = [name for name in REWARDS if hasattr(ranking, name)]
 
@@ -19,7 +19,7 @@ def passages(doc_ids):
 
 
 def outcome(doc_ids, gold):
-    task = Task.question("q", "?", gold=tuple(gold), relevance=gold if isinstance(gold, dict) else None)
+    task = Task.question("q", "?", gold=tuple(gold), relevance=gold if isinstance(gold, dict) else {})
     return Outcome(task, ranking=passages(doc_ids))
 
 
@@ -35,10 +35,10 @@ def outcome(doc_ids, gold):
     ],
 )
 def test_by_hand(doc_ids, by_hand):
-    assert {name: reward(name)(outcome(doc_ids, "ab")) for name in by_hand} == pytest.approx(by_hand)
+    assert {name: scoring(name)(outcome(doc_ids, "ab")) for name in by_hand} == pytest.approx(by_hand)
 
 
-def test_no_gold_is_no_value():
+def test_ranking_without_gold_has_no_value():
     for name in RANKING:
         assert REWARDS[name](outcome("a", ())) is None
         with pytest.raises(ValueError, match="without gold"):
@@ -49,7 +49,7 @@ ORACLES = {"ap": "AP", "recall": "R", "rr": "RR", "ndcg": "nDCG", "success": "Su
 
 
 @pytest.mark.parametrize("name", ["ap", "ap@3", "recall@3", "rr", "ndcg", "ndcg@4", "success@2"])
-def test_equal_to_ir_measures_on_random_rankings(name):
+def test_measures_equal_ir_measures_on_random_rankings(name):
     base, at, k = name.partition("@")
     oracle, rng = ir_measures.parse_measure(ORACLES[base] + at + k), random.Random(0)
     for _ in range(60):
@@ -58,7 +58,7 @@ def test_equal_to_ir_measures_on_random_rankings(name):
         run = [ir_measures.ScoredDoc("q", doc, -float(rank)) for rank, doc in enumerate(found)]
         qrels = [ir_measures.Qrel("q", doc, grade) for doc, grade in gold.items()]
         [expected] = ir_measures.iter_calc([oracle], qrels, run)
-        assert reward(name)(outcome(found, gold)) == pytest.approx(expected.value)
+        assert scoring(name)(outcome(found, gold)) == pytest.approx(expected.value)
 
 
 def length(outcome):
@@ -73,10 +73,10 @@ def test_a_reward_is_one_function_and_one_line(monkeypatch):
     found, nothing = Scorer(all_measures(["length"]), [task], {}).rows(Rollout("q", tuple(hops), True))
     assert (found.measures["length"], "length" in nothing.measures) == (-7.5, False)
     with pytest.raises(ConfigError, match="length@3"):
-        reward("length@3")  # it takes no cut-off
+        scoring("length@3")  # it takes no cut-off
 
 
 @pytest.mark.parametrize("name", ["map", "recall@", "recall@0", "recall@x", "@3", "recall@²", "recall@٣"])
-def test_an_unknown_name_is_refused_with_those_there_are(name):
+def test_unknown_name_is_refused_with_the_available_ones(name):
     with pytest.raises(ConfigError, match=r"sampling.reward: unknown measure .*available: recall, ap"):
-        reward(name, "sampling.reward")
+        scoring(name, "sampling.reward")

@@ -6,7 +6,7 @@ import pytest
 
 from leret.core.errors import RunError
 from leret.core.runs import Run
-from leret.rewards.combine import MIXERS, OF_GROUP, mix
+from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
 from leret.sampling.stage import sample
 from tests.sampling.fakes import FakePolicy, content, policy_is, preferences, recipe_of
 
@@ -37,7 +37,7 @@ def test_a_sample_keeps_its_parts_and_gets_what_the_mixer_makes_of_its_state(tmp
         assert [sample.reward for sample in group.samples] == pytest.approx(expected.tolist(), abs=1e-12)
 
 
-@pytest.mark.parametrize("mixer", sorted(OF_GROUP))
+@pytest.mark.parametrize("mixer", sorted(GROUP_MIXERS))
 def test_a_run_that_met_outages_ends_with_the_rewards_of_one_that_did_not(tmp_path, made, mixer):
     recipe = {"reward": {"parts": PARTS, "mixer": mixer}, "prompts": 3, "samples": 2, "max_error_rate": 1.0}
     bank = {"train_questions": 4, "dev_questions": 4, "candidates": 3, "max_demos": 1}

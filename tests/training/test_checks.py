@@ -99,7 +99,7 @@ def original(tmp_path_factory):
 
 
 def change_program(run, **keys):
-    section = run.manifest()["sampling"]
+    section = run.manifest.sampling
     section["program"] |= keys
     run.update(sampling=section)
 
@@ -139,7 +139,7 @@ def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
             encoded = encoder.encode([TrainingExample("q", request.messages, tuple(one.text for one in pair))])
             row = {name: values[0] for name, values in preference_rows(encoded).items()}
             batch = collate_pairs([row], encoder.tokenizer.pad_token_id, sequence=False)
-            prompt = list(policy._encoder.encode(request.messages).token_ids)
+            prompt = list(policy.model.encode(request.messages).token_ids)
             assert len(prompt) == pair[0].n_prompt_tokens
             for place, completion in enumerate(pair):
                 if completion.finish_reason == "stop":  # to one cut off training adds the end
@@ -200,7 +200,7 @@ def test_a_tokenizer_that_encodes_prompts_in_two_ways_is_refused(original, encod
 def test_a_program_is_opened_again_only_where_it_or_a_version_has_changed(run, encoder, monkeypatch):
     monkeypatch.setattr(Environment, "open", lambda run: pytest.fail("opened"))
     check(run, encoder)
-    run.update(versions={**run.manifest()["versions"], "dspy": "0"})
+    run.update(versions={**run.manifest.versions, "dspy": "0"})
     with pytest.raises(pytest.fail.Exception, match="opened"):
         check(run, encoder)
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from leret.config.training import LoraSettings
 from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError, TrainingError
-from leret.policies.checkpoints import load_model, load_weights
+from leret.policies.local.model import load_model, load_weights
 from leret.policies.serving.model import write_merged
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.base import completion_logps
@@ -110,7 +110,7 @@ def test_a_merged_adapter_gives_the_adapters_logits_without_peft(adapted, tmp_pa
     assert not any("adapter" in name for name in files)
     given = torch.arange(8, 40)[None]
     merged, expected = (
-        load_model(path, device="cpu", dtype="float32")[0](input_ids=given).logits
+        load_model(path, device="cpu", dtype="float32").network(input_ids=given).logits
         for path in (tmp_path / "deep/merged", sft.path)
     )
     assert torch.allclose(merged, expected, atol=1e-5)
@@ -176,13 +176,13 @@ def test_an_adapter_of_another_shape_is_refused(adapted):
 @pytest.mark.parametrize(
     ("policy", "error", "says"),
     [
-        ({"kind": "local", "model": "/gone"}, PolicyError, "gone is no longer there; give a directory"),
+        ({"kind": "local", "model": "/gone"}, PolicyError, "gone is gone; give a directory"),
         ({"kind": "openai", "model": "big"}, PolicyError, "sampled from 'big' on a server, .* give their directory"),
     ],
     ids=["lost", "served"],
 )
 def test_a_base_without_weights_here_asks_for_a_directory(run, policy, error, says):
-    run.update(sampling={**run.manifest()["sampling"], "policy": policy})
+    run.update(sampling={**run.manifest.sampling, "policy": policy})
     with pytest.raises(error, match=says):
         train(SFT, run)
     for name in ("demo", "agent"):

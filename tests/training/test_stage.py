@@ -25,7 +25,7 @@ def record(run, name):
     return json.loads((run.policies / name / "training.json").read_text())
 
 
-def test_sft_then_ipo_lower_their_losses_and_leave_policies_without_pickles(run):
+def test_sft_then_ipo_lower_their_losses_and_leave_policies_without_pickles(run, capfd):
     told, shown = estimate(SFT, run), Stopper()
     assert (told.examples, told.steps, told.done, told.resumes_at) == (24, 6, False, 0)
     sft = train(SFT, run, progress=shown)
@@ -34,6 +34,7 @@ def test_sft_then_ipo_lower_their_losses_and_leave_policies_without_pickles(run)
     assert (shown.started, shown.done) == ([("train sft", 6)], 6)
     assert shown.facts["loss"] == pytest.approx(sft.loss_last, rel=0.5)
     ipo = train(IPO, run)
+    assert "it/s" not in capfd.readouterr().err, "a progress bar of TRL"
     # adjacent pairs: two a state, 48 pairs, 4 epochs of 6 batches, on top of sft's steps
     assert (ipo.examples, ipo.steps, ipo.total_steps) == (48, 24, 30)
     assert ipo.loss_first == pytest.approx(100.0), "1 / (4 beta^2) while the policy is its own reference"
@@ -46,7 +47,7 @@ def test_sft_then_ipo_lower_their_losses_and_leave_policies_without_pickles(run)
     log = record(run, "ipo")["log_history"]
     assert {"loss", "grad_norm", "rewards/margins", "rewards/accuracies", "step"} <= set(log[0])
     assert [record(run, name)["parent"] for name in ("sft", "ipo", "dpo")] == ["base", "sft", "base"]
-    assert run.manifest()["training"]["ipo"]["recipe"]["reduction"] == "sequence"
+    assert run.manifest.training["ipo"]["recipe"]["reduction"] == "sequence"
     assert next(event for event in run.events() if event["event"] == "done")["policy"] == "sft"
     # A control takes as many steps as the two together.
     more = train(changed(SFT, name="sft-more", match_steps_of="ipo"), run)

@@ -139,7 +139,7 @@ def test_a_split_without_tasks_is_refused_with_what_to_do(world, monkeypatch):
     def none(self, split=None, limit=None, check=True):
         raise DataError(f"no question in split {split}")
 
-    monkeypatch.setattr(Environment, "questions", none)
+    monkeypatch.setattr(Environment, "tasks", none)
     with pytest.raises(TrainingError, match=r"eval_split: no question in split dev; set eval_split: train"):
         open_validation(SFTRecipe(eval_steps=5), world, ())
 

@@ -1,4 +1,4 @@
-"""The kinds of `data`: one reader each. A new kind is a file here and a line in `READERS`."""
+"""The readers of the kinds of `data`. A new kind is a file here and a line in `READERS`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ READERS: dict[str, Reader] = {
     "episodes": EPISODES,
     "world": WorldReader(),
 }
-"""In the order in which `detect_kind` asks them: 2WikiMultihopQA's records have HotpotQA's fields too."""
+"""Readers by kind, in the order of `detect_kind`: 2WikiMultihopQA's records also have HotpotQA's fields."""
 
 
 def reader_of(kind: str) -> Reader:
-    """The reader of a kind."""
+    """Return the reader of a kind."""
     if kind not in READERS:
         raise DataError(f"unknown kind {kind!r} of data; available: {', '.join(READERS)}")
     return READERS[kind]
 
 
 def detect_kind(path: str) -> str:
-    """The kind that reads a source of tasks, told by its first record; jsonl tells best what is wrong with others."""
+    """Return the kind of a source of tasks by its first record; jsonl if none fits, for its error messages."""
     if path.startswith(HUB):
         return "jsonl"
     if Path(path).is_dir():

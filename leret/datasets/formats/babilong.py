@@ -1,14 +1,14 @@
-"""BABILong: the stories of bAbI, their sentences spread among those of books.
+"""BABILong: bAbI's stories with their sentences spread among sentences of books.
 
-The question file is bAbI's own text (``1 Mary moved to the bathroom.``; a question with tabs before answer and
-supporting lines), or JSON lines with ``story``, ``question``, ``answer``, ``support`` (places in the story, from 0). A
-task's inputs are ``question`` and ``chunks``, the sentences in order; its gold ids are the places of the supporting
-ones, as text.
+The question file is bAbI's text (``1 Mary moved to the bathroom.``; questions with tabs before answer and supporting
+lines), or JSON lines with ``story``, ``question``, ``answer``, ``support`` (places in the story, from 0). A task's
+inputs are ``question`` and ``chunks``, the sentences in order; its gold ids are the places of the supporting sentences,
+as text.
 
-``data.sentences`` are what a task has in all: the facts keep their order at places drawn at random, and between them
-stand sentences of ``data.noise`` that follow one another in the book, from a random one on (after the last, the first).
-Of several lengths each task draws one. All draws follow from ``data.noise_seed`` and the task's id. bAbI's text has no
-splits: a story goes by the hash of its first two sentences, so that no story stands in two of them.
+A task has ``data.sentences`` in all: the facts, in order at random places, and between them consecutive sentences of
+``data.noise`` from a random start (cyclic). With several lengths, each task draws one. All draws depend on
+``data.noise_seed`` and the task's id. bAbI's text has no splits, so the hash of its first two sentences decides the
+split of a story.
 
 Source: BABILong (arXiv 2406.10149); bAbI (arXiv 1502.05698).
 """
@@ -24,17 +24,17 @@ from hashlib import blake2b
 from itertools import cycle, islice
 from pathlib import Path
 
-from leret.config.data import DataSettings
+from leret.config.data import BabilongSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Json, Task, digest
 from leret.datasets.formats.base import Fields, optional_text, text, wrong
-from leret.datasets.records import BadRecord, Problems, Record, lines, opened, records
+from leret.datasets.records import BadRecord, Problems, Record, lines, open_compressed, records
 from leret.datasets.splits import rank_of, split_of
 
 _CHUNK_LISTS = 256
-"""Tasks whose chunks are kept in memory; the others make them again."""
+"""Number of tasks with chunks in memory; others build them again."""
 _LEAST_WORDS = 4
-"""Of a sentence of a book: less is a heading, or an exclamation."""
+"""Least words of a sentence of a book; shorter ones are headings or exclamations."""
 _ENDS = r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)]))(?<!\bMr\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bMrs\.)"
 _BETWEEN = re.compile(_ENDS + r"\s+(?=[\"'“‘(]?[A-Z])")
 _GUTENBERG = re.compile(r"\A.*?\*\*\* ?START OF.*?\*\*\*|\*\*\* ?END OF.*\Z", re.DOTALL)
@@ -42,7 +42,7 @@ _GUTENBERG = re.compile(r"\A.*?\*\*\* ?START OF.*?\*\*\*|\*\*\* ?END OF.*\Z", re
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """Sentences of books, in order; ``name`` is a digest of them."""
+    """Sentences of books, in order; ``name`` is their digest."""
 
     sentences: tuple[str, ...]
     name: str
@@ -50,12 +50,12 @@ class Noise:
 
 @dataclass(frozen=True, eq=False)
 class Inputs(Mapping[str, Json]):
-    """``question`` and ``chunks`` of a task; the chunks are made when they are asked for.
+    """``question`` and ``chunks`` of a task; the chunks are built on access.
 
     Attributes:
-        places: of the story's sentences among the chunks, growing.
-        n: chunks.
-        start: the sentence of the book that is the first noise.
+        places: of the story's sentences among the chunks, ascending.
+        n: number of chunks.
+        start: index of the first sentence of noise in the book.
     """
 
     question: str
@@ -67,17 +67,17 @@ class Inputs(Mapping[str, Json]):
 
     @property
     def text(self) -> str:
-        """Names the inputs without making them: see `Task.text`."""
-        told = (
-            f"{self.n - len(self.story)} sentences of {self.noise.name[:8]} from {self.start}, facts at {self.places}"
-        )
-        return f"{' '.join(self.story)} {self.question} ({told})"
+        """Text that identifies the inputs without building the chunks; see `Task.text`."""
+        n_noise = self.n - len(self.story)
+        filling = f"{n_noise} sentences of {self.noise.name[:8]} from {self.start}, facts at {self.places}"
+        return f"{' '.join(self.story)} {self.question} ({filling})"
 
     def __getitem__(self, name: str) -> Json:
-        if name not in ("question", "chunks"):
-            raise KeyError(name)
-        own = (self.story, self.places, self.n, self.noise, self.start)
-        return self.question if name == "question" else _chunks(*own)
+        if name == "question":
+            return self.question
+        if name == "chunks":
+            return _chunks(self.story, self.places, self.n, self.noise, self.start)
+        raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(("question", "chunks"))
@@ -94,7 +94,7 @@ def _chunks(story: tuple[str, ...], places: tuple[int, ...], n: int, noise: Nois
 
 
 class BabilongReader:
-    """Reads stories, and the books of ``data.noise``."""
+    """The reader of stories and of the books of ``data.noise``."""
 
     brings_documents = False
     repeats_documents = False
@@ -102,9 +102,9 @@ class BabilongReader:
     def fits(self, record: Fields) -> bool:
         return "story" in record
 
-    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        noise, path = read_noise(data.noise), Path(str(data.questions))
-        with opened(path) as file:
+    def tasks(self, data: BabilongSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+        noise, path = read_noise(data.noise), Path(data.questions)
+        with open_compressed(path) as file:
             is_json = file.peek(1)[:1] in (b"{", b"[")
         for record in records(path, problems) if is_json else babi_records(path, problems):
             try:
@@ -115,12 +115,12 @@ class BabilongReader:
                 if task is not None:
                     yield record, task
 
-    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        raise DataError("kind babilong has no documents: the chunks of a task are its inputs; leave out data.corpus")
+    def documents(self, data: BabilongSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+        raise DataError("kind babilong has no documents, its chunks are inputs; remove data.corpus")
 
 
-def _task(value: Fields, data: DataSettings, noise: Noise) -> Task | None:
-    """A story's question; None where the story is longer than wanted."""
+def _task(value: Fields, data: BabilongSettings, noise: Noise) -> Task | None:
+    """Build the task of a story's question; None if the story is longer than ``data.facts``."""
     story, support = value.get("story"), value.get("support")
     if not isinstance(story, list) or not story or not all(isinstance(s, str) and s.strip() for s in story):
         raise wrong("story", story, "a list of sentences")
@@ -139,16 +139,16 @@ def _task(value: Fields, data: DataSettings, noise: Noise) -> Task | None:
 
 
 def read_noise(paths: tuple[str, ...]) -> Noise:
-    """The sentences of text files, one after the other; of one of Project Gutenberg, without its licence."""
-    name, found = blake2b(digest_size=16), list[str]()
+    """Read the sentences of text files, without the licence of Project Gutenberg."""
+    name, sentences = blake2b(digest_size=16), list[str]()
     for path in paths:
-        with opened(Path(path)) as file:
+        with open_compressed(Path(path)) as file:
             content = file.read()
         name.update(content)
-        found += _sentences(_GUTENBERG.sub("", content.decode("utf-8", "replace")))
-    if paths and not found:
+        sentences += _sentences(_GUTENBERG.sub("", content.decode("utf-8", "replace")))
+    if paths and not sentences:
         raise DataError(f"data.noise: {', '.join(paths)} have no sentence of {_LEAST_WORDS} words; name a book")
-    return Noise(tuple(found), name.hexdigest())
+    return Noise(tuple(sentences), name.hexdigest())
 
 
 def _sentences(book: str) -> Iterator[str]:
@@ -159,14 +159,16 @@ def _sentences(book: str) -> Iterator[str]:
 
 
 def babi_records(path: Path, problems: Problems) -> Iterator[Record]:
-    """The questions of bAbI's text, each with the sentences of its story before it."""
+    """Yield the questions of bAbI's text, each with the preceding sentences of its story."""
     story: list[str] = []
     places: dict[str, int] = {}
     for number, line in lines(path, problems):
         place = f"{path}:{number}"
         head, _, rest = line.partition(" ")
         if not head.isdigit() or not rest:
-            problems.add(place, BadRecord("broken line", f"{line[:60]!r} is no line of bAbI: a number and a sentence"))
+            problems.add(
+                place, BadRecord("broken line", f"{line[:60]!r} is not a line of bAbI, a number and a sentence")
+            )
             continue
         if head == "1":
             story, places = [], {}
@@ -175,6 +177,12 @@ def babi_records(path: Path, problems: Problems) -> Iterator[Record]:
             story.append(rest.strip())
             continue
         question, answer, *support = (part.strip() for part in rest.split("\t"))
-        found = {"story": list(story), "support": [places.get(n, -1) for n in " ".join(support).split()]}
-        named = {"id": f"{path.name.partition('.')[0]}-{number}", "question": question, "answer": answer}
-        yield Record(place, number, {**named, **found, "split": split_of(digest(story[:2]))})
+        value = {
+            "id": f"{path.name.partition('.')[0]}-{number}",
+            "question": question,
+            "answer": answer,
+            "story": list(story),
+            "support": [places.get(n, -1) for n in " ".join(support).split()],
+            "split": split_of(digest(story[:2])),
+        }
+        yield Record(place, number, value)

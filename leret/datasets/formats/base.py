@@ -1,6 +1,6 @@
-"""A format: how one record of a file becomes a task, and how it becomes documents; and the fields of records.
+"""Formats: readers that turn records into tasks and documents, and checks of the records' fields.
 
-Records may also come from the Hugging Face hub, through ``datasets``: ``hf:NAME``, ``hf:NAME:CONFIG`` or
+Records may also come from the Hugging Face hub by ``datasets``: ``hf:NAME``, ``hf:NAME:CONFIG`` or
 ``hf:NAME:CONFIG@SPLIT``, as in ``hf:hotpotqa/hotpot_qa:distractor@validation``.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.core.errors import DataError, import_optional
 from leret.core.types import Document, Task
 from leret.datasets.records import BadRecord, Problems, Record, records
@@ -22,42 +22,42 @@ HUB = "hf:"
 
 
 class Reader(Protocol):
-    """Reads one kind of `data`. Bad records go to ``problems``; DataError where the source as a whole is none."""
+    """The reader of one kind of `data`. Bad records go to ``problems``; DataError for an unusable source."""
 
     @property
     def brings_documents(self) -> bool:
-        """The source of the tasks holds documents too, so that `data.corpus` may be absent."""
+        """True if the source of the tasks also has documents, so that `data.corpus` may be absent."""
 
     @property
     def repeats_documents(self) -> bool:
-        """The same document may come again, in another question's context; the first one is kept."""
+        """True if documents repeat (in the contexts of several questions); the first one counts."""
 
     def fits(self, record: Fields) -> bool:
-        """Whether a file that begins with this record is of this kind."""
+        """Check that a file with this first record is of this kind."""
 
-    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        """Tasks with the records they come from."""
+    def tasks(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Task]]:
+        """Yield tasks with their records."""
 
-    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        """Documents with the records they come from."""
+    def documents(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Document]]:
+        """Yield documents with their records."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileReader:
-    """Reads files of JSON records, or a data set of the hub. Its functions raise `BadRecord`."""
+    """The reader of files of JSON records, and of data sets on the hub. Its functions raise `BadRecord`."""
 
     task: Callable[[Fields], Task]
-    in_record: Callable[[Fields], Iterable[Document]]  # one in a corpus, many in the contexts of a question file
-    marks: tuple[str, ...]  # names of fields, of which its first record has one
+    in_record: Callable[[Fields], Iterable[Document]]  # one in a corpus, several in a question's context
+    marks: tuple[str, ...]  # fields of which the first record has one
     brings_documents: bool = False
     repeats_documents: bool = False
-    own: FileReader | None = None  # reads the records instead where their fields are leret's own, whatever the kind
+    alternative: FileReader | None = None  # reads files of this kind in leret's format
 
     def fits(self, record: Fields) -> bool:
         return any(name in record for name in self.marks)
 
-    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        for record, reader in self._records(str(data.questions), problems):
+    def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+        for record, reader in self._records(data.questions, problems):
             try:
                 task = reader.task(record.value)
             except BadRecord as problem:
@@ -65,8 +65,8 @@ class FileReader:
             else:
                 yield record, task if task.split or not record.split else replace(task, split=record.split)
 
-    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        for record, reader in self._records(str(data.corpus or data.questions), problems):
+    def documents(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+        for record, reader in self._records(data.corpus or data.questions, problems):
             try:
                 yield from ((record, document) for document in reader.in_record(record.value))
             except BadRecord as problem:
@@ -75,36 +75,37 @@ class FileReader:
     def _records(self, source: str, problems: Problems) -> Iterator[tuple[Record, FileReader]]:
         reader: FileReader | None = None
         for record in _hub_records(source) if source.startswith(HUB) else records(Path(source), problems):
-            reader = reader or (self.own if self.own is not None and self.own.fits(record.value) else self)
+            other = self.alternative
+            reader = reader or (other if other is not None and other.fits(record.value) else self)
             yield record, reader
 
 
 def _hub_records(source: str) -> Iterator[Record]:
-    """Rows of a data set on the hub, as a stream: of the split that the source names, or of all, with their splits."""
+    """Stream the rows of a data set on the hub: of the named split, or of all splits."""
     import httpx
 
     datasets = import_optional("datasets", "datasets", "train")
     name, _, split = source.removeprefix(HUB).partition("@")
     name, _, config = name.partition(":")
     try:
-        found = datasets.load_dataset(name, config or None, streaming=True)
-        if split and split not in found:
-            raise DataError(f"{source}: there is no split {split!r}; there are {', '.join(map(str, found))}")
+        parts = datasets.load_dataset(name, config or None, streaming=True)
+        if split and split not in parts:
+            raise DataError(f"{source}: no split {split!r}; available: {', '.join(map(str, parts))}")
         number = 0
-        for part in [split] if split else list(found):
-            for row in found[part]:
+        for part in [split] if split else list(parts):
+            for row in parts[part]:
                 number += 1
                 yield Record(f"{source} {part}: row {number}", number, dict(row), SPLITS.get(str(part)))
     except (OSError, ValueError, httpx.HTTPError, datasets.exceptions.DatasetsError) as error:
-        what = (str(error).strip() or type(error).__name__).splitlines()[0]
+        cause = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise DataError(
-            f"{source}: cannot be had from the hub ({what}); "
+            f"{source}: not available from the hub ({cause}); "
             "check the name and the network, or download the files and name their paths"
         ) from error
 
 
 def sentences(value: Any, title: str) -> str:
-    """Text of a document that is kept as a list of sentences, or as one string."""
+    """Return the text of a document from a list of sentences or one string."""
     if isinstance(value, str):
         return value.strip()
     if not isinstance(value, Sequence) or not all(isinstance(sentence, str) for sentence in value):
@@ -113,7 +114,7 @@ def sentences(value: Any, title: str) -> str:
 
 
 def text(record: Fields, *names: str) -> str:
-    """A string that is not blank, under the first of the names that is there."""
+    """Return a string that is not blank, from the first existing field."""
     name, value = _find(record, names)
     if not isinstance(value, str):
         raise wrong(name, value, "a string")
@@ -123,7 +124,7 @@ def text(record: Fields, *names: str) -> str:
 
 
 def optional_text(record: Fields, name: str) -> str | None:
-    """A string, or None where it is absent or null."""
+    """Return a string, or None if it is absent or null."""
     value = record.get(name)
     if value is not None and not isinstance(value, str):
         raise wrong(name, value, "a string")
@@ -131,7 +132,7 @@ def optional_text(record: Fields, name: str) -> str | None:
 
 
 def optional_number(record: Fields, name: str) -> int | None:
-    """A whole number, or None where it is absent or null."""
+    """Return a whole number, or None if it is absent or null."""
     value = record.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise wrong(name, value, "a whole number")
@@ -139,7 +140,7 @@ def optional_number(record: Fields, name: str) -> int | None:
 
 
 def text_list(record: Fields, name: str) -> tuple[str, ...]:
-    """Strings that are not blank, no string twice; none where it is absent or null."""
+    """Return different strings that are not blank; none if the field is absent or null."""
     value = record.get(name)
     if value is None:
         return ()
@@ -147,12 +148,12 @@ def text_list(record: Fields, name: str) -> tuple[str, ...]:
         raise wrong(name, value, "a list of strings")
     for item in value:
         if not isinstance(item, str) or not item.strip():
-            raise wrong(name, item, "strings that are not empty, item by item")
+            raise wrong(name, item, "a list of strings that are not empty")
     return tuple(dict.fromkeys(value))
 
 
 def rows(record: Fields, name: str, first: str, second: str) -> list[tuple[Any, Any]]:
-    """Pairs under a name: ``[[a, b], ...]``, or as a hub's tables hold them.
+    """Return the pairs of a field: ``[[a, b], ...]``, or one of the forms of the hub's tables.
 
     Those are ``{first: [a, ...], second: [b, ...]}`` and ``[{"key": a, "value": b}, ...]``.
     """
@@ -171,10 +172,10 @@ def rows(record: Fields, name: str, first: str, second: str) -> list[tuple[Any, 
     return [(pair[0], pair[1]) for pair in pairs]
 
 
-def wrong(name: str, value: Any, wanted: str) -> BadRecord:
-    """A field of another type."""
+def wrong(name: str, value: Any, expected: str) -> BadRecord:
+    """Build the fault of a field with the wrong type."""
     return BadRecord(
-        "wrong type", f"field {name!r} is {str(value)[:60]!r} ({type(value).__name__}); it should be {wanted}"
+        "wrong type", f"field {name!r} is {str(value)[:60]!r} ({type(value).__name__}); it should be {expected}"
     )
 
 
@@ -182,7 +183,7 @@ def _find(record: Fields, names: Sequence[str]) -> tuple[str, Any]:
     for name in names:
         if name in record:
             return name, record[name]
-    wanted = " or ".join(repr(name) for name in names)
+    expected = " or ".join(repr(name) for name in names)
     raise BadRecord(
-        "missing field", f"field {wanted} is missing; the fields are {', '.join(map(repr, record)) or 'none'}"
+        "missing field", f"field {expected} is missing; the fields are {', '.join(map(repr, record)) or 'none'}"
     )

@@ -1,6 +1,6 @@
 """BEIR folders: ``corpus.jsonl``, ``queries.jsonl``, ``qrels/{train,dev,test}.tsv``; any of them compressed.
 
-The qrels are the data set's own splits. A judgement above 0 is gold, and its grade.
+The qrels define the splits. A judgement above 0 marks a gold document with its grade.
 
 Source: Thakur et al., BEIR, arXiv 2104.08663.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from leret.config.data import DataSettings
+from leret.config.data import FileSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.formats.base import HUB, Fields, text
@@ -18,11 +18,11 @@ from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.records import BadRecord, Problems, Record, lines, records
 from leret.datasets.splits import SPLITS
 
-_LAYOUT = "kind beir reads a folder with corpus.jsonl, queries.jsonl and qrels/"
+_LAYOUT = "kind beir needs a folder with corpus.jsonl, queries.jsonl and qrels/"
 
 
 class BeirReader:
-    """Reads a folder."""
+    """The reader of a BEIR folder."""
 
     brings_documents = True
     repeats_documents = False
@@ -30,8 +30,8 @@ class BeirReader:
     def fits(self, record: Fields) -> bool:
         return False
 
-    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        folder = Path(str(data.questions))
+    def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+        folder = Path(data.questions)
         judged = _judgements(folder, problems)
         for record in records(_file(folder, "queries.jsonl"), problems):
             try:
@@ -44,32 +44,32 @@ class BeirReader:
                 relevance = gold if set(gold.values()) - {1} else {}
                 yield record, Task.question(id, query, gold=gold, split=split, relevance=relevance)
         for id in judged:
-            fault = f"qrels judge {id!r}, which queries.jsonl does not hold"
+            fault = f"qrels judge {id!r}, which is not in queries.jsonl"
             problems.add(str(folder), BadRecord("no such query", fault))
 
-    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        source = str(data.corpus or data.questions)
+    def documents(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+        source = data.corpus or data.questions
         if not source.startswith(HUB) and not Path(source).is_file():
             source = str(_file(Path(source), "corpus.jsonl"))
         yield from JSONL.documents(data.model_copy(update={"corpus": source}), problems)
 
 
 def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[str, dict[str, int]]]:
-    """Split and graded gold of every query that has any; one of two splits stays in the first (train, dev, test)."""
-    found: dict[str, tuple[str, dict[str, int]]] = {}
+    """Return split and graded gold of every judged query; of several splits, the first of train, dev, test."""
+    judgements: dict[str, tuple[str, dict[str, int]]] = {}
     for split, path in _qrels(folder):
         for number, line in lines(path, problems):
             row = line.split("\t")
             if number == 1 and row[-1].strip() == "score":
                 continue
             if len(row) < 3 or not row[2].strip().lstrip("-").isdigit():
-                fault = f"{line[:60]!r}; a line is query-id, corpus-id and a whole number, with tabs between"
+                fault = f"{line[:60]!r}; a line is query-id, corpus-id and a whole number, separated by tabs"
                 problems.add(f"{path}:{number}", BadRecord("broken qrels", fault))
             elif int(row[2]) > 0:
-                first, gold = found.setdefault(row[0], (split, {}))
+                first, gold = judgements.setdefault(row[0], (split, {}))
                 if first == split:
                     gold[row[1]] = int(row[2])
-    return found
+    return judgements
 
 
 def _qrels(folder: Path) -> list[tuple[str, Path]]:

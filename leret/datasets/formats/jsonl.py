@@ -1,15 +1,14 @@
-"""leret's own JSON lines, and their near kin.
+"""leret's JSON lines.
 
-Tasks: ``{"id", "question", "relevant_doc_ids", "answer"}``, and where known ``answers`` (several), ``type``, ``hops``,
-``split`` and ``relevance``, the grades of the relevant documents by id. ``inputs``, a mapping by name, stands beside
-``question`` or instead of it; ``query`` is taken for ``question``; without an ``id``, the digest of the inputs is one.
-Corpora: ``{"doc_id", "title", "text"}``; ``_id`` and ``id`` are taken for ``doc_id``, and a title may be missing.
-Other fields are left alone.
+Tasks: ``{"id", "question", "relevant_doc_ids", "answer"}``, and optionally ``answers`` (several), ``type``, ``hops``,
+``split`` and ``relevance`` (grades of the relevant documents by id). A mapping ``inputs`` replaces ``question`` or adds
+to it; ``query`` means ``question``; the default ``id`` is the digest of the inputs. Corpora: ``{"doc_id", "title",
+"text"}``; ``_id`` and ``id`` mean ``doc_id``, and a title may be missing. Other fields are ignored.
 
-Kind ``chunks``, tasks that bring what may be picked: ``{"id", "question", "chunks": [...], "support": [...],
-"answer"}``. A chunk is a text, whose id is its place from 0 as text, or ``{"id", "title", "text"}``; ``support`` names
-places or ids. The task's inputs are ``question`` and ``chunks``, in their order; its gold documents are the ids of the
-supporting ones. The other fields are as above.
+Kind ``chunks``, tasks with candidates to pick: ``{"id", "question", "chunks": [...], "support": [...], "answer"}``. A
+chunk is a text, with its place from 0 as id, or ``{"id", "title", "text"}``; ``support`` lists places or ids. The
+task's inputs are ``question`` and ``chunks``, in order; its gold documents are the supporting chunks. Other fields are
+as above.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ def _task(record: Fields) -> Task:
     answer = optional_text(record, "answer")
     answers = dict.fromkeys([*([] if answer is None else [answer]), *text_list(record, "answers")])
     if not gold and not answers:
-        there = ", ".join(map(repr, record))
-        fault = "neither 'relevant_doc_ids' nor 'answer' or 'answers' is given, so nothing can be scored"
-        raise BadRecord("missing field", f"{fault}; the fields are {there}")
+        fields = ", ".join(map(repr, record))
+        fault = "no 'relevant_doc_ids', 'answer' or 'answers', so nothing can be scored"
+        raise BadRecord("missing field", f"{fault}; the fields are {fields}")
     return Task(
         id=text(record, "id") if "id" in record else digest(*inputs.values() if len(inputs) == 1 else [inputs]),
         inputs=inputs,
@@ -58,34 +57,34 @@ def _task(record: Fields) -> Task:
 
 
 def _inputs(record: Fields) -> dict[str, Any]:
-    named = record.get("inputs") or {}
-    if not isinstance(named, Mapping):
-        raise wrong("inputs", named, "an object: the program's inputs by name")
-    if named and not ("question" in record or "query" in record):
-        return dict(named)
-    if "question" in named:
-        raise BadRecord("field twice", "'question' stands in the record and in its 'inputs'; leave one out")
-    return {"question": text(record, "question", "query"), **named}
+    inputs = record.get("inputs") or {}
+    if not isinstance(inputs, Mapping):
+        raise wrong("inputs", inputs, "an object: the program's inputs by name")
+    if inputs and not ("question" in record or "query" in record):
+        return dict(inputs)
+    if "question" in inputs:
+        raise BadRecord("field twice", "'question' stands in the record and in its 'inputs'; remove one")
+    return {"question": text(record, "question", "query"), **inputs}
 
 
 def _grades(record: Fields, gold: Sequence[str]) -> dict[str, int]:
-    """Whole numbers by document, above 0 for gold alone; nothing where the field is absent, or all of them are 1."""
+    """Return grades by document, above 0 only for gold; empty if the field is absent, or all grades are 1."""
     value = record.get("relevance") or {}
     if not isinstance(value, Mapping):
         raise wrong("relevance", value, "whole numbers by document id")
     for doc_id, grade in value.items():
         if not isinstance(grade, int) or isinstance(grade, bool) or (grade > 0) != (doc_id in gold):
-            raise wrong(f"relevance.{doc_id}", grade, "a whole number, above 0 for relevant documents alone")
+            raise wrong(f"relevance.{doc_id}", grade, "a whole number, above 0 only for relevant documents")
     return dict(value) if set(value.values()) - {1} else {}
 
 
 def _documents(record: Fields) -> Iterable[Document]:
     if "relevant_doc_ids" in record:
-        raise BadRecord("no documents", "a question where a document should be; name the corpus as data.corpus")
+        raise BadRecord("no documents", "a question, not a document; name the corpus as data.corpus")
     doc_id = text(record, "doc_id", "_id", "id")
     title = optional_text(record, "title") or ""
     if "text" not in record:
-        text(record, "text")  # says what is missing
+        text(record, "text")  # raises with the available fields
     body = sentences(record["text"], doc_id) if isinstance(record["text"], list) else optional_text(record, "text")
     if not (body or title).strip():
         raise BadRecord("empty field", f"field 'text' of document {doc_id!r} is empty, and it has no title")
@@ -96,19 +95,19 @@ def _with_chunks(record: Fields) -> Task:
     chunks = record.get("chunks")
     if not isinstance(chunks, list) or not chunks:
         raise wrong("chunks", chunks, "a list of texts, or of objects with id, title and text")
-    shown = [_chunk(chunk, place) for place, chunk in enumerate(chunks)]
-    ids = [str(place) if isinstance(chunk, str) else chunk["id"] for place, chunk in enumerate(shown)]
+    texts = [_chunk(chunk, place) for place, chunk in enumerate(chunks)]
+    ids = [str(place) if isinstance(chunk, str) else chunk["id"] for place, chunk in enumerate(texts)]
     if len(set(ids)) < len(ids):
-        raise BadRecord("duplicate id", "two of 'chunks' have one id; ids name one chunk each")
+        raise BadRecord("duplicate id", "two of 'chunks' have one id; make ids unique")
     support = record.get("support") or []
     if not isinstance(support, list):
         raise wrong("support", support, "places or ids of chunks")
     gold = [ids[s] if type(s) is int and 0 <= s < len(ids) else s for s in support]
-    for named in gold:
-        if named not in ids:
-            raise wrong("support", named, f"places from 0 to {len(ids) - 1}, or ids, of chunks")
+    for doc_id in gold:
+        if doc_id not in ids:
+            raise wrong("support", doc_id, f"places from 0 to {len(ids) - 1}, or ids, of chunks")
     task = _task({**record, "relevant_doc_ids": gold})
-    return replace(task, inputs={**task.inputs, "chunks": shown})
+    return replace(task, inputs={**task.inputs, "chunks": texts})
 
 
 def _chunk(chunk: Any, place: int) -> str | dict[str, str]:
@@ -121,8 +120,8 @@ def _chunk(chunk: Any, place: int) -> str | dict[str, str]:
 
 
 def no_documents(record: Fields) -> Iterable[Document]:
-    """Of a kind whose tasks bring what may be picked."""
-    raise BadRecord("no documents", "the chunks of a task are its inputs, and no corpus; leave out data.corpus")
+    """Refuse documents, for kinds of tasks with candidates."""
+    raise BadRecord("no documents", "chunks are inputs of their task, not a corpus; remove data.corpus")
 
 
 JSONL = FileReader(_task, _documents, marks=("relevant_doc_ids", "doc_id"))

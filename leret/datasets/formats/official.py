@@ -1,19 +1,19 @@
-"""Official files of published data sets: HotpotQA's, 2WikiMultihopQA's and HoVer's in its layout, and MuSiQue's.
+"""Official files of HotpotQA, 2WikiMultihopQA, HoVer, and MuSiQue.
 
 HotpotQA (arXiv 1809.09600): ``{"_id", "question", "answer", "supporting_facts": [[title, sentence], ...], "context":
-[[title, [sentence, ...]], ...], "type", "level"}``; the tables of the hub (``id``, columns of lists) as well. A
-document's id is its title, which is unique in HotpotQA's Wikipedia.
-2WikiMultihopQA (arXiv 2011.01060): types comparison, bridge_comparison, inference and compositional; its hops are the
-gold documents.
-HoVer (arXiv 2011.03088): ``{"uid", "claim", "supporting_facts", "label", "num_hops"}``; the claim stands for the
-question and the label for the answer; it brings no documents, and searches HotpotQA's corpus.
+[[title, [sentence, ...]], ...], "type", "level"}``, or the tables of the hub (``id``, columns of lists). A document's
+id is its title, which is unique in HotpotQA's Wikipedia.
+2WikiMultihopQA (arXiv 2011.01060): HotpotQA's layout with the types comparison, bridge_comparison, inference and
+compositional; hops are the number of gold documents.
+HoVer (arXiv 2011.03088): ``{"uid", "claim", "supporting_facts", "label", "num_hops"}``; the claim is the question and
+the label is the answer. It has no documents and uses HotpotQA's corpus.
 MuSiQue (arXiv 2108.00573), JSON lines: ``{"id", "question", "answer", "answer_aliases", "paragraphs": [{"idx", "title",
-"paragraph_text", "is_supporting"}, ...], "question_decomposition"}``. One article gives many paragraphs, so a
-document's id is ``title #`` and six digits of its text's digest, the same in every file. A question that is not
-answerable has no gold to be scored by, and counts as a bad record.
+"paragraph_text", "is_supporting"}, ...], "question_decomposition"}``. An article has several paragraphs, so a
+document's id is ``title #`` with six digits of its text's digest, equal in all files. A question without an answer has
+no gold and is a bad record.
 
-Kind ``episodes``: questions of HotpotQA, 2WikiMultihopQA and MuSiQue, their own paragraphs as ``chunks``, with the ids
-that the kinds ``hotpotqa``, ``2wiki`` and ``musique`` give them.
+Kind ``episodes``: questions of HotpotQA, 2WikiMultihopQA and MuSiQue with their paragraphs as ``chunks``, under the ids
+of the kinds ``hotpotqa``, ``2wiki`` and ``musique``.
 """
 
 from __future__ import annotations
@@ -37,26 +37,25 @@ from leret.datasets.records import BadRecord
 
 
 def _titles(record: Fields) -> tuple[str, ...]:
-    """Titles of the supporting facts, each one once, in order."""
     titles = [title for title, _ in rows(record, "supporting_facts", "title", "sent_id")]
     if not titles:
         raise BadRecord("no gold", "field 'supporting_facts' is empty: a question needs gold documents to be scored")
     if not all(isinstance(title, str) and title for title in titles):
-        raise BadRecord("wrong type", f"field 'supporting_facts' holds {titles[0]!r} where a title should be")
+        raise BadRecord("wrong type", f"field 'supporting_facts' holds {titles[0]!r}, not a title")
     return tuple(dict.fromkeys(titles))
 
 
 def _articles(record: Fields) -> Iterable[Document]:
-    """Documents of a question's context; a record of a corpus by titles is one document itself."""
+    """Yield the documents of a question's context, or the one document of a corpus record."""
     if "claim" in record:
-        raise BadRecord("no documents", "a HoVer file holds no documents; give HotpotQA's corpus as data.corpus")
+        raise BadRecord("no documents", "a HoVer file has no documents; name HotpotQA's corpus as data.corpus")
     if "context" not in record and "text" in record:
         title = text(record, "title")
         yield Document(title, title, sentences(record["text"], title))
         return
     for title, body in rows(record, "context", "title", "sentences"):
         if not isinstance(title, str) or not title:
-            raise BadRecord("wrong type", f"field 'context' holds {title!r} where a title should be")
+            raise BadRecord("wrong type", f"field 'context' holds {title!r}, not a title")
         yield Document(title, title, sentences(body, title))
 
 
@@ -83,16 +82,15 @@ def _hover(record: Fields) -> Task:
 
 
 def _paragraphs(record: Fields) -> list[tuple[Document, bool]]:
-    """Documents of MuSiQue's paragraphs, and whether each is gold."""
     value = record.get("paragraphs")
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
-        there = ", ".join(map(repr, record))
-        raise BadRecord("missing field", f"field 'paragraphs' should be a list of objects; the fields are {there}")
-    found = []
+        fields = ", ".join(map(repr, record))
+        raise BadRecord("missing field", f"field 'paragraphs' should be a list of objects; the fields are {fields}")
+    documents = []
     for item in value:
         title, body = text(item, "title"), text(item, "paragraph_text")
-        found.append((Document(f"{title} #{digest(body)[:6]}", title, body), bool(item.get("is_supporting"))))
-    return found
+        documents.append((Document(f"{title} #{digest(body)[:6]}", title, body), bool(item.get("is_supporting"))))
+    return documents
 
 
 def _musique(record: Fields) -> Task:
@@ -109,9 +107,9 @@ def _musique(record: Fields) -> Task:
 def _episode(record: Fields) -> Task:
     reader = next((reader for reader in (TWO_WIKI, MUSIQUE, HOTPOTQA) if reader.fits(record)), None)
     if reader is None or not ("context" in record or "paragraphs" in record):
-        there = ", ".join(map(repr, record))
-        mend = "make a file of kind chunks with `leret data episodes`, which takes candidates from a corpus"
-        raise BadRecord("no paragraphs", f"the question brings no paragraphs (fields {there}); {mend}")
+        fields = ", ".join(map(repr, record))
+        advice = "take candidates from a corpus with `leret data episodes`, which writes kind chunks"
+        raise BadRecord("no paragraphs", f"the question has no paragraphs (fields {fields}); {advice}")
     task, documents = reader.task(record), {d.doc_id: d for d in reader.in_record(record)}
     if missing := [doc_id for doc_id in task.gold if doc_id not in documents]:
         raise BadRecord("unknown gold", f"gold document {missing[0]!r} is not among the paragraphs")
@@ -119,15 +117,17 @@ def _episode(record: Fields) -> Task:
     return replace(task, inputs={**task.inputs, "chunks": chunks})
 
 
-HOTPOTQA = FileReader(_hotpotqa, _articles, ("supporting_facts",), True, repeats_documents=True, own=JSONL)
-TWO_WIKI = FileReader(_two_wiki, _articles, ("evidences", "evidences_id"), True, repeats_documents=True, own=JSONL)
-HOVER = FileReader(_hover, _articles, ("claim",), repeats_documents=True, own=JSONL)
+HOTPOTQA = FileReader(_hotpotqa, _articles, ("supporting_facts",), True, repeats_documents=True, alternative=JSONL)
+TWO_WIKI = FileReader(
+    _two_wiki, _articles, ("evidences", "evidences_id"), True, repeats_documents=True, alternative=JSONL
+)
+HOVER = FileReader(_hover, _articles, ("claim",), repeats_documents=True, alternative=JSONL)
 MUSIQUE = FileReader(
     _musique,
     lambda r: [document for document, _ in _paragraphs(r)],
     ("paragraphs",),
     True,
     repeats_documents=True,
-    own=JSONL,
+    alternative=JSONL,
 )
 EPISODES = FileReader(_episode, no_documents, marks=())

@@ -1,7 +1,7 @@
-"""The closed lexicon of the generated world: every name is a pair of parts from these lists.
+"""The lexicon of the generated world, and the people, companies and works with names from it.
 
-The lists of name parts share no word with one another, so a word says what kind of name it belongs to, and a name that
-was never met before is an unseen pair of seen parts. All of it is invented or everyday English.
+Every name is a pair of parts. The lists of parts share no word, so a word identifies the kind of its name, and an
+unseen name is a new pair of known parts. All words are invented or everyday English.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ AWARDS, INSTRUMENTS = _LISTS["AWARDS"], _LISTS["INSTRUMENTS"]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of work, with the words for the two people and the company that made it."""
+    """A kind of work, with the words for its two makers and its company."""
 
     name: str
     verbs: tuple[str, str, str]  # in the passive: "directed"
@@ -42,7 +42,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody, with what the document about them says."""
+    """A person, with the facts in the document about them."""
 
     doc_id: str
     name: str
@@ -96,7 +96,7 @@ class Work:
 
     @property
     def title(self) -> str:
-        """The document's title, which tells works of one name apart."""
+        """The document's title, which distinguishes works of one name."""
         return f"{self.name} ({self.kind.name})"
 
     @property
@@ -116,7 +116,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """Everybody and everything that the questions of one split are about."""
+    """The subjects of the questions of one split."""
 
     people: tuple[Person, ...]
     companies: tuple[Company, ...]
@@ -124,7 +124,7 @@ class Cast:
 
 
 class Names:
-    """Hands out names, none twice, and ``n_documents`` ids in a random order, so that an id tells nothing."""
+    """A supply of unique names, and of ``n_documents`` ids in random order, which carry no information."""
 
     def __init__(self, rng: random.Random, n_documents: int) -> None:
         self.person = _pairs(rng, FIRST_NAMES, LAST_NAMES, "{} {}").__next__
@@ -142,7 +142,7 @@ def _pairs(rng: random.Random, first: Sequence[str], second: Sequence[str], form
 
 
 def make_cast(rng: random.Random, names: Names, n_people: int, n_companies: int, n_works: int) -> Cast:
-    """Invent a cast of 2 people and 1 company at least; two to four works in a row share a name and differ in kind."""
+    """Invent at least 2 people and 1 company; two to four consecutive works share a name and differ in kind."""
     people = tuple(_person(rng, names) for _ in range(n_people))
     companies = tuple(
         Company(

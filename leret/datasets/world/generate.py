@@ -1,10 +1,10 @@
 """A generated world: a corpus of short documents about invented people, works and companies, and questions on it.
 
-Made for `leret demo`: it needs no download, its names are in no model's memory, and its questions need search. A bridge
-question names a work and asks about somebody who made it, so that the second document cannot be found before the first
-one was read. A comparison names both of its entities. Lexical traps: works of one name and different kinds, people who
-share a first or a last name, and surveys and festivals that use the words of the questions, or the names, and answer
-nothing. The people, works and companies of one split's questions are in no question of another split.
+`leret demo` uses it: it needs no download, no model knows its names, and its questions need search. A bridge question
+names a work and asks about one of its makers, so the second document is out of reach before the first is read. A
+comparison names both entities. Lexical traps are works of one name and different kinds, people with a common first or
+last name, and surveys and festivals with words or names of the questions but no answers. No person, work or company
+occurs in questions of two splits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
-from leret.config.data import DataSettings
+from leret.config.data import WorldSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.records import Problems, Record
@@ -35,21 +35,21 @@ def generate(
     comparison: float = 0.25,
     three_hop: float = 0.0,
 ) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
-    """Generate a world: equal arguments give equal worlds.
+    """Generate a world; equal arguments give equal worlds.
 
-    ``comparison`` is the share of questions that compare two named entities, ``three_hop`` that of the bridge questions
-    that go on to a third document, both in [0, 1].
+    ``comparison`` is the share of questions that compare two named entities, ``three_hop`` that of bridge questions
+    with a third document, both in [0, 1].
 
     Returns:
-        The documents, by id, and the questions: train, dev, test. A question's gold is in the order of its hops. The
-        documents of universities, the third hop, are shared by the splits.
+        The documents by id, and the questions of train, dev, and test, with gold in the order of hops. The splits share
+        the documents of universities, the third hop.
     """
     for name, share in (("comparison", comparison), ("three_hop", three_hop)):
         if not 0 <= share <= 1:
-            raise DataError(f"world: {name} is {share}; it is a share of the questions, so give a number from 0 to 1")
+            raise DataError(f"world: {name} is {share}; set a share from 0 to 1")
     sizes = {"train": n_train, "dev": n_dev, "test": n_test}
     if min(sizes.values()) < 0 or not 0 < sum(sizes.values()) <= 2000:
-        raise DataError(f"world: {sizes} questions; the lexicon has names for 1 to 2000 questions in all")
+        raise DataError(f"world: {sizes} questions; the lexicon has names for 1 to 2000")
     rng = random.Random(f"leret world {seed}")
     names = Names(rng, 20_000)
     casts = {split: make_cast(rng, names, n + 8, n // 5 + 4, n + 24) for split, n in sizes.items() if n}
@@ -61,14 +61,14 @@ def generate(
     for split, cast in casts.items():
         asked = _ask(rng, cast, sizes[split], comparison, three_hop, universities)
         questions += [
-            Task.question(f"w{seed}-{split}-{i:04d}", text, answer, gold, kind, len(gold), split)
+            Task.question(f"w{seed}-{split}-{i:04d}", text, answer, gold, kind, len(gold), split=split)
             for i, (text, answer, gold, kind) in enumerate(asked)
         ]
     return tuple(sorted(documents, key=lambda document: document.doc_id)), tuple(questions)
 
 
 class WorldReader:
-    """Kind `world`: `data.seed` and `data.options`, the arguments of `generate`, instead of files."""
+    """The reader of kind world: calls `generate` with `data.seed` and `data.options`."""
 
     brings_documents = True
     repeats_documents = False
@@ -76,22 +76,22 @@ class WorldReader:
     def fits(self, record: Mapping[str, Any]) -> bool:
         return False
 
-    def tasks(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+    def tasks(self, data: WorldSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
         for number, task in enumerate(_world(data)[1], 1):
             yield Record(task.id, number, {}), task
 
-    def documents(self, data: DataSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+    def documents(self, data: WorldSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
         for number, document in enumerate(_world(data)[0], 1):
             yield Record(document.doc_id, number, {}), document
 
 
-def _world(data: DataSettings) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
+def _world(data: WorldSettings) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
     known = [name for name in inspect.signature(generate).parameters if name != "seed"]
     for name, value in data.options.items():
         if name not in known:
-            raise DataError(f"data.options: the world has no option {name!r}; it has {', '.join(known)}")
+            raise DataError(f"data.options: no option {name!r} of the world; available: {', '.join(known)}")
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise DataError(f"data.options.{name} is {value!r}; it should be a number")
+            raise DataError(f"data.options.{name} is {value!r}; set a number")
     return generate(data.seed, **data.options)
 
 
@@ -114,7 +114,7 @@ def _university(rng: random.Random, names: Names, city: str) -> Document:
 
 
 def _traps(rng: random.Random, names: Names, casts: Sequence[Cast]) -> Iterator[Document]:
-    """Documents that no question is about: generic words without names, names without facts."""
+    """Yield documents without answers: words of questions without names, and names without facts."""
     for kind in KINDS:
         for _ in range(_SURVEYS_A_KIND):
             yield _survey(rng, names, kind)
@@ -152,7 +152,6 @@ def _survey(rng: random.Random, names: Names, kind: Kind) -> Document:
 def _ask(
     rng: random.Random, cast: Cast, n: int, comparison: float, three_hop: float, universities: dict[str, Document]
 ) -> list[_Asked]:
-    """``n`` different questions, in a random order of types."""
     works = list(cast.works)
     rng.shuffle(works)
     asked: dict[str, _Asked] = {}
@@ -160,19 +159,18 @@ def _ask(
     n_three = round((n - n_compare) * three_hop)
     while len(asked) < n:
         if len(asked) < n_compare:
-            made = _compare(rng, cast)
+            question = _compare(rng, cast)
         elif len(asked) < n_compare + n_three:
-            made = _three_hops(rng, works.pop(), universities)
+            question = _three_hops(rng, works.pop(), universities)
         else:
-            made = _bridge(rng, works.pop())
-        asked[made[0]] = made
+            question = _bridge(rng, works.pop())
+        asked[question[0]] = question
     shuffled = list(asked.values())
     rng.shuffle(shuffled)
     return shuffled
 
 
 def _maker(rng: random.Random, work: Work, role: int) -> str:
-    """Words for the one who made a work, as a question says it."""
     kind, name = work.kind, work.name
     noun, verb = kind.nouns[role], kind.verbs[role]
     thing = "company" if role == 2 else "person"
@@ -195,10 +193,10 @@ _COMPANY_FACTS = (
 
 def _bridge(rng: random.Random, work: Work) -> _Asked:
     role = rng.randrange(3)
-    who = _maker(rng, work, role)
+    description = _maker(rng, work, role)
     maker = work.company if role == 2 else work.people[role]
     question, fact = rng.choice(_COMPANY_FACTS if role == 2 else _PERSON_FACTS)
-    return question.format(who), str(fact(maker)), (work.doc_id, maker.doc_id), "bridge"
+    return question.format(description), str(fact(maker)), (work.doc_id, maker.doc_id), "bridge"
 
 
 def _three_hops(rng: random.Random, work: Work, universities: dict[str, Document]) -> _Asked:

@@ -129,7 +129,6 @@ _PARTS = {
     "output.dense": "fc2",
     "output.LayerNorm": "final_layer_norm",
 }
-"""Names of a layer's parts in BERT and in OPT."""
 
 
 def _move(bert: Mapping[str, torch.Tensor], model: OPTForCausalLM) -> None:

@@ -33,7 +33,6 @@ Probe = Callable[[PreTrainedModel], Mapping[str, float]]
 _STATE = "state.pt"
 _DONE = "finished.json"
 _CLIP = 1.0
-"""Largest norm of the gradient."""
 
 
 @dataclass(frozen=True, slots=True)

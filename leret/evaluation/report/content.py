@@ -30,7 +30,6 @@ _PANELS = (
     ("implicit rewards", {"rewards/chosen": "chosen", "rewards/rejected": "rejected"}),
     ("gradient norm", {"grad_norm": "norm"}),
 )
-"""Panels of a training: a title, and names of lines by key of the trainer's log."""
 
 
 def examples(
@@ -137,7 +136,7 @@ def training_data(run: Run) -> TrainingData:
             n_states += 1
             n_spread += len(set(values)) > 1
             failures.update(sample.failure.kind for sample in group.samples if sample.failure is not None)
-        rounds = _rounds(store, run.manifest().get("rounds", []))
+        rounds = _rounds(store, run.manifest.rounds)
     return TrainingData(dict(rewards), _margins(run), n_states, n_spread, failures, rounds)
 
 

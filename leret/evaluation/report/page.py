@@ -181,7 +181,6 @@ def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 def _facts(
     manifest: Mapping[str, Any], summary: Mapping[str, Any], training: Mapping[str, Mapping[str, Any]]
 ) -> list[tuple[str, str]]:
-    """Return labels and texts on how the run was made."""
     sampling = manifest["sampling"]
     bank, policy = sampling["sampling"], sampling["policy"]
     runs = f"temperature {summary['temperature']:g}, {summary['samples']} runs a question"
@@ -209,7 +208,6 @@ def _facts(
 
 
 def _settings(values: Mapping[str, Any]) -> str:
-    """Format the settings with a value; nested keys are dotted."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}

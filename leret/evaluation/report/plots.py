@@ -35,7 +35,10 @@ _KIND_COLOURS: Final = {"baseline": _BASELINE, "base": _BASE, "prompt": _PROMPT,
 
 _LINES: Final = (_POLICY, _BASE, _SECOND, _PROMPT, _BASELINE)
 _FEW_POINTS = 12
-"""Lines of fewer points get markers."""
+_LIGHT: Final = {
+    **{"--ink": "#1d2126", "--muted": "#646d76", "--grid": "#e5e3dc", "--card": "#ffffff", "--s-baseline": "#949ba2"},
+    **{"--s-base": "#4a6ca8", "--s-prompt": "#bd8a25", "--s-policy": "#0b7a65", "--s-second": "#a9507a"},
+}
 
 _SETTINGS: Final[Any] = {
     "svg.hashsalt": "leret",

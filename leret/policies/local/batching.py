@@ -1,4 +1,4 @@
-"""One thread that turns whatever requests are waiting into batches."""
+"""One thread that makes batches of all waiting requests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _LINGER_S = 0.002
 
 
 class BatchWorker(Generic[Item, Result]):
-    """Runs ``process`` on the batches that ``plan`` makes of what is waiting, from any thread.
+    """Runs ``process`` on batches that ``plan`` makes of the waiting items, from any thread.
 
-    ``process`` answers each item with a result or with the exception that is its own; ``start`` runs first.
+    ``process`` returns a result or an exception for each item; ``start`` runs first.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class BatchWorker(Generic[Item, Result]):
         self.n_batches = 0
 
     def submit(self, items: Sequence[Item]) -> list[Future[Result]]:
-        """Queue items, which are planned together; `PolicyError` where the worker is closed."""
+        """Queue items, which are planned together; `PolicyError` if the worker is closed."""
         futures = [Future[Result]() for _ in items]
         with self._lock:
             if self.closed:
@@ -53,7 +53,7 @@ class BatchWorker(Generic[Item, Result]):
         return futures
 
     def close(self) -> None:
-        """Finish what is queued, then stop. May be called twice, and from any thread."""
+        """Finish the queue, then stop. May be called twice, and from any thread."""
         with self._lock:
             self.closed = True
             thread, self._thread = self._thread, None
@@ -73,7 +73,7 @@ class BatchWorker(Generic[Item, Result]):
                 self._serve(live)
 
     def _take(self) -> tuple[list[tuple[Item, Future[Result]]], bool]:
-        """Everything that waits, at least one; False as well where the worker is to stop after it."""
+        """Take all waiting items, at least one; False means that the worker stops after them."""
         waiting: list[tuple[Item, Future[Result]]] = []
         timeout: float | None = None
         while True:
@@ -84,7 +84,7 @@ class BatchWorker(Generic[Item, Result]):
             if entry is None:
                 return waiting, False
             waiting += entry
-            # Callers that were answered together ask again together: wait while they keep coming.
+            # Callers that were answered together ask again together: wait while more arrive.
             timeout = _LINGER_S
 
     def _serve(self, live: list[tuple[Item, Future[Result]]]) -> None:

@@ -1,7 +1,8 @@
-"""Decoding for many prompts at once, over any Hugging Face causal LM with a key-value cache.
+"""Decoding of many prompts at once, for any Hugging Face causal LM with a key-value cache.
 
-Why not ``model.generate``: seeds belong to samples here, not to batches; samples of one prompt share its prefill;
-prompts that begin alike (the demonstrations of one few-shot prompt) share that too; finished rows leave the batch.
+Unlike in ``model.generate``, seeds belong to samples instead of batches; samples of one prompt share its prefill;
+prompts with the same beginning (the demonstrations of one few-shot prompt) share that too; finished rows leave the
+batch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MIN_PREFIX = 16
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt to complete ``len(seeds)`` times; other prompts are likely to begin with the same ``n_shared`` ids."""
+    """One prompt to complete ``len(seeds)`` times; other prompts probably begin with the same ``n_shared`` ids."""
 
     token_ids: tuple[int, ...]
     n_shared: int
@@ -37,13 +38,13 @@ class Job:
 
     @property
     def n_rows(self) -> int:
-        """Completions to decode; greedy ones are all the same."""
+        """Number of completions to decode; greedy ones are equal."""
         return len(self.seeds) if self.temperature > 0 else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One completion in tokens; the end token, where it was reached, is the last of them."""
+    """One completion in tokens, including the end token if it was reached."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -52,7 +53,7 @@ class Generated:
 
 @dataclass
 class _Prefilled:
-    """Prompts after their forward pass: the last of ``mask``'s slots is each prompt's last token."""
+    """Prompts after their forward pass; the last slot of ``mask`` is each prompt's last token."""
 
     prompts: list[tuple[int, ...]]
     layers: KeyValues
@@ -62,7 +63,7 @@ class _Prefilled:
 
 @dataclass
 class _Running:
-    """Rows that are being decoded. ``length`` slots of ``layers`` and ``mask`` are in use."""
+    """Rows in decoding; ``length`` slots of ``layers`` and ``mask`` are in use."""
 
     layers: KeyValues
     mask: Tensor
@@ -72,7 +73,7 @@ class _Running:
 
 @dataclass
 class _Rows:
-    """What each row was asked for, and where its tokens go (``place``: row of the output tables)."""
+    """Settings of each row, and its ``place`` in the output tables."""
 
     place: Tensor
     keys: np.ndarray
@@ -96,10 +97,10 @@ class Decoder:
     Args:
         model: a causal LM in evaluation mode.
         end_ids: tokens that end a completion.
-        suppressed: tokens never chosen.
-        to_text: decodes tokens; called for jobs with stop strings alone.
-        prefixes: where shared prefixes are kept; None keeps none.
-        prefill_tokens: tokens a forward pass over prompts, padding included.
+        suppressed: tokens that are never chosen.
+        to_text: decodes tokens; called only for jobs with stop strings.
+        prefixes: store of shared prefixes; None shares none.
+        prefill_tokens: tokens per forward pass over prompts, padding included.
     """
 
     def __init__(
@@ -125,15 +126,15 @@ class Decoder:
 
     @torch.inference_mode()
     def run(self, jobs: Sequence[Job]) -> list[list[Generated]]:
-        """Complete prompts together: for each job, one completion a seed, in the order of the seeds."""
+        """Complete prompts together; return one completion per seed for each job, in the order of the seeds."""
         prefilled = self._prefill(jobs)
         owners = [(job, seed) for job in jobs for seed in job.seeds[: job.n_rows]]
         running, logits = self._start(
             prefilled, [job.token_ids for job, _ in owners], max(job.max_tokens for job in jobs)
         )
         generated = iter(self._decode(running, logits, owners))
-        own = [list(islice(generated, job.n_rows)) for job in jobs]
-        return [found * (len(job.seeds) // job.n_rows) for job, found in zip(jobs, own, strict=True)]
+        rows = [list(islice(generated, job.n_rows)) for job in jobs]
+        return [each * (len(job.seeds) // job.n_rows) for job, each in zip(jobs, rows, strict=True)]
 
     def _prefill(self, jobs: Sequence[Job]) -> list[_Prefilled]:
         groups: dict[tuple[int, ...], dict[tuple[int, ...], None]] = {}
@@ -167,9 +168,9 @@ class Decoder:
         mask = torch.zeros((len(prompts), n_prefix + width), dtype=torch.bool)
         mask[:, :n_prefix] = True
         for row, prompt in enumerate(prompts):
-            own = prompt[n_prefix:]
-            ids[row, width - len(own) :] = torch.tensor(own)
-            mask[row, n_prefix + width - len(own) :] = True
+            rest = prompt[n_prefix:]
+            ids[row, width - len(rest) :] = torch.tensor(rest)
+            mask[row, n_prefix + width - len(rest) :] = True
         ids, mask = ids.to(self.device), mask.to(self.device)
         if known is None:
             cache = buffered_cache()
@@ -189,7 +190,7 @@ class Decoder:
         return known
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        """Logits of the last slot, (n_rows, n_vocabulary) float32, free to be written on."""
+        """Return the last slot's logits, (n_rows, n_vocabulary) float32, which may be overwritten."""
         keep = {"logits_to_keep": 1} if self._keeps_last else {}
         output = self.model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, **keep
@@ -239,17 +240,17 @@ class Decoder:
             if n_alive == 0:
                 break
             if n_alive <= alive.numel() // 2:
-                kept = alive.nonzero()[:, 0]
+                going = alive.nonzero()[:, 0]
                 running = _Running(
-                    gather_rows(layers_of(cache), kept), running.mask[kept], running.positions[kept], running.length
+                    gather_rows(layers_of(cache), going), running.mask[going], running.positions[going], running.length
                 )
-                rows, chosen, alive = rows.at(kept), chosen[kept], alive[kept]
+                rows, chosen, alive = rows.at(going), chosen[going], alive[going]
                 cache = buffered_cache(running.layers, running.length)
             running.length += 1
             logits = self._forward(
                 chosen[:, None], running.mask[:, : running.length], running.positions[:, None], cache
             )
-            running.positions += alive  # those of a row that has ended might pass the model's last
+            running.positions += alive  # a row that has ended might pass the model's last position
         return _collect(ids, logprobs, lengths, ended)
 
     def _rows(self, owners: Sequence[tuple[Job, int]]) -> _Rows:
@@ -267,9 +268,9 @@ class Decoder:
         stopped = torch.zeros_like(alive)
         if self.to_text is None or not any(job.stop for job, _ in owners):
             return stopped
-        for row, (place_, going) in enumerate(zip(rows.place.tolist(), alive.tolist(), strict=True)):
+        for row, (place_, is_alive) in enumerate(zip(rows.place.tolist(), alive.tolist(), strict=True)):
             stop = owners[place_][0].stop
-            if going and stop:
+            if is_alive and stop:
                 text = self.to_text(ids[place_, :n_tokens].tolist())
                 stopped[row] = any(mark in text for mark in stop)
         return stopped

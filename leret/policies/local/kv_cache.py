@@ -1,4 +1,4 @@
-"""Keys and values of attention: buffers that grow in place, and prefixes that many prompts share."""
+"""Keys and values of attention: buffers filled in place, and prefixes that many prompts share."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from transformers.cache_utils import Cache, DynamicLayer
 
 KeyValues = list[tuple[Tensor, Tensor]]
-"""One (keys, values) pair a layer, each (n_rows, n_heads, n_slots, head_dim)."""
+"""One (keys, values) pair per layer, each (n_rows, n_heads, n_slots, head_dim)."""
 
 
 class BufferLayer(DynamicLayer):
-    """A layer whose keys and values are written into room made for them, without a copy a step.
+    """A layer with room for keys and values, so that no step copies them.
 
-    transformers' own layer concatenates at every token, which costs more than the model where the model is small.
+    transformers' layer concatenates at each token, which costs more than the model if the model is small.
     """
 
     keys: Tensor
@@ -51,21 +51,21 @@ class BufferLayer(DynamicLayer):
 
 
 def buffered_cache(layers: KeyValues | None = None, length: int = 0) -> Cache:
-    """A cache for the model's forward pass, empty or in buffers of which ``length`` slots are in use."""
+    """Return a cache for the model's forward pass, empty or over buffers with ``length`` slots in use."""
     if layers is None:
         return Cache(layer_class_to_replicate=BufferLayer)
     return Cache(layers=[BufferLayer(keys, values, length) for keys, values in layers])
 
 
 def layers_of(cache: Cache) -> KeyValues:
-    """The buffers behind a cache."""
+    """Return the buffers behind a cache."""
     return [(layer.keys, layer.values) for layer in cache.layers if isinstance(layer, BufferLayer)]
 
 
 class PrefixCache:
-    """Keys and values of prompt beginnings, least recently used out first.
+    """Keys and values of prompt beginnings, evicted by last use.
 
-    A prefix is kept from its second sight on, so that prompts which share nothing cost nothing.
+    A prefix is stored from its second occurrence on, so that prompts which share nothing cost nothing.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -75,7 +75,7 @@ class PrefixCache:
         self._sightings: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
     def wanted(self, prefix: tuple[int, ...], n_sightings: int) -> bool:
-        """Note that prompts began like this; whether that has now happened twice."""
+        """Count prompts with this beginning; tell whether there have been two."""
         if prefix in self._entries:
             return True
         seen = self._sightings.pop(prefix, 0) + n_sightings
@@ -85,7 +85,7 @@ class PrefixCache:
         return seen > 1
 
     def get(self, prefix: tuple[int, ...]) -> KeyValues | None:
-        """What is kept for a prefix, one row a tensor."""
+        """Return the keys and values of a prefix, one row per tensor; None if they are not stored."""
         entry = self._entries.get(prefix)
         if entry is None:
             return None
@@ -94,7 +94,7 @@ class PrefixCache:
         return entry[0]
 
     def put(self, prefix: tuple[int, ...], layers: KeyValues) -> None:
-        """Keep a prefix, and forget others where room is short."""
+        """Store a prefix, and evict others beyond ``max_bytes``."""
         n_bytes = sum(tensor.numel() * tensor.element_size() for pair in layers for tensor in pair)
         if n_bytes > self.max_bytes:
             return
@@ -109,7 +109,7 @@ class PrefixCache:
 
 
 def gather_rows(layers: KeyValues, rows: Tensor) -> KeyValues:
-    """The same buffers with these rows only."""
+    """Return the buffers with these rows only."""
     return [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in layers]
 
 
@@ -117,7 +117,7 @@ def place(parts: Sequence[tuple[KeyValues, Tensor, Tensor]], n_rows: int, end: i
     """Put several prefilled parts into common buffers, aligned at their last slot.
 
     Args:
-        parts: keys and values, rows to take from them (n,), rows to put them in (n,).
+        parts: keys and values, source rows (n,), target rows (n,).
         n_rows: of the common buffers.
         end: slot after the last prompt token.
         capacity: slots of the common buffers.
@@ -126,7 +126,7 @@ def place(parts: Sequence[tuple[KeyValues, Tensor, Tensor]], n_rows: int, end: i
     for layer, pair in enumerate(parts[0][0]):
         buffers = []
         for side, example in enumerate(pair):
-            # Zeros, not empty: a masked slot still takes part in 0 * value, and garbage may be NaN.
+            # Zeros, not empty: a masked slot still enters as 0 * value, and garbage may be NaN.
             buffer = example.new_zeros((n_rows, example.shape[1], capacity, example.shape[3]))
             for layers, source, target in parts:
                 tensor = layers[layer][side]

@@ -1,4 +1,4 @@
-"""A model of this process, with dynamic batching: what waits together is decoded together."""
+"""Policy in this process, with dynamic batching: requests that wait together are decoded together."""
 
 from __future__ import annotations
 
@@ -13,36 +13,41 @@ from leret.config.policy import LocalPolicySettings
 from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
 from leret.core.types import SharedInstance
-from leret.core.usage import UsageMeter
+from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, Messages, Request
-from leret.policies.checkpoints import find_model, load_model, model_digest, positions
+from leret.policies.checkpoints import find_model, model_digest
 from leret.policies.local.batching import BatchWorker
-from leret.policies.local.chat_template import PromptEncoder
+from leret.policies.local.model import SequenceModel, architecture_of, load_model
 
 if TYPE_CHECKING:
     from leret.policies.local.decoder import Job
 
-
-_PREFIX_BYTES = 256 * 2**20
 _TINY = 10_000_000
-"""Parameters below which more threads than one slow a model down."""
+"""Parameters below which a model is faster in one thread than in several."""
 
 
 class LocalPolicy(SharedInstance):
-    """Implements ``Policy`` over a Hugging Face causal LM in this process.
+    """Completions of a Hugging Face model in this process. Safe for several threads and event loops.
 
-    Safe to use from several threads and event loops. The model's own ``generation_config`` gives the end tokens and
-    the suppressed ones; temperature, top-p and lengths come from each request alone.
+    The model's ``generation_config`` gives the end tokens and the suppressed ones; temperature, top-p and lengths come
+    from each request.
     """
 
     def __init__(self, settings: LocalPolicySettings) -> None:
         path = find_model(settings.model)
-        model, tokenizer = load_model(path, device=settings.device, dtype=settings.dtype, template=settings.template)
-        tiny = sum(weight.numel() for weight in model.parameters()) < _TINY
-        on_cpu = next(model.parameters()).device.type == "cpu"
-        self._threads = 1 if tiny and on_cpu else None
         name = settings.model if policy_directory(settings.model) else path.resolve().name
-        self._open(model, tokenizer, settings, name, model_digest(path))
+        model = load_model(
+            path,
+            device=settings.device,
+            dtype=settings.dtype,
+            template=settings.template,
+            name=name,
+            thinking=settings.enable_thinking,
+        )
+        weights = list(model.network.parameters())
+        tiny = weights[0].device.type == "cpu" and sum(weight.numel() for weight in weights) < _TINY
+        self._threads = 1 if tiny else None
+        self._open(model, settings, name, model_digest(path))
 
     @classmethod
     def over(
@@ -54,43 +59,39 @@ class LocalPolicy(SharedInstance):
         digest: str,
         enable_thinking: bool | None = None,
     ) -> LocalPolicy:
-        """A policy over a model that is in memory, and may be in training: `renew` after each update.
+        """Return a policy over a network in memory, which may be in training: call `renew` after each update.
 
-        The model is in evaluation mode while it decodes, and as it was afterwards; an adapter of peft is active. Its
-        weights must not change, and no other thread may use it, before the completions that were asked for are there.
+        The network is in evaluation mode while it decodes, then in its former mode; an adapter of peft is active. Until
+        all requested completions are there, its weights must not change and no other thread may use it.
 
         Args:
-            model: a causal LM of transformers, or an adapter of peft on one.
+            model: a network of transformers, or an adapter of peft on one.
             tokenizer: with a chat template.
-            name: as reports call it.
-            digest: names its weights as they are now.
+            name: in reports.
+            digest: of the present weights.
             enable_thinking: of the chat template; None leaves it to the template.
         """
         self = cls.__new__(cls)
         self._threads = None
-        plain = model.get_base_model() if hasattr(model, "peft_config") else model
+        network = model.get_base_model() if hasattr(model, "peft_config") else model
         settings = LocalPolicySettings(model=name, enable_thinking=enable_thinking)
-        self._open(plain, tokenizer, settings, name, digest)
+        self._open(architecture_of(network)(network, tokenizer, name, enable_thinking), settings, name, digest)
         return self
 
-    def _open(self, model: Any, tokenizer: Any, settings: LocalPolicySettings, name: str, digest: str) -> None:
+    def _open(self, model: SequenceModel, settings: LocalPolicySettings, name: str, digest: str) -> None:
         self.settings = settings.model_copy(update={"device": "auto"})  # what is saved may be opened elsewhere
-        self.name, self.digest = name, digest
+        self.name, self.digest, self.model = name, digest, model
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
-        self.device = str(next(model.parameters()).device)
-        self.tokenizer = tokenizer
-        self._encoder = PromptEncoder(tokenizer, positions(model), name, settings.enable_thinking)
-        self.max_batch_tokens = 16_384 if self.device == "cpu" else 131_072  # of prompts and completions, with padding
-        self._decoder = self._make_decoder(model)
+        self.device = str(next(model.network.parameters()).device)
+        self.max_batch_tokens = 16_384 if self.device == "cpu" else 131_072  # prompts, completions and padding
         self._worker: BatchWorker[Job, list[Completion]] = BatchWorker(
             self._process, self._plan, name=f"policy {self.name}", start=self._set_threads
         )
 
     def renew(self, digest: str) -> None:
-        """The weights have changed, and this names them now: nothing that was computed with the others is kept."""
+        """Take the digest of changed weights, and drop what was computed with the old ones."""
         self.digest = digest
-        if self._decoder.prefixes is not None:
-            self._decoder.prefixes.clear()
+        self.model.renew()
 
     @property
     def n_batches(self) -> int:
@@ -104,11 +105,11 @@ class LocalPolicy(SharedInstance):
         return await asyncio.wrap_future(self.submit(request))
 
     def submit(self, request: Request) -> Future[list[Completion]]:
-        """Queue a request from any thread; `PolicyError` where it does not fit the model or the policy is closed."""
+        """Queue a request from any thread; `PolicyError` if it does not fit the model or the policy is closed."""
         return self._submit([request])[0]
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """`complete` for code that is not async; what is in a batch follows from the requests, not from the clock."""
+        """Complete requests from code that is not async; batches then depend on the requests, not on the clock."""
         return [future.result() for future in self._submit(requests)]
 
     def _submit(self, requests: Sequence[Request]) -> list[Future[list[Completion]]]:
@@ -119,11 +120,11 @@ class LocalPolicy(SharedInstance):
         return futures
 
     def prompt_ids(self, messages: Messages) -> tuple[int, ...]:
-        """The prompt as it is sampled from; `PromptTooLongError` where it takes all of the model's positions."""
-        return self._encoder.encode(messages).token_ids
+        """Return the prompt's tokens; `PromptTooLongError` if no position is left for a completion."""
+        return self.model.encode(messages).token_ids
 
     def close(self) -> None:
-        """Finish what is queued and stop the worker. May be called twice."""
+        """Finish the queue and stop the worker. May be called twice."""
         self._worker.close()
 
     async def aclose(self) -> None:
@@ -146,9 +147,9 @@ class LocalPolicy(SharedInstance):
         if not request.seeds or request.max_tokens < 1:
             raise PolicyError(
                 f"a request asks for {len(request.seeds)} completions of {request.max_tokens} tokens; "
-                "ask for one of each at least"
+                "ask for at least one of each"
             )
-        prompt = self._encoder.encode(request.messages)
+        prompt = self.model.encode(request.messages)
         return Job(
             prompt.token_ids,
             prompt.n_shared,
@@ -173,56 +174,32 @@ class LocalPolicy(SharedInstance):
             batches[-1].append(index)
         return batches
 
-    def _process(self, jobs: Sequence[Job]) -> list[list[Completion] | Exception]:
+    def _process(self, jobs: Sequence[Job]) -> Sequence[list[Completion] | Exception]:
         try:
-            with _evaluation_mode(self._decoder.model):
-                generated = self._decoder.run(jobs)
+            with _evaluation_mode(self.model.network):
+                return self.model.generate(jobs)
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
             return self._process_halves(jobs, error)
-        return [
-            [self._encoder.completion(len(job.token_ids), one, job.stop) for one in own]
-            for job, own in zip(jobs, generated, strict=True)
-        ]
 
     def _process_halves(self, jobs: Sequence[Job], error: Exception) -> list[list[Completion] | Exception]:
         import torch
 
-        if self._decoder.prefixes is not None:
-            self._decoder.prefixes.clear()
+        self.model.renew()
         if self.device != "cpu":
             torch.cuda.empty_cache()
         if len(jobs) == 1:
             job = jobs[0]
             too_large = PolicyError(
                 f"{self.name} ran out of memory on one request ({len(job.token_ids)} prompt tokens, "
-                f"{len(job.seeds)} samples of {job.max_tokens} tokens); lower max_tokens or the samples a prompt"
+                f"{len(job.seeds)} samples of {job.max_tokens} tokens); lower max_tokens or the samples per prompt"
             )
             too_large.__cause__ = error
             return [too_large]  # the others of the batch may still fit
         half = len(jobs) // 2
-        # Later batches need not meet the same wall.
-        self.max_batch_tokens = max(256, self.max_batch_tokens // 2)
+        self.max_batch_tokens = max(256, self.max_batch_tokens // 2)  # for later batches
         return [*self._process(jobs[:half]), *self._process(jobs[half:])]
-
-    def _make_decoder(self, model: Any) -> Any:
-        from leret.policies.local.decoder import Decoder
-        from leret.policies.local.kv_cache import PrefixCache
-
-        settings = model.generation_config
-        config = model.config.get_text_config(decoder=True)
-        kinds = getattr(config, "layer_types", None) or ()
-        windows = (getattr(config, name, None) for name in ("sliding_window", "window_size"))  # Mistral's, GPT-Neo's
-        sliding = "sliding_attention" in kinds if kinds else any(windows)
-        return Decoder(
-            model,
-            end_ids=self._encoder.set_ends(settings.eos_token_id),
-            suppressed=settings.suppress_tokens or (),
-            to_text=self._encoder.to_text,
-            # A shared prefix leaves padding behind it, which a sliding window would count as tokens.
-            prefixes=None if sliding else PrefixCache(_PREFIX_BYTES),
-        )
 
     def _set_threads(self) -> None:
         import torch
@@ -232,15 +209,15 @@ class LocalPolicy(SharedInstance):
 
 
 @contextmanager
-def _evaluation_mode(model: Any) -> Iterator[None]:
-    in_training = model.training
+def _evaluation_mode(network: Any) -> Iterator[None]:
+    in_training = network.training
     try:
         if in_training:
-            model.eval()
+            network.eval()
         yield
     finally:
         if in_training:
-            model.train()
+            network.train()
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""Which token comes next. A draw depends on its own seed and step alone, whatever else is in the batch."""
+"""Draws of the next token. A draw depends only on its seed and step, not on the batch."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 _BLOCK = 1024
-"""Tokens of a block. Of a larger vocabulary a block is drawn first, so that no step needs noise for every token."""
+"""Tokens per block. In a larger vocabulary a block is drawn first, so that no step needs noise for all tokens."""
 
 
 def step_keys(seeds: Sequence[int], n_steps: int) -> np.ndarray:
-    """What the noise of each completion's steps is made from: (n_seeds, n_steps) uint64."""
+    """Return the keys of the noise of each completion's steps: (n_seeds, n_steps) uint64."""
     return _mix(_mix(np.array(seeds, dtype=np.uint64))[:, None] + np.arange(n_steps, dtype=np.uint64))
 
 
 def exponentials(keys: np.ndarray, n: int) -> Tensor:
-    """Noise of mean 1 and above 0, (n_keys, n) float64; each number is a function of its key and its place alone."""
+    """Return positive noise of mean 1, (n_keys, n) float64; each number depends only on its key and place."""
     bits = _mix(keys[:, None] + np.arange(n, dtype=np.uint64))
     uniform = ((bits >> 12) + 0.5) * 2.0**-52  # 52 bits and a half: exact, and never 0 or 1
     return -torch.log(torch.from_numpy(uniform))
 
 
 def _mix(numbers: np.ndarray) -> np.ndarray:
-    """One-to-one on 64 bits, and as good as random; products wrap.
+    """Mix 64-bit numbers one to one; products wrap.
 
     Source: the output function of SplitMix64 (Steele, Lea and Flood, doi 10.1145/2660193.2660195).
     """
@@ -45,22 +45,21 @@ def _mix(numbers: np.ndarray) -> np.ndarray:
 def choose(
     logits: Tensor, keys: np.ndarray, temperature: Tensor, top_p: Tensor, suppressed: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """One next token a row, by a race: the greatest quotient of probability and exponential noise.
+    """Draw one token per row by a race: the greatest quotient of probability and exponential noise.
 
-    This is Gumbel-max: its logarithm is logit plus Gumbel noise. A model's float32 numbers differ in their last digits
-    with the batch that they are computed in; that decides where the two best quotients agree in all other digits, and
-    nowhere else.
+    This is Gumbel-max: its logarithm is logit plus Gumbel noise. A model's float32 results differ in their last digits
+    with the batch; that changes a draw only if the two best quotients agree in all other digits.
 
     Args:
         logits: (n_rows, n_vocabulary) float32; overwritten at the suppressed tokens.
         keys: (n_rows,) uint64, of this step.
         temperature: (n_rows,) float32; 0 takes the likeliest token.
-        top_p: (n_rows,) float32 in (0, 1]; the smallest set of likeliest tokens with this mass is kept.
+        top_p: (n_rows,) float32 in (0, 1]; draws from the smallest set of likeliest tokens with this mass.
         suppressed: (n,) int64, tokens that are never chosen.
 
     Returns:
-        Token ids (n_rows,) int64 and their natural log-probabilities (n_rows,) float32 under the model's own
-        distribution: temperature 1, nothing suppressed.
+        Token ids (n_rows,) int64 and their natural log-probabilities (n_rows,) float32 under the model's distribution
+        at temperature 1 without suppression.
 
     Source: top-p after Holtzman et al., arXiv 1904.09751.
     """
@@ -84,8 +83,8 @@ def _draw(weights: Tensor, keys: np.ndarray) -> Tensor:
     noise = exponentials(keys, _BLOCK + -(-n // _BLOCK))
     blocks = pad(weights, (0, -n % _BLOCK)).unflatten(1, (-1, _BLOCK))
     block = _race(blocks.sum(dim=-1), noise[:, _BLOCK:])
-    own = blocks[torch.arange(len(blocks), device=blocks.device), block]
-    return block * _BLOCK + _race(own, noise[:, :_BLOCK])
+    within = blocks[torch.arange(len(blocks), device=blocks.device), block]
+    return block * _BLOCK + _race(within, noise[:, :_BLOCK])
 
 
 def _race(weights: Tensor, noise: Tensor) -> Tensor:

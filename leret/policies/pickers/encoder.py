@@ -1,4 +1,4 @@
-"""Pickers that compare embeddings: Q(s, a) is the inner product of a state's and a candidate's (arXiv 2511.07328)."""
+"""Pickers by embeddings: Q(s, a) is the inner product of a state's and a candidate's (arXiv 2511.07328)."""
 
 from __future__ import annotations
 
@@ -14,58 +14,51 @@ import torch
 from torch import Tensor, nn
 
 from leret.config.policy import EncoderSettings
-from leret.core import hub
 from leret.core.errors import PolicyError, import_optional, reason
 from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.checkpoints import find_model, pick_device
 
 _TITLE = ". "
-"""Between title and text of a candidate, as `DenseSettings.separator` has it."""
+"""Separator of a candidate's title and text, as in `DenseSettings.separator`."""
 _CHUNK_TEXTS = 128
-"""Encoded at once."""
 _CHUNK_NUMBERS = 2**19
-"""Of embeddings of candidates, compared at once without gradients: what a core's cache holds."""
+"""Numbers of embeddings compared at once without gradients: the cache of a processor core."""
 _CACHE_BYTES = 2**28
-"""Of embeddings of candidates."""
 _CACHE_TEXTS = 2**16
-"""Whose token ids are kept, before they go all together."""
+"""Texts with cached token ids; beyond it, the cache is emptied."""
 _BASE = 1000.0
-"""The slowest of the rotations turns once in about 6,000 positions."""
+"""Base of the rotations: the slowest turns once in about 6,000 positions."""
 
 _SCRATCH_TOKENS = 256
-"""Of a text at most, as an encoder from nothing reads it."""
 _SPECIALS = ("[PAD]", "[UNK]", "[SEP]")
 _HEAD = 32
-"""Dimensions of a head of its attention."""
 
 
 class EncoderQ:
-    """The kind ``encoder`` of a picker: one encoder reads states, the other candidates."""
+    """Q-function of kind ``encoder``: one encoder for states, one for candidates."""
 
     module: nn.ModuleDict
 
     def __init__(self, settings: EncoderSettings) -> None:
         self.settings = settings
-        self.content: str | None = None  # of a pretrained model
         if settings.model != "scratch":
             directory = find_model(settings.model)
-            self.content = hub.model_digest(directory)
-            self._take([_opened(directory), _opened(directory)])
+            self._take([_load(directory), _load(directory)])
         else:
             import_optional("sentence_transformers", "sentence-transformers", "dense")
 
     def fit(self, choices: Sequence[Choice]) -> None:
-        """Make encoders from nothing, with the words of these choices."""
+        """Make encoders from scratch, with the words of these choices."""
         texts = [text for choice in choices for text in (self._state(choice, " "), *self._actions([choice]))]
         self._take([scratch_encoder(texts, self.settings, self.settings.seed + i) for i in range(2)])
 
-    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, kept: bool = False) -> Tensor:
+    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False) -> Tensor:
         texts, positions = self._actions(choices), positions_of(choices, self.settings.positions)
-        states, own = self._embed_states([self._state(choice, self._separator) for choice in choices])
-        whose = own.repeat_interleave(torch.tensor([len(choice.candidates) for choice in choices]))
+        states, rows_of_states = self._embed_states([self._state(choice, self._separator) for choice in choices])
+        whose = rows_of_states.repeat_interleave(torch.tensor([len(choice.candidates) for choice in choices]))
         if only is not None:
             texts, whose, positions = [texts[i] for i in only], whose[only], positions[only]
-        embeddings, rows = self._embed_actions(texts, kept)
+        embeddings, rows = self._embed_actions(texts, cached)
         n = len(rows) if torch.is_grad_enabled() else max(1, _CHUNK_NUMBERS // states.shape[1])
         values: list[Tensor] = []
         for start in range(0, len(rows), n):
@@ -73,7 +66,7 @@ class EncoderQ:
             at = None if self.settings.positions == "none" else positions[part]
             asked = states if len(states) == 1 else states[whose[part]]
             taken = rows[part]
-            in_order = bool((taken.diff() == 1).all())  # as when all of a document is: no copy of it is made
+            in_order = bool((taken.diff() == 1).all())  # a whole document, which needs no copy
             actions = embeddings[taken[0] : taken[-1] + 1] if in_order else embeddings[taken]
             values.append(rotated_products(asked, actions, at))
         return torch.cat(values, dim=1)
@@ -87,7 +80,7 @@ class EncoderQ:
         return {}
 
     def load(self, directory: Path, record: dict[str, Any]) -> None:
-        self._take([_opened(directory / name) for name in ("state", "action")])
+        self._take([_load(directory / name) for name in ("state", "action")])
 
     def _take(self, encoders: Sequence[Any]) -> None:
         device, length = pick_device(self.settings.device), self.settings.max_length
@@ -96,7 +89,6 @@ class EncoderQ:
         self._separator = f" {encoders[0].tokenizer.sep_token or ''} "
 
     def _state(self, choice: Choice, separator: str) -> str:
-        """The texts of the context, then of what was picked."""
         context = " ".join(value for value in choice.context.values() if isinstance(value, str))
         picked = list(choice.picked)
         if self.settings.order == "document" and all(one.position is not None for one in picked):
@@ -104,63 +96,62 @@ class EncoderQ:
         return self.settings.query_prefix + separator.join([context, *map(_text, picked)])
 
     def _actions(self, choices: Sequence[Choice]) -> list[str]:
-        """The texts of the candidates, one choice's after the other's."""
+        """Return the texts of the candidates of all choices in turn."""
         prefix, whole = self.settings.document_prefix, [one for choice in choices for one in choice.candidates]
         texts = [one.text if one.text and not one.title else _text(one) for one in whole]
         return [prefix + text for text in texts] if prefix else texts
 
 
 class Embedder:
-    """Embeddings by a sentence-transformers model, with gradients where they are enabled."""
+    """Embeddings by a sentence-transformers model, with gradients if they are enabled."""
 
     def __init__(self, model: Any, max_length: int | None) -> None:
         self._model, self._ids = model, TokenIds(model, max_length)
         self.renew()
 
     def renew(self) -> None:
-        """Forget what was kept."""
+        """Empty the cache."""
         self._places: dict[str, int] = {}
-        self._kept: Tensor | None = None
+        self._cache: Tensor | None = None
 
-    def __call__(self, texts: Sequence[str], kept: bool = False) -> tuple[Tensor, Tensor]:
-        """Embeddings (n, d) of distinct texts, and the row of each text in them (n_texts,).
+    def __call__(self, texts: Sequence[str], cached: bool = False) -> tuple[Tensor, Tensor]:
+        """Return embeddings (n, d) of distinct texts, and the row of each text in them (n_texts,).
 
-        With ``kept``, those of earlier calls are there too, and what is new is kept.
+        With ``cached``, they include those of earlier calls, and new ones are added to the cache.
         """
-        if not kept or (self._kept is not None and self._kept.nbytes > _CACHE_BYTES):
-            places, found = dict[str, int](), None
+        if not cached or (self._cache is not None and self._cache.nbytes > _CACHE_BYTES):
+            places, embeddings = dict[str, int](), None
         else:
-            places, found = self._places, self._kept
+            places, embeddings = self._places, self._cache
         rows = list(map(places.get, texts))
-        if found is None or None in rows:
+        if embeddings is None or None in rows:
             new = list(dict.fromkeys(text for text, row in zip(texts, rows, strict=True) if row is None))
-            made = self._embed(self._ids(new))
-            found = made if found is None else torch.cat([found, made])
+            added = self._embed(self._ids(new))
+            embeddings = added if embeddings is None else torch.cat([embeddings, added])
             places |= {text: len(places) + i for i, text in enumerate(new)}
             rows = list(map(places.get, texts))
-        if kept:
-            self._places, self._kept = places, found
-        return found, torch.from_numpy(np.array(rows))
+        if cached:
+            self._places, self._cache = places, embeddings
+        return embeddings, torch.from_numpy(np.array(rows))
 
     def _embed(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        """In chunks of like lengths."""
-        order = np.argsort([len(own) for own in ids], kind="stable")
+        order = np.argsort([len(text) for text in ids], kind="stable")
         starts = range(0, len(ids), _CHUNK_TEXTS)
-        found = [self._embed_chunk([ids[i] for i in order[start : start + _CHUNK_TEXTS]]) for start in starts]
-        return torch.cat(found)[torch.from_numpy(order).argsort()]
+        parts = [self._embed_chunk([ids[i] for i in order[start : start + _CHUNK_TEXTS]]) for start in starts]
+        return torch.cat(parts)[torch.from_numpy(order).argsort()]
 
     def _embed_chunk(self, ids: Sequence[Sequence[int]]) -> Tensor:
         width, pad = max(map(len, ids)), self._model.tokenizer.pad_token_id
-        padded = torch.tensor([[*own, *[pad] * (width - len(own))] for own in ids])
-        mask = torch.arange(width) < torch.tensor([len(own) for own in ids])[:, None]
+        padded = torch.tensor([[*text, *[pad] * (width - len(text))] for text in ids])
+        mask = torch.arange(width) < torch.tensor([len(text) for text in ids])[:, None]
         inputs = {"input_ids": padded, "attention_mask": mask.long()}
-        made = self._model({name: one.to(self._model.device) for name, one in inputs.items()})
-        embeddings: Tensor = made["sentence_embedding"].float()
+        output = self._model({name: one.to(self._model.device) for name, one in inputs.items()})
+        embeddings: Tensor = output["sentence_embedding"].float()
         return embeddings
 
 
 class TokenIds(SharedInstance):
-    """Token ids of texts as a model reads them, kept: training, and its target network, read them many times."""
+    """Cached token ids of texts; training and its target network read a text many times."""
 
     def __init__(self, model: Any, max_length: int | None) -> None:
         self._tokenizer = deepcopy(model.tokenizer.backend_tokenizer)
@@ -177,15 +168,15 @@ class TokenIds(SharedInstance):
 
 
 def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
-    """(n,) float32 positions of the candidates of all choices, 0 for those without a place.
+    """Return (n,) float32 positions of the candidates of all choices, 0 for those without a place.
 
-    Absolute ones are the places in the document. A relative one says in which interval between picked chunks the
-    candidate stands, and how far into it: at place i between those at b_j and b_{j+1}, it is
-    10 j + 9 (i - b_j) / (b_{j+1} - b_j), where b_0 is before the first place, and the last b after the last one.
+    Absolute positions are places in the document. A relative one gives the interval between picked chunks and the
+    place in it: at place i between those at b_j and b_{j+1}, it is 10 j + 9 (i - b_j) / (b_{j+1} - b_j), with b_0
+    before the first place, and the last b after the last one.
 
     Source: relative positional encoding of Q-RAG, arXiv 2511.07328, section 3.
     """
-    found = []
+    positions = []
     for choice in choices:
         places = np.array([one.position for one in choice.candidates], np.float64)  # None is NaN
         if kind == "relative":
@@ -193,20 +184,20 @@ def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
             ends = np.array([-1.0, *picked, np.fmax.reduce(places, initial=max(picked, default=-1.0)) + 1])
             j = np.searchsorted(np.array(picked), places, side="right")
             places = 10 * j + 9 * (places - ends[j]) / (ends[j + 1] - ends[j])
-        found.append(places)
-    return torch.from_numpy(np.nan_to_num(np.concatenate(found)).astype(np.float32))
+        positions.append(places)
+    return torch.from_numpy(np.nan_to_num(np.concatenate(positions)).astype(np.float32))
 
 
 def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) -> Tensor:
-    """Inner products over sqrt(d) of states and actions, these turned by their positions; in two heads.
+    """Return inner products over sqrt(d) of states and position-rotated actions, in two heads.
 
-    A vector is (2, 2, d / 4): coordinates of a plane, heads, planes. Each plane is turned at a speed of its own; speeds
-    belong to the heads by turns. Each head counts twice: their mean is the whole product.
+    A vector is (2, 2, d / 4): coordinates of a plane, heads, planes. Each plane rotates at its own speed; speeds
+    alternate between the heads. Each head counts twice: their mean is the whole product.
 
     Args:
         states: (n, d), d a multiple of 4; (1, d): one for all actions.
         actions: (n, d).
-        positions: (n,); None turns nothing.
+        positions: (n,); None rotates nothing.
 
     Returns:
         (2, n).
@@ -215,7 +206,7 @@ def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) 
     """
     d = actions.shape[1]
     (x, y), (u, v) = (vectors.reshape(-1, 2, 2, d // 4).unbind(1) for vectors in (states, actions))
-    if positions is not None:  # turning the action is turning the state back
+    if positions is not None:  # rotating the state backwards equals rotating the action
         places = torch.arange(d // 2, device=actions.device).reshape(d // 4, 2).T
         speeds = torch.exp(places * (-math.log(_BASE) / (d // 2)))
         angles = positions[:, None, None].to(actions.device) * speeds
@@ -231,8 +222,8 @@ def _text(candidate: Candidate) -> str:
     return f"{candidate.title}{_TITLE}{candidate.text}" if candidate.title else candidate.text
 
 
-def _opened(directory: Path) -> Any:
-    """A sentence-transformers model without a last layer that makes all vectors as long as each other."""
+def _load(directory: Path) -> Any:
+    """Load a sentence-transformers model without a normalizing last layer."""
     from transformers.utils import logging
 
     library = import_optional("sentence_transformers", "sentence-transformers", "dense")
@@ -241,15 +232,15 @@ def _opened(directory: Path) -> Any:
         model = library.SentenceTransformer(str(directory), device="cpu", local_files_only=True)
     except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError) as error:
         raise PolicyError(f"{directory} cannot be opened as a sentence-transformers model ({reason(error)})") from error
-    if type(model[-1]).__name__ == "Normalize":  # of unit vectors no inner product is more than 1 / sqrt(d)
+    if type(model[-1]).__name__ == "Normalize":  # inner products of unit vectors are at most 1 / sqrt(d)
         model = library.SentenceTransformer(modules=list(model)[:-1], device="cpu")
     return model.float()
 
 
 def scratch_encoder(texts: Iterable[str], settings: EncoderSettings, seed: int) -> Any:
-    """A sentence-transformers model with random weights for the words of some texts, in lower case.
+    """Return a sentence-transformers model with random weights for the lower-case words of some texts.
 
-    A word that stands only once in them is unknown, and so are those beyond the ``vocab_size`` commonest.
+    Words that occur once are unknown, and so are those beyond the ``vocab_size`` most frequent.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
@@ -266,7 +257,7 @@ def scratch_encoder(texts: Iterable[str], settings: EncoderSettings, seed: int) 
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(seed)
-        DistilBertModel(config).save_pretrained(folder)  # the library makes its modules of directories alone
+        DistilBertModel(config).save_pretrained(folder)  # the library loads its modules from directories
         tokenizer.save_pretrained(folder)
         parts = [Transformer(folder), Pooling(size, "mean"), Dense(size, size, activation_function=nn.Identity())]
         return SentenceTransformer(modules=parts, device="cpu")
@@ -283,7 +274,7 @@ def _tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
         vocab_size=vocab_size, min_frequency=2, special_tokens=list(_SPECIALS), show_progress=False
     )
     backend.train_from_iterator(texts, trainer)
-    # Also a text without words is a token long.
+    # Even a text without words has one token.
     backend.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 2)])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

@@ -1,4 +1,4 @@
-"""Pickers over named numbers of (state, candidate): a linear layer beside a small network."""
+"""Pickers by named features of (state, candidate): a linear layer beside a small network."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from leret.config.policy import FeaturesSettings
-from leret.core.errors import PolicyError
 from leret.core.types import Choice
 from leret.rewards.functions import load_function
 
 Numbers = tuple[Sequence[str], NDArray[np.float32]]
-"""Names of features, and (n_candidates, n_features)."""
+"""Names of features, and their values (n_candidates, n_features)."""
 
 
 def mentions(choice: Choice) -> Numbers:
-    """The numbers that `leret.programs.mentions` keeps in the candidates' ``data``, and of the picks made before."""
+    """Return the features from `leret.programs.mentions` in the candidates' ``data``, and of the earlier picks."""
     names = sorted({name for one in choice.candidates for name in one.data})
     step = float(len(choice.picked))
     used = {word for one in choice.picked for word in one.text.lower().split()}
@@ -35,13 +34,13 @@ def mentions(choice: Choice) -> Numbers:
 
 
 FEATURES: dict[str, Callable[[Choice], Numbers]] = {"mentions": mentions}
-"""Shipped feature functions; a user's own is named ``module:function`` or ``FILE.py:function``."""
+"""Shipped feature functions; a user's is named ``module:function`` or ``FILE.py:function``."""
 
 _WEIGHTS = "model.safetensors"
 
 
 class FeatureNetwork(nn.Module):
-    """w·x + c + v·gelu(Ax + b) of standardised x; w, c and v start at 0, so that every candidate is worth the same."""
+    """w·x + c + v·gelu(Ax + b) of standardised x; w, c and v start at 0, so that all candidates have the same value."""
 
     mean: Tensor
     scale: Tensor
@@ -57,7 +56,7 @@ class FeatureNetwork(nn.Module):
             nn.init.zeros_(weights)
 
     def forward(self, features: Tensor) -> Tensor:
-        """(n, n_features) to (2, n): a row reads all of the linear layer, and half of the hidden units twice."""
+        """Map (n, n_features) to (2, n): each head reads the whole linear layer, and half of the hidden units twice."""
         x = (features - self.mean) / self.scale
         hidden = nn.functional.gelu(self.hidden(x)) * self.out.weight
         heads: Tensor = self.linear(x).T + 2 * hidden.unflatten(1, (2, -1)).sum(2).T
@@ -65,34 +64,29 @@ class FeatureNetwork(nn.Module):
 
 
 class FeatureQ:
-    """The kind ``features`` of a picker."""
+    """Q-function of kind ``features``."""
 
     module: FeatureNetwork
 
     def __init__(self, settings: FeaturesSettings) -> None:
-        if settings.model != "scratch":
-            raise PolicyError(
-                f"policy.model: {settings.model} holds no picker of kind features; name a directory that "
-                "`leret train` wrote, or leave it out to start from nothing"
-            )
         self._settings, self._names = settings, list[str]()
         self._function = FEATURES.get(settings.features) or load_function(settings.features, "policy.features")
 
     def fit(self, choices: Sequence[Choice]) -> None:
-        """Take mean and standard deviation of each feature; one that is the same everywhere only loses its mean."""
+        """Standardise each feature over these choices; a constant one only loses its mean."""
         self._make(list(dict.fromkeys(name for choice in choices for name in self._function(choice)[0])))
         rows = np.concatenate([self._rows(choice) for choice in choices]).astype(np.float64)
         deviations = rows.std(axis=0)
         self.module.mean.copy_(torch.from_numpy(rows.mean(axis=0)))
         self.module.scale.copy_(torch.from_numpy(np.where(deviations > 1e-6, deviations, 1.0)))
 
-    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, kept: bool = False) -> Tensor:
+    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False) -> Tensor:
         rows = np.concatenate([self._rows(choice) for choice in choices])
         values: Tensor = self.module(torch.from_numpy(rows if only is None else rows[only]))
         return values
 
     def renew(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: there is no cache."""
 
     def save(self, directory: Path) -> dict[str, Any]:
         save_file(self.module.state_dict(), directory / _WEIGHTS)
@@ -109,7 +103,7 @@ class FeatureQ:
             self.module = FeatureNetwork(len(names), self._settings.hidden_size)
 
     def _rows(self, choice: Choice) -> NDArray[np.float32]:
-        """The features that the network knows, in its order; 0 where a choice has none."""
+        """Return the network's features in its order; 0 for missing ones."""
         names, rows = self._function(choice)
         if list(names) == self._names:
             return rows

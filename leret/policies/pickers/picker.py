@@ -1,4 +1,4 @@
-"""Actors that choose: a value for each candidate, a draw by a request's seeds, and a beam over several picks."""
+"""Policies that choose: values of candidates, draws by a request's seeds, and beam search over several picks."""
 
 from __future__ import annotations
 
@@ -16,69 +16,62 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from leret.config.policy import FeaturesSettings, PickerSettings
-from leret.core import hub
+from leret.config.policy import PickerSettings
 from leret.core.errors import PolicyError
 from leret.core.files import write_atomically
-from leret.core.types import STOP, Candidate, Choice, SharedInstance, digest
+from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.base import Completion, Request
-from leret.policies.checkpoints import check_finite, read_model_json, refuse_changed_weights
+from leret.policies.checkpoints import check_finite
 from leret.policies.local.batching import BatchWorker
 from leret.policies.local.sampling import exponentials, step_keys
 from leret.policies.pickers.encoder import EncoderQ
 from leret.policies.pickers.features import FeatureQ
-from leret.rewards.functions import source_digest
-
-RECORD = "picker.json"
-"""In a picker's directory: its kind and settings."""
-
-_VERSION = 3
+from leret.policies.pickers.record import RECORD, VERSION, picker_digest, read_record
 
 _AT_ONCE = 2**16
-"""Candidates scored at once, whatever is asked for together."""
 
 
 class QFunction(Protocol):
-    """What the kinds of pickers differ in.
+    """The part of a picker that depends on its kind.
 
     Attributes:
-        module: made by `fit` from some choices, by `load`, or of a pretrained model at once.
+        module: the network; made by `fit` or `load`, or by the constructor for a pretrained model.
     """
 
     module: nn.Module
 
     def fit(self, choices: Sequence[Choice]) -> None: ...
 
-    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, kept: bool = False) -> Tensor:
-        """Values (2, n) of the candidates of all choices, or of ``only`` some of them; ``kept``: as computed before."""
+    def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False) -> Tensor:
+        """Return values (2, n) of all candidates, or of ``only`` some; ``cached`` uses earlier embeddings."""
         ...
 
     def renew(self) -> None:
-        """Forget what was kept."""
+        """Empty the cache."""
 
     def save(self, directory: Path) -> dict[str, Any]:
-        """Write the weights; returns what `load` needs beside them and the settings."""
+        """Write the weights; return what `load` needs besides them and the settings."""
         ...
 
     def load(self, directory: Path, record: dict[str, Any]) -> None: ...
 
 
 Q_FUNCTIONS: dict[str, type[Any]] = {"features": FeatureQ, "encoder": EncoderQ}
-"""By kind of settings, which each takes."""
+"""Q-functions by kind of settings."""
 
 
 class Picker(SharedInstance):
-    """Implements ``Policy`` by choosing one of the candidates of a request; the text of a completion is its id.
+    """A policy that chooses one of a request's candidates; the text of a completion is its id.
 
     The probability of a candidate is softmax(Q / temperature) over the request's candidates, or the best ``top_k``;
-    temperature 0 takes the best, of equal ones the first. A draw depends on its seed and the values alone. Safe to use
-    from several threads.
+    temperature 0 takes the first of the best. A draw depends only on its seed and the values. Safe for several
+    threads.
 
     Args:
-        settings: of a kind in `Q_FUNCTIONS`; what a saved picker holds stands in its own record.
+        settings: of a kind in `Q_FUNCTIONS`; those of a saved picker are in its record.
         function: one of `Q_FUNCTIONS`.
-        name: as reports call it.
-        digest: names its weights and settings.
+        name: in reports.
+        digest: of its weights and settings.
     """
 
     def __init__(self, settings: PickerSettings, function: QFunction, name: str, digest: str) -> None:
@@ -91,47 +84,47 @@ class Picker(SharedInstance):
 
     @property
     def fitted(self) -> bool:
-        """Whether there is a network: of a picker that starts from nothing, after `fit`."""
+        """True once there is a network: a picker from scratch gets it in `fit`."""
         return hasattr(self._function, "module")
 
     @property
     def model(self) -> nn.Module:
-        """What is trained; PolicyError before `fit`."""
-        return self._made().module
+        """The trainable network; PolicyError before `fit`."""
+        return self._fitted().module
 
     @property
     def closed(self) -> bool:
         return self._worker.closed
 
     def fit(self, choices: Sequence[Choice]) -> None:
-        """Make the network of a picker that starts from nothing: its vocabulary, or the scale of its features."""
+        """Make the network of a picker from scratch: its vocabulary, or the scale of its features."""
         if not self.fitted:
             self._function.fit(choices)
 
     def q(self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None) -> list[Tensor]:
-        """Values with gradients: (n_candidates,) float32 a choice, or (2, n_candidates) with ``twin``.
+        """Return values with gradients: (n_candidates,) float32 per choice, or (2, n_candidates) with ``twin``.
 
-        Each of the two rows reads half of the network's last layer; their mean is what is returned without ``twin``.
-        With ``at``, a place for each choice, only the value of the candidate there: (1,) or (2, 1).
+        The two rows are the heads of the network; without ``twin`` their mean is returned. ``at`` selects the value of
+        one candidate per choice: (1,) or (2, 1).
         """
         starts = accumulate([0, *(len(choice.candidates) for choice in choices)])
         only = None if at is None else [start + i for start, i in zip(starts, at, strict=False)]
-        values = self._made().q(choices, only)
+        values = self._fitted().q(choices, only)
         return _split(values if twin else values.mean(0), choices if at is None else None)
 
     def score(self, choices: Sequence[Choice]) -> list[Tensor]:
-        """Values without gradients, in evaluation mode: (n_candidates,) float32 on the CPU a choice."""
+        """Return values without gradients, in evaluation mode: (n_candidates,) float32 on the CPU per choice."""
         if not self.fitted:
             return [torch.zeros(len(choice.candidates)) for choice in choices]
         with self._lock, torch.no_grad():
             training = self.model.training
             self.model.eval()
             try:
-                sizes, found = accumulate(len(choice.candidates) for choice in choices), list[Tensor]()
+                sizes, values = accumulate(len(choice.candidates) for choice in choices), list[Tensor]()
                 for _, group in groupby(zip(sizes, choices, strict=True), lambda one: one[0] // _AT_ONCE):
                     part = [choice for _, choice in group]
-                    found += _split(self._function.q(part, kept=True).mean(0).cpu(), part)
-                return found
+                    values += _split(self._function.q(part, cached=True).mean(0).cpu(), part)
+                return values
             finally:
                 self.model.train(training)
 
@@ -140,28 +133,28 @@ class Picker(SharedInstance):
         return await asyncio.wrap_future(self._worker.submit([request])[0])
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """`complete` for code that is not async; what is in a batch follows from the requests, not from the clock."""
+        """Complete requests from code that is not async; batches then depend on the requests, not on the clock."""
         choices = [self._choice(request) for request in requests]
         values = self.score(choices)
         return [self._completions(*one) for one in zip(requests, choices, values, strict=True)]
 
     def renew(self, digest: str) -> None:
-        """The weights have changed, and this names them now: nothing that was computed with the others is kept."""
+        """Take the digest of changed weights, and drop what was computed with the old ones."""
         self.digest = digest
         if self.fitted:
             self._function.renew()
 
     def clone(self) -> Picker:
-        """A picker of its own with equal weights: a target network, say."""
+        """Return an independent picker with equal weights, as a target network."""
         copy = Picker(self.settings, deepcopy(self._function), self.name, self.digest)
         copy.renew(self.digest)
         return copy
 
     def save(self, directory: Path) -> None:
-        """Write what `open_picker` opens; an encoder's folders ``state`` and ``action`` are sentence-transformers'."""
+        """Write a directory for `open_picker`, with an encoder's models as sentence-transformers' folders."""
         directory.mkdir(parents=True, exist_ok=True)
-        own = self._made().save(directory)
-        record = {"version": _VERSION, "kind": self.settings.kind, "settings": self.settings.architecture(), **own}
+        values = self._fitted().save(directory)
+        record = {"version": VERSION, "kind": self.settings.kind, "settings": self.settings.architecture(), **values}
         write_atomically(directory / RECORD, json.dumps(record, indent=1) + "\n")
 
     def close(self) -> None:
@@ -171,7 +164,7 @@ class Picker(SharedInstance):
     async def aclose(self) -> None:
         await asyncio.to_thread(self.close)
 
-    def _made(self) -> QFunction:
+    def _fitted(self) -> QFunction:
         if not self.fitted:
             raise PolicyError(f"the picker {self.name} has no network yet; call fit with some choices first")
         return self._function
@@ -179,7 +172,7 @@ class Picker(SharedInstance):
     def _choice(self, request: Request) -> Choice:
         if request.choice is None:
             raise PolicyError(
-                f"the picker {self.name} was asked for a text, and it can only choose among the candidates of a "
+                f"the picker {self.name} was asked for a text, but only chooses among the candidates of a "
                 "leret.Pick; name a policy that writes for this predictor"
             )
         return request.choice
@@ -204,17 +197,17 @@ def _split(values: Tensor, choices: Sequence[Choice] | None) -> list[Tensor]:
 def draw(
     q: Tensor, seeds: Sequence[int], temperature: float, top_k: int | None = None, top_p: float = 1.0
 ) -> list[tuple[int, float]]:
-    """One candidate a seed, by the race of `leret.policies.local.sampling`.
+    """Draw one candidate per seed, by the race of `leret.policies.local.sampling`.
 
     Args:
         q: values (n_candidates,).
         seeds: of the draws, 63 bits.
         temperature: 0 takes the greatest value, the first of equal ones.
-        top_k: of the greatest values are drawn from.
-        top_p: of what is left, the smallest set of the likeliest with this mass.
+        top_k: draws from this many of the greatest values.
+        top_p: of these, draws from the smallest set of the likeliest with this mass.
 
     Returns:
-        Of each draw the place, and the natural logarithm of the probability that it was drawn with.
+        For each draw, the place and the natural logarithm of its probability.
     """
     values = q.double().numpy()
     if temperature == 0:
@@ -232,41 +225,41 @@ def draw(
 
 
 class Picks(NamedTuple):
-    """Picks in their order, each with its Q-value."""
+    """Picks in order, each with its Q-value."""
 
     picked: tuple[Candidate, ...] = ()
     q_values: tuple[float, ...] = ()
 
     @property
     def value(self) -> float:
-        """The mean of the Q-values, so that those that stopped earlier compare with others."""
+        """Mean of the Q-values, comparable between shorter and longer sequences."""
         return sum(self.q_values) / max(1, len(self.q_values))
 
 
 def plan(score: Callable[[Sequence[Choice]], list[Tensor]], choice: Choice, n_picks: int, width: int) -> list[Picks]:
-    """Beam search over the picks that follow a choice, best first; width 1 is the greedy order.
+    """Search the picks that follow a choice by a beam; return them best first. Width 1 is greedy.
 
-    A step scores all sequences in one batch. Of those that picked the same candidates the best one stays.
+    A step scores all sequences in one batch. Of sequences with the same candidates, the best one stays.
 
     Args:
-        score: values of each candidate of some choices.
+        score: returns the values of each candidate of some choices.
         choice: the next one.
-        n_picks: to come, at least one.
-        width: sequences that are followed.
+        n_picks: picks to come, at least one.
+        width: sequences in the beam.
     """
-    found = [Picks()]
+    beam = [Picks()]
     for _ in range(max(1, min(n_picks, len(choice.candidates)))):
-        grown = [one for one in found if one.picked[-1:] == (STOP,)]
-        going = [one for one in found if one.picked[-1:] != (STOP,)]
+        grown = [one for one in beam if one.picked[-1:] == (STOP,)]
+        going = [one for one in beam if one.picked[-1:] != (STOP,)]
         choices = [_after(choice, one.picked) for one in going]
         for before, after, values in zip(going, choices, score(choices), strict=True):
             best, places = (part[:width].tolist() for part in values.sort(descending=True, stable=True))
             for value, i in zip(best, places, strict=True):
                 grown.append(Picks((*before.picked, after.candidates[i]), (*before.q_values, value)))
         grown.sort(key=lambda one: one.value)
-        found = list({frozenset(pick.id for pick in one.picked): one for one in grown}.values())
-        found = sorted(found, key=lambda one: -one.value)[:width]
-    return found
+        distinct = {frozenset(pick.id for pick in one.picked): one for one in grown}.values()
+        beam = sorted(distinct, key=lambda one: -one.value)[:width]
+    return beam
 
 
 def _after(choice: Choice, picked: tuple[Candidate, ...]) -> Choice:
@@ -276,33 +269,18 @@ def _after(choice: Choice, picked: tuple[Candidate, ...]) -> Choice:
 
 
 def open_picker(settings: PickerSettings) -> Picker:
-    """The picker that settings name: one that leret saved, an encoder on a pretrained model, or one from nothing.
+    """Open the picker of settings: a saved one, an encoder on a pretrained model, or one from scratch.
 
     Raises:
         ConfigError: the feature function cannot be loaded.
-        PolicyError: the model is not there, or is of another kind.
+        PolicyError: the model is missing, or of another kind.
         MissingDependency: sentence-transformers is not installed.
     """
-    directory = Path(settings.model)
-    if not (directory / RECORD).is_file():
-        function = Q_FUNCTIONS[settings.kind](settings)
+    (own, record), directory = read_record(settings), Path(settings.model)
+    if record is None:
         name = settings.kind if settings.model == "scratch" else f"{settings.kind} {directory.name}"
-        content = getattr(function, "content", None)  # of a pretrained model
-        return Picker(settings, function, name, _digest(settings, content))
-    record = read_model_json(directory / RECORD)
-    if record.get("version") != _VERSION:
-        raise PolicyError(f"{directory} was written by another version of leret; train the picker again")
-    if record.get("kind") != settings.kind:
-        raise PolicyError(f"{directory} is a picker of kind {record.get('kind')}; set policy.kind to that")
-    settings = type(settings).model_validate({**settings.model_dump(), **record["settings"]})
-    function = Q_FUNCTIONS[settings.kind](settings.model_copy(update={"model": "scratch"}))
-    refuse_changed_weights(directory)
+        return Picker(own, Q_FUNCTIONS[settings.kind](own), name, picker_digest(settings))
+    function = Q_FUNCTIONS[settings.kind](own.model_copy(update={"model": "scratch"}))
     function.load(directory, record)
     check_finite(function.module, directory)
-    return Picker(settings, function, directory.resolve().name, _digest(settings, hub.model_digest(directory)))
-
-
-def _digest(settings: PickerSettings, content: str | None) -> str:
-    own = source_digest(settings.features) if isinstance(settings, FeaturesSettings) else None
-    decoding = [settings.top_k, settings.beam, settings.budget]
-    return digest(settings.kind, settings.architecture(), decoding, own, content)
+    return Picker(own, function, directory.resolve().name, picker_digest(settings))

@@ -1,19 +1,20 @@
-"""A policy behind servers that speak OpenAI's chat completions: vLLM, SGLang, TGI, llama.cpp, OpenAI."""
+"""Policy behind servers with OpenAI's chat completions: vLLM, SGLang, TGI, llama.cpp, OpenAI, Together AI."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import PolicyError
 from leret.core.types import SharedInstance, digest
-from leret.core.usage import UsageMeter
 from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, RetryableError, error_text, one_line
-from leret.http.client import Call, Carry, Client
+from leret.http.client import Call, Client
+from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, PromptTooLongError, Request
 
 if TYPE_CHECKING:
@@ -21,61 +22,58 @@ if TYPE_CHECKING:
     from leret.policies.base import Policy
 
 LONGEST_TOKEN = 128
-"""Characters: runs of spaces, in the vocabularies of OpenAI. A text of more for each token is no completion."""
+"""Most characters per token, as in runs of spaces in OpenAI's vocabularies; a longer text is not a completion."""
 
 SEED_BITS = 2**31 - 1
-"""Of a sample's 63: not every server takes those."""
+"""Bits of a sample's 63-bit seed that are sent; some servers refuse larger numbers."""
 
 LIST_S = 3.0
-"""Of `OpenAIPolicy.served`, for the list of models."""
+"""Deadline for the list of models."""
 
 _FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", None})
-"""Ends of a completion, as OpenAI, Together and TGI name them; some servers name none."""
+"""Finish reasons of OpenAI, Together and TGI; some servers give none."""
 
 _TOO_LONG = re.compile(r"(?i)context.(length|size|window)|maximum model length|`inputs` (must have less|tokens \+)")
-"""What vLLM, SGLang, llama.cpp, OpenAI, TGI and Together say of a prompt that does not fit."""
+"""Error texts of vLLM, SGLang, llama.cpp, OpenAI, TGI and Together for a prompt that does not fit."""
 
 _ROUNDING = 1e-3
-"""How far above 0 a log-probability of half precision may be."""
+"""Largest log-probability that is taken for a rounding error of half precision."""
 
 
 class OpenAIPolicy(SharedInstance):
-    """Implements ``Policy``.
+    """Chat completions from OpenAI-compatible servers.
 
-    Whether the server makes several choices of one prompt is found by asking it, never assumed: some ignore ``n``.
-    Where it does, the samples of a prompt are one request, whose seed is derived from theirs, and the server decides
-    how they differ: a sample then depends on the seeds it was asked together with. Where it does not, each sample is a
-    request with its own seed.
+    The samples of a prompt are one request with a seed derived from theirs: a sample then depends on the seeds with it.
+    Once a server has refused or ignored ``n``, each sample is a request with its own seed.
     """
 
-    def __init__(self, settings: OpenAIPolicySettings | TogetherPolicySettings, carry: Carry | None = None) -> None:
+    def __init__(self, settings: OpenAIPolicySettings | TogetherPolicySettings) -> None:
         self.settings = settings
         self.name = settings.model
-        # The weights behind a name cannot be seen from here: serve new weights under a new name.
+        # The weights behind a name are invisible here: serve new weights under a new name.
         self.digest = digest(settings.kind, settings.model)
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
-        self.client = client_of(settings, self.meter, carry=carry)
-        # A number a token in Together's API, a switch in OpenAI's.
-        self._logprobs: bool | int = int(settings.logprobs) if settings.kind == "together" else settings.logprobs
-        self._token_ids = settings.logprobs and settings.kind == "openai"  # vLLM's extension, which others may refuse
-        self._thinking: bool | None = getattr(settings, "enable_thinking", None)
-        self._takes_n: bool | None = None
-        self._probing: asyncio.Task[bool] | None = None
+        self.client = client_of(settings, self.meter)
+        self._extensions = settings.request_keys()
+        self._takes_n = True
 
     async def complete(self, request: Request) -> list[Completion]:
         seeds = request.seeds if request.temperature > 0 else request.seeds[:1]
         if not seeds:
-            raise PolicyError("a request asks for no completion; give it one seed at least")
+            raise PolicyError("a request asks for no completion; add at least one seed")
         try:
-            own = await (self._ask(request, seeds) if len(seeds) == 1 else self._ask_several(request, seeds))
+            completions = await (self._ask(request, seeds) if len(seeds) == 1 else self._ask_several(request, seeds))
         except HttpError as error:
             raise policy_error(error) from error
-        return own if request.temperature > 0 else own * len(request.seeds)
+        return completions if request.temperature > 0 else completions * len(request.seeds)
 
     async def check(self) -> None:
-        """See that the server answers, takes the key and knows the model; PolicyError with its URL if not.
+        """Check that the server answers, accepts the key and knows the model.
 
-        A list of models that names the model is enough; else a completion of one token decides.
+        A list of models that has the model is enough; otherwise a completion of one token decides.
+
+        Raises:
+            PolicyError: the server is away or refuses; its URL is in the message.
         """
         served = await self.served()
         if self.name in served:
@@ -90,12 +88,12 @@ class OpenAIPolicy(SharedInstance):
             raise
 
     async def served(self) -> list[str]:
-        """The names in the server's list of models; empty where it gives none, PolicyError where it is away."""
+        """Return the server's list of models; empty if it has none, PolicyError if the server is away."""
         call = Call("GET", "/models")
         try:
             return await self.client.request(
                 call,
-                lambda answer: [str(entry["id"]) for entry in answer.json["data"]],
+                _model_names,
                 timeout_s=LIST_S,
                 retry_for_s=LIST_S,
             )
@@ -110,57 +108,35 @@ class OpenAIPolicy(SharedInstance):
         await self.client.aclose()
 
     async def _ask_several(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
-        if self._takes_n if self._takes_n is not None else await self._probe(request):
-            try:
-                return await self._ask(request, seeds)
-            except RejectedError:
-                # Perhaps so many choices are too many; if it is the request itself, one choice is refused as well.
-                completions = await self._one_by_one(request, seeds)
-                self._takes_n = False
-                return completions
-        return await self._one_by_one(request, seeds)
-
-    async def _one_by_one(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
+        if self._takes_n:
+            with suppress(RejectedError):  # a faulty request is refused with one choice too
+                completions = await self._ask(request, seeds)
+                if len(completions) == len(seeds):
+                    return completions
         each = await asyncio.gather(*[self._ask(request, (seed,)) for seed in seeds])
+        self._takes_n = False
         return [completion for one in each for completion in one]
-
-    async def _probe(self, request: Request) -> bool:
-        """Two choices asked for: two choices back? Asked once, on the first prompt, for all who wait."""
-        if self._probing is None or self._probing.get_loop() is not asyncio.get_running_loop():
-            self._probing = asyncio.get_running_loop().create_task(self._ask_for_two(request))
-        task = self._probing
-        try:
-            return await asyncio.shield(task)
-        finally:
-            if task.done() and self._probing is task:
-                self._probing = None
-
-    async def _ask_for_two(self, request: Request) -> bool:
-        try:
-            call = self._call(Request(request.messages, (0,), 1.0, 1), 0, 2)
-            self._takes_n = await self.client.request(call, lambda answer: len(answer.json["choices"])) == 2
-        except RejectedError:
-            self._takes_n = False  # if the request itself is at fault, the samples will say so
-        return self._takes_n
 
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         n = len(seeds)
         seed = seeds[0] if n == 1 else int(digest("joint seed", list(seeds))[:16], 16)
         read = partial(completions_of, n=n, max_tokens=request.max_tokens)
         try:
-            own = await self.client.request(self._call(request, seed, n), read)
+            completions = await self.client.request(self._call(request, seed, n), read)
         except RejectedError:
-            if not self._token_ids:
+            if "return_token_ids" not in self._extensions:
                 raise
-            # An extension that strict servers refuse; if it is something else, it is refused again.
-            self._token_ids = False
+            # Strict servers refuse this extension; a faulty request is refused again without it.
+            extensions = dict(self._extensions)
+            del self._extensions["return_token_ids"]
             try:
-                own = await self.client.request(self._call(request, seed, n), read)
+                completions = await self.client.request(self._call(request, seed, n), read)
             except RejectedError:
-                self._token_ids = True
+                self._extensions = extensions
                 raise
-        self.meter.wrote(own[0].n_prompt_tokens, sum(one.n_completion_tokens for one in own), n)
-        return own
+        written = sum(one.n_completion_tokens for one in completions)
+        self.meter.wrote(completions[0].n_prompt_tokens, written, len(completions))
+        return completions
 
     def _call(self, request: Request, seed: int, n: int) -> Call:
         body: dict[str, Any] = {
@@ -170,28 +146,27 @@ class OpenAIPolicy(SharedInstance):
             "top_p": request.top_p,
             "max_tokens": request.max_tokens,
             "seed": seed & SEED_BITS,
+            **self._extensions,
         }
         if n > 1:
             body["n"] = n
         if request.stop:
             body["stop"] = list(request.stop)
-        if self._logprobs:
-            body["logprobs"] = self._logprobs
-        if self._token_ids:
-            body["return_token_ids"] = True
-        if self._thinking is not None:
-            body["chat_template_kwargs"] = {"enable_thinking": self._thinking}
         return Call.post("/chat/completions", body)
+
+
+def _model_names(answer: Answer) -> list[str]:
+    models = answer.json  # Together sends the list itself
+    return [str(model["id"]) for model in (models["data"] if isinstance(models, dict) else models)]
 
 
 def client_of(
     settings: ServedPolicySettings,
     meter: UsageMeter,
     *,
-    carry: Carry | None = None,
     also_retried: frozenset[int] = frozenset(),
 ) -> Client:
-    """The HTTP client of a served policy."""
+    """Return the HTTP client of a served policy."""
     return Client(
         settings.urls,
         setting="policy",
@@ -200,23 +175,22 @@ def client_of(
         retry_for_s=settings.retry_for_s,
         concurrency=settings.concurrency,
         also_retried=also_retried,
-        carry=carry,
         meter=meter,
     )
 
 
 def policy_error(error: HttpError) -> PolicyError:
-    """A failed request as the policy's failure."""
-    told = str(error)
-    if isinstance(error, RejectedError) and error.status in {400, 413, 422} and _TOO_LONG.search(told):
-        return PromptTooLongError(f"{told}; send fewer or shorter passages and demos")
-    failure = PolicyError(told)
+    """Convert a failed request into the policy's error."""
+    message = str(error)
+    if isinstance(error, RejectedError) and error.status in {400, 413, 422} and _TOO_LONG.search(message):
+        return PromptTooLongError(f"{message}; send fewer or shorter passages and demos")
+    failure = PolicyError(message)
     failure.exit_code = error.exit_code
     return failure
 
 
 async def check_token(policy: Policy, settings: PolicySettings) -> None:
-    """See that a policy completes a prompt; one that is late, or that needs more than a token, is let pass."""
+    """Check that a policy completes a prompt. A server that is late or needs more than one token passes."""
     request = Request(({"role": "user", "content": "Hello"},), (0,), settings.temperature, 1, settings.top_p)
     try:
         await policy.complete(request)
@@ -226,17 +200,21 @@ async def check_token(policy: Policy, settings: PolicySettings) -> None:
 
 
 def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
-    """The choices of a chat completion, in the order of their index; one of `MALFORMED` or RetryableError if none.
+    """Return the choices of a chat completion, in the order of their index; some servers send fewer than ``n``.
 
-    Where a server counts the tokens of all choices together, each choice gets its share by the length of its text,
-    and the shares add up to what was counted.
+    If a server counts the tokens of all choices together, each choice gets a share by the length of its text, and the
+    shares add up to the count.
+
+    Raises:
+        RetryableError: a choice is incomplete. Errors in `MALFORMED` are raised for an unexpected shape.
     """
     body = answer.json
     if body.get("error"):
         raise RetryableError(f"{answer.url} answered 200 with an error: {error_text(answer.body)}", "server")
     choices: list[dict[str, Any]] = body["choices"]
-    if len(choices) != n:
+    if not 1 <= len(choices) <= n:
         raise answer.malformed(f"{len(choices)} choices for n={n}")
+    n = len(choices)
     if n > 1:
         choices = sorted(choices, key=lambda choice: choice.get("index", 0))
         if len({choice.get("index", place) for place, choice in enumerate(choices)}) < n:
@@ -253,12 +231,12 @@ def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
 
 
 def _completion(choice: Mapping[str, Any], max_tokens: int, url: str, n_prompt: int, n_written: int) -> Completion:
-    """A choice that is a completion, whatever its text; ``n_written`` counts where no tokens are given."""
+    """Read one choice; ``n_written`` is its number of tokens if the server lists none."""
     message, reason = choice["message"], choice.get("finish_reason")
     text, error = message.get("content"), choice.get("error")
     if error or reason not in _FINISHED:
-        told = f"error {one_line(str(error))}" if error else f"finish_reason {one_line(str(reason))}"
-        raise RetryableError(f"{url} sent a completion with {told}", "incomplete")
+        fault = f"error {one_line(str(error))}" if error else f"finish_reason {one_line(str(reason))}"
+        raise RetryableError(f"{url} sent a completion with {fault}", "incomplete")
     if not text and (message.get("reasoning_content") or message.get("reasoning")):
         raise RetryableError(
             f"{url} sent reasoning and no content (finish_reason {reason}); raise policy.max_tokens, or turn the "
@@ -266,7 +244,7 @@ def _completion(choice: Mapping[str, Any], max_tokens: int, url: str, n_prompt: 
             "incomplete",
         )
     if not isinstance(text, str):
-        raise TypeError("message.content is no text")
+        raise TypeError("message.content is not text")
     if len(text) > LONGEST_TOKEN * max_tokens:
         raise ValueError(f"{len(text)} characters for max_tokens={max_tokens}")
     finish = "length" if reason == "length" else "stop"
@@ -278,26 +256,25 @@ def _completion(choice: Mapping[str, Any], max_tokens: int, url: str, n_prompt: 
 
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
-    """Token ids and log-probabilities, in OpenAI's form, vLLM's or Together's."""
-    told, given = choice.get("logprobs") or {}, choice.get("token_ids")
-    values, ids = told.get("token_logprobs"), told.get("token_ids")
-    if values is None and told.get("content") is not None:
-        values = [token["logprob"] for token in told["content"]]
-    if given is not None:
-        ids = given
+    """Return token ids and log-probabilities in OpenAI's, vLLM's or Together's format."""
+    table, listed = choice.get("logprobs") or {}, choice.get("token_ids")
+    values = table.get("token_logprobs")
+    if values is None and table.get("content") is not None:
+        values = [token["logprob"] for token in table["content"]]
+    ids = table.get("token_ids") if listed is None else listed
     logprobs = None if values is None else logprobs_of(values)
     return None if ids is None else tuple(int(token) for token in ids), logprobs
 
 
 def logprobs_of(values: Sequence[Any]) -> tuple[float, ...]:
-    """Log-probabilities; ValueError where one cannot be such."""
+    """Return log-probabilities as floats; ValueError if one is above 0 or not a number."""
     if not all(float(value) <= _ROUNDING for value in values):
-        raise ValueError("a log-probability is above 0, or no number")
+        raise ValueError("a log-probability is above 0 or not a number")
     return tuple(float(value) for value in values)
 
 
 def shared(lengths: Sequence[int], total: int) -> list[int]:
-    """``total`` split by length, in whole numbers that add up to it.
+    """Split ``total`` in proportion to lengths, in whole numbers that add up to it.
 
     >>> shared([1, 1, 2], 10)
     [2, 3, 5]

@@ -1,7 +1,7 @@
-"""A policy behind Hugging Face's text-generation-inference, by its own route ``POST /generate`` (or ``POST /``).
+"""Policy behind Hugging Face's text-generation-inference, by its route ``POST /generate`` (or ``POST /``).
 
-Requests are made and answers read by the types of the ``text-generation`` package, so that they are its protocol and
-not our idea of it. Its ``AsyncClient`` does not carry them: it opens a connection a call, and drops Retry-After.
+Requests and answers are types of the ``text-generation`` package. Its ``AsyncClient`` does not carry them: it opens one
+connection per call, and drops Retry-After.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import MissingDependency, PolicyError
 from leret.core.types import SharedInstance, digest
-from leret.core.usage import UsageMeter
 from leret.http.answers import Answer, HttpError, RejectedError
 from leret.http.client import Call
+from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, Request
-from leret.policies.local.chat_template import load_template
+from leret.policies.local.chat_template import before_stop, load_template
 from leret.policies.remote.openai import (
     LONGEST_TOKEN,
     SEED_BITS,
@@ -35,11 +35,10 @@ _INSTALL = "pip install --no-deps 'text-generation>=0.7,<0.8'"
 
 
 class TgiPolicy(SharedInstance):
-    """Implements ``Policy``. The chat template is applied here, so that the server sees the trainer's tokens.
+    """Completions from TGI. The chat template is applied here, so that the server sees the trainer's tokens.
 
-    Each sample of a prompt is a request with its own seed. With ``best_of`` they are one request; TGI takes no seed
-    then, so that those samples cannot be drawn again. Log-probabilities are as TGI gives them: of the distribution that
-    it drew from, after temperature and top-p.
+    Each sample of a prompt is a request with its seed. With ``best_of`` they are one request, for which TGI takes no
+    seed: those samples are not repeatable. Log-probabilities are TGI's, after temperature and top-p.
     """
 
     def __init__(self, settings: TgiPolicySettings) -> None:
@@ -51,7 +50,7 @@ class TgiPolicy(SharedInstance):
         model, tokenizer = Path(settings.model), Path(settings.tokenizer)
         self.name = model.name if tokenizer.is_dir() and tokenizer.name == model.name else settings.model
         self._template = load_template(settings.tokenizer, settings.enable_thinking)
-        # The weights behind a name cannot be seen from here: serve new weights under a new name.
+        # The weights behind a name are invisible here: serve new weights under a new name.
         self.digest = digest("tgi", self.name, self._template.template)
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         roots = tuple(url.rstrip("/").removesuffix("/generate") for url in settings.urls)
@@ -61,7 +60,7 @@ class TgiPolicy(SharedInstance):
 
     async def complete(self, request: Request) -> list[Completion]:
         if not request.seeds:
-            raise PolicyError("a request asks for no completion; give it one seed at least")
+            raise PolicyError("a request asks for no completion; add at least one seed")
         inputs = self._template.inputs(request.messages)
         try:
             if request.temperature == 0:
@@ -88,18 +87,18 @@ class TgiPolicy(SharedInstance):
             return _completions(answer, n, n_prompt, request)
 
         try:
-            own = await self.client.request(Call.post(self._path, body), read)
+            completions = await self.client.request(Call.post(self._path, body), read)
         except RejectedError as error:
             if error.status not in {404, 405} or self._path == "/":
                 raise
-            self._path = "/"  # behind some gateways only the root is open
-            own = await self.client.request(Call.post(self._path, body), read)
-        self.meter.wrote(own[0].n_prompt_tokens, sum(one.n_completion_tokens for one in own), n)
-        return own
+            self._path = "/"  # the only open route behind some gateways
+            completions = await self.client.request(Call.post(self._path, body), read)
+        self.meter.wrote(completions[0].n_prompt_tokens, sum(one.n_completion_tokens for one in completions), n)
+        return completions
 
 
 def _body(request: Request, inputs: str, seed: int | None, n: int) -> dict[str, Any]:
-    """The request as the client package makes it; RejectedError where it finds it impossible."""
+    """Return a request as the client package makes it; RejectedError if it refuses the settings."""
     from text_generation import types
     from text_generation.errors import ValidationError
 
@@ -111,36 +110,35 @@ def _body(request: Request, inputs: str, seed: int | None, n: int) -> dict[str, 
             stop=list(request.stop),
             seed=None if seed is None else seed & SEED_BITS,
             temperature=request.temperature if sampled else None,
-            top_p=request.top_p if sampled and request.top_p < 1 else None,  # TGI refuses 1, which is its default
+            top_p=request.top_p if sampled and request.top_p < 1 else None,  # TGI refuses its default of 1
             best_of=n if n > 1 else None,
             details=True,
         )
         body: dict[str, Any] = types.Request(inputs=inputs, parameters=parameters).model_dump()
     except (ValidationError, ValueError) as error:
-        raise RejectedError(f"TGI takes no such request ({error}); correct the policy's settings") from error
+        raise RejectedError(f"TGI does not take this request ({error}); correct the policy's settings") from error
     return body
 
 
 def _completions(answer: Answer, n: int, n_prompt: int, request: Request) -> list[Completion]:
-    """What TGI wrote: the best sequence first, then the others, where it was asked for several."""
+    """Return the completions of an answer: the best sequence first, then the others."""
     from text_generation import types
 
     value = answer.json
-    told = types.Response(**(value[0] if isinstance(value, list) else value))
-    sequences = [(told.generated_text, told.details)]
-    sequences += [(other.generated_text, other) for other in told.details.best_of_sequences or []]
+    response = types.Response(**(value[0] if isinstance(value, list) else value))
+    sequences = [(response.generated_text, response.details)]
+    sequences += [(other.generated_text, other) for other in response.details.best_of_sequences or []]
     if len(sequences) != n:
         raise answer.malformed(f"{len(sequences)} sequences for best_of={n}")
     if max(len(text) for text, _ in sequences) > LONGEST_TOKEN * request.max_tokens:
-        raise ValueError(f"too long a text for max_tokens={request.max_tokens}")
+        raise ValueError(f"the text is too long for max_tokens={request.max_tokens}")
     return [_completion(text, details, n_prompt, request.stop) for text, details in sequences]
 
 
 def _completion(text: str, details: Any, n_prompt: int, stop: Sequence[str]) -> Completion:
-    ends = [found for found in (text.find(mark) for mark in stop) if found >= 0]  # TGI leaves the stop string in
     logprobs = [token.logprob for token in details.tokens]
     return Completion(
-        text=text[: min(ends)] if ends else text,
+        text=before_stop(text, stop),  # TGI includes the stop string
         finish_reason="length" if details.finish_reason.value == "length" else "stop",
         n_prompt_tokens=n_prompt,
         n_completion_tokens=details.generated_tokens,

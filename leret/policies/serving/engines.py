@@ -1,8 +1,8 @@
-"""The servers that leret starts: their executables, and the command line of each for a policy.
+"""Servers that leret starts: their executables and command lines.
 
-Each option is one that the engine documents. Two of them are not for comfort: engines take sampling settings that a
-request leaves out (``top_k``, ``repetition_penalty``) from the model's generation_config.json unless they are told not
-to, and the samples would then not be the policy's own.
+All options are documented by the engines. Two options are required: engines take sampling settings that a request
+leaves out (``top_k``, ``repetition_penalty``) from the model's generation_config.json unless told otherwise, and the
+samples would then not be the policy's.
 """
 
 from __future__ import annotations
@@ -17,19 +17,18 @@ from leret.core.errors import ConfigError, PolicyError
 from leret.policies.serving.model import ServedModel
 
 _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""What --max-lora-rank takes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Where a server listens."""
+    """Address of a server."""
 
     host: str
     port: int
 
     @property
     def url(self) -> str:
-        """The base URL for clients on this machine, without /v1."""
+        """Base URL for clients on this machine, without /v1."""
         host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
         return f"http://[{host}]:{self.port}" if ":" in host and "[" not in host else f"http://{host}:{self.port}"
 
@@ -39,14 +38,14 @@ class ServerKind:
     """A server that leret can start.
 
     Attributes:
-        executable: looked for on PATH; the environment's ``LERET_NAME`` names another.
-        install: how one gets it.
+        executable: searched for on PATH; the environment's ``LERET_NAME`` names another.
+        install: instructions for its installation.
         arguments: of the executable, for (executable, model, listening, on a GPU).
-        environment: variables that it gets where the user has not set them.
+        environment: variables to set unless the user has set them.
         cpu_environment: likewise, without a GPU.
-        adapter_name: the ``model`` of requests for an adapter.
-        key_variable: where the server itself looks for the key that clients must send; None where it looks nowhere.
-        takes_adapters: serves an adapter on its base; it is merged into the base otherwise.
+        adapter_name: ``model`` in requests for an adapter.
+        key_variable: where the server looks for the key of its clients; None if it has no such variable.
+        takes_adapters: serves an adapter on its base; otherwise it is merged.
     """
 
     name: str
@@ -61,13 +60,13 @@ class ServerKind:
 
     @property
     def variable(self) -> str:
-        """Of the environment: names the executable."""
+        """Environment variable that names the executable."""
         return f"LERET_{self.name.upper()}"
 
 
 def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
     command = ["serve", served.weights, "--host", at.host, "--port", str(at.port), "--generation-config", "vllm"]
-    command += ["--disable-uvicorn-access-log"]  # a line a request, and a run makes hundreds of thousands
+    command += ["--disable-uvicorn-access-log"]  # one line per request, hundreds of thousands in a run
     if served.adapter is None:
         command += ["--served-model-name", served.name]
     else:
@@ -76,14 +75,14 @@ def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> lis
         command += ["--lora-modules", f"{served.name}={served.adapter}"]
     if served.tokenizer is not None:
         command += ["--tokenizer", str(served.tokenizer)]
-    # As the in-process engine computes on a CPU; compilation takes longer there than small models gain by it.
-    # A prompt that is read in parts makes vLLM wind a seeded generator back, which PyTorch's of a CPU cannot: the whole
-    # engine ends (0.32.0, "CPU Generator does not use offset").
+    # As on a CPU in process; compilation takes longer there than small models gain by it.
+    # With chunked prefill, vLLM rewinds a seeded generator, which PyTorch's CPU generator cannot do: the engine ends
+    # (0.32.0, "CPU Generator does not use offset").
     return command if gpu else [*command, "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
 
 
 def _sglang(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
-    module = Path(executable).name.startswith("python")  # releases without `sglang serve` have the module alone
+    module = Path(executable).name.startswith("python")  # for releases without `sglang serve`
     command = ["-m", "sglang.launch_server"] if module else ["serve"]
     command += ["--model-path", served.weights, "--host", at.host, "--port", str(at.port)]
     command += ["--sampling-defaults", "openai", "--log-level-http", "warning"]
@@ -98,7 +97,7 @@ def _sglang(executable: str, served: ServedModel, at: Listening, gpu: bool) -> l
 
 
 def _tgi(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
-    # Without the last option a request for more than two samples is refused.
+    # The last option allows requests for more than two samples.
     return ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port), "--max-best-of", "64"]
 
 
@@ -106,16 +105,16 @@ SERVERS = {
     "vllm": ServerKind(
         "vllm",
         "vllm",
-        "`pip install vllm` in an environment of its own, or its CPU build where there is no GPU",
+        "`pip install vllm` in a separate environment, or its CPU build where there is no GPU",
         _vllm,
         environment={"VLLM_NO_USAGE_STATS": "1"},
-        cpu_environment={"VLLM_CPU_KVCACHE_SPACE": "1"},  # GiB; it would take half of the machine
+        cpu_environment={"VLLM_CPU_KVCACHE_SPACE": "1"},  # GiB; the default is half of the machine
         key_variable="VLLM_API_KEY",
     ),
     "sglang": ServerKind(
         "sglang",
         "sglang",
-        "`pip install sglang` in an environment of its own",
+        "`pip install sglang` in a separate environment",
         _sglang,
         adapter_name="{name}-base:{name}",
     ),
@@ -130,24 +129,24 @@ SERVERS = {
 }
 
 
-def find_executable(kind: ServerKind, given: str | None, environment: Mapping[str, str]) -> str:
-    """The server's executable: as given, as the environment names it, or on PATH."""
-    named = given or environment.get(kind.variable)
-    found = shutil.which(named or kind.executable, path=environment.get("PATH"))
-    if found is not None:
-        return found
+def find_executable(kind: ServerKind, executable: str | None, environment: Mapping[str, str]) -> str:
+    """Return the server's executable: the argument, the environment's, or the one on PATH."""
+    named = executable or environment.get(kind.variable)
+    path = shutil.which(named or kind.executable, path=environment.get("PATH"))
+    if path is not None:
+        return path
     if named is None:
         raise PolicyError(
             f"{kind.executable} is not on PATH; install it ({kind.install}), or name it with --executable or in "
             f"{kind.variable}"
         )
-    origin = "--executable" if given else kind.variable
-    fault = "is there, but cannot be run" if Path(named).exists() else "is not there"
+    origin = "--executable" if executable else kind.variable
+    fault = "cannot be executed" if Path(named).exists() else "does not exist"
     raise ConfigError(f"{origin} {named} {fault}; install {kind.name}: {kind.install}")
 
 
 def has_gpu(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
-    """Whether an NVIDIA or AMD device is there and not hidden from this process."""
+    """Tell whether this process sees an NVIDIA or AMD device."""
     hidden = environment.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and hidden.strip() in {"", "-1"}:
         return False
@@ -155,17 +154,17 @@ def has_gpu(environment: Mapping[str, str] = os.environ, devices: Path = Path("/
 
 
 def without_repeats(command: Sequence[str], extra: Sequence[str]) -> list[str]:
-    """Our options without the ones that the user gives himself.
+    """Remove options that the user overrides.
 
     >>> without_repeats(["serve", "--port", "1", "--enforce-eager"], ["--port", "2"])
     ['serve', '--enforce-eager']
     """
-    given = {argument.split("=", 1)[0] for argument in extra if argument.startswith("--")}
-    kept: list[str] = []
+    overridden = {argument.split("=", 1)[0] for argument in extra if argument.startswith("--")}
+    remaining: list[str] = []
     dropping = False
     for argument in command:
         if argument.startswith("--"):
-            dropping = argument in given
+            dropping = argument in overridden
         if not dropping:
-            kept.append(argument)
-    return kept
+            remaining.append(argument)
+    return remaining

@@ -1,4 +1,4 @@
-"""A policy's server from plan to end: the command, the checks before it, the process, the clean stop."""
+"""Servers of policies: the command line, the checks before the start, the process, and its end."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from leret.config.policy import OpenAIPolicySettings
 from leret.core.errors import ConfigError, PolicyError
 from leret.http.answers import ApiKey
 from leret.policies.serving.engines import SERVERS, Listening, ServerKind, find_executable, has_gpu, without_repeats
@@ -23,12 +24,12 @@ from leret.policies.serving.process import ServerProcess, wait_until_ready
 
 _OURS = {"-p": "--port", "--hostname": "--host", "--served-model-name": "--name", "--api-key": "--api-key-env"}
 _OURS |= {"--port": "--port", "--host": "--host"}
-"""Options of the engines that leret has to know of, and its own for them."""
+"""Options of the engines that leret sets, and its flags for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """How a server is started, and how it is asked: ``model`` is its name in requests and recipes."""
+    """The start of a server, and its use: ``model`` is its name in requests and recipes."""
 
     kind: ServerKind
     served: ServedModel
@@ -40,13 +41,13 @@ class ServerPlan:
 
     @property
     def line(self) -> str:
-        """The command, to be pasted into a shell."""
+        """Command for a shell."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
         return " ".join([*settings, shlex.join(self.command)])
 
     @property
     def recipe(self) -> str:
-        """The line of a recipe that samples from this server."""
+        """Line of a recipe that samples from this server."""
         key = f", api_key_env: {self.api_key_env}" if self.api_key_env else ""
         return f'policy: {{kind: openai, urls: ["{self.at.url}/v1"], model: "{self.model}"{key}}}'
 
@@ -63,18 +64,18 @@ def plan(
     dry: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> ServerPlan:
-    """Work out the command of a server.
+    """Return the plan of a server.
 
-    ``extra`` arguments for the engine replace ours of the same name; ``merge`` serves an adapter as full weights. With
-    ``dry`` the command is only shown: nothing is merged, and the executable may be missing.
+    ``extra`` arguments for the engine override leret's; ``merge`` serves an adapter as full weights. With ``dry`` the
+    command is only shown: nothing is merged, and the executable may be missing.
     """
     kind = SERVERS[engine]
     for argument in extra:
         ours = _OURS.get(argument.split("=", 1)[0])
         if ours:
-            raise ConfigError(f"{argument}: leret has to know it too; give it before the --, as {ours}")
+            raise ConfigError(f"{argument}: leret sets this option; use {ours} before the --")
     if api_key_env is not None and kind.key_variable is None:
-        raise ConfigError(f"--api-key-env: {engine} takes a key on its command line only, where all users can read it")
+        raise ConfigError(f"--api-key-env: {engine} takes a key only on its command line, which all users can read")
     gpu = has_gpu(environment)
     try:
         program = find_executable(kind, executable, environment)
@@ -101,24 +102,25 @@ def run_server(
     log: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[ServerProcess]:
-    """The server, ready and warm inside the block; stopped after it, however the block ends.
+    """Start a server; it is ready and warm inside the block, and stopped after it.
 
-    Call it from a thread that lives as long: where leret is killed, the kernel ends a server with the thread that
-    started it. It must answer within ``timeout_s``, and gets ``grace_s`` to end in; without a log it gets a temporary
-    one.
+    Call it from a thread that lives as long: if leret is killed, the kernel ends a server with the thread that started
+    it. The server must answer within ``timeout_s``, and has ``grace_s`` to end in. The default log is a temporary file.
     """
     key = ApiKey.from_env(plan.api_key_env, "--api-key-env")
     environment = {**os.environ, **plan.environment}
     if (secret := key.reveal()) is not None and plan.kind.key_variable is not None:
         environment[plan.kind.key_variable] = secret
     with _bound(plan.at.host, plan.at.port):
-        pass  # a port in use is refused: its owner's answers would be taken for our server's
+        pass  # refuse a port in use: another server's answers would be taken for ours
     server = ServerProcess(plan.command, environment, log or _new_log(plan.served.name), key)
     began = time.monotonic()
     try:
         server.start()
         tell(f"log: {server.log}")
-        wait_until_ready(server, plan.at.url, plan.model, timeout_s=timeout_s, tell=tell)
+        urls = (f"{plan.at.url}/v1",)
+        settings = OpenAIPolicySettings(model=plan.model, urls=urls, api_key_env=plan.api_key_env)
+        wait_until_ready(server, settings, timeout_s=timeout_s, tell=tell)
         tell(f"ready after {time.monotonic() - began:.1f} s")
         yield server
     finally:
@@ -127,7 +129,7 @@ def run_server(
 
 
 class BackgroundServer:
-    """A server that runs until it is closed; returns when it is ready. It has a thread of its own, as it needs one."""
+    """A server in a separate thread, which is ready after construction and runs until it is closed."""
 
     def __init__(self, plan: ServerPlan, timeout_s: float) -> None:
         self._ready: Future[None] = Future()
@@ -153,7 +155,7 @@ class BackgroundServer:
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on; a ConfigError where the host is no address of this machine."""
+    """Return a free port; ConfigError if the host is not an address of this machine."""
     with _bound(host, 0) as held:
         return int(held.getsockname()[1])
 
@@ -173,7 +175,7 @@ def _bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
-                f"port {port} of {host} is taken; name another with --port, or 0 for a free one"
+                f"port {port} of {host} is in use; name another with --port, or 0 for a free one"
             ) from error
         raise ConfigError(f"--host {host} --port {port} cannot be listened on: {error.strerror or error}") from error
     return held

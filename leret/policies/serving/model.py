@@ -1,4 +1,4 @@
-"""What a server is to serve: full weights, or an adapter on its base, under a name that tells its weights."""
+"""Served models: full weights, or an adapter on its base, under a name with a digest of the weights."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from leret.policies.checkpoints import (
     adapter_base,
     find_model,
     load_tokenizer,
-    load_weights,
     model_digest,
     read_model_json,
 )
+from leret.policies.local.model import load_weights
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FIT_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
@@ -31,15 +31,15 @@ _PROBE = "Which river flows through the city where the author of the book was bo
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A policy as an engine needs it.
+    """A policy for an engine.
 
     Attributes:
-        name: in requests and recipes. It holds a digest of the weights unless it was chosen: samples of other weights
-            are then never taken for this policy's.
+        name: in requests and recipes. Unless chosen by the user, it holds a digest of the weights, so that samples of
+            other weights are never taken for this policy's.
         weights: of the model, or of an adapter's base: an absolute path, or a repository of the Hugging Face hub.
         adapter: directory of a LoRA adapter; None for full weights.
-        tokenizer: directory of the adapter's own tokenizer; None where the base's is used.
-        rank: of the adapter, the largest of its modules; 0 for full weights.
+        tokenizer: directory of the adapter's tokenizer; None for the base's.
+        rank: largest rank in the adapter; 0 for full weights.
     """
 
     name: str
@@ -52,14 +52,14 @@ class ServedModel:
 def resolve_policy(policy: str, run: Run | None = None, name: str | None = None) -> ServedModel:
     """Resolve ``demo``, a model or adapter directory or a hub repository; with a run, ``base`` or one of its policies.
 
-    Its name on the server is made of the directory's name and the weights' digest unless one is given.
+    The default name on the server is the directory's name with a digest of the weights.
     """
     if name is not None and not _FIT_NAME.fullmatch(name):
-        raise ConfigError(f"--name {name!r}: a served model's name is letters, digits, and - _ . / between them")
-    stem, found = (policy, _of_run(policy, run)) if run is not None else _resolve(policy)
-    if found not in POLICIES and not Path(found).is_dir():
-        return ServedModel(name or found, found)
-    path = find_model(found).resolve()
+        raise ConfigError(f"--name {name!r}: use letters and digits, with - _ . / between them")
+    stem, model = (policy, _of_run(policy, run)) if run is not None else _resolve(policy)
+    if model not in POLICIES and not Path(model).is_dir():
+        return ServedModel(name or model, model)
+    path = find_model(model).resolve()
     name = name or f"{stem}-{model_digest(path)[:8]}"
     base = adapter_base(path)
     if base is None:
@@ -70,12 +70,12 @@ def resolve_policy(policy: str, run: Run | None = None, name: str | None = None)
 
 
 def merged_directory(adapter: Path) -> Path:
-    """Where an adapter's merged weights are kept: hidden, so that no stage takes them for another policy."""
+    """Return the directory for an adapter's merged weights; hidden, so that no stage takes them for another policy."""
     return adapter.parent / f".{adapter.name}-merged"
 
 
 def merge_adapter(served: ServedModel) -> ServedModel:
-    """The same policy as full weights in a directory, merged now or before, until adapter or base changes."""
+    """Return the policy as full weights in a directory, merged again only if adapter or base have changed."""
     assert served.adapter is not None
     target, digest = merged_directory(served.adapter), model_digest(served.adapter)
     if not _holds(target, digest):
@@ -86,21 +86,21 @@ def merge_adapter(served: ServedModel) -> ServedModel:
 
 
 def write_merged(adapter: Path, out: Path, dtype: str = "float32") -> float:
-    """Write an adapter merged into its base as a model directory of its own.
+    """Write an adapter merged into its base as a model directory.
 
     Returns:
-        The largest difference between the logits of the two on a short text, as a fraction of the largest logit.
+        The largest difference between their logits on a short text, as a fraction of the largest logit.
 
     Raises:
-        PolicyError: ``adapter`` is none, does not fit its base, or merges to another model (a difference above 1e-4 in
-            float32, or above 5e-2); then nothing is written. Or there is no room.
+        PolicyError: ``adapter`` is not an adapter, does not fit its base, or merges to another model (a difference
+            above 1e-4 in float32, or above 5e-2), and nothing is written; or there is no room.
     """
     import torch
     from peft import PeftModel
 
     base, tokenizer = adapter_base(adapter), load_tokenizer(adapter)
     if base is None:
-        raise PolicyError(f"{adapter} holds full weights, no adapter: there is nothing to merge; use it as it is")
+        raise PolicyError(f"{adapter} holds full weights, not an adapter; use it as it is")
     ids = tokenizer(_PROBE, add_special_tokens=False, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         model = PeftModel.from_pretrained(load_weights(base, dtype), str(adapter)).eval()
@@ -150,19 +150,19 @@ def _resolve(policy: str) -> tuple[str, str]:
 
 
 def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:
-    """The policy's section of the recipe that a run was sampled by: of some predictors, or ``policy`` itself."""
+    """Return the policy section of a run's sampling recipe: that of some predictors, or ``policy`` itself."""
     section = run.section("sampling", "leret sample RECIPE")
-    own, first = section.get("policies", {}), section.get("policy", {})
-    found = [own.get(name, first) for name in predictors or ()] or [first]
-    if any(one != found[0] for one in found):
+    by_name, first = section.get("policies", {}), section.get("policy", {})
+    settings = [by_name.get(name, first) for name in predictors or ()] or [first]
+    if any(one != settings[0] for one in settings):
         raise PolicyError(
             f"predictors: {', '.join(predictors or ())} have different policies in {run.path}; train them one by one"
         )
-    return dict(found[0])
+    return dict(settings[0])
 
 
 def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
-    """The weights that a run was sampled from: a shipped policy, a directory, or a repository of the hub."""
+    """Return the weights that a run was sampled from: a shipped policy, a directory, or a hub repository."""
     sampled = sampled_settings(run, predictors)
     model = str(sampled.get("model", ""))
     if model in POLICIES or Path(model).is_dir():
@@ -176,7 +176,7 @@ def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
             "give their directory instead of `base`, or demo or agent where that is the policy that was served"
         )
     if not HUB_NAME.fullmatch(model):
-        raise PolicyError(f"the sampled policy {model} is no longer there; give a directory of its weights, not `base`")
+        raise PolicyError(f"the sampled policy {model} is gone; give a directory of its weights instead of `base`")
     return model
 
 

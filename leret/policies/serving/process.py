@@ -1,35 +1,37 @@
-"""A server as a child process: a group of its own, a log, a wait until it is warm, and no orphan at its end."""
+"""Servers as child processes in a process group, with a log, a wait until they are warm, and no orphans."""
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 
+from leret.config.policy import OpenAIPolicySettings
 from leret.core.errors import PolicyError
 from leret.http.answers import ApiKey
+from leret.policies.base import Request
+from leret.policies.remote.openai import OpenAIPolicy
 
 _SET_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _POLL_S = 0.05
 _TAIL_BYTES = 64 * 1024
-_TOLD_EVERY_S, _ANSWER_S, _DYING_S = 15.0, 5.0, 2.0
+_REPORT_S, _ANSWER_S, _DYING_S = 15.0, 5.0, 2.0
 
 
 class ServerProcess:
     """A process that is started once and stopped once.
 
-    Its group is its own, so that Ctrl-C at a terminal reaches leret alone, which then ends all of the group. On Linux
-    the kernel ends it too when leret is killed outright. The log gets all output; the key is never repeated from it.
+    It has its own process group, so that Ctrl-C at a terminal reaches only leret, which then ends the group. On Linux
+    the kernel ends it when leret is killed. The log gets all output; the key is removed from everything read from it.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, key: ApiKey) -> None:
@@ -39,8 +41,8 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process; a PolicyError where the program or its log cannot be opened."""
-        # Between fork and exec as little as possible is done, so the function is looked up here.
+        """Start the process; PolicyError if the program or its log cannot be opened."""
+        # Looked up here, since little may be done between fork and exec.
         prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -51,9 +53,8 @@ class ServerProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=self._environment,
-                    # A group, so that the terminal's Ctrl-C is not the server's too. Not a session: Linux shares
-                    # processors out by session, and beside a server that spins (vLLM on CPUs) a client in another one
-                    # hardly gets any.
+                    # A group, so that Ctrl-C does not reach the server. Not a session: Linux shares processors out by
+                    # session, and a server that spins (vLLM on CPUs) would starve a client in another one.
                     process_group=0,
                     preexec_fn=prctl and (lambda: prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)),  # noqa: PLW1509
                 )
@@ -64,12 +65,12 @@ class ServerProcess:
             ) from error
 
     def exit_code(self) -> int | None:
-        """None while it runs; negative where a signal ended it."""
+        """Return None while it runs, and a negative code if a signal ended it."""
         assert self._process is not None, "start() comes first"
         return self._process.poll()
 
     def check_alive(self) -> None:
-        """Raise a PolicyError with the last lines of the log where the process has ended."""
+        """Raise a PolicyError with the last lines of the log if the process has ended."""
         code = self.exit_code()
         if code is not None:
             raise self.failure(
@@ -77,14 +78,14 @@ class ServerProcess:
             )
 
     def failure(self, what: str) -> PolicyError:
-        """An error with the last lines of the log."""
+        """Return an error with the last lines of the log."""
         lines = self.tail()
         return PolicyError(
             f"{what}; its log is {self.log}" + (f". It ends with:\n{lines}" if lines else ", and is empty")
         ).failed()
 
     def tail(self, n_lines: int = 15) -> str:
-        """The last lines of the log, without the key."""
+        """Return the last lines of the log, without the key."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -94,7 +95,7 @@ class ServerProcess:
         return self.key.redact("\n".join([line.rstrip() for line in lines if line.strip()][-n_lines:]))
 
     def stop(self, grace_s: float) -> bool:
-        """Ask the group to end, kill what is left after ``grace_s`` seconds; whether it ended by itself."""
+        """End the group, by force after ``grace_s`` seconds; tell whether it ended by itself."""
         if self._process is None:
             return True
         group, deadline = self._process.pid, time.monotonic() + grace_s
@@ -102,20 +103,20 @@ class ServerProcess:
         try:
             while time.monotonic() < deadline and (self._process.poll() is None or _alive(group)):
                 time.sleep(_POLL_S)
-        finally:  # an impatient second Ctrl-C cuts the grace short, and leaves no orphan either
-            willing = self._process.poll() is not None and not _alive(group)
+        finally:  # a second Ctrl-C ends the wait and leaves no orphan
+            ended = self._process.poll() is not None and not _alive(group)
             _signal(group, signal.SIGKILL)
             self._process.wait()
-        return willing
+        return ended
 
 
 def _signal(group: int, which: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # macOS refuses where only zombies are left
+    with suppress(ProcessLookupError, PermissionError):  # macOS refuses if only zombies are left
         os.killpg(group, which)
 
 
 def _alive(group: int) -> bool:
-    """Whether a process of the group is left, also one whose parent is gone; zombies do not count."""
+    """Tell whether a process of the group, orphans included, is left; zombies do not count."""
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
@@ -124,61 +125,55 @@ def _alive(group: int) -> bool:
 
 
 def wait_until_ready(
-    server: ServerProcess, url: str, model: str, *, timeout_s: float, tell: Callable[[str], None]
+    server: ServerProcess, settings: OpenAIPolicySettings, *, timeout_s: float, tell: Callable[[str], None]
 ) -> None:
-    """Return once the server has answered one real chat completion."""
+    """Wait until the server at ``settings.urls`` has answered one chat completion."""
     began = time.monotonic()
-    _wait_for_health(server, url, timeout_s, tell)
+    [url] = settings.urls
+    _wait_for_health(server, url.removesuffix("/v1"), timeout_s, tell)
     tell(f"healthy after {time.monotonic() - began:.0f} s; one completion to warm it")
-    _warm(server, url, model, began + timeout_s)
+    left = max(1.0, began + timeout_s - time.monotonic())
+    try:
+        asyncio.run(_complete(settings.model_copy(update={"timeout_s": left, "retry_for_s": 0.0})))
+    except PolicyError as error:
+        until = time.monotonic() + _DYING_S
+        while time.monotonic() < until:  # connections close a moment before the process ends
+            server.check_alive()
+            time.sleep(_POLL_S)
+        raise server.failure(
+            f"{url} is healthy, but sent no completion ({error}); --timeout may be too short"
+        ) from error
+    server.check_alive()
 
 
 def _wait_for_health(server: ServerProcess, url: str, timeout_s: float, tell: Callable[[str], None]) -> None:
-    told = began = time.monotonic()
+    reported = began = time.monotonic()
     while True:
         server.check_alive()
-        left = began + timeout_s - time.monotonic()
-        status, _ = _answer(f"{url}/health", ApiKey(), min(_ANSWER_S, max(0.1, left)))
+        status = _health(url, min(_ANSWER_S, max(0.1, began + timeout_s - time.monotonic())))
         if status == 200:
-            server.check_alive()  # another's server may have taken the port, and ours died of it
+            server.check_alive()  # another server may have taken the port
             return
         now = time.monotonic()
         if now > began + timeout_s:
-            said = f"answers {status}" if status else "does not answer"
-            raise server.failure(f"{url}/health {said} after {timeout_s:g} s; give it longer with --timeout")
-        if now - told > _TOLD_EVERY_S:
-            told = now
+            state = f"answers {status}" if status else "does not answer"
+            raise server.failure(f"{url}/health {state} after {timeout_s:g} s; allow more with --timeout")
+        if now - reported > _REPORT_S:
+            reported = now
             tell(f"waiting for {url}, {now - began:.0f} s: {server.tail(1)[:160]}")
         time.sleep(5 * _POLL_S)
 
 
-def _warm(server: ServerProcess, url: str, model: str, deadline: float) -> None:
-    messages = [{"role": "user", "content": "Which city?"}]
-    body = {"model": model, "messages": messages, "max_tokens": 8, "temperature": 0, "seed": 0}
-    status, text = _answer(f"{url}/v1/chat/completions", server.key, max(1.0, deadline - time.monotonic()), body)
-    if status == 0:
-        until = time.monotonic() + _DYING_S
-        while time.monotonic() < until:  # a process that is going down closes its connections a moment before it ends
-            server.check_alive()
-            time.sleep(_POLL_S)
-        raise server.failure(f"{url} is healthy, but sent no completion ({text}); --timeout may be too short")
-    server.check_alive()
-    try:
-        said = json.loads(text)["choices"][0]["message"]["content"] if status == 200 else None
-    except (ValueError, KeyError, IndexError, TypeError):
-        said = None
-    if not isinstance(said, str):
-        told = server.key.redact(text)[:300]
-        raise server.failure(f"{url} is healthy, but answered a chat completion with {status}: {told}")
-
-
-def _answer(url: str, key: ApiKey, timeout_s: float, body: dict[str, Any] | None = None) -> tuple[int, str]:
-    """Status and text; status 0 and the reason where nothing was answered."""
+def _health(url: str, timeout_s: float) -> int:
+    """Return the status of the server's /health; 0 if there is no answer."""
     import httpx
 
-    method, headers = "GET" if body is None else "POST", key.headers()
-    try:  # a proxy knows nothing of this machine's ports
-        reply = httpx.request(method, url, json=body, headers=headers, timeout=timeout_s, trust_env=False)
-        return reply.status_code, reply.text
-    except (httpx.HTTPError, httpx.InvalidURL) as error:  # refused, reset, timed out, cut off, no HTTP
-        return 0, str(error)
+    try:  # not by a proxy, which does not see this machine's ports
+        return httpx.get(f"{url}/health", timeout=timeout_s, trust_env=False).status_code
+    except (httpx.HTTPError, httpx.InvalidURL):
+        return 0
+
+
+async def _complete(settings: OpenAIPolicySettings) -> None:
+    async with aclosing(OpenAIPolicy(settings)) as policy:
+        await policy.complete(Request(({"role": "user", "content": "Which city?"},), (0,), 0.0, 8))

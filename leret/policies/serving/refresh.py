@@ -1,4 +1,4 @@
-"""New weights behind a served policy: an adapter is loaded into the running servers, full weights are asked for."""
+"""New weights behind a served policy: loads adapters into running servers, and asks for full weights."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from leret.policies.serving.model import ServedModel
 
 
 def refresh(settings: OpenAIPolicySettings, served: ServedModel, directory: str) -> OpenAIPolicySettings:
-    """The same servers, asked for the policy in ``directory`` by the name of its weights.
+    """Return settings for the policy in ``directory`` on the same servers, by the name of its weights.
 
     A server that lists the name has it. A vLLM that was started with ``--enable-lora`` and
-    ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` is told to load an adapter, which it reads from the same path.
+    ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` loads an adapter, from the same path.
 
     Raises:
-        PolicyError: a server has not got the policy; what to start is said. The old weights are never asked instead.
+        PolicyError: a server does not have the policy; the message says what to start.
     """
     refreshed = settings.model_copy(update={"model": served.name})
     asyncio.run(_check_all(refreshed, served, directory))
@@ -39,16 +39,16 @@ async def _check_all(settings: OpenAIPolicySettings, served: ServedModel, direct
                 names = await policy.served()
         if served.name not in names:
             raise PolicyError(
-                f"{url} does not serve {served.name}, from which the next round samples (it serves "
+                f"{url} does not serve {served.name}, the policy of the next round (it serves "
                 f"{', '.join(names) or 'no model'}; {why}); start `leret serve policy {directory}` in its place, and "
-                "run the same command again: it goes on from here"
+                "run the same command again, which continues from here"
             )
 
 
 async def _load_adapter(policy: OpenAIPolicy, served: ServedModel) -> str:
-    """Ask a server to load an adapter; why it did not."""
+    """Ask a server to load an adapter; return why it may not have done so."""
     call = Call.post("/load_lora_adapter", {"lora_name": served.name, "lora_path": str(served.adapter)})
     try:
         return await policy.client.request(call, lambda answer: f"it answered {answer.text!r}")
     except HttpError as error:
-        return f"an adapter is loaded by vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1: {error}"
+        return f"vLLM loads adapters with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1: {error}"

@@ -1,4 +1,4 @@
-"""What the clients of search servers share: blocking batches, and what a refused query means."""
+"""Shared parts of clients of search servers: blocking batches, and the handling of refused queries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from leret.retrieval.base import PartialResultsError, has_terms
 
 T = TypeVar("T")
 Question = tuple[Call, Callable[[Answer], T]]
-"""A request, and what makes sense of its answer."""
+"""A request, and a function that reads its answer."""
 
 _LOG = logging.getLogger("leret")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
@@ -30,9 +30,9 @@ _OF_THE_KEY = re.compile(r"api[ _-]?key", re.IGNORECASE)
 
 
 class SearchClient:
-    """Sends batches of requests and waits for all of their answers; safe for many threads.
+    """Blocking batches of requests; safe for many threads.
 
-    ``key`` is sent in a header; ``secret`` is what requests hold otherwise.
+    ``key`` is sent in a header; ``secret`` is a key inside requests.
     """
 
     def __init__(
@@ -60,14 +60,14 @@ class SearchClient:
         self._closed = False
 
     def ask(self, question: Question[T]) -> T:
-        """Send a request, and wait for its answer; RetrievalError where it failed."""
+        """Send a request and wait for its answer; RetrievalError if it failed."""
         outcome = self.ask_each([question])[0]
         if isinstance(outcome, HttpError):
             raise PartialResultsError(outcome, {}) from outcome
         return outcome
 
     def ask_each(self, questions: Sequence[Question[T]]) -> list[T | HttpError]:
-        """Send requests concurrently: what was made of each answer, or its failure, in their order."""
+        """Send requests concurrently; return the answers or failures in their order."""
         with self._lock:
             if self._closed:
                 raise RetrievalError("this retriever is closed; open it again")
@@ -76,13 +76,13 @@ class SearchClient:
         try:
             return future.result()
         except CancelledError as error:
-            raise RetrievalError("the retriever was closed while it was asked").failed() from error
+            raise RetrievalError("the retriever was closed during a search").failed() from error
         except BaseException:
-            future.cancel()  # Ctrl-C in the thread that waits
+            future.cancel()  # after Ctrl-C in the waiting thread
             raise
 
     def close(self) -> None:
-        """Give up what is asked now, and close the connections. May be called twice."""
+        """Cancel running requests and close the connections. May be called twice."""
         with self._lock:
             self._closed = True
             running = list(self._running)
@@ -98,9 +98,9 @@ class SearchClient:
 
 
 def rankings_of(queries: Sequence[str], outcomes: Sequence[Ranking | HttpError]) -> list[Ranking]:
-    """One ranking a query; PartialResultsError with the first failure and the other rankings where some failed."""
+    """Return one ranking per query; PartialResultsError with the first failure if some failed."""
     failure = next((outcome for outcome in outcomes if isinstance(outcome, HttpError)), None)
-    answered = [(q, found) for q, found in zip(queries, outcomes, strict=True) if not isinstance(found, HttpError)]
+    answered = [(q, one) for q, one in zip(queries, outcomes, strict=True) if not isinstance(one, HttpError)]
     if failure is not None:
         raise PartialResultsError(failure, dict(answered)) from failure
     return [ranking for _, ranking in answered]
@@ -108,20 +108,20 @@ def rankings_of(queries: Sequence[str], outcomes: Sequence[Ranking | HttpError])
 
 @dataclass(eq=False)
 class Site(Generic[T]):
-    """A site whose queries have a syntax: what is asked offline, and what a refused query means.
+    """A site with a query syntax.
 
-    A query whose syntax a site refuses finds nothing, as it would for a user. But settings that are wrong, and sites
-    that have broken down, refuse in the same way, and must not make every query find nothing: so after a refusal a
-    plain query is sent under the same settings, and if that is refused too, the refusal is an error.
+    A query with a syntax that the site refuses has an empty ranking, as on the site. But wrong settings and broken
+    sites refuse queries in the same way. So after a refusal a plain query is sent under the same settings; if that is
+    refused too, the refusal is an error.
 
     Attributes:
-        name: as messages call it.
-        most: passages a query.
+        name: in messages.
+        most: passages per query.
         client: sends the requests.
-        question: a query and k to a request.
+        question: makes a request of a query and k.
         nothing: the answer to a query that is refused for its syntax.
-        statuses: of HTTP that may be about the query: malformed, too long.
-        n_refused: queries so far that were refused for their syntax.
+        statuses: HTTP statuses of refusals that may concern the query: malformed, too long.
+        n_refused: number of queries refused for their syntax.
     """
 
     name: str
@@ -133,20 +133,20 @@ class Site(Generic[T]):
     n_refused: int = 0
 
     def ask(self, queries: Sequence[str], k: int, offline: bool) -> tuple[list[str], dict[str, T | HttpError]]:
-        """The queries as one would paste them there, and the site's answer to each that is not blank."""
+        """Return the cleaned queries, and the site's answer to each that is not blank."""
         if not 1 <= k <= self.most:
-            raise RetrievalError(f"k is {k}; {self.name} gives from 1 to {self.most} documents a query")
+            raise RetrievalError(f"k is {k}; {self.name} returns from 1 to {self.most} documents per query")
         terms = [_CONTROL.sub(" ", query).strip() for query in queries]
         asked = list(dict.fromkeys(filter(has_terms, terms)))
-        if offline and asked:  # the cache stands before this
+        if offline and asked:  # not in the cache, which is asked first
             raise RetrievalError(
-                f"retriever.offline is set, and the cache does not hold {len(asked)} queries, {asked[0][:80]!r} first; "
+                f"retriever.offline is set, but {len(asked)} queries are not in the cache, {asked[0][:80]!r} first; "
                 "run with offline: false once, with the same cache"
             )
-        answers = self._settle(self.client.ask_each([self.question(term, k) for term in asked]))
+        answers = self._resolve(self.client.ask_each([self.question(term, k) for term in asked]))
         return terms, dict(zip(asked, answers, strict=True))
 
-    def _settle(self, outcomes: Sequence[T | HttpError]) -> list[T | HttpError]:
+    def _resolve(self, outcomes: Sequence[T | HttpError]) -> list[T | HttpError]:
         refused = {id(outcome): outcome for outcome in outcomes if self._is_of_the_query(outcome)}
         if not refused:
             return list(outcomes)
@@ -156,7 +156,7 @@ class Site(Generic[T]):
             return [fault if id(outcome) in refused else outcome for outcome in outcomes]
         if not self.n_refused:
             first = next(iter(refused.values()))
-            _LOG.warning("%s refuses a query for its syntax; such queries find nothing: %s", self.name, first)
+            _LOG.warning("%s refuses a query for its syntax; such queries have empty rankings: %s", self.name, first)
         self.n_refused += len(refused)
         return [self.nothing if id(outcome) in refused else outcome for outcome in outcomes]
 

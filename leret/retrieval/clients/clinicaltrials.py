@@ -1,4 +1,4 @@
-"""ClinicalTrials.gov through its API, version 2: a query in, the studies in the site's own order out."""
+"""ClinicalTrials.gov through its API, version 2: studies in the site's order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leret.retrieval.clients.base import Question, SearchClient, Site, rankings_
 
 _SITE = ClinicalTrialsSettings().url
 _PAGE = 1_000
-"""Studies that the API sends at once, at most."""
+"""Most studies in an answer of the API."""
 
 _MOST = 10_000
 _SYNTAX = frozenset({400, 413, 414})
@@ -25,9 +25,10 @@ Page = tuple[list[Passage], str | None]
 
 
 class ClinicalTrials(CallableRetriever, SharedInstance):
-    """Implements ``Retriever`` over ClinicalTrials.gov.
+    """Search of ClinicalTrials.gov.
 
-    The API gives no scores: a passage's is 1 / its rank. A query whose syntax the API refuses finds nothing.
+    The API gives no scores: a passage's score is 1 / rank. A query with a syntax that the API refuses has an empty
+    ranking.
     """
 
     def __init__(self, settings: ClinicalTrialsSettings) -> None:
@@ -37,13 +38,13 @@ class ClinicalTrials(CallableRetriever, SharedInstance):
         self.site: Site[Page] = Site("ClinicalTrials.gov", _MOST, self._client, self._page, ([], None), _SYNTAX)
         s, other_site = settings, [url for url in self._client.urls if url != _SITE]
         self.digest = digest("clinicaltrials", s.area, s.sort, s.min_date, s.max_date, s.texts, *other_site)
-        """Names the registry, or the other site that the URL is of, and the settings; what it holds changes daily."""
+        """Digest of the site and the settings; the registry's content changes daily."""
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Rankings in the site's order, of queries as one would paste them there; ``k`` is 10,000 at most."""
+        """Return rankings in the site's order; ``k`` is at most 10,000."""
         terms, first = self.site.ask(queries, k, self._settings.offline)
-        found = {term: self._studies(term, page, k) for term, page in first.items()}
-        return rankings_of(queries, [found.get(term, ()) for term in terms])
+        rankings = {term: self._studies(term, page, k) for term, page in first.items()}
+        return rankings_of(queries, [rankings.get(term, ()) for term in terms])
 
     def _studies(self, term: str, page: Page | HttpError, k: int) -> Ranking | HttpError:
         studies: dict[str, Passage] = {}
@@ -79,7 +80,7 @@ def _read_page(answer: Answer) -> Page:
         raise answer.malformed("no list of studies")
     token = body.get("nextPageToken")
     if token and not studies:
-        raise answer.malformed("a page without a study, and says that there are more")
+        raise answer.malformed("a page without studies that announces more")
     try:
         return [_study(study) for study in studies], str(token) if token else None
     except (KeyError, TypeError, AttributeError) as error:

@@ -1,4 +1,4 @@
-"""A search server: which queries go into one request, and what becomes of a request that is refused."""
+"""Search servers: queries per request, and the handling of refused requests."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from leret.retrieval.clients.base import SearchClient, rankings_of
 from leret.retrieval.clients.protocols import PROTOCOLS
 
 _ABOUT_A_QUERY = frozenset({200, 400, 413, 422})
-"""Refusals of a batch that half of it may not meet: one query, or the size, brought them about; 200: the answer's."""
+"""Statuses of refused batches that may pass in halves: one query or the size was at fault. 200: a bad answer."""
 
 
 class Served(BaseModel, frozen=True):
-    """What a ``leret`` server says of itself under /health.
+    """Answer of a ``leret`` server under /health.
 
     Attributes:
         index: digest of the served retriever.
-        corpus: digest of its corpus; None where it has none.
-        documents: in the corpus; None where nobody can count them.
-        max_queries: that it takes in a request; None where it does not say.
+        corpus: digest of its corpus; None if it has none.
+        documents: in the corpus; None if unknown.
+        max_queries: most queries per request; None if unknown.
     """
 
     engine: str
@@ -40,10 +40,10 @@ class Served(BaseModel, frozen=True):
 
 
 class Remote(CallableRetriever, SharedInstance):
-    """Implements ``Retriever`` over HTTP.
+    """Search over HTTP.
 
-    ``corpus`` is what the server should search: its digest is checked under protocol ``leret``, and its order gives the
-    ids under ``doc_id: row``. None checks nothing.
+    ``corpus`` is the corpus that the server should search: protocol ``leret`` compares its digest, ``doc_id: row``
+    takes ids from its order.
     """
 
     def __init__(self, settings: RemoteSettings, corpus: Documents | None = None) -> None:
@@ -51,7 +51,7 @@ class Remote(CallableRetriever, SharedInstance):
         self._protocol = PROTOCOLS[settings.protocol]
         self._corpus = corpus
         if settings.doc_id == "row" and corpus is None:
-            raise RetrievalError("retriever.doc_id is row, but there is no corpus whose rows could be meant")
+            raise RetrievalError("retriever.doc_id is row, but there is no corpus to count rows in")
         self._ids = tuple(corpus or ()) if settings.doc_id == "row" else ()
         self._is_leret = settings.protocol == "leret"
         urls = [url.rstrip("/").removesuffix("/search") if self._is_leret else url for url in settings.urls]
@@ -67,10 +67,7 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def digest(self) -> str:
-        """Names what is served, and what of it names a document.
-
-        What is served has its own digest under protocol ``leret``; else it is named by ``name`` or the URLs.
-        """
+        """Digest of the served index and of ``doc_id``; without protocol ``leret``, of the name or the URLs."""
         settings = self._settings
         if self._is_leret:
             index = self.served().index
@@ -80,11 +77,11 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def names_its_index(self) -> bool:
-        """Is the digest another one once another index is served? URLs alone do not tell."""
+        """Tell whether the digest changes with the served index; that of URLs alone does not."""
         return self._is_leret or self._settings.name is not None
 
     def served(self) -> Served:
-        """What a ``leret`` server says of itself; asked once, and refused where it serves another corpus."""
+        """Return a ``leret`` server's description, asked once; refuse a server of another corpus."""
         if self._served is None:
             served = self._client.ask((Call("GET", "/health"), _served))
             wanted = None if self._corpus is None else self._corpus.digest
@@ -97,7 +94,7 @@ class Remote(CallableRetriever, SharedInstance):
         return self._served
 
     def check(self) -> None:
-        """See that a server answers, and as one of this protocol does; one that is being restarted is waited for."""
+        """Check that a server answers in this protocol; wait for one that is being restarted."""
         if self._is_leret:
             self.served()
         else:
@@ -105,7 +102,7 @@ class Remote(CallableRetriever, SharedInstance):
             self._client.ask((self._protocol.call(["health"], 1), read))
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Rank documents; of a batch that is refused, only the queries that are refused alone too fail."""
+        """Rank documents; in a refused batch, only the queries fail that are refused alone."""
         k = clip_k(k, k)
         asked = [i for i, query in enumerate(queries) if has_terms(query)]
         most = self._most_queries()
@@ -137,15 +134,13 @@ class Remote(CallableRetriever, SharedInstance):
         rankings = self._protocol.read(answer, n_queries=n_queries, k=k, named=self._settings.doc_id)
         if self._served is not None and (index := answer.json.get("index")) != self._served.index:
             raise RejectedError(
-                f"{answer.url} serves another index ({index}) than when this run began "
-                f"({self._served.index}); rankings of two indexes cannot be mixed: serve the first one again, or "
-                "begin a new run",
+                f"{answer.url} serves another index ({index}) than at the start of this run "
+                f"({self._served.index}); rankings of two indexes cannot be mixed: serve the first one again, or start "
+                "a new run",
                 409,
             )
         if not self._accept_empty and not all(rankings):
-            raise answer.malformed(
-                "a ranking of nothing at all (where that is an answer, set retriever.accept_empty: true)"
-            )
+            raise answer.malformed("an empty ranking (if that is an answer, set retriever.accept_empty: true)")
         return [self._named(ranking, answer) for ranking in rankings] if self._ids else rankings
 
     def _named(self, ranking: Ranking, answer: Answer) -> Ranking:
@@ -154,8 +149,8 @@ class Remote(CallableRetriever, SharedInstance):
             row = int(passage.doc_id) if passage.doc_id.isdecimal() else -1
             if not 0 <= row < len(self._ids):
                 raise answer.malformed(
-                    f"row {passage.doc_id!r} of a corpus of {len(self._ids)} documents (it serves another corpus, or "
-                    "names documents otherwise: retriever.doc_id)"
+                    f"row {passage.doc_id!r} of a corpus of {len(self._ids)} documents (another corpus is served, or "
+                    "documents are named differently: retriever.doc_id)"
                 )
             passages.append(Passage(self._ids[row], passage.title, passage.text, passage.score))
         return tuple(passages)
@@ -165,11 +160,11 @@ def _served(answer: Answer) -> Served:
     body: Any = answer.json
     if isinstance(body, dict) and "status" in body and "index" not in body:
         raise RejectedError(
-            f"{answer.url} does not say what it serves: it asks for a token, and was sent another one or none (name "
-            "its variable with retriever.token_env or --token-env), or is no `leret serve retriever`",
+            f"{answer.url} does not describe its index: it expects another token (name its variable with "
+            "retriever.token_env or --token-env), or is not `leret serve retriever`",
             401,
         )
     try:
         return Served.model_validate(body)
     except ValidationError as error:
-        raise answer.malformed(f"no /health of `leret serve retriever` ({one_line(repr(error))})") from error
+        raise answer.malformed(f"not a /health answer of `leret serve retriever` ({one_line(repr(error))})") from error

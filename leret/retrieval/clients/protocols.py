@@ -1,13 +1,13 @@
-"""What search servers speak: how queries are asked, and how an answer becomes rankings.
+"""Protocols of search servers: requests for queries, and rankings from answers.
 
 ===============  ==========================================================================================
 ``leret``        ``leret serve retriever``: POST /search {queries, k}; the answer names its index
-``colbert``      ColBERT's server, which ``dspy.ColBERTv2`` speaks to: POST {query, k}, one query a request
+``colbert``      ColBERT's server, as used by ``dspy.ColBERTv2``: POST {query, k}, one query per request
 ``colbert-get``  the same by GET ?query=&k=
 ``retrieve``     the search-RL projects': POST /retrieve {queries, topk, return_scores}
 ===============  ==========================================================================================
 
-An answer that lacks a list, a name or a score is malformed, and is asked for again.
+An answer without a list, a name or a score is malformed, and the request is repeated.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ Named = Literal["id", "title", "row"]
 
 @dataclass(frozen=True)
 class SearchProtocol:
-    """One way to ask.
+    """One protocol.
 
     Attributes:
-        batched: several queries go into a request.
-        call: (queries, k) to a request.
-        rankings: an answer to one list of entries a query.
-        entry: an entry to the document's id, title, text and score.
+        batched: takes several queries per request.
+        call: makes a request of queries and k.
+        rankings: one list of entries per query from an answer.
+        entry: id, title, text and score of an entry.
     """
 
     batched: bool
@@ -42,9 +42,9 @@ class SearchProtocol:
     entry: Callable[[Mapping[str, Any]], tuple[Any, Any, Any, Any]]
 
     def read(self, answer: Answer, n_queries: int, k: int, named: Named = "id") -> list[Ranking]:
-        """The rankings of an answer, ``k`` passages each at most; RetryableError where it is malformed.
+        """Return the rankings of an answer, at most ``k`` passages each; RetryableError if it is malformed.
 
-        What becomes the id of a passage is its title, or the server's id: under ``row`` that is still to be looked up.
+        The id of a passage is its title or the server's id, which under ``row`` is still to be looked up.
         """
         lists = self.rankings(answer)
         if len(lists) != n_queries:
@@ -53,7 +53,7 @@ class SearchProtocol:
 
     def _ranking(self, entries: Any, k: int, named: Named, answer: Answer) -> Ranking:
         if not isinstance(entries, list):
-            raise answer.malformed("a ranking that is no list")
+            raise answer.malformed("a ranking that is not a list")
         passages: dict[str, Passage] = {}
         for entry in entries[:k]:
             passage = self._passage(entry, named, answer)
@@ -66,19 +66,19 @@ class SearchProtocol:
             doc_id = title if named == "title" else server_id
             if isinstance(doc_id, bool) or not isinstance(doc_id, str | int) or doc_id == "":
                 missing = "title" if named == "title" else "id"
-                raise ValueError(f"the document has no {missing}; retriever.doc_id says what names one")
+                raise ValueError(f"the document has no {missing}; retriever.doc_id selects its name")
             if not isinstance(title, str) or not isinstance(text, str):
-                raise TypeError("its text is none")
+                raise TypeError("its text is not a string")
             if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
                 raise ValueError(f"its score is {score!r}")
             return Passage(str(doc_id), title, text, float(score))
         except MALFORMED as error:
             what = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise answer.malformed(f"a passage that is none ({one_line(what)})") from error
+            raise answer.malformed(f"an invalid passage ({one_line(what)})") from error
 
 
 def split_passage(text: str) -> tuple[str, str]:
-    r"""Title and text of a passage in one string: ``Title | text``, or ``"Title"`` on a line of its own.
+    r"""Split a passage into title and text: ``Title | text``, or ``"Title"`` on the first line.
 
     >>> split_passage("Ed Wood | A film."), split_passage('"Ed Wood"\nA film.'), split_passage("A film.")
     (('Ed Wood', 'A film.'), ('Ed Wood', 'A film.'), ('', 'A film.'))
@@ -137,4 +137,4 @@ PROTOCOLS = {
         _retrieve_entry,
     ),
 }
-"""By their names in ``retriever.protocol``."""
+"""Protocols by ``retriever.protocol``."""

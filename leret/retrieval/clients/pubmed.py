@@ -1,4 +1,4 @@
-"""PubMed through NCBI's E-utilities: a Boolean query in, the ids in PubMed's own order out, with their abstracts."""
+"""PubMed through NCBI's E-utilities: articles with abstracts, in PubMed's order."""
 
 from __future__ import annotations
 
@@ -22,27 +22,25 @@ _LOG = logging.getLogger("leret")
 
 _SITE = PubMedSettings().url
 _MOST = 9_999
-"""What esearch of pubmed returns at most."""
+"""Most ids in an answer of esearch."""
 
 _FETCHED_AT_ONCE = 200
 _LONG = 1_500
-"""Characters of a query, as they stand in a URL, from which on it is sent by POST, as the E-utilities ask for."""
+"""Characters of a query in a URL from which on it is sent by POST, as the E-utilities ask."""
 
 _SYNTAX = frozenset({400, 413})
-"""Not 414: no query goes in a long URL."""
+"""Statuses of queries with a bad syntax; not 414, since long queries are not in URLs."""
 
 _KNOWN = "1"
-"""An article that PubMed has had since 1975: an answer that holds its record is whole."""
+"""An article in PubMed since 1975: an answer with its record is complete."""
 
 
 class PubMed(CallableRetriever, SharedInstance):
-    """Implements ``Retriever`` over PubMed.
+    """Search of PubMed.
 
-    An article that esearch finds and efetch has no record of (withdrawn, not yet there) keeps its place, without title
-    and text.
-
-    E-utilities give no scores: a passage's is 1 / its rank, so that the union of several searches is ordered by rank.
-    What the query's syntax makes PubMed find nothing for is an empty ranking, as on the site.
+    An article from esearch without a record in efetch (withdrawn, not yet there) keeps its place, without title and
+    text. E-utilities give no scores: a passage's score is 1 / rank, so the union of several searches is ordered by
+    rank. A query with a bad syntax has an empty ranking, as on the site.
     """
 
     def __init__(self, settings: PubMedSettings) -> None:
@@ -54,10 +52,10 @@ class PubMed(CallableRetriever, SharedInstance):
         self.site: Site[tuple[str, ...]] = Site("PubMed", _MOST, self._client, self._search, (), _SYNTAX)
         s, other_site = settings, [url for url in self._client.urls if url != _SITE]
         self.digest = digest("pubmed", s.sort, s.min_date, s.max_date, s.texts, *other_site)
-        """Names PubMed, or the other site of the URL, and the settings; ``max_date`` keeps most of what is new out."""
+        """Digest of the site and the settings; ``max_date`` excludes most new articles."""
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Rankings in PubMed's order, of queries as one would paste them there; ``k`` is 9,999 at most."""
+        """Return rankings in PubMed's order; ``k`` is at most 9,999."""
         terms, ids = self.site.ask(queries, k, self._settings.offline)
         articles, failed = self._articles([i for some in ids.values() if isinstance(some, tuple) for i in some])
         outcomes: list[Ranking | HttpError] = []
@@ -75,23 +73,23 @@ class PubMed(CallableRetriever, SharedInstance):
         return self._call("esearch", values, "json", len(quote(term)) > _LONG), partial(_read_ids, wanted=k)
 
     def _articles(self, ids: Sequence[str]) -> tuple[Mapping[str, tuple[str, str]], Mapping[str, HttpError]]:
-        """Title and abstract by id; and the failure of those that could not be fetched.
+        """Fetch title and abstract by id, and return the failures by id.
 
-        What an answer lacks is asked for again, together with an article that is certainly there: so a record that
-        PubMed does not have is told from an answer that was cut short.
+        Missing records are asked for again together with a record that certainly exists: this separates records that
+        PubMed does not have from an answer that was cut short.
         """
         if not self._settings.texts or not ids:
             return {}, {}
         wanted = list(dict.fromkeys(ids))
-        found, failed = self._fetched(wanted, read_articles)
-        missing = [i for i in wanted if i not in found and i not in failed]
+        articles, failed = self._fetched(wanted, read_articles)
+        missing = [i for i in wanted if i not in articles and i not in failed]
         if missing:
             again, failed_again = self._fetched(missing, _read_whole, _KNOWN)
-            found, failed = found | again, failed | failed_again
-            lacking = [i for i in missing if i not in found and i not in failed]
+            articles, failed = articles | again, failed | failed_again
+            lacking = [i for i in missing if i not in articles and i not in failed]
             if lacking:
-                _LOG.warning("PubMed has no record of %d articles that it found, %s first", len(lacking), lacking[0])
-        return found, failed
+                _LOG.warning("PubMed has no record of %d articles in its results, first %s", len(lacking), lacking[0])
+        return articles, failed
 
     def _fetched(
         self, ids: Sequence[str], read: Callable[[Answer], dict[str, tuple[str, str]]], *also: str
@@ -101,55 +99,55 @@ class PubMed(CallableRetriever, SharedInstance):
             (self._call("efetch", {"id": ",".join([*chunk, *also]), "rettype": "abstract"}, "xml", True), read)
             for chunk in chunks
         ]
-        found: dict[str, tuple[str, str]] = {}
+        articles: dict[str, tuple[str, str]] = {}
         failed: dict[str, HttpError] = {}
         for chunk, outcome in zip(chunks, self._client.ask_each(calls), strict=True):
             if isinstance(outcome, HttpError):
                 failed |= dict.fromkeys(chunk, outcome)
             else:
-                found |= outcome
-        return found, failed
+                articles |= outcome
+        return articles, failed
 
     def _call(self, tool: str, values: Mapping[str, str], retmode: str, long: bool) -> Call:
-        given = {"tool": self._settings.tool, "email": self._settings.email, "api_key": self._key}
-        params = {"db": "pubmed", "retmode": retmode, **values, **{n: v for n, v in given.items() if v}}
+        identity = {"tool": self._settings.tool, "email": self._settings.email, "api_key": self._key}
+        params = {"db": "pubmed", "retmode": retmode, **values, **{n: v for n, v in identity.items() if v}}
         path = f"/{tool}.fcgi"
         return Call.form(path, params) if long else Call("GET", path, params)
 
 
 def read_articles(answer: Answer) -> dict[str, tuple[str, str]]:
-    """Title and abstract of every record of an efetch answer, by PubMed id."""
+    """Read title and abstract of each record of an efetch answer, by PubMed id."""
     try:
         root = ElementTree.fromstring(answer.text)
     except (ElementTree.ParseError, ValueError) as error:
-        raise answer.malformed(f"no XML ({error})") from error
-    told = root.findtext("ERROR") or root.findtext(".//ERROR")
-    if told:
-        raise RetryableError(f"{answer.url} reports an error: {one_line(told)}")
-    found = {}
+        raise answer.malformed(f"not XML ({error})") from error
+    error_text = root.findtext("ERROR") or root.findtext(".//ERROR")
+    if error_text:
+        raise RetryableError(f"{answer.url} reports an error: {one_line(error_text)}")
+    articles = {}
     for record in [*root.iter("MedlineCitation"), *root.iter("BookDocument")]:
         pmid = (record.findtext("PMID") or "").strip()
         if not pmid:
             raise answer.malformed("a record without a PMID")
         article = record if record.tag == "BookDocument" else record.find("Article")
-        found[pmid] = ("", "") if article is None else (_title(article), _abstract(article))
-    return found
+        articles[pmid] = ("", "") if article is None else (_title(article), _abstract(article))
+    return articles
 
 
 def _read_whole(answer: Answer) -> dict[str, tuple[str, str]]:
-    found = read_articles(answer)
-    if _KNOWN not in found:
-        raise answer.malformed(f"too few records, without the one of article {_KNOWN}")
-    return found
+    articles = read_articles(answer)
+    if _KNOWN not in articles:
+        raise answer.malformed(f"too few records: article {_KNOWN} is missing")
+    return articles
 
 
 def _read_ids(answer: Answer, wanted: int) -> tuple[str, ...]:
     body = answer.json
     result: Any = body.get("esearchresult") if isinstance(body, dict) else None
     if not isinstance(result, dict):
-        told = body.get("error") if isinstance(body, dict) else None
-        if told and "rate limit" in str(told):
-            raise RetryableError(f"{answer.url} answered: {one_line(str(told))}", "rate_limit", 1.0)
+        error = body.get("error") if isinstance(body, dict) else None
+        if error and "rate limit" in str(error):
+            raise RetryableError(f"{answer.url} answered: {one_line(str(error))}", "rate_limit", 1.0)
         raise answer.malformed("no search result")
     failure = result.get("ERROR")
     if failure:
@@ -160,8 +158,7 @@ def _read_ids(answer: Answer, wanted: int) -> tuple[str, ...]:
     count = str(result.get("count", ""))
     if not count.isdigit() or len(ids) < min(int(count), wanted):
         raise RetryableError(
-            f"{answer.url} found {count or 'an unknown number of'} articles and sent {len(ids)} ids; "
-            f"{wanted} were asked for",
+            f"{answer.url} sent {len(ids)} ids of {count or 'an unknown number of'} articles; {wanted} were requested",
             "malformed",
         )
     return tuple(dict.fromkeys(ids))
@@ -172,12 +169,12 @@ def _ranking(ids: Sequence[str], articles: Mapping[str, tuple[str, str]]) -> Ran
 
 
 def _title(article: ElementTree.Element) -> str:
-    found = map(article.find, ("ArticleTitle", "VernacularTitle", "Book/BookTitle"))
-    return next(filter(None, (_text(element) for element in found if element is not None)), "")
+    titles = map(article.find, ("ArticleTitle", "VernacularTitle", "Book/BookTitle"))
+    return next(filter(None, (_text(element) for element in titles if element is not None)), "")
 
 
 def _abstract(article: ElementTree.Element) -> str:
-    """All parts of the abstract, each under its label, as ``BACKGROUND: ...``."""
+    """Return the parts of the abstract, each after its label, as ``BACKGROUND: ...``."""
     parts = []
     for element in article.findall("Abstract/AbstractText"):
         label, text = element.get("Label"), _text(element)
@@ -187,5 +184,5 @@ def _abstract(article: ElementTree.Element) -> str:
 
 
 def _text(element: ElementTree.Element) -> str:
-    """The text of an element, without the markup in it (``<i>``, ``<sub>``, MathML)."""
+    """Return the text of an element without its markup (``<i>``, ``<sub>``, MathML)."""
     return " ".join("".join(element.itertext()).split())

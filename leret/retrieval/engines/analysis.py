@@ -1,4 +1,4 @@
-"""How text becomes words: the same for a document and for a query."""
+"""Analysis of text into words, the same for documents and queries."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _WORD = re.compile(r"\b\w\w+\b")
 
 
 def make_analyzer(settings: AnalyzerSettings) -> Callable[[str], list[str]]:
-    """A function from text to words: lower case, of two letters or digits at least, stop words left out. Thread-safe.
+    """Return a thread-safe function from text to lower-case words of at least two characters, without stop words.
 
-    With ``fold_accents`` off these are the words of ``bm25s.tokenize``.
+    With ``fold_accents`` off the words are those of ``bm25s.tokenize``.
     """
     stop = _stopwords(settings.stopwords, settings.fold_accents)
     fold, stem = settings.fold_accents, _stemmer(settings.stemmer)
@@ -25,14 +25,14 @@ def make_analyzer(settings: AnalyzerSettings) -> Callable[[str], list[str]]:
     def words(text: str) -> list[str]:
         if fold and not text.isascii():
             text = fold_accents(text)
-        kept = [word for word in find(text.lower()) if word not in stop]
-        return kept if stem is None else stem(kept)
+        content = [word for word in find(text.lower()) if word not in stop]
+        return content if stem is None else stem(content)
 
     return words
 
 
 def fold_accents(text: str) -> str:
-    """Text without the marks on its letters.
+    """Remove the marks on letters.
 
     >>> fold_accents("Beyoncé, ʿAḍud")
     'Beyonce, ʿAdud'
@@ -48,7 +48,7 @@ def _stopwords(name: str | None, fold: bool) -> frozenset[str]:
     short = {"english": "EN", "english_plus": "EN_PLUS"}
     words = getattr(stopwords, f"STOPWORDS_{short.get(name, name.upper())}", None)
     if words is None:
-        raise RetrievalError(f"retriever.stopwords: bm25s has no list named {name!r}; use english, or null for none")
+        raise RetrievalError(f"retriever.stopwords: bm25s has no list {name!r}; use english, or null for none")
     return frozenset(fold_accents(word) if fold else word for word in words)
 
 
@@ -58,8 +58,10 @@ def _stemmer(language: str | None) -> Callable[[list[str]], list[str]] | None:
     try:
         stem = import_optional("Stemmer", "PyStemmer", "stemming").Stemmer(language).stemWords
     except KeyError as error:
-        raise RetrievalError(f"retriever.stemmer: {language!r} is no Snowball language; use english or null") from error
-    lock = threading.Lock()  # a stemmer keeps a state
+        raise RetrievalError(
+            f"retriever.stemmer: unknown Snowball language {language!r}; use english or null"
+        ) from error
+    lock = threading.Lock()  # stemmers are stateful
 
     def stems(words: list[str]) -> list[str]:
         with lock:

@@ -1,10 +1,10 @@
-"""BM25 over an index that bm25s makes, mapped into memory.
+"""BM25 over an index of bm25s, mapped into memory.
 
 ::
 
-    *.csc.index.npy             the score matrix, one column a word
+    *.csc.index.npy             the score matrix, one column per word
     vocab.index.json            words to columns
-    params.index.json           so that ``bm25s.BM25.load`` can open the directory as well
+    params.index.json           for ``bm25s.BM25.load``, which can open the directory too
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, Ma
 from leret.retrieval.index.manifest import IndexEngine, Manifest, write_index
 
 _FEW = 64
-"""Results of a batch below which NumPy is the slower one."""
+"""Results of a batch below which NumPy is slower than Python."""
 
 _CELLS = 1 << 22
-"""Documents of the result matrix at once: bounds the memory of a large batch with a large k."""
+"""Entries of the result matrix: bounds the memory of a large batch with a large k."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreMatrix:
-    """The weights of all words in all documents, by columns.
+    """Weights of all words in all documents, by columns.
 
     Attributes:
         vocabulary: words to columns.
         data: (n_entries,) weight of a word in a document.
-        indices: (n_entries,) the row of the document of each weight.
-        indptr: (n_words + 1,) where each column starts.
+        indices: (n_entries,) row of the document of each weight.
+        indptr: (n_words + 1,) start of each column.
     """
 
     vocabulary: Mapping[str, int]
@@ -54,13 +54,13 @@ class ScoreMatrix:
 
 
 class BM25(CallableRetriever):
-    """Finds documents by their words. Made by `BM25.build` or `leret.retrieval.load.open_index`; safe for many threads.
+    """Search by words. Made by `BM25.build` or `leret.retrieval.load.open_index`; safe for many threads.
 
-    Documents that share no word with a query are not returned. Equal scores stand in the order of the corpus.
-    ``settings`` are those that ``index`` was built with.
+    Documents without a word of the query are not returned. Equal scores keep the order of the corpus. ``settings`` are
+    those of the build of ``index``.
     """
 
-    only_computes: ClassVar[bool] = True  # a search waits for nothing but the processor
+    only_computes: ClassVar[bool] = True
 
     def __init__(self, documents: DocumentTable, index: ScoreMatrix, settings: BM25Settings) -> None:
         from leret.retrieval.engines.bm25_topk import top_k
@@ -75,19 +75,19 @@ class BM25(CallableRetriever):
 
     @classmethod
     def build(cls, corpus: Documents, directory: Path | None = None, **settings: Any) -> BM25:
-        """Index a corpus, in memory or in a directory; ``settings`` are keys of `BM25Settings`."""
+        """Index a corpus in memory or in a directory; ``settings`` are keys of `BM25Settings`."""
         engine = BM25Index(BM25Settings(**settings))
         if directory is None:
-            made = _make(corpus, engine.settings)
-            scores = made.scores
-            matrix = _matrix(made.vocab_dict, scores["data"], scores["indices"], scores["indptr"])
-            found = cls(InMemoryDocuments(corpus), matrix, engine.settings)
-            found.source = engine, corpus
-            return found
+            index = _index(corpus, engine.settings)
+            scores = index.scores
+            matrix = _matrix(index.vocab_dict, scores["data"], scores["indices"], scores["indptr"])
+            bm25 = cls(InMemoryDocuments(corpus), matrix, engine.settings)
+            bm25.source = engine, corpus
+            return bm25
         write_index(engine, corpus, directory)
-        found = engine.open(directory, MappedDocuments(directory, corpus.digest))
-        found.source = directory
-        return found
+        bm25 = engine.open(directory, MappedDocuments(directory, corpus.digest))
+        bm25.source = directory
+        return bm25
 
     def __reduce__(self) -> tuple[Any, ...]:
         if isinstance(self.source, Path):
@@ -115,17 +115,17 @@ class BM25(CallableRetriever):
             self.n_documents,
         )  # fmt: skip
         if documents.size <= _FEW:  # Python sorts a few numbers in a tenth of NumPy's time
-            found = [
+            pairs = [
                 sorted((-score, row) for score, row in zip(*pair, strict=True) if score > 0)
                 for pair in zip(scores.tolist(), documents.tolist(), strict=True)
             ]
-            return [self.ranking([row for _, row in pairs], [-score for score, _ in pairs]) for pairs in found]
+            return [self.ranking([row for _, row in best], [-score for score, _ in best]) for best in pairs]
         order = np.lexsort((documents, -scores), axis=-1)
-        n_found = (scores > 0).sum(axis=-1).tolist()
+        lengths = (scores > 0).sum(axis=-1).tolist()
         best = np.take_along_axis(documents, order, axis=-1).tolist()
         high = np.take_along_axis(scores, order, axis=-1).tolist()
         ranking = self.ranking
-        return [ranking(rows[:n], values[:n]) for rows, values, n in zip(best, high, n_found, strict=True)]
+        return [ranking(rows[:n], values[:n]) for rows, values, n in zip(best, high, lengths, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class BM25Index(IndexEngine):
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         progress.start("index words", len(corpus))
-        _make(corpus, self.settings).save(directory, show_progress=False)
+        _index(corpus, self.settings).save(directory, show_progress=False)
         progress.advance(len(corpus))
         progress.finish()
 
@@ -158,8 +158,8 @@ class BM25Index(IndexEngine):
         return BM25(documents, _read(directory, len(documents)), self.settings)
 
 
-def _make(corpus: Documents, settings: BM25Settings) -> Any:
-    """bm25s's index of ``title. text`` of every document."""
+def _index(corpus: Documents, settings: BM25Settings) -> Any:
+    """Return bm25s's index of ``title. text`` of all documents."""
     import bm25s
 
     words = make_analyzer(settings)
@@ -169,14 +169,14 @@ def _make(corpus: Documents, settings: BM25Settings) -> Any:
         for document in map(corpus.__getitem__, corpus)
     ]
     if not vocabulary:
-        raise RetrievalError(f"none of the {len(corpus)} documents has a word that can be indexed; look at the corpus")
+        raise RetrievalError(f"none of the {len(corpus)} documents has a word to index; check the corpus")
     engine = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene", backend="numpy")
     engine.index((columns, vocabulary), create_empty_token=False, show_progress=False)
     return engine
 
 
 def _read(directory: Path, n_documents: int) -> ScoreMatrix:
-    """An index, its arrays mapped into memory. Rows and columns are checked here, for the search does not."""
+    """Map an index into memory, after a check of its rows and columns, which the search does not check."""
     try:
         vocabulary = json.loads((directory / "vocab.index.json").read_text(encoding="utf-8"))
         arrays = [
@@ -198,12 +198,12 @@ def _read(directory: Path, n_documents: int) -> ScoreMatrix:
         raise RetrievalError(f"{directory}: the index files do not fit together; build it again")
     highest = int(index.indices.max(initial=0))  # a negative row is a very high one
     if highest >= n_documents:
-        raise RetrievalError(f"{directory}: it names document {highest}, and there are {n_documents}; build it again")
+        raise RetrievalError(f"{directory}: document {highest} of {n_documents}; build the index again")
     return index
 
 
 def _matrix(vocabulary: Mapping[str, int], data: Any, indices: Any, indptr: Any) -> ScoreMatrix:
-    """Arrays of one type, read-only, so that the search is compiled for one signature."""
+    """Return read-only arrays of fixed types, so that the search is compiled for one signature."""
     arrays = []
     for values, dtype in ((data, np.float32), (indices, np.int32), (indptr, np.int64)):
         array = np.ascontiguousarray(values, dtype).view(np.ndarray)

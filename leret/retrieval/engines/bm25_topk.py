@@ -1,7 +1,7 @@
 """The inner loop of BM25: add up a query's columns, keep the best k.
 
-bm25s has this loop too. Ours breaks ties by document order (bm25s's heap returns either of two equal documents), leaves
-out documents that share no word with the query, and is compiled once a machine instead of once a process.
+bm25s has this loop too. This one breaks ties by document order (bm25s's heap returns either of two equal documents),
+leaves out documents without a word of the query, and is compiled once per machine instead of once per process.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 _FEW = 2
-"""A query's documents are walked along again where they are fewer than one in so many; otherwise all are scanned."""
+"""Scan all documents if a query's entries are more than one in this many; otherwise walk along its words again."""
 _BLOCK = 16
-"""Documents that are passed over at once."""
+"""Documents skipped at once."""
 
 
 def _worse(score: float, document: int, other_score: float, other_document: int) -> bool:
-    """Does an entry rank below another one: a lower score, or the same and a later document?"""
+    """Tell whether an entry ranks below another: a lower score, or an equal score and a later document."""
     return score < other_score or (score == other_score and document > other_document)
 
 
 def _replace_worst(scores: NDArray[np.float32], documents: NDArray[np.int32], score: float, document: int) -> None:
-    """Put a better entry in the place of the worst one, which is on top of the heap, and restore the heap."""
+    """Replace the worst entry, on top of the heap, by a better one, and restore the heap."""
     n, hole, child = len(scores), 0, 1
     while child < n:
         right = child + 1
@@ -48,8 +48,8 @@ def _top_k(
     best_scores: NDArray[np.float32],
     n_documents: int,
 ) -> None:
-    """Fill in the best documents of each query, in no order; unused places keep their score of 0."""
-    scores = np.zeros(n_documents + _BLOCK, np.float32)  # whole blocks; all 0 again after every query
+    """Fill in the best documents of each query, unordered; unused places keep their score of 0."""
+    scores = np.zeros(n_documents + _BLOCK, np.float32)  # whole blocks; all 0 again after each query
     for query in range(len(starts) - 1):
         columns = words[starts[query] : starts[query + 1]]
         n_entries = 0
@@ -58,11 +58,11 @@ def _top_k(
             n_entries += len(among)
             for entry in range(len(among)):
                 scores[among[entry]] += weights[entry]
-        kept_scores, kept = best_scores[query], best_documents[query]  # a heap from the start: all its scores are 0
+        heap_scores, heap = best_scores[query], best_documents[query]  # a heap from the start: all its scores are 0
         if _FEW * n_entries < n_documents:
-            among_touched(columns, indices, indptr, scores, kept_scores, kept)
+            among_touched(columns, indices, indptr, scores, heap_scores, heap)
         else:
-            among_all(scores, n_documents, kept_scores, kept)
+            among_all(scores, n_documents, heap_scores, heap)
 
 
 def _among_touched(
@@ -70,49 +70,49 @@ def _among_touched(
     indices: NDArray[np.uint32],
     indptr: NDArray[np.int64],
     scores: NDArray[np.float32],
-    kept_scores: NDArray[np.float32],
-    kept: NDArray[np.int32],
+    heap_scores: NDArray[np.float32],
+    heap: NDArray[np.int32],
 ) -> None:
-    """Keep the best of the documents that share a word with the query, by a second walk along its words."""
-    lowest, above_0 = kept_scores[0], np.float32(1e-45)
+    """Keep the best of the documents with a word of the query, by a second walk along its words."""
+    lowest, above_0 = heap_scores[0], np.float32(1e-45)
     for word in columns:
         among = indices[indptr[word] : indptr[word + 1]]
         for entry in range(len(among)):
             document = among[entry]
             score = scores[document]
-            scores[document] = 0  # where the next word has this document too, it is passed over
-            # one comparison, whose answer is nearly always no: twice as fast as a branch on `score > 0` before it
-            if score >= max(lowest, above_0) and worse(lowest, kept[0], score, document):
-                replace_worst(kept_scores, kept, score, document)
-                lowest = kept_scores[0]
+            scores[document] = 0  # skipped at the next word that has this document too
+            # one comparison, nearly always false: twice as fast as a branch on `score > 0` before it
+            if score >= max(lowest, above_0) and worse(lowest, heap[0], score, document):
+                replace_worst(heap_scores, heap, score, document)
+                lowest = heap_scores[0]
 
 
 def _among_all(
-    scores: NDArray[np.float32], n_documents: int, kept_scores: NDArray[np.float32], kept: NDArray[np.int32]
+    scores: NDArray[np.float32], n_documents: int, heap_scores: NDArray[np.float32], heap: NDArray[np.int32]
 ) -> None:
-    """Keep the best of all documents; a block none of whose scores is high enough is passed over whole."""
-    lowest = kept_scores[0]
+    """Keep the best of all documents; a block without a score that is high enough is skipped."""
+    lowest = heap_scores[0]
     for start in range(0, n_documents, _BLOCK):
         highest = np.float32(0)
         for i in range(start, start + _BLOCK):
             highest = max(highest, scores[i])
         if highest > lowest:
             for i in range(start, start + _BLOCK):
-                if scores[i] > lowest:  # an equal score comes later, so it is worse
-                    replace_worst(kept_scores, kept, scores[i], i)
-                    lowest = kept_scores[0]
+                if scores[i] > lowest:  # an equal score belongs to a later document, so it is worse
+                    replace_worst(heap_scores, heap, scores[i], i)
+                    lowest = heap_scores[0]
     scores[:] = 0
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     try:
         return numba.njit(nogil=True, cache=True, **options)(function)
-    except RuntimeError:  # no directory for the cache can be written
+    except RuntimeError:  # no directory is writable for the cache
         return numba.njit(nogil=True, **options)(function)
 
 
 worse = _compiled(_worse)
 replace_worst = _compiled(_replace_worst)
-among_all = _compiled(_among_all, fastmath={"nnan", "nsz"})  # without which a maximum is not vectorized
+among_all = _compiled(_among_all, fastmath={"nnan", "nsz"})  # required for a vectorized maximum
 among_touched = _compiled(_among_touched)
 top_k = _compiled(_top_k)

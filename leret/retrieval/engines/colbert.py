@@ -1,4 +1,4 @@
-"""Late interaction: a vector for every token, in colbert-ai's compressed PLAID index."""
+"""Late interaction: a vector for each token, in colbert-ai's compressed PLAID index."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from leret.config.retriever import ColbertSettings
+from leret.core.bundled import find_model, model_digest, require_model
 from leret.core.errors import RetrievalError, reason
-from leret.core.hub import find_model, model_digest, require_model
 from leret.core.progress import Progress, Silent
 from leret.core.types import Document, Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k, search_valid, to_valid_utf8
@@ -24,13 +24,13 @@ from leret.retrieval.index.manifest import IndexEngine, Manifest
 _FOLDER = "plaid"
 _CODEC = ("plan.json", "centroids.pt", "avg_residual.pt", "buckets.pt")
 _CODE = frozenset({"auto_map", "custom_pipelines"})
-"""Keys of transformers that name classes in files of the checkpoint, or of another one on the hub."""
+"""Keys of transformers that name classes in files of a checkpoint or of a hub repository."""
 
 
 class ColBERT(CallableRetriever):
-    """Finds documents by late interaction; safe for many threads, one at a time.
+    """Search by late interaction; safe for many threads, which take turns.
 
-    A query without a letter or a digit has an empty ranking. Equal scores stand in the order of the corpus.
+    A query without a letter or a digit has an empty ranking. Equal scores keep the order of the corpus.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class ColBERT(CallableRetriever):
             return [self._ranking(vectors[i : i + 1].cpu(), k) for i in range(len(queries))]
 
     def _ranking(self, vectors: Any, k: int) -> Ranking:
-        """Look into more and more cells until there are k documents: a cut of the candidates is no answer."""
+        """Rank candidates from more and more cells, until there are k documents."""
         ncells, n_centroids = self._settings.ncells, len(self._ranker.codec.centroids)
         while True:
             ncells = min(ncells, n_centroids)
-            # said at every call: the library's own searcher freezes what its first call chose
+            # set at each call: the library's searcher freezes the values of its first call
             more = self._config_class(
                 ncells=ncells,
                 centroid_score_threshold=self._settings.centroid_threshold,
-                ndocs=max(self._settings.ndocs, 4 * k),  # a quarter of them is scored in full
+                ndocs=max(self._settings.ndocs, 4 * k),  # a quarter is scored in full
             )
             rows, scores = self._ranker.rank(self._config_class.from_existing(self._config, more), vectors)
             if len(rows) >= k or ncells == n_centroids:
@@ -89,12 +89,12 @@ class ColBERT(CallableRetriever):
 
 @dataclass(frozen=True)
 class ColbertIndex(IndexEngine):
-    """Builds and opens ColBERT indexes; `ColbertIndex.of` finds the checkpoint of a recipe.
+    """Builds and opens ColBERT indexes; `ColbertIndex.of` resolves the checkpoint of a recipe.
 
     Attributes:
         checkpoint: directory of the model.
         content: digest of the model.
-        downloaded: an index that is not built but searched where it is.
+        downloaded: an index to search where it is, instead of a build.
     """
 
     settings: ColbertSettings
@@ -111,7 +111,7 @@ class ColbertIndex(IndexEngine):
         if settings.index_root is not None and settings.index_name is not None:
             downloaded = PlaidIndex.open(Path(settings.index_root) / settings.index_name)
         if downloaded is not None and settings.checkpoint is None:
-            checkpoint = downloaded.own_checkpoint()
+            checkpoint = downloaded.inner_checkpoint()
         else:
             checkpoint = find_model(settings.checkpoint or "", "retriever.checkpoint")
         return cls(settings, checkpoint, model_digest(checkpoint), downloaded)
@@ -126,20 +126,22 @@ class ColbertIndex(IndexEngine):
         if index is not None:
             downloaded = PlaidIndex.open(Path(manifest.places["index"]))
             if downloaded.digest != index:
-                raise RetrievalError(f"{directory}: {downloaded.directory} is not the index that this one was made for")
+                raise RetrievalError(
+                    f"{directory} was made for another index than {downloaded.directory}; build it again"
+                )
         return cls(ColbertSettings(checkpoint=str(checkpoint), **values), checkpoint, content, downloaded)
 
     def ranking_keys(self) -> dict[str, Any]:
-        found = {"checkpoint": self.content, **self.settings.ranking_keys()}
-        del found["index_name"]
-        return found if self.downloaded is None else {**found, "downloaded": self.downloaded.digest}
+        keys = {"checkpoint": self.content, **self.settings.ranking_keys()}
+        del keys["index_name"]
+        return keys if self.downloaded is None else {**keys, "downloaded": self.downloaded.digest}
 
     def external_paths(self) -> dict[str, str]:
-        found = {"checkpoint": str(self.checkpoint)}
-        return found if self.downloaded is None else {**found, "index": str(self.downloaded.directory)}
+        paths = {"checkpoint": str(self.checkpoint)}
+        return paths if self.downloaded is None else {**paths, "index": str(self.downloaded.directory)}
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
-        """Encode and compress the documents; a downloaded index is compared with them instead."""
+        """Encode and compress the documents, or compare a downloaded index with them."""
         with library() as colbert:
             if self.downloaded is not None:
                 maxlen = self.downloaded.doc_maxlen or self.settings.doc_maxlen
@@ -150,7 +152,7 @@ class ColbertIndex(IndexEngine):
                 return
             folder = directory / _FOLDER
             if not all((folder / name).exists() for name in _CODEC):
-                shutil.rmtree(folder, ignore_errors=True)  # the library can only go on after its centroids
+                shutil.rmtree(folder, ignore_errors=True)  # the library resumes only after its centroids
             folder.mkdir(exist_ok=True)
             at_once = self.settings.batch_size
             config = _library_config(colbert, self.checkpoint, folder, self.settings, resume=True, index_bsize=at_once)
@@ -176,11 +178,11 @@ class ColbertIndex(IndexEngine):
 
 
 def open_downloaded(directory: Path) -> ColBERT:
-    """A downloaded index with its own checkpoint and the collection that lies with it."""
+    """Open a downloaded index with its checkpoint and the collection beside it."""
     index = PlaidIndex.open(directory)
     if index.collection is None:
         raise RetrievalError(
-            f"{directory} is an index of ColBERT, and its collection.tsv is not with it; put it there, or run "
+            f"{directory} is a ColBERT index without its collection.tsv; put that beside it, or run "
             f"`leret index build --kind colbert --set index_root={directory.parent} "
             f"--set index_name={directory.name} --corpus PATH --out DIR`"
         )
@@ -188,9 +190,9 @@ def open_downloaded(directory: Path) -> ColBERT:
 
 
 def check_downloaded(directory: Path, corpus: Documents | None) -> int:
-    """The number of documents of a downloaded index, after all its files are looked for and it was searched.
+    """Check all files of a downloaded index, search it, and return its number of documents.
 
-    It is compared with ``corpus``, or else with the collection that lies with it.
+    It is compared with ``corpus``, or else with the collection beside it.
     """
     index = PlaidIndex.open(directory)
     if problems := index.problems():
@@ -199,7 +201,7 @@ def check_downloaded(directory: Path, corpus: Documents | None) -> int:
         open_downloaded(directory).search(["a", ""], 1)
     if corpus is None and index.collection is not None:
         corpus = Collection(index.collection)
-    if corpus is not None:  # writing compares, and writes nothing
+    if corpus is not None:  # `write` only compares a downloaded index
         _downloaded(index).write(corpus, directory, Silent())
     return len(index.token_counts())
 
@@ -210,54 +212,54 @@ def _downloaded(index: PlaidIndex) -> ColbertIndex:
 
 @dataclass
 class _Encoder:
-    """The library's encoder, which reports progress, and encodes a small collection once instead of twice.
+    """The library's encoder, with progress and without a second pass over a small collection.
 
-    The library asks for a sample of the documents first, which up to 30,720 of them is all, and then for all of them,
-    25,000 at a time.
+    The library first asks for a sample of the documents, which is the whole collection up to 30,720 documents, then for
+    all of them, 25,000 at a time.
     """
 
     checkpoint: Any
     batch_size: int
     n_documents: int
     progress: Progress
-    _kept: tuple[Any, list[int]] | None = None  # of the documents that are still to be asked for again
+    _ahead: tuple[Any, list[int]] | None = None  # encoded documents that are still to be asked for
 
     def encode_passages(self, passages: list[str]) -> Any:
-        """Vectors of all tokens, and how many each document has."""
+        """Return the vectors of all tokens, and their number per document."""
         if not passages:
             return None, None
-        if self._kept is not None:
-            vectors, counts = self._kept
+        if self._ahead is not None:
+            vectors, counts = self._ahead
             n, n_vectors = len(passages), sum(counts[: len(passages)])
-            self._kept = (vectors[n_vectors:], counts[n:]) if n < len(counts) else None
+            self._ahead = (vectors[n_vectors:], counts[n:]) if n < len(counts) else None
             return vectors[:n_vectors], counts[:n]
-        found = self._encoded(passages)
+        encoded = self._encode(passages)
         if len(passages) == self.n_documents:
-            self._kept = found
-        return found
+            self._ahead = encoded
+        return encoded
 
-    def _encoded(self, passages: list[str]) -> tuple[Any, list[int]]:
+    def _encode(self, passages: list[str]) -> tuple[Any, list[int]]:
         import torch
 
         vectors, counts = [], []
         at_once = 8 * self.batch_size
         for start in range(0, len(passages), at_once):
             part = passages[start : start + at_once]
-            found, lengths = self.checkpoint.docFromText(part, bsize=self.batch_size, keep_dims="flatten")
-            vectors.append(found)
+            encoded, lengths = self.checkpoint.docFromText(part, bsize=self.batch_size, keep_dims="flatten")
+            vectors.append(encoded)
             counts.extend(lengths)
             self.progress.advance(len(part))
         return torch.cat(vectors), counts
 
 
 def _library_config(colbert: Any, checkpoint: Path, index: Path, settings: ColbertSettings, **more: Any) -> Any:
-    """The library's configuration: the checkpoint's own, then ours; nothing is left to its defaults."""
-    found = colbert.ColBERTConfig.load_from_checkpoint(str(checkpoint))
-    if found is None:
-        raise RetrievalError(f"{checkpoint} is no ColBERT checkpoint (artifact.metadata is missing); name another")
+    """Return the library's configuration: the checkpoint's, overridden by the settings; no default is left."""
+    base = colbert.ColBERTConfig.load_from_checkpoint(str(checkpoint))
+    if base is None:
+        raise RetrievalError(f"{checkpoint} is not a ColBERT checkpoint (no artifact.metadata); name another")
     ours = colbert.ColBERTConfig(
         checkpoint=str(checkpoint),
-        model_name=str(checkpoint),  # the checkpoint names a model of the hub, which the library would ask
+        model_name=str(checkpoint),  # the library would look up the checkpoint's name on the hub
         index_path=str(index),
         root=str(index.parent),
         nbits=settings.nbits,
@@ -269,13 +271,13 @@ def _library_config(colbert: Any, checkpoint: Path, index: Path, settings: Colbe
         avoid_fork_if_possible=True,
         **more,
     )
-    return colbert.ColBERTConfig.from_existing(found, ours)
+    return colbert.ColBERTConfig.from_existing(base, ours)
 
 
 def open_checkpoint(colbert: Any, directory: Path, config: Any) -> Any:
-    """The library's model; refused where it would run code of its own."""
+    """Return the library's model; refuse a checkpoint with code."""
     if not (directory / "config.json").is_file():
-        raise RetrievalError(f"{directory} is no ColBERT checkpoint (config.json is missing); name another")
+        raise RetrievalError(f"{directory} is not a ColBERT checkpoint (no config.json); name another")
     from safetensors import SafetensorError
 
     try:
@@ -286,25 +288,25 @@ def open_checkpoint(colbert: Any, directory: Path, config: Any) -> Any:
     on_gpu = config.total_visible_gpus > 0
     if on_gpu:
         model = model.cuda()
-    model.amp_manager.activated = on_gpu  # half precision is the GPU's; on a CPU its context manager only warns
+    model.amp_manager.activated = on_gpu  # half precision; on a CPU its context manager only warns
     model.query_tokenizer.query_maxlen = config.query_maxlen
     return model
 
 
 def _refuse_code(directory: Path) -> None:
-    """Refuse a checkpoint that brings Python: colbert-ai would run it unasked."""
+    """Refuse a checkpoint with Python code, which colbert-ai would run."""
     keys: set[str] = set()
     for path in directory.glob("*config*.json"):
         json.loads(path.read_bytes(), object_pairs_hook=lambda pairs: keys.update(key for key, _ in pairs))
         if code := keys & _CODE:
             raise RetrievalError(
-                f"{directory} brings Python code of its own ({', '.join(code)} in {path.name}), which is not run; use "
+                f"{directory} has Python code ({', '.join(code)} in {path.name}), which leret does not run; use "
                 "a checkpoint of an architecture that transformers has"
             )
 
 
 def _token_counts(checkpoint: Any, texts: list[str]) -> list[int]:
-    """How many vectors the index has of each text: its tokens without punctuation."""
+    """Return the number of vectors in the index for each text: its tokens without punctuation."""
     counts = []
     for text in texts:
         ids, _ = checkpoint.doc_tokenizer.tensorize([text])

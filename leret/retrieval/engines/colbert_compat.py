@@ -1,9 +1,9 @@
-"""colbert-ai 0.2.22, made to behave as a library.
+"""colbert-ai 0.2.22 as a library.
 
-As it is, it forces multiprocessing's start method, prints to standard output, seeds every generator, writes to the
-environment, compiles C++ in a folder that other libraries overwrite, waits for ever behind the lock of a compiler that
-was killed, and cannot load a checkpoint with transformers 5. All that leret uses of it goes through `library`, which
-puts back what it changed, keeps the compiler's folder, and makes checkpoints load.
+On its own it forces multiprocessing's start method, prints to standard output, seeds all generators, writes to the
+environment, compiles C++ in a folder that other libraries overwrite, waits forever for the lock of a killed compiler,
+and cannot load a checkpoint with transformers 5. All uses go through `library`, which restores the process, keeps the
+compiler's folder, and makes checkpoints load.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from leret.core.errors import MissingDependency, RetrievalError, reason
 from leret.core.files import cache_directory
 
 _LOCK = threading.RLock()
-"""colbert-ai keeps its configuration in globals: one thread at a time loads or builds."""
+"""Held by the thread that loads or builds: colbert-ai has global configuration."""
 
 _EXTENSIONS = (
     ("colbert.modeling.colbert", "ColBERT", "segmented_maxsim_cpp"),
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def library() -> Iterator[SimpleNamespace]:
-    """colbert-ai's classes, for as long as the lock is held; what it changes in the process is put back.
+    """Hold the lock and yield colbert-ai's classes; restore the process afterwards.
 
     Yields:
         ``Checkpoint``, ``ColBERTConfig``, ``IndexScorer``, ``Run``, and ``indexer(config, texts, checkpoint)``.
@@ -63,7 +63,7 @@ def library() -> Iterator[SimpleNamespace]:
 
 
 def extensions_directory() -> Path:
-    """Where the compiled extensions are kept: one folder for each pair of versions, shared with no other library."""
+    """Return the folder of compiled extensions for these versions, shared with no other library."""
     import torch
 
     root = os.environ.get("TORCH_EXTENSIONS_DIR")
@@ -74,17 +74,17 @@ def extensions_directory() -> Path:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Put back what the library changes in the whole process."""
+    """Restore what the library changes in the whole process."""
     import numpy as np
     import torch
     from huggingface_hub import constants
 
     method = multiprocessing.get_start_method(allow_none=True)
     seeds = random.getstate(), np.random.get_state()
-    offline = patch.object(constants, "HF_HUB_OFFLINE", True)  # models are directories: nobody is asked
+    offline = patch.object(constants, "HF_HUB_OFFLINE", True)  # models are directories
     try:
         with warnings.catch_warnings(), patch.dict(os.environ), offline, torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")  # of torch.cuda.amp, at every call
+            warnings.simplefilter("ignore")  # from torch.cuda.amp, at each call
             yield
     finally:
         multiprocessing.set_start_method(method, force=True)
@@ -93,7 +93,7 @@ def _restored() -> Iterator[None]:
 
 
 def _imported() -> dict[str, Any]:
-    """The modules that are used, quiet, and able to load a checkpoint with transformers 5."""
+    """Import the library's modules, silence them, and make them load checkpoints with transformers 5."""
     wanted = [
         "colbert.modeling.checkpoint",
         "colbert.indexing.collection_indexer",
@@ -119,41 +119,41 @@ def _imported() -> dict[str, Any]:
             vars(module)[loader] = _without_code(loader)
     for name in _FACTORIES:
         module = importlib.import_module(f"colbert.modeling.{name}")
-        if not hasattr(module.class_factory, "mends"):
-            vars(module)["class_factory"] = _mended(module.class_factory)
+        if not hasattr(module.class_factory, "wrapped"):
+            vars(module)["class_factory"] = _compatible(module.class_factory)
     return modules
 
 
 def _without_code(loader: str) -> Any:
-    """A loader of transformers that runs no code of a model, whatever the library asks for."""
+    """Return a loader of transformers that never runs a model's code."""
     import transformers
 
     load = getattr(transformers, loader).from_pretrained
     return SimpleNamespace(from_pretrained=lambda name, **options: load(name, **options | {"trust_remote_code": False}))
 
 
-def _mended(factory: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A class factory whose classes transformers 5 can load."""
+def _compatible(factory: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a class factory with classes that transformers 5 can load."""
 
-    def made(name: str) -> Any:
+    def make(name: str) -> Any:
         model = factory(name)
         model.all_tied_weights_keys = {}
         model._keys_to_ignore_on_load_unexpected = set(model._keys_to_ignore_on_load_unexpected or ())
         return model
 
-    made.mends = factory  # type: ignore[attr-defined]
-    return made
+    make.wrapped = factory  # type: ignore[attr-defined]
+    return make
 
 
 def _indexer(config: Any, texts: list[str], checkpoint: Any) -> Any:
-    """The library's indexer, with a model that is loaded already."""
+    """Return the library's indexer with a loaded model."""
     module = sys.modules["colbert.indexing.collection_indexer"]
     with patch.object(module, "Checkpoint", lambda *_, **__: checkpoint):
         return vars(module)["CollectionIndexer"](config=config, collection=texts, verbose=0)
 
 
 def _centroids(n_dimensions: int, n_centroids: int, n_iterations: int, shared: Any, queue: Any = None) -> Any:
-    """The library's k-means, without its report on standard output."""
+    """Compute centroids as the library does, without output."""
     import faiss
     import torch
 
@@ -169,7 +169,7 @@ def _centroids(n_dimensions: int, n_centroids: int, n_iterations: int, shared: A
 
 
 def _compiled(modules: dict[str, Any]) -> None:
-    """Load the C++ extensions; compile them where that was not done yet."""
+    """Load the C++ extensions, and compile them if necessary."""
     import torch
 
     if torch.cuda.is_available() or all(
@@ -181,20 +181,20 @@ def _compiled(modules: dict[str, Any]) -> None:
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])  # ninja
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        with FileLock(directory / "leret.lock"):  # then any lock of torch's in it was left by a dead compiler
+        with FileLock(directory / "leret.lock"):  # under it, torch's locks are left over from killed compilers
             for stale in directory.glob("*/lock"):
                 stale.unlink(missing_ok=True)
             if not all((directory / extension / f"{extension}.so").exists() for _, _, extension in _EXTENSIONS):
-                _log.warning("compiling ColBERT's C++ extensions in %s: once, a minute or two", directory)
+                _log.warning("compiling ColBERT's C++ extensions in %s: once, for a minute or two", directory)
             for module, name, _ in _EXTENSIONS:
                 getattr(modules[module], name).try_load_torch_extensions(False)
     except (OSError, RuntimeError, ImportError) as error:
         raise RetrievalError(
             f"ColBERT's C++ extensions cannot be compiled in {directory} ({reason(error)}); they need g++, "
-            "ninja and a directory that can be written (TORCH_EXTENSIONS_DIR names another)"
+            "ninja and a writable directory (TORCH_EXTENSIONS_DIR names another)"
         ).failed() from error
 
 
 def _quiet(*values: Any, **options: Any) -> None:
-    """Stands in for ``print`` in the library's modules: standard output is for results."""
+    """Log instead of printing; replaces ``print`` in the library's modules."""
     _log.debug("%s", " ".join(map(str, values)))

@@ -1,4 +1,4 @@
-"""A PLAID index that somebody else built: opened where it lies, unchanged, with the collection that it is of."""
+"""Downloaded PLAID indexes with their collections, opened in place and unchanged."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from leret.core.types import Document
 from leret.retrieval.base import Documents
 
 _SMALL = 1 << 26
-"""Bytes of a file that is read through for the digest; of larger ones the size counts."""
+"""Largest file in bytes that goes into the digest as a whole; of larger ones only the size does."""
 _SAMPLE = 200
-"""Documents that are compared by their number of tokens."""
+"""Documents compared by their number of tokens."""
 _EQUAL = 0.9
-"""Share of them that must be equal: what cleans text before it is indexed changes a few."""
+"""Share of them that must be equal: cleaning of texts before indexing changes a few."""
 _PARTS = ("codes.pt", "residuals.pt", "metadata.json")
-"""Files of a chunk, beside its doclens."""
+"""Files of a chunk, besides its doclens."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class PlaidIndex:
 
     Attributes:
         directory: ``index_root`` / ``index_name``.
-        checkpoint: that it was built with, as it says; a name that nobody here has given.
-        collection: that it is of: inside of it, as it says, or the one that lies with it; None where there is none.
-        digest: names its content.
-        doc_maxlen: tokens of a document that were indexed at most, as it says.
+        checkpoint: name of the checkpoint that built it, from its metadata.
+        collection: its collection: inside it as named in its metadata, or beside it; None if there is none.
+        digest: of its content.
+        doc_maxlen: most tokens per document, from its metadata.
         metadata: its metadata.json.
     """
 
@@ -45,7 +45,7 @@ class PlaidIndex:
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Does a directory look like an index of colbert-ai?"""
+        """Tell whether a directory looks like an index of colbert-ai."""
         return (directory / "metadata.json").is_file() and (directory / "centroids.pt").is_file()
 
     @classmethod
@@ -56,7 +56,7 @@ class PlaidIndex:
                 raise ValueError("num_chunks is missing")
         except (OSError, ValueError, RecursionError) as error:
             raise RetrievalError(
-                f"{directory} is no index of ColBERT ({error}); index_root and index_name name its folder"
+                f"{directory} is not a ColBERT index ({error}); index_root and index_name name its folder"
             ) from error
         config = metadata["config"] if isinstance(metadata.get("config"), dict) else {}
         named = _inside(directory, config.get("collection"))
@@ -65,19 +65,19 @@ class PlaidIndex:
         checkpoint, maxlen = str(config.get("checkpoint") or ""), config.get("doc_maxlen")
         return cls(directory.resolve(), checkpoint, collection, _content(directory), maxlen, metadata)
 
-    def own_checkpoint(self) -> Path:
-        """The checkpoint that lies in the index: its maker chooses none of the hub, and none elsewhere."""
+    def inner_checkpoint(self) -> Path:
+        """Return the checkpoint inside the index; its metadata cannot choose one on the hub or elsewhere."""
         path = _inside(self.directory, self.checkpoint)
         if path is None or not path.is_dir():
             raise RetrievalError(
-                f"{self.directory} names the checkpoint {self.checkpoint or 'none'!r}, which is not inside of it; run "
+                f"{self.directory} names the checkpoint {self.checkpoint or 'none'!r}, which is not inside it; run "
                 "`leret index build --kind colbert --model CHECKPOINT --corpus PATH --out DIR --set index_root="
                 f"{self.directory.parent} --set index_name={self.directory.name}` and search DIR"
             )
         return path
 
     def token_counts(self) -> list[int]:
-        """Vectors of every document, in order."""
+        """Return the number of vectors of each document."""
         counts: list[int] = []
         try:
             for chunk in range(int(self.metadata["num_chunks"])):
@@ -91,9 +91,9 @@ class PlaidIndex:
     def require_corpus(
         self, corpus: Documents, text: Callable[[Document], str], count: Callable[[list[str]], list[int]]
     ) -> None:
-        """Refuse a corpus that the index is not of: as many documents, and a sample of them with as many tokens.
+        """Refuse a corpus with another number of documents, or of tokens in a sample of them.
 
-        ``text`` is of a document as it is indexed; ``count`` gives the tokens of texts as the index's model has them.
+        ``text`` returns a document's indexed text; ``count`` returns numbers of tokens under the index's model.
         """
         counts = self.token_counts()
         if len(counts) != len(corpus):
@@ -112,7 +112,7 @@ class PlaidIndex:
             )
 
     def describe(self) -> dict[str, Any]:
-        """What `leret index info` shows."""
+        """Return the facts that `leret index info` shows."""
         files = [path for path in self.directory.iterdir() if path.is_file()]
         return {
             "engine": "colbert",
@@ -128,18 +128,18 @@ class PlaidIndex:
         }
 
     def problems(self) -> list[str]:
-        """Files that are missing or do not fit, one line each."""
+        """Return missing files and mismatches, one line each."""
         counts, vectors = self.token_counts(), self.metadata.get("num_embeddings")
         names = [f"{chunk}.{part}" for chunk in range(int(self.metadata["num_chunks"])) for part in _PARTS]
         missing = [name for name in (*names, "avg_residual.pt", "buckets.pt") if not (self.directory / name).is_file()]
-        found = [f"{name} is missing" for name in missing]
+        problems = [f"{name} is missing" for name in missing]
         if vectors is not None and vectors != sum(counts):
-            found.append(f"it says {vectors} vectors, and its doclens are of {sum(counts)}")
-        return found
+            problems.append(f"metadata.json has {vectors} vectors, the doclens have {sum(counts)}")
+        return problems
 
 
 class Collection:
-    """A ``collection.tsv``: a number, a passage as ``title | text``, and perhaps a title, in a line."""
+    """A ``collection.tsv`` with a number, a passage as ``title | text``, and perhaps a title per line."""
 
     def __init__(self, path: Path) -> None:
         self._lines: list[tuple[str, str]] = []
@@ -148,9 +148,9 @@ class Collection:
             for row, line in enumerate(file):
                 number, *rest = line.rstrip("\r\n").split("\t")
                 if row == 0 and number == "id":
-                    raise RetrievalError(f"{path}:1: a header; a collection of ColBERT has none, remove the line")
+                    raise RetrievalError(f"{path}:1: a ColBERT collection has no header; remove the line")
                 if not rest or number.strip() != str(row):
-                    raise RetrievalError(f"{path}:{row + 1}: a line should be {row}, a tab, the passage")
+                    raise RetrievalError(f"{path}:{row + 1}: not a line of {row}, a tab and the passage")
                 content.update(line.encode("utf-8", "surrogateescape"))
                 title, bar, text = rest[0].partition(" | ")
                 if len(rest) > 1:
@@ -171,11 +171,11 @@ class Collection:
 
 
 def _inside(directory: Path, name: Any) -> Path | None:
-    """What a downloaded file names; None where that is nothing inside of the directory."""
+    """Return the path that a downloaded file names; None if nothing inside the directory has it."""
     try:
         path = (directory / str(name or "..")).resolve()
         return path if path.is_relative_to(directory.resolve()) and path.exists() else None
-    except (OSError, ValueError):  # no name of a file
+    except (OSError, ValueError):  # not a file name
         return None
 
 

@@ -1,4 +1,4 @@
-"""Finds documents by the similarity of embeddings: one vector a query, one a document."""
+"""Search by the similarity of embeddings: one vector per query, one per document."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leret.config.retriever import DenseSettings
+from leret.core.bundled import find_model, model_digest, require_model
 from leret.core.errors import RetrievalError, import_optional, reason
 from leret.core.files import atomic_file
-from leret.core.hub import find_model, model_digest, require_model
 from leret.core.progress import Progress
 from leret.core.types import Document, Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k, search_valid, to_valid_utf8
@@ -25,18 +25,18 @@ from leret.retrieval.index.documents import DocumentTable, MappedDocuments, make
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _SHARD = 2048
-"""Documents encoded between two files: what a killed build loses at most."""
+"""Documents per file of a build, and the most that a killed build loses."""
 _DIGITS = 6
-"""Decimals of a score: the last bits depend on what stands beside a query in its batch."""
+"""Decimals of a score; the last bits depend on the other queries of a batch."""
 
 
 class Dense(CallableRetriever):
-    """Finds documents by their vectors; safe for many threads.
+    """Search by vectors; safe for many threads.
 
-    A query without a letter or a digit has an empty ranking. Equal scores stand in the order of the corpus; which of
-    them are left out where a ranking is cut is the store's choice.
+    A query without a letter or a digit has an empty ranking. Equal scores keep the order of the corpus; the store
+    decides which of them are left out at a cut-off.
 
-    ``store`` has one vector a document; ``query_prefix`` is put before each query.
+    ``store`` has one vector per document; ``query_prefix`` is put before each query.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class Dense(CallableRetriever):
         order = np.lexsort((rows, -scores), axis=-1)
         rankings = []
         for best, row, score in zip(order, rows, scores, strict=True):
-            found = best[row[best] >= 0]
-            rankings.append(self._passages(row[found].tolist(), score[found].tolist()))
+            valid = best[row[best] >= 0]
+            rankings.append(self._passages(row[valid].tolist(), score[valid].tolist()))
         return rankings
 
 
 @dataclass(frozen=True)
 class DenseIndex(IndexEngine):
-    """Builds and opens dense indexes; `DenseIndex.of` finds the models of a recipe.
+    """Builds and opens dense indexes; `DenseIndex.of` resolves the models of a recipe.
 
     Attributes:
-        models: directories of ``model`` and, where there is one, ``query_model``.
+        models: directories of ``model`` and, if it is set, ``query_model``.
         contents: digests of the models.
     """
 
@@ -117,12 +117,12 @@ class DenseIndex(IndexEngine):
     def open(self, directory: Path, documents: MappedDocuments) -> Dense:
         store = STORES[self.settings.store](directory, self.settings)
         if len(store) != len(documents):
-            raise RetrievalError(f"{directory}: {len(store)} vectors, and {len(documents)} documents; build it again")
+            raise RetrievalError(f"{directory}: {len(store)} vectors, {len(documents)} documents; build it again")
         encoder = Encoder(self.models.get("query_model", self.models["model"]), self.settings)
         return Dense(documents, store, encoder, self.settings.query_prefix, self.digest(documents.digest))
 
     def _encode(self, corpus: Documents, folder: Path, progress: Progress) -> list[Path]:
-        """Files of vectors, `_SHARD` documents each; those that an earlier build finished are left as they are."""
+        """Write files of vectors, `_SHARD` documents each, except those of an earlier build; return all of them."""
         ids = list(corpus)
         paths = [folder / f"{start:09}.npy" for start in range(0, len(ids), _SHARD)]
         missing = {i for i, path in enumerate(paths) if not path.exists()}
@@ -130,7 +130,7 @@ class DenseIndex(IndexEngine):
             return paths
         progress.start("encode documents", len(ids))
         progress.advance(min(len(ids), _SHARD * (len(paths) - len(missing))))
-        # sorted by length inside, so not one batch at a time
+        # several batches at once: the encoder sorts them by length
         encoder, at_once = Encoder(self.models["model"], self.settings), 8 * self.settings.batch_size
         for i in sorted(missing):
             rows = []
@@ -150,13 +150,13 @@ class DenseIndex(IndexEngine):
 
 
 class Encoder:
-    """A sentence-transformers model, pooled as the model says; safe for many threads, one at a time."""
+    """A sentence-transformers model; safe for many threads, which take turns."""
 
     def __init__(self, directory: Path, settings: DenseSettings) -> None:
         library = import_optional("sentence_transformers", "sentence-transformers", "dense")
         from safetensors import SafetensorError
 
-        device = None if settings.device == "auto" else settings.device  # None: the library's choice
+        device = None if settings.device == "auto" else settings.device  # None: chosen by the library
         try:
             self._model = library.SentenceTransformer(str(directory), device=device, local_files_only=True)
         except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError, AssertionError,
@@ -169,29 +169,29 @@ class Encoder:
             _lengthen(self._model, settings.max_length, directory)
         self._normalize = settings.normalize
         self._batch_size = settings.batch_size
-        self._lock = threading.Lock()  # tokenizers keep their truncation as a state
+        self._lock = threading.Lock()  # a tokenizer's truncation is state
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """(n_texts, n_dimensions) float32."""
+        """Return (n_texts, n_dimensions) float32 embeddings."""
         with self._lock:
-            found = self._model.encode(
+            embeddings = self._model.encode(
                 [to_valid_utf8(text) for text in texts],
                 batch_size=self._batch_size,
                 normalize_embeddings=self._normalize,
                 show_progress_bar=False,
             )
-        return np.ascontiguousarray(found, np.float32)
+        return np.ascontiguousarray(embeddings, np.float32)
 
 
 def _lengthen(model: Any, max_length: int, directory: Path) -> None:
-    """Set how many tokens of a text are read; one text of that length is tried where the model's own limit is lower."""
-    own = model.max_seq_length
+    """Set the tokens that are read of a text; above the model's limit, try one text of that length."""
+    limit = model.max_seq_length
     model.max_seq_length = max_length
-    if own is not None and max_length <= own:
+    if limit is not None and max_length <= limit:
         return
     try:
         model.encode(["a " * max_length], show_progress_bar=False)
     except (RuntimeError, IndexError, ValueError) as error:
         raise RetrievalError(
-            f"retriever.max_length: {directory} cannot read {max_length} tokens ({reason(error)}); its limit is {own}"
+            f"retriever.max_length: {directory} cannot read {max_length} tokens ({reason(error)}); its limit is {limit}"
         ) from error

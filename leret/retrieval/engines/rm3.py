@@ -1,16 +1,16 @@
-"""RM3: the words of the first documents, added to the query; pseudo-relevance feedback over BM25, without an LM.
+"""RM3: words of the top documents added to the query; pseudo-relevance feedback over BM25, without an LM.
 
 1. Search the query with BM25; take the first ``fb_docs`` as feedback documents.
 2. Relevance model: P(w|R) = sum over those documents of P(w|D) x P(D), with P(w|D) a word's share of the document and
    P(D) the document's share of their scores. Keep the ``fb_terms`` most likely words, and let them sum to 1.
-3. Interpolate: ``original_weight`` x the query's own words + (1 - ``original_weight``) x the relevance model.
+3. Interpolate: ``original_weight`` x the query's words + (1 - ``original_weight``) x the relevance model.
 4. Search again, each word's BM25 weight times its weight in that query.
 
-Words of one letter or digit, stop words, and words in more than a tenth of the documents (where there are a hundred or
-more) are never added. A query without a known word finds nothing, as under BM25.
+Words of one character, stop words, and words in more than a tenth of the documents (of a hundred or more) are never
+added. A query without a known word has an empty ranking, as under BM25.
 
 Source: Lavrenko and Croft, SIGIR 2001 (relevance models, the RM1 estimate); Abdul-Jaleel et al., TREC 2004 (RM3, the
-interpolation). The first search's score stands for the query likelihood, as common toolkits have it.
+interpolation). The first search's score stands for the query likelihood, as in common toolkits.
 """
 
 from __future__ import annotations
@@ -28,32 +28,32 @@ from leret.retrieval.base import CallableRetriever, Retriever, clip_k
 from leret.retrieval.engines.bm25 import BM25
 
 _COMMON = 0.1
-"""Words in a larger share of the documents say nothing about any of them."""
+"""Largest share of the documents for a feedback term."""
 
 _FEW = 100
-"""Documents below which a share of them says little about a word."""
+"""Documents below which that share is not applied."""
 
 _FEEDBACK = ("fb_docs", "fb_terms", "original_weight")
 
 
 class RM3(CallableRetriever):
-    """Implements ``Retriever``; safe for many threads.
+    """BM25 with feedback terms; safe for many threads.
 
     Args:
-        bm25: searches first, and lends its index.
-        settings: of the feedback; those of BM25 are not looked at.
+        bm25: searches first, and its index is searched again.
+        settings: of the feedback; those of BM25 are ignored.
     """
 
     def __init__(self, bm25: Retriever, settings: RM3Settings | None = None) -> None:
         if not isinstance(bm25, BM25):
-            raise RetrievalError(f"RM3 takes its words from an index of kind bm25, and this is {type(bm25).__name__}")
+            raise RetrievalError(f"RM3 needs a retriever of kind bm25, not {type(bm25).__name__}")
         self._bm25 = bm25
         self._settings = settings or RM3Settings()
         self.digest = digest("rm3", bm25.digest, {name: getattr(self._settings, name) for name in _FEEDBACK})
 
     @staticmethod
     def parts(settings: RM3Settings) -> dict[str, RetrieverSettings]:
-        """The retriever of the first search; it shares the directory."""
+        """Return the settings of the first search, which shares the directory."""
         return {"": settings.bm25}
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
@@ -65,19 +65,19 @@ class RM3(CallableRetriever):
         ]
 
     def expanded(self, query: str, feedback: Ranking) -> dict[str, float]:
-        """The weighted words that are searched for; ``feedback`` is what the query's first search found."""
+        """Return the weighted words of the second search; ``feedback`` is the ranking of the first one."""
         index = self._bm25
-        own = Counter(word for word in index.words(query) if word in index.index.vocabulary)
+        original = Counter(word for word in index.words(query) if word in index.index.vocabulary)
         documents = [Counter(index.words(f"{p.title}. {p.text}")) for p in feedback]
         model = relevance_model(
-            [{word: n for word, n in document.items() if self._is_telling(word)} for document in documents],
+            [{word: n for word, n in document.items() if self._is_specific(word)} for document in documents],
             [document.total() for document in documents],
             [passage.score for passage in feedback],
             self._settings.fb_terms,
         )
-        return interpolated(own, model, self._settings.original_weight)
+        return interpolate(original, model, self._settings.original_weight)
 
-    def _is_telling(self, word: str) -> bool:
+    def _is_specific(self, word: str) -> bool:
         index, n_documents = self._bm25.index, self._bm25.n_documents
         column = index.vocabulary.get(word)
         if column is None:
@@ -90,7 +90,7 @@ class RM3(CallableRetriever):
         scores = np.zeros(self._bm25.n_documents, np.float32)
         for word, weight in words.items():
             start, end = index.indptr[index.vocabulary[word]], index.indptr[index.vocabulary[word] + 1]
-            scores[index.indices[start:end]] += np.float32(weight) * index.data[start:end]  # a document once a word
+            scores[index.indices[start:end]] += np.float32(weight) * index.data[start:end]  # one entry per document
         rows = _best(scores, k)
         return self._bm25.ranking(rows, [float(scores[row]) for row in rows])
 
@@ -98,51 +98,51 @@ class RM3(CallableRetriever):
 def relevance_model(
     documents: Sequence[Mapping[str, int]], lengths: Sequence[int], scores: Sequence[float], n_terms: int
 ) -> dict[str, float]:
-    """The likeliest words of the documents, their weights summing to 1.
+    """Return the likeliest words of the documents, with weights that sum to 1.
 
     >>> relevance_model([{"a": 1, "b": 1}, {"b": 2}], [2, 2], [1.0, 3.0], 2)  # b: 1/4 x 1/2 + 3/4 x 1, a: 1/4 x 1/2
     {'b': 0.875, 'a': 0.125}
 
     Args:
         documents: counts of words.
-        lengths: words of each document, those that ``documents`` leave out included.
-        scores: of the documents, above 0.
-        n_terms: words kept; of equal ones, the first in the alphabet.
+        lengths: words of each document, including those missing from ``documents``.
+        scores: of the documents, positive.
+        n_terms: number of words; ties are broken alphabetically.
     """
     total = sum(scores)
     likely: Counter[str] = Counter()
     for counts, length, score in zip(documents, lengths, scores, strict=True):
         for word, n in counts.items():
             likely[word] += n / length * (score / total)  # type: ignore[assignment]
-    kept = sorted(likely.items(), key=lambda item: (-item[1], item[0]))[:n_terms]
-    mass = sum(weight for _, weight in kept)
-    return {word: weight / mass for word, weight in kept}
+    terms = sorted(likely.items(), key=lambda item: (-item[1], item[0]))[:n_terms]
+    mass = sum(weight for _, weight in terms)
+    return {word: weight / mass for word, weight in terms}
 
 
-def interpolated(own: Mapping[str, int], model: Mapping[str, float], original_weight: float) -> dict[str, float]:
-    """The query's own words and the relevance model's, as one query; words of weight 0 left out.
+def interpolate(original: Mapping[str, int], model: Mapping[str, float], original_weight: float) -> dict[str, float]:
+    """Mix the query's words and the relevance model into one query, without words of weight 0.
 
-    >>> interpolated({"a": 1, "b": 1}, {"b": 0.5, "c": 0.5}, 0.5)
+    >>> interpolate({"a": 1, "b": 1}, {"b": 0.5, "c": 0.5}, 0.5)
     {'a': 0.25, 'b': 0.5, 'c': 0.25}
 
     Args:
-        own: counts of the query's words.
-        model: weights that sum to 1; where it is empty, the query stays as it is.
+        original: counts of the query's words.
+        model: weights that sum to 1; if empty, the query stays as it is.
         original_weight: in [0, 1].
     """
     share = original_weight if model else 1.0
-    n = sum(own.values())
-    weights: dict[str, float] = {word: share * count / n for word, count in own.items()}
+    n = sum(original.values())
+    weights: dict[str, float] = {word: share * count / n for word, count in original.items()}
     for word, weight in model.items():
         weights[word] = weights.get(word, 0.0) + (1.0 - share) * weight
     return {word: weight for word, weight in weights.items() if weight > 0}
 
 
 def _best(scores: NDArray[np.float32], k: int) -> list[int]:
-    """Rows of the best scores above 0, best first; equal ones in their order."""
-    found = np.flatnonzero(scores > 0)
-    if len(found) > k:
-        least = np.partition(scores[found], len(found) - k)[len(found) - k]
-        found = found[scores[found] >= least]
-    order = found[np.argsort(-scores[found], kind="stable")]
+    """Return rows of the best positive scores, best first; equal ones in row order."""
+    rows = np.flatnonzero(scores > 0)
+    if len(rows) > k:
+        least = np.partition(scores[rows], len(rows) - k)[len(rows) - k]
+        rows = rows[scores[rows] >= least]
+    order = rows[np.argsort(-scores[rows], kind="stable")]
     return [int(row) for row in order[:k]]

@@ -1,8 +1,8 @@
-"""BM25 over a tantivy index: built and searched from the disk, for corpora too large for bm25s's build.
+"""BM25 over a tantivy index, built and searched on disk, for corpora too large for bm25s's build.
 
-The terms are those of `engines.analysis`, joined by spaces, so that tantivy only splits at spaces. A query becomes
-a disjunction of its words, never a string for tantivy's query parser. tantivy's BM25 has k1 1.2 and b .75, and knows
-the lengths of long documents roughly: its scores are not those of bm25s.
+The terms are those of `engines.analysis`, joined by spaces, so that tantivy only splits at spaces. A query becomes a
+disjunction of its words and never reaches tantivy's query parser. tantivy's BM25 has k1 1.2 and b .75, and rounds the
+lengths of long documents: its scores differ from those of bm25s.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _FOLDER = "tantivy"
 _HEAP = 256_000_000
-"""Bytes that a build holds before it writes."""
+"""Bytes in memory before a build writes."""
 _REPORTED = 10_000
 _BATCH = 64
-"""Queries whose hits are held: with all of thousands Python's garbage collector takes a twentieth of the time."""
+"""Queries with hits in memory: for thousands at once, Python's garbage collector takes 5 % of the time."""
 
 
 class Tantivy(CallableRetriever):
-    """Finds documents by their words; safe for many threads.
+    """Search by words; safe for many threads.
 
-    Documents that share no word with a query are not returned. Equal scores stand in the order of the corpus.
+    Documents without a word of the query are not returned. Equal scores keep the order of the corpus.
     """
 
-    only_computes: ClassVar[bool] = True  # a search waits for nothing but the processor
+    only_computes: ClassVar[bool] = True
 
     def __init__(self, documents: DocumentTable, index: Any, settings: TantivySettings) -> None:
         self._passages = make_passages(documents)
@@ -46,7 +46,7 @@ class Tantivy(CallableRetriever):
         self._query, self._should = tantivy.Query, tantivy.Occur.Should
         self._schema = index.schema
         self._searcher = index.searcher()
-        # One thread wrote it: within a segment tantivy's own order of equal scores is that of the corpus.
+        # Written by one thread: within a segment, tantivy's order of equal scores is that of the corpus.
         self._in_order = self._searcher.num_segments == 1
         self._words = make_analyzer(settings)
         self._n_documents = len(documents)
@@ -58,12 +58,12 @@ class Tantivy(CallableRetriever):
         return [ranking for batch in batches for ranking in self._rankings(batch, k)]
 
     def _rankings(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        found = [self._hits(query, k) for query in queries]
-        rows = iter(self._searcher.fast_field_values("place", [address for hits in found for _, address in hits]))
-        return [self._ranking(list(islice(rows, len(hits))), [score for score, _ in hits], k) for hits in found]
+        batch = [self._hits(query, k) for query in queries]
+        rows = iter(self._searcher.fast_field_values("place", [address for hits in batch for _, address in hits]))
+        return [self._ranking(list(islice(rows, len(hits))), [score for score, _ in hits], k) for hits in batch]
 
     def _hits(self, query: str, k: int) -> list[tuple[float, Any]]:
-        """Scores and addresses, best first: k of them, or as many more as it takes to know which stand first."""
+        """Return scores and addresses, best first: k, or as many more as have the score at the cut."""
         words = self._words(query)
         if not words:
             return []
@@ -73,7 +73,7 @@ class Tantivy(CallableRetriever):
             hits: list[tuple[float, Any]] = self._searcher.search(wanted, limit=n, count=False).hits
             if self._in_order or not len(hits) == n < self._n_documents or hits[-1][0] != hits[k - 1][0]:
                 return hits
-            n = min(2 * n, self._n_documents)  # the scores at the cut are equal: see them all, to keep the first ones
+            n = min(2 * n, self._n_documents)  # all documents with the score at the cut, to keep the first ones
 
     def _ranking(self, rows: list[int], scores: list[float], k: int) -> Ranking:
         if not self._in_order and len(set(scores)) < len(scores):
@@ -82,7 +82,7 @@ class Tantivy(CallableRetriever):
         return self._passages(rows[:k], scores[:k])
 
     def _disjunction(self, words: list[str]) -> Any:
-        """Any of the words, each as often as it stands there: by a boost, for a query may say one a thousand times."""
+        """Return a query for any of the words. Repeated words become a boost."""
         query, should, schema = self._query, self._should, self._schema
         terms = [(query.term_query(schema, "words", word, "freq"), n) for word, n in Counter(words).items()]
         return query.boolean_query([(should, query.boost_query(one, float(n)) if n > 1 else one) for one, n in terms])
@@ -90,7 +90,7 @@ class Tantivy(CallableRetriever):
 
 @dataclass(frozen=True)
 class TantivyIndex(IndexEngine):
-    """Builds and opens tantivy indexes, in about a quarter of a gigabyte whatever the corpus."""
+    """Builds and opens tantivy indexes, in about 256 MB of memory for any corpus."""
 
     settings: TantivySettings
     kind: ClassVar[str] = "tantivy"
@@ -100,9 +100,6 @@ class TantivyIndex(IndexEngine):
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
         return cls(TantivySettings(**manifest.settings))
 
-    def ranking_keys(self) -> dict[str, Any]:
-        return self.settings.ranking_keys()
-
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         tantivy = import_optional("tantivy", "tantivy", "tantivy")
         words = make_analyzer(self.settings)
@@ -110,17 +107,17 @@ class TantivyIndex(IndexEngine):
         builder.add_text_field("words", tokenizer_name="whitespace", index_option="freq")
         builder.add_unsigned_field("place", fast=True)
         folder = directory / _FOLDER
-        shutil.rmtree(folder, ignore_errors=True)  # of a build that was killed
+        shutil.rmtree(folder, ignore_errors=True)  # from a killed build
         folder.mkdir()
         progress.start("index words", len(corpus))
         try:
             writer = tantivy.Index(builder.build(), path=str(folder)).writer(_HEAP, 1)
             n_words = 0
             for row, document in enumerate(map(corpus.__getitem__, corpus)):
-                found = words(f"{document.title}. {document.text}")
-                n_words += len(found)
+                terms = words(f"{document.title}. {document.text}")
+                n_words += len(terms)
                 entry = tantivy.Document()
-                entry.add_text("words", " ".join(found))
+                entry.add_text("words", " ".join(terms))
                 entry.add_unsigned("place", row)
                 writer.add_document(entry)
                 if row % _REPORTED == _REPORTED - 1:
@@ -128,12 +125,12 @@ class TantivyIndex(IndexEngine):
             progress.advance(len(corpus) % _REPORTED)
             writer.commit()
             writer.wait_merging_threads()
-        except ValueError as error:  # tantivy's word for everything, a full disk among it
+        except ValueError as error:  # raised by tantivy for every failure, a full disk included
             raise RetrievalError(
                 f"{directory}: tantivy cannot write the index ({error}); free some space, or name another directory"
             ) from error
         if not n_words:
-            raise RetrievalError(f"none of the {len(corpus)} documents has a word that can be indexed; look at them")
+            raise RetrievalError(f"none of the {len(corpus)} documents has a word to index; check the corpus")
         progress.finish()
 
     def open(self, directory: Path, documents: MappedDocuments) -> Tantivy:
@@ -144,8 +141,4 @@ class TantivyIndex(IndexEngine):
             index.reload()
         except (ValueError, OSError) as error:
             raise RetrievalError(f"{directory}: tantivy cannot open the index ({error}); build it again") from error
-        if (n := index.searcher().num_docs) != len(documents):
-            raise RetrievalError(
-                f"{directory}: tantivy has {n} documents, and {len(documents)} are stored; build it again"
-            )
         return Tantivy(documents, index, self.settings)

@@ -1,6 +1,6 @@
-"""Where vectors are kept and searched: faiss flat (exact), faiss HNSW, or Chroma's embedded client.
+"""Stores of vectors: faiss flat (exact), faiss HNSW, or Chroma's embedded client.
 
-A store is written from parts, and opened from its directory; a search gives rows and inner products.
+A store is written from parts and opened from its directory; a search returns rows and inner products.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import numpy as np
@@ -25,45 +25,26 @@ _FAISS, _CHROMA = "vectors.faiss", "chroma"
 _FAISS_PACKAGE = "faiss", "faiss-cpu", "dense"
 _NAME = "documents"
 
-Found = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""(n_queries, k) rows, -1 where there are no more; and their inner products."""
+Neighbors = tuple[NDArray[np.int64], NDArray[np.float32]]
+"""(n_queries, k) rows, -1 for missing ones, and their inner products."""
 
 Parts = Iterable[NDArray[np.float32]]
-"""(n, n_dimensions) each, in the order of the rows."""
-
-
-class VectorStore(Protocol):
-    """Vectors by row, opened from the directory of an index.
-
-    Attributes:
-        name: of its file or folder, which is there when it is whole.
-        package: whose version matters.
-    """
-
-    name: str
-    package: str
-
-    @staticmethod
-    def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
-        """Write a store."""
-
-    def __init__(self, directory: Path, settings: DenseSettings) -> None:
-        """Open one."""
-
-    def nearest(self, queries: NDArray[np.float32], k: int) -> Found:
-        """The ``k`` vectors of the highest inner products for (n_queries, n_dimensions), in no promised order."""
-
-    def __len__(self) -> int: ...
+"""Arrays (n, n_dimensions) in the order of the rows."""
 
 
 class FaissStore:
-    """A faiss index, mapped into memory."""
+    """A faiss index, mapped into memory.
+
+    Attributes:
+        name: of its file, which exists once the store is complete.
+        package: with a version that matters.
+    """
 
     name, package = _FAISS, "faiss-cpu"
 
     @staticmethod
     def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
-        """An HNSW graph is written by one thread, so that the same vectors give the same graph."""
+        """Write a store in one thread, so that the same vectors give the same HNSW graph."""
         faiss = import_optional(*_FAISS_PACKAGE)
         index: Any = None
         n_threads = faiss.omp_get_max_threads()
@@ -79,7 +60,7 @@ class FaissStore:
                 progress.advance(len(part))
         finally:
             faiss.omp_set_num_threads(n_threads)
-        for left in directory.glob(f".{_FAISS}.*"):  # of a build that was killed while it wrote
+        for left in directory.glob(f".{_FAISS}.*"):  # from a killed build
             left.unlink()
         with atomic_file(directory / _FAISS, "wb") as file:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
@@ -93,7 +74,8 @@ class FaissStore:
             raise RetrievalError(f"{directory}: faiss cannot read the index ({error}); build it again") from error
         self._ef_search = settings.ef_search if hasattr(self._index, "hnsw") else None
 
-    def nearest(self, queries: NDArray[np.float32], k: int) -> Found:
+    def nearest(self, queries: NDArray[np.float32], k: int) -> Neighbors:
+        """Return the ``k`` highest inner products for (n_queries, n_dimensions), in any order."""
         options = {}
         if self._ef_search is not None:
             options["params"] = self._faiss.SearchParametersHNSW(efSearch=max(self._ef_search, k))
@@ -112,7 +94,7 @@ class ChromaStore:
     @staticmethod
     def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
         scratch = directory / f"{_CHROMA}.part"
-        if scratch.exists():  # of a build that was stopped
+        if scratch.exists():  # from a stopped build
             shutil.rmtree(scratch)
         client = _chroma(scratch / uuid4().hex)
         space = {
@@ -141,7 +123,7 @@ class ChromaStore:
 
     def __init__(self, directory: Path, settings: DenseSettings) -> None:
         try:
-            # chromadb would make a missing one
+            # chromadb would create a missing database
             [build] = [path for path in (directory / _CHROMA).iterdir() if (path / "chroma.sqlite3").is_file()]
             client = _chroma(build)
             self._collection = client.get_collection(_NAME, embedding_function=None)
@@ -152,15 +134,15 @@ class ChromaStore:
             raise RetrievalError(
                 f"{directory}: Chroma cannot open its vectors ({reason(error)}); build the index again"
             ) from error
-        weakref.finalize(self, client.close).atexit = False  # at exit the system takes everything back
+        weakref.finalize(self, client.close).atexit = False  # at exit the operating system frees everything
         self._lock = threading.Lock()
 
-    def nearest(self, queries: NDArray[np.float32], k: int) -> Found:
+    def nearest(self, queries: NDArray[np.float32], k: int) -> Neighbors:
         rows = np.full((len(queries), k), -1, np.int64)
         scores = np.full((len(queries), k), -np.inf, np.float32)
         with self._lock:
-            found = self._collection.query(query_embeddings=queries, n_results=k, include=["distances"])
-        for i, (ids, distances) in enumerate(zip(found["ids"], found["distances"], strict=True)):
+            answer = self._collection.query(query_embeddings=queries, n_results=k, include=["distances"])
+        for i, (ids, distances) in enumerate(zip(answer["ids"], answer["distances"], strict=True)):
             rows[i, : len(ids)] = [int(name) for name in ids]
             scores[i, : len(ids)] = 1 - np.asarray(distances, np.float32)  # Chroma's distance is 1 - inner product
         return rows, scores
@@ -174,5 +156,7 @@ def _chroma(folder: Path) -> Any:
     return chromadb.PersistentClient(str(folder), settings=chromadb.Settings(anonymized_telemetry=False))
 
 
+VectorStore = FaissStore | ChromaStore
+
 STORES: dict[str, type[VectorStore]] = {"flat": FaissStore, "hnsw": FaissStore, "chroma": ChromaStore}
-"""By `retriever.store`."""
+"""Stores by `retriever.store`."""

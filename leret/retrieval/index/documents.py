@@ -1,9 +1,9 @@
-"""The documents of a corpus as an index directory keeps them: two files, mapped into memory.
+"""Documents of a corpus in an index directory: two files, mapped into memory.
 
 ::
 
-    documents.bin   id, title and text of every document, one after the other, in UTF-8
-    documents.npy   (3 n + 1,) int64, where each of these starts; the last one is the end
+    documents.bin   id, title and text of each document in turn, in UTF-8
+    documents.npy   (3 n + 1,) int64 offsets of these; the last one is the end
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from hashlib import blake2b
-from itertools import pairwise
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -26,20 +23,8 @@ from leret.retrieval.base import Documents
 _BYTES, _STARTS = "documents.bin", "documents.npy"
 
 
-class DocumentTable(Protocol):
-    """Documents by their row in the corpus, which is how an engine names them."""
-
-    digest: str
-    """Of the corpus."""
-
-    def at(self, row: int) -> tuple[str, str, str]:
-        """Id, title and text of a document."""
-
-    def __len__(self) -> int: ...
-
-
 class InMemoryDocuments:
-    """A corpus in memory, by row."""
+    """Documents of a corpus in memory, by row; ``digest`` is the corpus's."""
 
     def __init__(self, corpus: Documents) -> None:
         self.digest = corpus.digest
@@ -47,6 +32,7 @@ class InMemoryDocuments:
         self._ids = tuple(corpus)
 
     def at(self, row: int) -> tuple[str, str, str]:
+        """Return id, title and text of a document."""
         document = self._corpus[self._ids[row]]
         return document.doc_id, document.title, document.text
 
@@ -55,7 +41,7 @@ class InMemoryDocuments:
 
 
 class MappedDocuments:
-    """Documents of an index directory; texts are read from the disk when they are asked for."""
+    """Documents of an index directory; texts are read from disk on demand."""
 
     def __init__(self, directory: Path, digest: str) -> None:
         self.digest = digest
@@ -73,6 +59,7 @@ class MappedDocuments:
             raise RetrievalError(f"{directory}: its documents cannot be read ({error}); build it again") from error
 
     def at(self, row: int) -> tuple[str, str, str]:
+        """Return id, title and text of a document."""
         # one slice of offsets: numpy's scalars are slow one by one
         start, middle, last, end = self._starts[3 * row : 3 * row + 4].tolist()
         read = self._bytes
@@ -91,18 +78,13 @@ class MappedDocuments:
     def __len__(self) -> int:
         return len(self._starts) // 3
 
-    def content_digest(self) -> str:
-        """The digest of the stored documents: ``digest``, unless they are another corpus's. Reads all of them."""
-        content = blake2b(digest_size=16)
-        for row in range(len(self)):
-            for start, end in pairwise(self._starts[3 * row : 3 * row + 4].tolist()):
-                content.update((end - start).to_bytes(8, "big"))  # as `leret.datasets.corpus.Corpus` frames a part
-                content.update(self._bytes[start:end])
-        return content.hexdigest()
+
+DocumentTable = InMemoryDocuments | MappedDocuments
+"""Documents by their row in the corpus, as engines number them."""
 
 
 def write_documents(corpus: Documents, directory: Path) -> None:
-    """Write the files of `MappedDocuments`, unless they are there."""
+    """Write the files of `MappedDocuments` unless they exist."""
     if (directory / _STARTS).exists():  # written last
         return
     starts = np.zeros(3 * len(corpus) + 1, np.int64)
@@ -120,17 +102,17 @@ def write_documents(corpus: Documents, directory: Path) -> None:
 
 
 _MAX_CACHED = 1 << 16
-"""Documents kept decoded: what is found is found again and again."""
+"""Decoded documents in memory: the same ones are retrieved again and again."""
 
 _new_passage = tuple.__new__
 
 
 def make_passages(documents: DocumentTable) -> Callable[[Sequence[int], Sequence[float]], Ranking]:
-    """A function from (n,) rows and their scores to a ranking, in the order given. Thread-safe."""
+    """Return a thread-safe function from (n,) rows and their scores to a ranking in the same order."""
     at = lru_cache(_MAX_CACHED)(documents.at)
 
     def passages(rows: Sequence[int], scores: Sequence[float]) -> Ranking:
-        # as Passage(...) does it, without a call of its __new__ for each
+        # like Passage(...), without a call of its __new__ for each
         return tuple([_new_passage(Passage, (*at(row), score)) for row, score in zip(rows, scores, strict=True)])
 
     return passages

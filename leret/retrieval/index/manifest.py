@@ -1,10 +1,10 @@
-"""An index directory: one format for every engine.
+"""Index directories: one format for all engines.
 
 ::
 
-    manifest.json     what the directory is; written last
-    documents.*       the documents, so that the index opens alone (`leret.retrieval.index.documents`)
-    ...               the engine's own files
+    manifest.json     describes the directory; written last
+    documents.*       the documents (`leret.retrieval.index.documents`)
+    ...               the engine's files
 
 A directory appears whole or not at all (`leret.core.files`).
 """
@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from leret.config.retriever import RetrieverSettings
 from leret.core.errors import RetrievalError
 from leret.core.files import atomic_directory, is_incomplete, write_atomically
 from leret.core.progress import Progress, Silent
@@ -30,54 +32,76 @@ MANIFEST = "manifest.json"
 
 _FORMAT = 2
 _REWRITTEN = frozenset({"chroma"})
-"""Folders whose library writes to them whenever it opens them: no size and no digest of theirs would stay true."""
+"""Folders that their library writes to on opening: sizes and digests of their files would not stay true."""
 
 
 class IndexEngine(Protocol):
-    """An engine with its settings: builds indexes and opens them."""
+    """An engine with its settings, which builds and opens indexes."""
 
     kind: ClassVar[str]
-    resumable: ClassVar[bool] = False  # does `write` go on where a stopped one ended?
+    settings: Any
+    resumable: ClassVar[bool] = False  # `write` continues a stopped build
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Whose versions matter to an index."""
+        """Packages with versions that matter to an index."""
         return ()
 
     def ranking_keys(self) -> dict[str, Any]:
-        """All that decides the rankings, beside the corpus, as JSON values."""
+        """Return everything besides the corpus that determines the rankings, as JSON values."""
+        keys: dict[str, Any] = self.settings.ranking_keys()
+        return keys
 
     def external_paths(self) -> dict[str, str]:
-        """External paths needed to open the index; not part of its digest."""
+        """Return external paths that opening the index needs; not part of its digest."""
         return {}
 
     def digest(self, corpus: str) -> str:
-        """Of the retriever over the corpus of that digest."""
+        """Return the digest of the retriever over the corpus with that digest."""
         return digest_of(self.kind, self.ranking_keys(), corpus)
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         """Write the engine's files into a directory."""
 
     def open(self, directory: Path, documents: MappedDocuments) -> Retriever:
-        """An index that `write` wrote; RetrievalError where a file is missing, broken, or of other documents."""
+        """Open an index that `write` wrote; RetrievalError if a file is missing, broken, or of other documents."""
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
-        """The engine that built an index."""
+        """Return the engine that built an index."""
+
+
+class Composite(Protocol):
+    """A retriever over several indexes, in a directory with their folders and a manifest.
+
+    The constructor takes the retrievers of the parts in their order, then the settings.
+    """
+
+    @staticmethod
+    def parts(settings: Any) -> Mapping[str, RetrieverSettings]:
+        """Return the settings of the parts, by the folder of their index."""
+
+    @staticmethod
+    def manifest(parts: Sequence[Manifest], settings: Any, places: Mapping[str, str]) -> Manifest:
+        """Return the manifest of a composite of these parts in these ``places``, without files."""
+
+    @staticmethod
+    def settings_of(manifest: Manifest) -> Any:
+        """Return the settings for the constructor."""
 
 
 class Manifest(BaseModel):
-    """What an index directory says of itself.
+    """Description of an index directory.
 
     Attributes:
         engine: kind of the retriever: bm25, dense ...
-        settings: all that decides its rankings, beside the corpus.
+        settings: everything besides the corpus that determines its rankings.
         versions: of the packages that made it.
         corpus: digest of the corpus.
-        documents: in the index.
+        documents: number of documents.
         digest: of the retriever: engine, settings and corpus.
-        places: external paths: a model, a downloaded index. Decides nothing.
-        files: bytes and BLAKE2b digest of every file.
+        places: paths of a model, a downloaded index or parts; determine no ranking.
+        files: bytes and BLAKE2b digest of each file.
     """
 
     model_config = ConfigDict(frozen=True, strict=True)
@@ -94,11 +118,11 @@ class Manifest(BaseModel):
 
     @classmethod
     def planned(cls, engine: IndexEngine, corpus: Documents) -> Manifest:
-        """The manifest, still without files, of the index that an engine would build."""
+        """Return the manifest, without files, of the index that an engine would build."""
         return cls(
             engine=engine.kind,
             settings=engine.ranking_keys(),
-            versions={package: found for package in engine.packages if (found := installed_version(package))},
+            versions={package: version for package in engine.packages if (version := installed_version(package))},
             corpus=corpus.digest,
             documents=len(corpus),
             digest=engine.digest(corpus.digest),
@@ -106,7 +130,7 @@ class Manifest(BaseModel):
         )
 
     def equals(self, other: Manifest) -> bool:
-        """Would building ``other`` make this index again?"""
+        """Tell whether building ``other`` would give this index again."""
         decides = ("engine", "settings", "versions", "corpus", "documents", "digest")
         same_places = self.places.keys() == other.places.keys()
         return same_places and all(getattr(self, name) == getattr(other, name) for name in decides)
@@ -119,7 +143,7 @@ class Manifest(BaseModel):
             )
 
     def require_settings(self, planned: Manifest, directory: Path) -> None:
-        """Refuse an index that was made with other settings; versions of packages may differ."""
+        """Refuse an index with other settings; versions of packages may differ."""
         if (self.engine, self.digest) == (planned.engine, planned.digest):
             return
         differing = [
@@ -136,7 +160,7 @@ class Manifest(BaseModel):
 
 
 def write_index(engine: IndexEngine, corpus: Documents, directory: Path, progress: Progress | None = None) -> Manifest:
-    """Build an index in place of whatever the directory holds."""
+    """Build an index in place of the directory's content."""
     planned = Manifest.planned(engine, corpus)
     key = digest_of(planned.engine, planned.settings, planned.versions, planned.corpus)
     busy = RetrievalError(f"{directory}: another process is building this index; wait for it, then try again")
@@ -154,30 +178,30 @@ def write_index(engine: IndexEngine, corpus: Documents, directory: Path, progres
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """What an index directory says of itself; RetrievalError where it is none, unfinished, or of another layout."""
+    """Read a manifest; RetrievalError if the directory is not an index, is unfinished, or has another format."""
     path = directory / MANIFEST
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         if is_incomplete(directory):
             raise RetrievalError(f"{directory}: its build was stopped before its end; run the build again") from error
-        raise RetrievalError(f"{directory} is no index ({error}); build one, or name another directory") from error
+        raise RetrievalError(f"{directory} is not an index ({error}); build one, or name another directory") from error
     form = values.get("format") if isinstance(values, dict) else None
     if form != _FORMAT:
-        raise RetrievalError(f"{path} is no manifest of format {_FORMAT} (it says {form!r}); build the index again")
+        raise RetrievalError(f"{path} is not a manifest of format {_FORMAT} (format: {form!r}); build the index again")
     try:
-        return Manifest.model_validate_json(json.dumps(values))  # in which a list may be a tuple
+        return Manifest.model_validate_json(json.dumps(values))  # JSON mode takes lists for tuples
     except ValidationError as error:
         faults = "; ".join(f"{fault['loc'][0]}: {fault['msg'].lower()}" for fault in error.errors())
-        raise RetrievalError(f"{path}: the manifest is not sound ({faults}); build the index again") from error
+        raise RetrievalError(f"{path}: the manifest is invalid ({faults}); build the index again") from error
 
 
 def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
-    """Finish an index: list its files, then write the manifest."""
-    found = {path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()}
+    """Write the manifest with a list of the directory's files, which finishes the index."""
+    paths = {path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()}
     files = {
         name.as_posix(): (path.stat().st_size, _content(path))
-        for name, path in found.items()
+        for name, path in paths.items()
         if name.name not in {MANIFEST, ".key"} and not _REWRITTEN.intersection(name.parts)
     }
     values = {**manifest.model_dump(), "files": files}
@@ -186,31 +210,31 @@ def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
 
 
 def open_documents(manifest: Manifest, engine: IndexEngine, directory: Path) -> MappedDocuments:
-    """The documents of an index, if its manifest is the one that was written with them."""
+    """Open the documents of an index; RetrievalError if its manifest does not match them and the engine."""
     documents = MappedDocuments(directory, manifest.corpus)
     problem = None
     if len(documents) != manifest.documents:
-        problem = f"it says {manifest.documents} documents, and {len(documents)} are stored"
+        problem = f"documents: {manifest.documents}, but {len(documents)} are stored"
     elif engine.ranking_keys() != manifest.settings:
-        problem = f"its settings are not all that an index of kind {manifest.engine} has, or more"
+        problem = f"settings: not those of an index of kind {manifest.engine}"
     elif engine.digest(manifest.corpus) != manifest.digest:
-        problem = "its digest is not that of its settings and its corpus"
+        problem = "digest: not that of its settings and corpus"
     if problem is not None:
         raise RetrievalError(f"{directory / MANIFEST} does not fit the index ({problem}); build the index again")
     return documents
 
 
 def check_files(manifest: Manifest, directory: Path, *, content: bool) -> list[str]:
-    """What is wrong with the files of an index, one line each; without ``content`` by their sizes alone."""
+    """Return problems with the files of an index, one line each; without ``content``, compare sizes only."""
     problems = []
     for name, (size, digest) in manifest.files.items():
         path = directory / name
         if not path.is_file():
             problems.append(f"{name} is missing")
         elif path.stat().st_size != size:
-            problems.append(f"{name} has {path.stat().st_size} bytes, and {size} were written")
+            problems.append(f"{name} has {path.stat().st_size} bytes instead of {size}")
         elif content and _content(path) != digest:
-            problems.append(f"{name} is not what was written: its digest differs")
+            problems.append(f"{name} has changed: its digest differs")
     return problems
 
 

@@ -1,4 +1,4 @@
-"""The retrieval server: an aiohttp application around one retriever, and its process."""
+"""Retrieval server: an aiohttp application around one retriever, and its process."""
 
 from __future__ import annotations
 
@@ -39,33 +39,33 @@ from leret.retrieval.server.schemas import (
 _LOG = logging.getLogger("leret")
 
 _MANY = 200
-"""Documents, from which on an answer is encoded in a thread; some 2 ms."""
+"""Documents from which on an answer is encoded in a thread (about 2 ms)."""
 _LONGEST_LINE = 1 << 18
-"""Bytes of a request line: a query by GET is in it."""
+"""Bytes of a request line, which holds the query of a GET."""
 _IDLE_S = 10.0
-"""Until a connection without a whole head of a request is closed."""
+"""Seconds until a connection without a complete request head is closed."""
 _FILES = 8192
-"""Descriptors that the process takes where it may; a quarter of those it has is for connections."""
+"""Descriptors that the process asks for; a quarter of its limit is for connections."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a server allows; see also `leret.retrieval.server.schemas.Limits`."""
+    """Limits of a server; see also `leret.retrieval.server.schemas.Limits`."""
 
-    token: str | None = None  # None lets in who asks for the host by its number, or as here named
-    host: str = "localhost"  # name that the server is reached by, beside localhost
+    token: str | None = None  # None admits clients that address the host by number or by a name below
+    host: str = "localhost"  # a name of the server besides localhost
     max_waiting: int = 1024  # queries in the queue, and in a request
-    max_batch: int = 64  # queries that the engine is asked at once
+    max_batch: int = 64  # queries per search of the engine
     max_k: int = 1000
-    max_documents: int = 64_000  # what leret's client asks at most by default
-    max_body: int = 4 << 20  # bytes a request
-    read_s: float = 60.0  # until the body of a request must be there
+    max_documents: int = 64_000  # the most that leret's client asks by default
+    max_body: int = 4 << 20  # bytes per request
+    read_s: float = 60.0  # deadline for the body of a request
 
 
 class _Metrics:
-    """What /metrics shows; a registry of its own, so that a process may hold several servers."""
+    """Metrics under /metrics, in a separate registry for each server of a process."""
 
     def __init__(self, n_waiting: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
@@ -86,7 +86,7 @@ class _Metrics:
 
 
 class RetrieverServer:
-    """The application around one retriever; /health tells the kind of the ``engine``, its corpus and its documents."""
+    """The application around one retriever; /health reports ``engine``, ``corpus`` and ``documents``."""
 
     def __init__(
         self,
@@ -126,14 +126,14 @@ class RetrieverServer:
 
     async def _search(self, request: web.Request) -> web.Response:
         asked = parse(await self._json(request), BatchRequest, self._limits)
-        found = await self.batcher.search(asked.queries, asked.k)
-        return _answer(await self._encoded(leret_answer, found, self.index))
+        rankings = await self.batcher.search(asked.queries, asked.k)
+        return _answer(await self._encode(leret_answer, rankings, self.index))
 
     async def _retrieve(self, request: web.Request) -> web.Response:
         values = await self._json(request)
         asked = parse({"topk": 3, **values} if isinstance(values, dict) else values, BatchRequest, self._limits)
-        found = await self.batcher.search(asked.queries, asked.k)
-        return _answer(await self._encoded(retrieve_answer, found, asked.return_scores))
+        rankings = await self.batcher.search(asked.queries, asked.k)
+        return _answer(await self._encode(retrieve_answer, rankings, asked.return_scores))
 
     async def _json(self, request: web.Request) -> Any:
         try:
@@ -145,13 +145,13 @@ class RetrieverServer:
         except web.RequestPayloadError as error:
             raise BadRequestError(f"the body cannot be read ({' '.join(str(error).split())})") from error
         except (ValueError, RecursionError) as error:
-            raise BadRequestError(f"the request is no JSON ({error})") from error
+            raise BadRequestError(f"the request is not JSON ({error})") from error
 
-    async def _encoded(self, answer: Callable[..., bytes], found: list[Ranking], fact: Any) -> bytes:
-        """A large answer is made in a thread: others are answered meanwhile."""
-        if sum(map(len, found)) < _MANY:
-            return answer(found, fact)
-        return await asyncio.to_thread(answer, found, fact)
+    async def _encode(self, answer: Callable[..., bytes], rankings: list[Ranking], fact: Any) -> bytes:
+        """Encode an answer; a large one in a thread, so that others are answered meanwhile."""
+        if sum(map(len, rankings)) < _MANY:
+            return answer(rankings, fact)
+        return await asyncio.to_thread(answer, rankings, fact)
 
     async def _health(self, request: web.Request) -> web.Response:
         facts: dict[str, Any] = {"status": "ok"}
@@ -178,9 +178,9 @@ class RetrieverServer:
 
     async def _handled(self, request: web.Request, handler: Handler, path: str) -> web.StreamResponse:
         if self.settings.token is None and not _is_named(request.headers.get("Host"), self.settings.host):
-            return _error(403, "without a token this server answers to localhost, to its --host and to numbers only")
+            return _error(403, "without a token this server answers only to localhost, its --host and IP addresses")
         if path != "/health" and not self._is_allowed(request):
-            return _error(401, "this server asks for a token; send it as Authorization: Bearer TOKEN")
+            return _error(401, "this server expects a token; send it as Authorization: Bearer TOKEN")
         try:
             return await handler(request)
         except BadRequestError as error:
@@ -197,7 +197,7 @@ class RetrieverServer:
             _LOG.error("the engine failed: %s", error)
             return _error(500, f"the engine failed: {error}")
         except (ConnectionError, TimeoutError):
-            raise  # the client is gone; there is nobody to answer
+            raise  # the client is gone
         except Exception as error:
             _LOG.exception("the engine crashed")
             return _error(500, f"the engine crashed: {type(error).__name__}: {error}")
@@ -206,14 +206,14 @@ class RetrieverServer:
         token = self.settings.token
         if token is None:
             return True
-        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-        # aiohttp reads bytes that are no UTF-8 as lone surrogates, and so does os.environ
-        same = hmac.compare_digest(*(text.encode(errors="surrogateescape") for text in (given.strip(), token)))
+        scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
+        # aiohttp and os.environ read bytes that are not UTF-8 as lone surrogates
+        same = hmac.compare_digest(*(text.encode(errors="surrogateescape") for text in (sent.strip(), token)))
         return same and scheme.lower() == "bearer"
 
 
 def _is_named(header: str | None, host: str) -> bool:
-    """Is it this server that a client asks? A web page whose name was made to mean this machine asks for its own."""
+    """Tell whether a request addresses this server; a web page's name that resolves to this machine does not."""
     try:
         name = urlsplit(f"//{header or host}").hostname or ""
         return name in {"localhost", host.lower()} or ipaddress.ip_address(name) is not None
@@ -240,19 +240,19 @@ async def serve(
     stop: asyncio.Event | None = None,
     drain_s: float = 10.0,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or ``stop``; what is asked by then is still answered, for ``drain_s``.
+    """Serve until SIGTERM, SIGINT or ``stop``, then answer pending requests for ``drain_s``.
 
-    Port 0 takes a free one; ``ready`` gets the URL once requests are taken.
+    Port 0 takes a free port; ``ready`` receives the URL once requests are accepted.
     """
     stop = stop or asyncio.Event()
     runner = web.AppRunner(
         server.application(),
         handle_signals=False,
         keepalive_timeout=_IDLE_S,
-        handler_cancellation=True,  # nobody is searched for who has hung up
+        handler_cancellation=True,  # no search for a client that has hung up
         access_log=None,
         logger=_http_log(),
-        shutdown_timeout=max(drain_s / 2, 0.01),  # aiohttp waits so long twice, and for ever where it is 0
+        shutdown_timeout=max(drain_s / 2, 0.01),  # aiohttp waits this long twice, and forever if it is 0
         max_line_size=_LONGEST_LINE,
         max_field_size=_LONGEST_LINE,
     )
@@ -270,7 +270,7 @@ async def serve(
             try:
                 loop.add_signal_handler(number, stop.set)
             except RuntimeError:
-                break  # not in the main thread: whoever started the server stops it
+                break  # not in the main thread: the caller stops the server
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         ready(f"http://{shown}:{listener.sockets[0].getsockname()[1]}")
         await stop.wait()
@@ -281,7 +281,7 @@ async def serve(
 
 
 def _protocol_factory(runner: web.AppRunner) -> Callable[[], Any]:
-    """Makes protocols of connections, which refuse where there are many; asyncio accepts 128 before it asks for one."""
+    """Return a factory of connections, which refuses beyond a limit; asyncio accepts 128 before it asks for one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _FILES if resource.RLIM_INFINITY in (soft, hard) else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < files:
@@ -297,7 +297,7 @@ class _Refusal(asyncio.Protocol):
 
 
 def _http_log() -> logging.Logger:
-    """Without what a client did: bytes that are no HTTP have had their 400."""
+    """Return a log without clients' faults: invalid HTTP gets a 400."""
     log, theirs = logging.getLogger("leret.server"), (HttpProcessingError, web.RequestPayloadError)
     log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], theirs)))
     return log

@@ -1,4 +1,4 @@
-"""Requests and answers of the retrieval server, in JSON."""
+"""JSON requests and answers of the retrieval server."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from leret.retrieval.base import to_valid_utf8
 
 
 class BadRequestError(Exception):
-    """A request that says what it wants in a way that cannot be understood."""
+    """A malformed request, or one beyond the limits."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may ask."""
+    """Limits of a request."""
 
-    max_k: int  # documents a query
+    max_k: int  # documents per query
     max_queries: int
     max_documents: int  # queries times k
 
 
 def _number(value: Any) -> Any:
-    """Of a URL all values are text; a null is no value."""
+    """Convert the text of a URL's value; null stands for the default."""
     if value is None:
         return 10
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
@@ -40,7 +40,7 @@ CutOff = Annotated[StrictInt, BeforeValidator(_number), Field(ge=1)]
 
 
 class SingleRequest(BaseModel):
-    """ColBERT's protocol, from a URL or from JSON."""
+    """A request in ColBERT's protocol, by URL or JSON."""
 
     query: Query
     k: CutOff = 10
@@ -51,7 +51,7 @@ class SingleRequest(BaseModel):
 
 
 class BatchRequest(BaseModel):
-    """Protocol ``leret``, and with ``topk`` for ``k`` that of the search-RL projects."""
+    """A request in protocol ``leret``, or with ``topk`` for ``k`` in that of the search-RL projects."""
 
     queries: list[Query]
     k: CutOff = Field(10, validation_alias=AliasChoices("k", "topk"))
@@ -62,43 +62,43 @@ R = TypeVar("R", SingleRequest, BatchRequest)
 
 
 def parse(values: Any, model: type[R], limits: Limits) -> R:
-    """A request, within the limits; BadRequestError where a key is missing or wrong, or it asks for too much."""
+    """Read a request; BadRequestError if a key is missing or wrong, or a limit is exceeded."""
     if not isinstance(values, Mapping):
-        raise BadRequestError("the request is no JSON object")
+        raise BadRequestError("the request is not a JSON object")
     try:
         asked = model.model_validate(dict(values))
     except ValidationError as error:
         fault = error.errors()[0]
         key = ".".join(map(str, fault["loc"]))
-        raise BadRequestError(f"{key}: {fault['msg'].lower()}, is {str(fault['input'])[:40]!r}") from error
+        raise BadRequestError(f"{key}: {fault['msg'].lower()}, not {str(fault['input'])[:40]!r}") from error
     n = len(asked.queries)
     if asked.k > limits.max_k:
-        raise BadRequestError(f"k: is {str(asked.k)[:40]}; this server takes numbers from 1 to {limits.max_k}")
+        raise BadRequestError(f"k: {str(asked.k)[:40]}; this server takes numbers from 1 to {limits.max_k}")
     if n > limits.max_queries:
-        raise BadRequestError(f"queries: {n} at once; this server takes {limits.max_queries} a request")
+        raise BadRequestError(f"queries: {n}; this server takes {limits.max_queries} per request")
     if n * asked.k > limits.max_documents:
         raise BadRequestError(
-            f"queries: {n} with k {asked.k} ask for {n * asked.k} documents; this server takes "
-            f"{limits.max_documents} a request: send fewer queries at once, or a smaller k"
+            f"queries: {n} with k {asked.k} are {n * asked.k} documents; this server takes "
+            f"{limits.max_documents} per request: send fewer queries or a smaller k"
         )
     return asked
 
 
 def encode(value: Any) -> bytes:
-    """A value's JSON."""
+    """Encode a value as JSON."""
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     except ValueError as error:
-        raise LeretError(f"the engine gave a score that is no number ({error})").failed() from error
+        raise LeretError(f"the engine returned a score that is not a number ({error})").failed() from error
 
 
 def leret_answer(rankings: list[Ranking], index: str) -> bytes:
-    """Protocol ``leret``."""
+    """Encode rankings in protocol ``leret``."""
     return _with_lists({"index": index}, "rankings", ([p._asdict() for p in ranking] for ranking in rankings))
 
 
 def colbert_answer(ranking: Ranking) -> bytes:
-    """ColBERT's protocol. ``text`` and ``long_text`` are both there: clients read one or the other."""
+    """Encode a ranking in ColBERT's protocol; clients read either ``text`` or ``long_text``."""
     highest = max((passage.score for passage in ranking), default=0.0)
     weights = [math.exp(passage.score - highest) for passage in ranking]
     total = sum(weights)
@@ -120,7 +120,7 @@ def colbert_answer(ranking: Ranking) -> bytes:
 
 
 def retrieve_answer(rankings: list[Ranking], with_scores: bool) -> bytes:
-    """The search-RL projects' protocol: the title in quotes on the first line of ``contents``."""
+    """Encode rankings in the search-RL projects' protocol: the title in quotes on the first line of ``contents``."""
 
     def entry(passage: Passage) -> dict[str, Any]:
         contents = f'"{passage.title}"\n{passage.text}' if passage.title else passage.text
@@ -131,6 +131,6 @@ def retrieve_answer(rankings: list[Ranking], with_scores: bool) -> bytes:
 
 
 def _with_lists(facts: dict[str, Any], name: str, lists: Iterable[list[Any]]) -> bytes:
-    """``facts`` and, under ``name``, the lists; one at a time, for other threads stand still while one is encoded."""
+    """Encode ``facts`` with the lists under ``name``, one at a time: other threads wait while one is encoded."""
     begun = encode({**facts, name: []}).removesuffix(b"]}")
     return begun + b",".join(map(encode, lists)) + b"]}"

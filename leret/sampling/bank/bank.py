@@ -26,7 +26,7 @@ from leret.policies.load import policy_for
 from leret.programs.pick import named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.retrieval.batching import SearchBatcher
-from leret.rewards import reward
+from leret.rewards import scoring
 from leret.sampling.bank.bootstrap import BankPlan, best_quarter, bootstrap_prompts, cached_completion_lm
 from leret.sampling.rollouts.environment import Environment
 from leret.sampling.rollouts.rollout import Decoding, PolicyActor, RolloutRunner
@@ -61,8 +61,8 @@ async def load_or_build_bank(
 
 def load_bank(run: Run) -> list[Prompt] | None:
     """The prompts of a run; None where it has none yet."""
-    bank = run.manifest().get("bank")
-    return bank and [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
+    bank = run.manifest.bank
+    return None if bank is None else [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
 
 
 def save_bank(run: Run, prompts: Sequence[Prompt], wanted: int) -> None:
@@ -118,7 +118,7 @@ async def _bootstrapped(
     program = environment.program()
     for name, pick in named_picks(program).items():
         pick.actor = policy_for(policy, name)
-    parts = program, environment.adapter, cold, environment.retriever, reward(environment.recipe.sampling.whole_reward)
+    parts = program, environment.adapter, cold, environment.retriever, scoring(environment.recipe.sampling.whole_reward)
     told: dict[str, Any] = {"teacher": teacher, "on_scored": lambda: progress.advance(1), "stop": stop}
     work = asyncio.create_task(asyncio.to_thread(bootstrap_prompts, *parts, train, dev, plan, **told))
     try:
@@ -158,7 +158,7 @@ async def _zero_shot(
 
 
 def _rewards(environment: Environment, train: Sequence[Task], rollouts: Sequence[Rollout]) -> list[float]:
-    value = reward(environment.recipe.sampling.whole_reward)
+    value = scoring(environment.recipe.sampling.whole_reward)
     ended = [(task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished]
     outcomes = (Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.steps)) for t, r in ended)
     return [value(outcome) or 0.0 for outcome in outcomes]

@@ -51,7 +51,7 @@ def build_preferences(
     Raises:
         RunError: nothing was sampled, or the directory cannot be written.
     """
-    policy_digest = policy_digest or run.manifest().get("digests", {}).get("policy")
+    policy_digest = policy_digest or run.manifest.policy_digest
     report = PreferenceReport(run.preferences / "train.parquet", strategy, margin, max_pairs)
     report.unparsed_reward = unparsed_reward(run)
     with Store(run.store, read_only=True) as store, run.writing():
@@ -67,7 +67,7 @@ def build_preferences(
 
 def unparsed_reward(run: Run) -> float | None:
     """The price of a completion that does not parse, by the recipe that the run was sampled with."""
-    section = run.manifest().get("sampling") or {}
+    section = run.manifest.sampling or {}
     reward = SamplingSettings.model_validate(section.get("sampling", {})).whole_reward
     return reward.unparsed_reward if isinstance(reward, RewardSettings) else None
 
@@ -83,13 +83,18 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
         for pair in pairs:
             yield _row(group, pair, report)
     if not report.samples:
-        failures = (sample.failure for group in store.groups(policy_digest) for sample in group.samples)
-        failed = [failure.message for failure in failures if failure is not None]
-        why = f"{len(failed)} samples failed, one of them: {failed[0]}; correct the cause and " if failed else ""
-        raise RunError(
-            f"{store.path} holds no question that is sampled to its end; {why}"
-            f"run `leret sample RECIPE --run {store.path.parent}`{' again' if why else ' first'}"
-        )
+        raise no_finished_question(store, policy_digest)
+
+
+def no_finished_question(store: Store, policy_digest: str | None) -> RunError:
+    """Return the error of a run without a question that is sampled to its end, with a failure of its samples."""
+    failures = (sample.failure for group in store.groups(policy_digest) for sample in group.samples)
+    failed = [failure.message for failure in failures if failure is not None]
+    why = f"{len(failed)} samples failed, one of them: {failed[0]}; correct the cause and " if failed else ""
+    return RunError(
+        f"{store.path} holds no question that is sampled to its end; {why}"
+        f"run `leret sample RECIPE --run {store.path.parent}`{' again' if why else ' first'}"
+    )
 
 
 def _count(group: StateSamples, report: PreferenceReport) -> list[Sample]:

@@ -13,7 +13,6 @@ from leret.core import yaml
 Strategy = Literal["adjacent", "best-worst", "all", "margin"]
 
 _BAR = 40
-"""Characters of the longest bar."""
 _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"))
 _MEANING = {
     "adjacent": "each completion of a reward level over each one of the level just below",

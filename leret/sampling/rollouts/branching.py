@@ -13,17 +13,16 @@ from typing import Any, Literal
 
 from pydantic_core import to_jsonable_python
 
-from leret.config.sampling import RewardSettings
 from leret.core.aio import gathered, started
 from leret.core.errors import ConfigError, PolicyError, ProgramError, RetrievalError
 from leret.core.types import Failure, Outcome, Sample, State, Task, digest, json_encoder
-from leret.core.usage import UsageByPrompt
+from leret.http.usage import UsageByPrompt
 from leret.policies.base import Completion, Messages, Policy, Request
 from leret.programs.needs import Finished, NeedsChoice, NeedsCompletion, Step
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
-from leret.rewards import Reward, scoring, values_of
+from leret.rewards import Scoring, scoring, values_of
 from leret.sampling.rollouts.credit import REPORTED, Crediting
 from leret.sampling.rollouts.rollout import failure_of, seed_of, unparsed
 from leret.sampling.store.schema import SamplingParams, is_final, storable
@@ -59,9 +58,8 @@ class SamplingPlan:
 
     Attributes:
         role: of the predictor that a program stands at.
-        reward: of a step: a name or a recipe's section as `leret.rewards.scoring` takes it, or a function of the
-            step's outcome.
-        final: likewise of the program's end, whose outcome has the ``prediction``. Called in a thread.
+        reward: of a step.
+        final: of the program's end, whose outcome has the ``prediction``. Called in a thread.
         n_continuations: runs to the end from each sample under credit ``final`` and ``both``; the mean counts.
         final_weight: of ``final`` under credit ``both``, 0 to 1.
         searched: whether a search follows a predictor, as far as it is known; None: not looked at yet.
@@ -74,8 +72,8 @@ class SamplingPlan:
     top_p: float
     max_tokens: int
     role: Callable[[NeedsCompletion], Role]
-    reward: str | RewardSettings | Reward = "ap"
-    final: str | RewardSettings | Reward | None = None
+    reward: Scoring = field(default_factory=lambda: scoring("ap"))
+    final: Scoring | None = None
     n_continuations: int = 1
     final_weight: float = 0.5
     searched: Mapping[str, bool] | None = None
@@ -148,8 +146,7 @@ class StateSampler:
         self._runner = runner
         self._store = store
         self._plan = plan
-        final = None if plan.final is None else scoring(plan.final, "final")
-        self._crediting = Crediting(scoring(plan.reward), final, plan.final_weight)
+        self._crediting = Crediting(plan.reward, plan.final, plan.final_weight)
         self._rewards = self._crediting.functions
         if plan.final is None and self.credits - {"step"}:
             raise ConfigError("credit final and both need a final reward: name a metric, or use credit step")
@@ -242,7 +239,6 @@ class StateSampler:
         return samples
 
     def _decoding(self, role: Role) -> tuple[float, float, int]:
-        """Temperature, top-p and most tokens."""
         plan = self._plan
         temperature = plan.temperature if role.temperature is None else role.temperature
         top_p = plan.top_p if role.top_p is None else role.top_p

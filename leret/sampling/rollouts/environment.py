@@ -20,13 +20,13 @@ from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, ProgramError
 from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, completed, input_stamps, source_files, stage_key
-from leret.core.types import Json, Task, digest
+from leret.core.types import Json, Outcome, Task, digest
 from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import has_corpus, load_corpus, load_tasks
 from leret.policies.base import Policy
 from leret.policies.load import combine_policies, shared_policy
-from leret.rewards import function_names
+from leret.rewards import function_names, scoring
 from leret.rewards.functions import source_of, sources_digest
 
 if TYPE_CHECKING:
@@ -203,12 +203,11 @@ def resolve_recipe(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
 
 def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str]) -> None:
     """Refuse to mix samples of two recipes in one run. The policy may change (another round), and what is `Free`."""
-    manifest = run.manifest()
-    before = manifest.get("sampling")
+    before, digests_before = run.manifest.sampling, run.manifest.digests
     if before is not None:
         with suppress(ValidationError):  # a key that came after the run has its default there
             before = SamplingRecipe.model_validate(before).model_dump(mode="json")
-        known = {name: value for name, value in manifest.get("digests", {}).items() if name in digests}
+        known = {name: value for name, value in digests_before.items() if name in digests}
         now = {**recipe.model_dump(mode="json"), "digest": {name: digests[name] for name in known}}
         check_resumable(run.path, {**before, "digest": known}, now, free_keys(SamplingRecipe))
 
@@ -221,8 +220,7 @@ def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = T
 
     Every stage of a sampled run asks this. Files that still have the stamps they were sampled with are not read.
     """
-    manifest = run.manifest()
-    known, before = manifest.get("digests", {}), manifest.get("sampling")
+    known, before = run.manifest.digests, run.manifest.sampling
     if before is None or completed(
         run.path, "sample", stage_key(environment.recipe, recipe_stamps(environment.recipe))
     ):
@@ -253,3 +251,19 @@ def recipe_stamps(recipe: SamplingRecipe) -> Json:
     modules = (source_of(name) for spec in recipe.sampling.rewards for name in function_names(spec))
     files = [Path(path) for path in (*(path for _, path, _ in paths_in(recipe)), *modules) if path]
     return input_stamps(*files, *(helper for file in files for helper in source_files(file)[1:]))
+
+
+def scorable(questions: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
+    """Return the tasks that a part of the reward applies to: gold documents for rankings, references for f1."""
+    spec = recipe.sampling.whole_reward
+    if function_names(spec):  # their needs are unknown
+        return list(questions)
+    score = scoring(spec, "sampling.reward")
+    tasks = [task for task in questions if score.values(Outcome(task, prediction=""))]
+    if not tasks:
+        raise DataError(
+            f"data: no question of split {recipe.data.split} has what {' + '.join(score.parts)} is computed from: "
+            "relevant documents for a ranking, reference answers for an answer "
+            f"({len(questions)} questions read); name another split or file"
+        )
+    return tasks

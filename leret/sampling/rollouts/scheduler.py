@@ -174,11 +174,13 @@ class Scheduler:
             while point is not None and isinstance(point.need, NeedsCompletion):
                 last, point = point, await self._step(point, point.need, path.get(len(point.steps)), stats)
         except (RetrievalError, ProgramError) as error:
+            self._check(stats)  # raises again what it has raised
             stats.fail(failure_of(error))
             stats.waiting += 1
             self._check(stats)
             return
         if check and point is not None:
+            self._note_unlisted(point.steps, stats)
             self._n_searches.append(len(point.need.searches))
             if isinstance(point.need, Finished) and self.sampler.credits != {"final"}:
                 self._note_unseen(task, point.need, stats)
@@ -211,6 +213,14 @@ class Scheduler:
         name = None if chosen is None else chosen.id
         self.store.put_visit(PathStep(task.id, step, self.sampler.policy_digest, state.id, point.parent, name, outcome))
         return following
+
+    def _note_unlisted(self, steps: Sequence[Step], stats: SamplingStats) -> None:
+        """Note predictors that DSPy does not list, so that no LM of theirs can be trained."""
+        for name in sorted({step.call.predictor for step in steps} - set(self.runner.replay.names)):
+            note = f"{name} is answered and not sampled, since named_predictors() does not list it; to train it, keep "
+            note += "it on the program, as an attribute or in a list or dict"
+            if name != "(direct)" and note not in stats.notes:
+                stats.notes.append(note)
 
     def _note_unseen(self, task: Task, end: Finished, stats: SamplingStats) -> None:
         """Refuse documents in the prediction that no search found which leret sees; of passages, only note it."""

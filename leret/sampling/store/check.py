@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from leret.core.errors import LeretError
 from leret.core.runs import Run
 from leret.core.types import Outcome, Passage
-from leret.rewards import ranking, reward
+from leret.rewards import ranking, scoring
 from leret.sampling.rollouts.environment import Environment
 from leret.sampling.store.merge import shard_stores
 from leret.sampling.store.schema import connect, errors_of, sample_of
@@ -85,7 +85,7 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
         if not (isinstance(name, str) and hasattr(ranking, name.partition("@")[0])):  # code of the run is not run
             report.notes.append("rewards are not computed again: sampling.reward needs more than a ranking")
             return
-        value, tasks = reward(name), {task.id: task for task in environment.tasks(check=False)}
+        value, tasks = scoring(name), {task.id: task for task in environment.tasks(check=False)}
     except (LeretError, ValidationError) as error:
         report.notes.append(f"rewards are not computed again: {error}")
         return

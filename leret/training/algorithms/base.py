@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from leret.config.training import LoraSettings, TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
+from leret.policies.local.model import architecture_of
+from leret.training.data import Encoded, TrainingExample
 
 if TYPE_CHECKING:
     import torch
-
-    from leret.training.data import Encoded, TrainingExample
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,10 +153,5 @@ def new_adapter(settings: LoraSettings | None, model: Any) -> Any:
 
 
 def completion_logps(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
-    """(n_tokens,) float32 log-probabilities of a completion's tokens, by the model's plain forward."""
-    import torch
-
-    ids = torch.tensor([[*prompt, *completion]], device=next(model.parameters()).device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    targets = ids[0, len(prompt) :, None]
-    return torch.log_softmax(logits, dim=-1).gather(-1, targets)[:, 0]
+    """Return the (n_tokens,) float32 log-probabilities of a completion, by the model's plain forward pass."""
+    return architecture_of(model).logps(model, prompt, completion)

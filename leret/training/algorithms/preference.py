@@ -127,7 +127,7 @@ def read_examples(recipe: PairRecipe, run: Run) -> list[TrainingExample]:
     if not path.is_file():
         raise TrainingError(f"{path} is missing; `leret sample` writes it, `leret pairs` rebuilds it")
     try:
-        table = pyarrow.parquet.read_table(path)
+        table = pyarrow.parquet.ParquetFile(path).read()  # read_table imports pandas, which takes a second
     except (OSError, pyarrow.ArrowException) as error:
         raise TrainingError(f"{path} cannot be read ({error}); `leret pairs` rebuilds it without sampling") from error
     missing = [name for name in _COLUMNS if name not in table.column_names]

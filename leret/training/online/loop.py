@@ -34,7 +34,6 @@ from leret.training.validation import Validation
 
 _STATE, _LAST = "state.pt", "trainer_state.json"
 _KEPT = 2
-"""Checkpoints that are kept."""
 
 
 class OnlineTraining:

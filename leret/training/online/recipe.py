@@ -62,7 +62,6 @@ class RoundRecipe(TrainingRecipe):
         return self
 
     def _given(self, names: Sequence[str]) -> list[str]:
-        """Those keys that are not at their defaults."""
         return [name for name in names if getattr(self, name) != type(self).model_fields[name].default]
 
 

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, int64, tensor
 
-from leret.config.sampling import SamplingSettings
 from leret.core.aio import gathered
 from leret.core.errors import ProgramError, RetrievalError
 from leret.core.runs import Run
@@ -35,8 +34,9 @@ from leret.sampling.rollouts.environment import Environment
 from leret.sampling.rollouts.rollout import failure_of, seed_of
 from leret.sampling.rollouts.scheduler import SamplingStats, refuse_failures
 from leret.sampling.rollouts.selection import select_next
-from leret.sampling.stage import scorable, with_credit
+from leret.sampling.stage import with_credit
 from leret.sampling.store.store import Store
+from leret.training.data import scored_by
 from leret.training.online.recipe import RoundRecipe
 from leret.training.online.served import ServedPolicy
 
@@ -147,20 +147,6 @@ class AwaitedPolicy:
         """The model is another's."""
 
 
-def training_tasks(environment: Environment, recipe: RoundRecipe) -> list[Task]:
-    """The tasks of the run's sampling that the reward applies to; `DataError` where there is none."""
-    data, settings = environment.recipe.data, scored_by(environment, recipe)
-    questions = environment.tasks(data.split, recipe.limit or data.limit, part=data.part)
-    return scorable(questions, environment.recipe.model_copy(update={"sampling": settings}))
-
-
-def scored_by(environment: Environment, recipe: RoundRecipe) -> SamplingSettings:
-    """The run's settings of sampling, with the training's own reward and credit."""
-    own = {"credit": recipe.credit, "reward": recipe.reward, "final": recipe.reward}
-    given = {name: value for name, value in own.items() if value is not None}
-    return environment.recipe.sampling.model_copy(update=given)
-
-
 def round_of(n_tasks: int, size: int, seed: int, number: int) -> list[int]:
     """Places of a round's tasks, each once: a new order in every pass over them."""
     places = range(number * size, (number + 1) * size)
@@ -234,11 +220,13 @@ class RoundSampler:
             awaited = other if other is policy else AwaitedPolicy(other, self._runner)
             return Role(awaited, False, settings.credit, **sampled.decoding_of(need.predictor))
 
+        end = settings.end_reward
         plan = SamplingPlan(
             (ZERO_SHOT,), recipe.num_generations, seed, self.temperature, recipe.top_p or lm.top_p,
             recipe.max_completion_length or lm.max_tokens,
-            role=role, reward=settings.reward, final=settings.end_reward, n_continuations=settings.n_continuations,
-            final_weight=settings.final_weight, searched=None if self._plan is None else self._plan.searched,
+            role=role, reward=self._scoring, final=None if end is None else scoring(end, "final"),
+            n_continuations=settings.n_continuations, final_weight=settings.final_weight,
+            searched=None if self._plan is None else self._plan.searched,
         )  # fmt: skip
         if self._plan is None:
             plan = await with_credit(plan, self._runner, None, tasks, self._run)
@@ -330,7 +318,7 @@ class RoundSampler:
 
 def _stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
     """The samples that went on, by question and step, of the policy that the run sampled last."""
-    digest = run.manifest().get("digests", {}).get("policy")
+    digest = run.manifest.policy_digest
     with Store(run.store, read_only=True) as store:
         paths: dict[str, dict[int, Sample]] = {}
         for group in store.finished(digest):

@@ -28,7 +28,6 @@ from leret.training.online.recipe import TwoEngines
 from leret.training.online.rounds import Group, RoundPolicy, RoundSampler
 
 _LOSSES = {"sequence": "grpo", "token": "bnpo", "dapo": "dapo"}
-"""TRL's names of our normalisations."""
 
 
 class _Places(StateSampler):

@@ -12,15 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from leret.config.load import sampling_recipe_of
-from leret.config.policy import PickerSettings
-from leret.config.sampling import SamplingRecipe
 from leret.core.errors import TrainingError
-from leret.core.runs import Run
 from leret.core.types import Choice, digest
-from leret.policies.pickers.picker import RECORD, Picker, open_picker
+from leret.policies.pickers.picker import Picker, open_picker
 from leret.sampling.rollouts.environment import Environment
-from leret.training.model import InitialPolicy, training_record
+from leret.training.model import InitialPolicy, sampled_picker
 from leret.training.online.advantages import mini_batches
 from leret.training.online.rounds import Sampled
 from leret.training.online.update import make_optimizer, make_schedule
@@ -29,7 +25,6 @@ from leret.training.picking.recipe import PickingRecipe
 from leret.training.validation import Validation
 
 _PICKER = "picker"
-"""Of a checkpoint, the folder of the picker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +106,7 @@ class PickLearner:
         self, method: Callable[[Any, float], Method], recipe: PickingRecipe, initial: InitialPolicy,
         environment: Environment, n_tasks: int, device: str,
     ) -> None:  # fmt: skip
-        own = _sampled_picker(environment.recipe, recipe)
+        own = sampled_picker(environment.recipe, recipe)
         self.recipe, self._n_steps, self._rounds = recipe, recipe.n_steps(n_tasks), 0
         self.method = method(recipe, recipe.temperature or own.temperature)
         self._settings = own.model_copy(
@@ -211,34 +206,3 @@ def values_of(picker: Picker, choices: Sequence[Choice], twin: bool = False) -> 
     """Q-values (n_states, n_heads, width) on the CPU, minus infinity behind a choice's candidates."""
     rows = [values if twin else values[None] for values in picker.q(choices, twin)]
     return pad_sequence([values.T for values in rows], batch_first=True, padding_value=-math.inf).transpose(1, 2).cpu()
-
-
-def find_picker(run: Run, recipe: PickingRecipe) -> InitialPolicy:
-    """The picker that a training starts from: the run's, a trained one of the run, or one in a directory.
-
-    Raises:
-        TrainingError: there is none.
-    """
-    own = _sampled_picker(sampling_recipe_of(run), recipe)
-    places = (run.policies / recipe.init_from, Path(recipe.init_from))
-    found = next((place for place in places if (place / RECORD).is_file()), None)
-    if found is None and recipe.init_from != "base":
-        raise TrainingError(
-            f"init_from: {recipe.init_from!r} is neither base nor a picker of {run.path}, nor the directory of one; "
-            "train it first"
-        )
-    directory = found or Path(own.model)
-    total = int(training_record(directory).get("total_steps", 0))
-    digest = open_picker(own.model_copy(update={"model": str(directory)})).digest
-    return InitialPolicy(recipe.init_from, directory, digest, total)
-
-
-def _sampled_picker(sampling: SamplingRecipe, recipe: PickingRecipe) -> PickerSettings:
-    """The settings of the picker that a run was sampled with."""
-    own = sampling.policy_of(recipe.predictors)
-    if not isinstance(own, PickerSettings):
-        raise TrainingError(
-            f"algorithm: {recipe.algorithm} trains a picker, and the run has a policy of kind {own.kind} there; set "
-            "policy.kind (or policies.NAME.kind, and predictors) to features or encoder in the recipe of `leret sample`"
-        )
-    return own

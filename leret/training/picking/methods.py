@@ -65,7 +65,6 @@ class GroupMethod:
         """The reference stays."""
 
     def _logps(self, q: Tensor, batch: PickBatch) -> Tensor:
-        """(n,) of the picks."""
         return (q[:, 0] / self.temperature).log_softmax(-1)[batch.states, batch.actions]
 
 

@@ -15,7 +15,7 @@ from leret.core.types import Task
 from leret.evaluation.results import ScoredHop, read_rows
 from leret.evaluation.stage import evaluate
 from leret.policies.base import Completion
-from leret.rewards import reward
+from leret.rewards import scoring
 from tests.evaluation.eval_fakes import asks
 from tests.sampling.fakes import ROOT, recipe_of
 
@@ -31,7 +31,7 @@ def picks(task_id, *chosen, failure=None):
 
 def test_a_line_tells_what_was_picked_and_what_it_was_worth(tmp_path):
     rows = picks("a", ("0", 0.9), ("3", 0.2))
-    write_log(tmp_path / "l", rows, [*TASKS, Task("b", {"question": "?"})], {}, reward("recall"))
+    write_log(tmp_path / "l", rows, [*TASKS, Task("b", {"question": "?"})], {}, scoring("recall"))
     [line] = map(json.loads, (tmp_path / "l").read_text().splitlines())
     assert line == {
         "id": "a", "question": "Where is the milk?", "answer": "home", "support": ["0", "2"], "picked": ["0", "3"],
@@ -41,7 +41,7 @@ def test_a_line_tells_what_was_picked_and_what_it_was_worth(tmp_path):
 
 
 def test_em_wants_the_gold_facts_alone_and_gold_within_any_more(tmp_path):
-    write_log(tmp_path / "l", picks("a", ("0", 1), ("2", 1), ("1", 1)), TASKS, {}, reward("all_found"))
+    write_log(tmp_path / "l", picks("a", ("0", 1), ("2", 1), ("1", 1)), TASKS, {}, scoring("all_found"))
     line = json.loads((tmp_path / "l").read_text())
     assert (line["em"], line["gold_within"], line["f1"], line["return"]) == (0.0, 1.0, 0.8, 1.0)
 
@@ -50,7 +50,7 @@ def test_chunks_with_titles_are_shown_with_them_and_failed_runs_have_no_line(tmp
     chunks = [{"id": "x", "title": "Ada", "text": "A poet."}, {"text": "Byron."}]
     tasks = [Task(id, {"question": "?", "chunks": chunks}, ("x",)) for id in "ab"]
     rows = picks("a", ("x", None), ("1", None)) + picks("b", ("x", None), failure="policy: away")
-    write_log(tmp_path / "l", rows, tasks, {}, reward("recall"))
+    write_log(tmp_path / "l", rows, tasks, {}, scoring("recall"))
     [line] = map(json.loads, (tmp_path / "l").read_text().splitlines())
     assert (line["texts"], line["q_values"]) == (["Ada | A poet.", "Byron."], [None, None])
 

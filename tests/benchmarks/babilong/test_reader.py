@@ -10,7 +10,7 @@ from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.types import Outcome, Passage, Task
 from leret.policies.base import Completion
-from leret.rewards import reward
+from leret.rewards import scoring
 
 TASK = Task("qa2-1", {"question": "Where is the milk?", "chunks": ["..."]}, ("1",), ("kitchen",))
 FOUND = (Passage("1", "", "Mary took the milk.", 1.0), Passage("2", "House", "Mary is in the kitchen.", 0.5))
@@ -67,7 +67,7 @@ def asked(monkeypatch):
 
 def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(asked):
     part = {"function": "benchmarks.babilong.reader:answer_em", "policy": {"model": "demo"}}
-    worth = reward(RewardSettings.model_validate({"parts": {"answer_em": part}}))
+    worth = scoring(RewardSettings.model_validate({"parts": {"answer_em": part}}))
     assert worth(Outcome(TASK, ranking=FOUND, prediction=None)) is None
     assert worth(Outcome(TASK, prediction={})) == 0.0
     assert asked.requests == []

@@ -117,10 +117,10 @@ def test_a_story_is_of_one_split(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [("a story without a number", "no line of bAbI"), ("3 Where is John?\tgarden\t9", "from 0 to 1"),
+    [("a story without a number", "not a line of bAbI"), ("3 Where is John?\tgarden\t9", "from 0 to 1"),
      ("3 Where is John?\tgarden", "from 0 to 1")],
 )  # fmt: skip
-def test_bad_lines_are_told_with_their_place(tmp_path: Path, line: str, says: str) -> None:
+def test_bad_lines_are_refused_with_their_place(tmp_path: Path, line: str, says: str) -> None:
     file = tmp_path / "qa1.txt"
     file.write_text(f"1 A fact.\n2 Another one.\n{line}\n", encoding="utf-8")
     with pytest.raises(DataError, match=rf"qa1\.txt:3: .*{says}"):
@@ -135,9 +135,9 @@ def test_a_book_without_sentences_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "keys", "says"),
-    [("jsonl", {"sentences": 50}, r"data\.sentences: kind jsonl has none"),
+    [("jsonl", {"sentences": 50}, "sentences"),
      ("babilong", {"sentences": 50}, r"data\.noise is missing")],
 )  # fmt: skip
-def test_keys_of_babilong_are_of_its_kind(kind: str, keys: dict[str, int], says: str) -> None:
+def test_keys_of_babilong_belong_to_its_kind(kind: str, keys: dict[str, int], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         settings(kind, "q.txt", **keys)

@@ -13,12 +13,12 @@ datasets = pytest.importorskip("datasets")
 
 
 @pytest.mark.parametrize("kind", ["hotpotqa", "hover", "musique", "2wiki"])
-def test_a_named_set_in_our_own_format_is_told_by_its_fields(kind: str, tmp_path: Path) -> None:
+def test_kinds_also_read_the_format_of_leret(kind: str, tmp_path: Path) -> None:
     corpus, questions = json_lines(tmp_path / "c", DOCUMENTS), json_lines(tmp_path / "q", QUESTIONS)
     assert load(kind, questions, corpus).tasks.items == load("jsonl", questions, corpus).tasks.items
 
 
-def test_the_hubs_splits_are_kept_and_one_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splits_of_the_hub_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "hub"
     folder.mkdir()
@@ -28,7 +28,7 @@ def test_the_hubs_splits_are_kept_and_one_can_be_named(tmp_path: Path, monkeypat
     assert {question.id: question.split for question in data.tasks} == {"5a": "train", "5b": "dev"}
     assert list(data.corpus) == ["Ada", "Byron", "Café"]
     assert [question.id for question in load_tasks("hotpotqa", f"hf:{folder}@validation")] == ["5b"]
-    with pytest.raises(DataError, match="no split 'test'; there are train, validation"):
+    with pytest.raises(DataError, match="no split 'test'; available: train, validation"):
         load_tasks("hotpotqa", f"hf:{folder}@test")
 
 
@@ -37,6 +37,6 @@ def test_an_unreachable_hub_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) 
         raise ConnectionError("Couldn't reach 'a/b' on the Hub\nwith details")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    told = r"hf:a/b: cannot be had from the hub \(Couldn't reach 'a/b' on the Hub\).*download"
+    told = r"hf:a/b: not available from the hub \(Couldn't reach 'a/b' on the Hub\).*download"
     with pytest.raises(DataError, match=told):
         load_tasks("hotpotqa", "hf:a/b")

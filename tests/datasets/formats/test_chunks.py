@@ -33,13 +33,13 @@ def test_objects_are_named_by_their_ids_or_places(tmp_path: Path) -> None:
      ({"support": [2]}, "from 0 to 1"), ({"support": "1"}, "places or ids"),
      ({"support": [], "answer": None}, "nothing can be scored")],
 )  # fmt: skip
-def test_bad_records_are_told(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+def test_bad_records_are_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
     with pytest.raises(DataError, match=says):
         load_tasks("chunks", json_lines(tmp_path / "q", [{**RECORD, **change}]))
 
 
 @pytest.mark.parametrize(("kind", "records"), [("hotpotqa", HOTPOT), ("musique", MUSIQUE)])
-def test_episodes_are_the_own_paragraphs_of_official_files(tmp_path: Path, kind: str, records: Any) -> None:
+def test_episodes_have_the_paragraphs_of_official_files(tmp_path: Path, kind: str, records: Any) -> None:
     data = load(kind, array(tmp_path / "o", records) if kind == "hotpotqa" else json_lines(tmp_path / "o", records))
     for task, episode in zip(data.tasks, load_tasks("episodes", str(tmp_path / "o")), strict=True):
         assert (episode.id, episode.gold, episode.answers) == (task.id, task.gold, task.answers)

@@ -68,7 +68,7 @@ LINES: dict[str, tuple[dict[str, Any], str]] = {
     "a question twice": ({**ONE, "inputs": {"question": "?"}}, "'question' stands"),
     "hops that are a string": ({**ONE, "hops": "2"}, "a whole number"),
     "an unknown split": ({**ONE, "split": "eval"}, "'eval'; it should be train, dev or test"),
-    "an id twice": ({**ONE, "id": "q1"}, "id 'q1' was there before, at number 1"),
+    "an id twice": ({**ONE, "id": "q1"}, "id 'q1' also at number 1"),
     **{f"grades {grades}": ({**ONE, "relevance": grades}, "relevance")
        for grades in ({"A": 0}, {"b": 1}, {"A": 1.5}, {"A": True}, [2])},
 }  # fmt: skip
@@ -87,8 +87,8 @@ DOCS: dict[str, tuple[list[dict[str, Any]], str]] = {
     "an empty text": ([{"doc_id": "A", "title": " ", "text": ""}], "'text' of document 'A' is empty"),
     "a text that is a number": ([{"doc_id": "A", "text": 5}], "'text' is '5'"),
     "a title that is a list": ([{"doc_id": "A", "title": [], "text": "x"}], "'title' is"),
-    "an id twice": ([DOCUMENTS[0], DOCUMENTS[0]], "document 'A' was there before, at number 1"),
-    "questions": (QUESTIONS, "a question where a document should be"),
+    "an id twice": ([DOCUMENTS[0], DOCUMENTS[0]], "document 'A' also at number 1"),
+    "questions": (QUESTIONS, "a question, not a document"),
 }
 
 

@@ -13,7 +13,7 @@ def test_name_parts_belong_to_one_list_each() -> None:
     assert len(set(parts)) == len(parts)
 
 
-def test_names_are_handed_out_once_and_works_that_share_one_differ_in_kind() -> None:
+def test_names_are_unique_except_of_works_of_different_kinds() -> None:
     names = Names(random.Random(1), 1000)
     made = [name for _ in range(300) for name in (names.person(), names.work(), names.company(), names.doc_id())]
     assert len(set(made)) == len(made)

@@ -46,7 +46,7 @@ def test_sizes_types_and_splits_are_as_asked_for() -> None:
     assert all(question.hops == 2 == len(set(question.gold) & documents.keys()) for question in questions)
 
 
-def test_documents_and_names_of_one_splits_questions_are_in_no_other_split() -> None:
+def test_splits_share_no_gold_documents_or_names() -> None:
     documents, questions = world(2)
 
     def met(question: Task) -> set[str]:
@@ -58,7 +58,7 @@ def test_documents_and_names_of_one_splits_questions_are_in_no_other_split() -> 
     assert not (train & dev | train & test | dev & test)
 
 
-def test_a_bridge_question_names_its_first_document_and_each_document_the_next() -> None:
+def test_each_document_of_a_bridge_names_the_next() -> None:
     documents, questions = generate(5, 200, 0, 200, three_hop=0.5)
     known = {document.doc_id: document for document in documents}
     bridges = [question for question in questions if question.type == "bridge"]
@@ -71,7 +71,7 @@ def test_a_bridge_question_names_its_first_document_and_each_document_the_next()
         assert question.answers[0] in [first, *later][-1].text
 
 
-def test_impossible_worlds_are_refused_with_the_value() -> None:
+def test_invalid_sizes_are_refused_with_the_value() -> None:
     for name, value, told in (("comparison", 1.5, "comparison is 1.5"), ("three_hop", -0.1, "three_hop is -0.1"),
                               ("n_test", 5000, "1 to 2000"), ("n_train", -1, "1 to 2000")):  # fmt: skip
         with pytest.raises(DataError, match=told):

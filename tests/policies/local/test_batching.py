@@ -1,4 +1,4 @@
-"""One thread outlives a batch that fails. What it makes of many callers: test_policy."""
+"""The worker outlives failed batches. Many callers: test_policy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def doubled(items: Sequence[int]) -> list[int | Exception]:
     return [TrainingError("its own") if item < 0 else 2 * item for item in items]
 
 
-def test_a_fault_is_of_its_item_or_its_batch_and_the_worker_goes_on_until_it_is_closed() -> None:
+def test_a_fault_fails_its_item_or_batch_only() -> None:
     def plan(items: Sequence[int]) -> list[list[int]]:
         return [[i] for i in sorted(range(len(items)), key=lambda i: items[i])]
 

@@ -1,4 +1,4 @@
-"""One text of a prompt in sampling, training and evaluation, under the templates of well-known models (from TRL)."""
+"""Equal prompts in sampling, training and evaluation, under templates of well-known models (from TRL)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
 from leret.policies.dspy_lm import policy_lm
 from leret.policies.load import make_policy, policy_state
-from leret.policies.local.chat_template import ChatTemplate, PromptEncoder, apply_template
+from leret.policies.local.chat_template import PromptEncoder, apply_template
 from leret.policies.local.policy import LocalPolicy
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
@@ -35,7 +35,7 @@ WRITTEN = ("book author", "<think>\n the book\n</think>\n\nbook author", "<think
 
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """A tiny model with the template and the end token of a known one."""
+    """Make a tiny model with the template and end token of a known one."""
 
     def make(template: str) -> Path:
         path = tiny_policy(tmp_path_factory.mktemp("models") / template)
@@ -54,13 +54,13 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("template", ENDS)
-def test_what_is_sampled_is_what_is_trained_and_served_with_one_end_token(model_of: Any, template: str) -> None:
+def test_sampled_trained_and_served_tokens_are_equal(model_of: Any, template: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_of(template))
     end = end_token(tokenizer, [tokenizer.eos_token_id])
-    encoder, served = TokenEncoder(tokenizer, end), ChatTemplate(tokenizer, template)
+    encoder, sampler = TokenEncoder(tokenizer, end), PromptEncoder(tokenizer, None, template)
     for messages in (MESSAGES, FEW_SHOT):
-        sampled = list(PromptEncoder(tokenizer, None, template).encode(messages).token_ids)
-        assert encoder.prompt_ids(messages) == sampled == tokenizer(served.inputs(messages))["input_ids"]
+        sampled = list(sampler.encode(messages).token_ids)
+        assert encoder.prompt_ids(messages) == sampled == tokenizer(sampler.inputs(messages))["input_ids"]
     for text in WRITTEN:
         whole = encoder._ids([encoder.render(MESSAGES) + text])[0]
         ids = encoder._completion(encoder.prompt_ids(MESSAGES), whole, text)
@@ -73,15 +73,15 @@ def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, t
     settings = LocalPolicySettings(model=str(base), enable_thinking=thinking)
     policy: Any = make_policy(settings)
     policy.close()
-    assert ("<think>" in policy.tokenizer.decode(policy._encoder.encode(MESSAGES).token_ids)) is (thinking is False)
+    assert ("<think>" in policy.model.tokenizer.decode(policy.model.encode(MESSAGES).token_ids)) is (thinking is False)
     assert policy_state(policy).get("enable_thinking") is thinking
     assert settings.in_process("other").enable_thinking is thinking  # a trained policy of the run, and leret.load
     run = sampled_run(tmp_path / "run", base)
-    section = run.manifest()["sampling"]
+    section = run.manifest.sampling
     run.update(sampling={**section, "policy": {**section["policy"], "enable_thinking": thinking}})
     with sqlite3.connect(run.store) as store:  # the sampler's own counts, which the trainer's must equal
         for state, messages in store.execute("SELECT id, messages FROM states").fetchall():
-            n = len(policy._encoder.encode(tuple(json.loads(messages))).token_ids)
+            n = len(policy.model.encode(tuple(json.loads(messages))).token_ids)
             store.execute("UPDATE samples SET n_prompt_tokens = ? WHERE state_id = ?", (n, state))
     assert train(SFTRecipe(per_device_train_batch_size=8), run).examples == 24
     section["policy"]["enable_thinking"] = None if thinking is False else False
@@ -99,27 +99,27 @@ def test_enable_thinking_reaches_a_server(thinking: Any, sent: Any) -> None:
     assert policy_lm(settings).kwargs.get("extra_body", {}).get("chat_template_kwargs") == sent
 
 
-def test_a_template_without_a_system_role_gets_the_system_text_in_the_users_turn(model_of: Any, tmp_path: Path) -> None:
+def test_system_text_joins_the_users_turn_if_refused(model_of: Any, tmp_path: Path) -> None:
     base, how = model_of("gemma"), {"tokenize": False, "add_generation_prompt": True}
     policy = LocalPolicy(LocalPolicySettings(model=str(base)))
-    text = apply_template(policy.tokenizer, MESSAGES, "gemma", **how)
+    text = apply_template(policy.model.tokenizer, MESSAGES, "gemma", **how)
     assert text == (
         "<bos><start_of_turn>user\nwrite a query\n\nwho wrote the book ?<end_of_turn>\n<start_of_turn>model\n"
     )
-    assert apply_template(policy.tokenizer, FEW_SHOT, "gemma", **how).count("write a query") == 1
+    assert apply_template(policy.model.tokenizer, FEW_SHOT, "gemma", **how).count("write a query") == 1
     with pytest.raises(PolicyError, match=r"gemma refuses messages of roles system, assistant \(System role"):
-        apply_template(policy.tokenizer, (MESSAGES[0], FEW_SHOT[2]), "gemma", **how)
+        apply_template(policy.model.tokenizer, (MESSAGES[0], FEW_SHOT[2]), "gemma", **how)
     [[completion]] = policy.complete_many([Request(FEW_SHOT, (1,), 1.0, 4)])
     policy.close()
     assert completion.n_prompt_tokens > 10
-    assert policy._encoder.encode(FEW_SHOT).n_shared > 5  # a demo's turns are still shared
+    assert policy.model.encode(FEW_SHOT).n_shared > 5  # a demo's turns are still shared
     run = sampled_run(tmp_path / "run", base, system="write a query")
     assert train(IPORecipe(per_device_train_batch_size=8), run).examples == 48
 
 
-def test_demonstrations_are_told_to_the_engine_as_a_shared_beginning(policy: LocalPolicy) -> None:
+def test_demonstrations_are_a_shared_beginning(policy: LocalPolicy) -> None:
     demo = ({"role": "user", "content": "the city"}, {"role": "assistant", "content": "london"})
-    first = policy._encoder.encode((*demo, {"role": "user", "content": "who wrote the book"}))
+    first = policy.model.encode((*demo, {"role": "user", "content": "who wrote the book"}))
     # <|user|> the city <|assistant|> london <|end|>, and the next turn's <|user|> is not part of it.
     assert first.n_shared == 6
-    assert policy._encoder.encode(demo[:1]).n_shared == 0
+    assert policy.model.encode(demo[:1]).n_shared == 0

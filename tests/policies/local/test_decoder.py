@@ -20,32 +20,32 @@ def decoder(directory: Path, **kwargs: Any) -> Decoder:
 
 
 def jobs(*seeds: int, temperature: float = 1.0, top_p: float = 1.0) -> list[Job]:
-    """Of prompts of 3 to 60 tokens; the last three begin with the same 30."""
+    """Return jobs with prompts of 3 to 60 tokens; the last three begin with the same 30."""
     generator = torch.Generator().manual_seed(3)
     drawn = [tuple(torch.randint(6, 200, (n,), generator=generator).tolist()) for n in (3, 17, 60, 30, 4, 9, 25)]
-    prompts = [(own, 0) for own in drawn[:3]] + [(drawn[3] + own, 30) for own in drawn[4:]]
+    prompts = [(ids, 0) for ids in drawn[:3]] + [(drawn[3] + ids, 30) for ids in drawn[4:]]
     return [Job(prompt, n_shared, seeds, temperature, top_p, 10) for prompt, n_shared in prompts]
 
 
 @pytest.mark.parametrize("arch", ["llama", "opt"])
-def test_greedy_equals_transformers_and_logprobs_equal_a_plain_forward_pass(arch: str, tmp_path: Path) -> None:
+def test_greedy_decoding_equals_transformers(arch: str, tmp_path: Path) -> None:
     engine = decoder(tiny_policy(tmp_path, arch), prefixes=PrefixCache(2**24), prefill_tokens=70)
     for _ in range(2):  # the second time the prefix is known
-        for job, [own] in zip(jobs(1, temperature=0.0), engine.run(jobs(1, temperature=0.0)), strict=True):
+        for job, [generated] in zip(jobs(1, temperature=0.0), engine.run(jobs(1, temperature=0.0)), strict=True):
             ids, n = torch.tensor([job.token_ids]), len(job.token_ids)
             how = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 10, "do_sample": False}
             with torch.no_grad():
                 expected = engine.model.generate(ids, **how)
                 logprobs = engine.model(expected).logits.log_softmax(dim=-1)[0]
-            assert own.token_ids == tuple(expected[0, n:].tolist())
-            plain = [logprobs[n - 1 + i, token].item() for i, token in enumerate(own.token_ids)]
-            assert own.logprobs == pytest.approx(plain, abs=1e-5)
+            assert generated.token_ids == tuple(expected[0, n:].tolist())
+            plain = [logprobs[n - 1 + i, token].item() for i, token in enumerate(generated.token_ids)]
+            assert generated.logprobs == pytest.approx(plain, abs=1e-5)
     assert engine.prefixes is not None
     assert engine.prefixes.hits > 0
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_a_sample_depends_on_its_own_seed_and_not_on_the_batch(llama_dir: Path, top_p: float) -> None:
+def test_a_sample_depends_on_its_seed_not_on_the_batch(llama_dir: Path, top_p: float) -> None:
     seeds = tuple(range(50, 56))
     together = decoder(llama_dir, prefixes=PrefixCache(2**24)).run(jobs(*seeds, top_p=top_p))
     alone = decoder(llama_dir)
@@ -58,30 +58,30 @@ def test_a_sample_depends_on_its_own_seed_and_not_on_the_batch(llama_dir: Path, 
 
 
 @pytest.mark.parametrize("arch", ["llama", "opt", "gpt2"])
-def test_a_row_that_ends_at_the_last_position_leaves_the_others_to_go_on(arch: str, tmp_path: Path) -> None:
+def test_a_row_at_the_last_position_does_not_stop_others(arch: str, tmp_path: Path) -> None:
     engine = decoder(tiny_policy(tmp_path, arch))
     engine.end_ids = engine.end_ids[:0]
     full = Job(tuple(6 + i % 50 for i in range(508)), 0, (1,), 1.0, 1.0, 4)  # of 512 positions
     short = Job((7, 8, 9), 0, (1, 2, 3), 1.0, 1.0, 32)
-    lengths = [len(one.token_ids or ()) for own in engine.run([full, short]) for one in own]
+    lengths = [len(one.token_ids or ()) for generated in engine.run([full, short]) for one in generated]
     assert lengths == [4, 32, 32, 32]
 
 
-def test_rows_that_end_leave_the_others_as_they_are(llama_dir: Path) -> None:
+def test_finished_rows_do_not_change_others(llama_dir: Path) -> None:
     engine, limits = decoder(llama_dir), (1, 2, 3, 10, 4, 1)
     several = [Job(job.token_ids, 0, (9,), 1.0, 1.0, limit) for job, limit in zip(jobs(9), limits, strict=True)]
-    for job, limit, [own] in zip(jobs(9), limits, engine.run(several), strict=True):
+    for job, limit, [generated] in zip(jobs(9), limits, engine.run(several), strict=True):
         [[longest]] = engine.run([job])
-        assert own.token_ids == longest.token_ids[:limit]
-        assert own.finish_reason == ("stop" if own.token_ids[-1] == END else "length")
+        assert generated.token_ids == longest.token_ids[:limit]
+        assert generated.finish_reason == ("stop" if generated.token_ids[-1] == END else "length")
 
 
-def test_the_end_token_is_kept_and_ends_the_completion(llama_dir: Path) -> None:
+def test_the_end_token_is_included_and_ends_a_completion(llama_dir: Path) -> None:
     [results] = decoder(llama_dir).run([Job((3, 9, 4), 0, tuple(range(64)), 3.0, 1.0, 30)])
-    assert {own.finish_reason for own in results} == {"stop", "length"}
-    for own in results:
-        ends = [i for i, token in enumerate(own.token_ids) if token == END]
-        assert ends == ([] if own.finish_reason == "length" else [len(own.token_ids) - 1])
-        assert not set(own.token_ids) & set(SUPPRESSED)
+    assert {generated.finish_reason for generated in results} == {"stop", "length"}
+    for generated in results:
+        ends = [i for i, token in enumerate(generated.token_ids) if token == END]
+        assert ends == ([] if generated.finish_reason == "length" else [len(generated.token_ids) - 1])
+        assert not set(generated.token_ids) & set(SUPPRESSED)
     [greedy] = decoder(llama_dir).run([Job((3, 9, 4), 0, (1, 2, 3), 0.0, 1.0, 4)])
     assert (len(greedy), len(set(greedy))) == (3, 1)

@@ -11,8 +11,8 @@ from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
 from leret.policies.base import Completion, PromptTooLongError, Request
-from leret.policies.checkpoints import load_model
 from leret.policies.local.decoder import Decoder, Job
+from leret.policies.local.model import load_model
 from leret.policies.local.policy import LocalPolicy
 from tests.policies.conftest import ask
 
@@ -24,8 +24,8 @@ def together(policy: LocalPolicy, *requests: Request) -> list[Any]:
     return asyncio.run(ask_all())
 
 
-def test_requests_of_one_event_loop_are_decoded_together_and_come_back_in_order(policy: LocalPolicy) -> None:
-    # Not the log-probabilities, whose last bits depend on how the requests fell into batches.
+def test_concurrent_requests_are_decoded_together_in_order(policy: LocalPolicy) -> None:
+    # Without log-probabilities: their last bits depend on the batches.
     def ids(results: list[list[Completion]]) -> list[list[object]]:
         return [[one.token_ids for one in some] for some in results]
 
@@ -39,18 +39,18 @@ def test_requests_of_one_event_loop_are_decoded_together_and_come_back_in_order(
         assert [one for [one] in ids(alone)] == results[i]
 
 
-def test_a_completion_says_what_it_is_and_ends_before_the_stop_string(policy: LocalPolicy) -> None:
+def test_a_completion_ends_before_the_stop_string(policy: LocalPolicy) -> None:
     [[free]] = policy.complete_many([ask("the city", 5, max_tokens=5)])
     assert len(free.token_ids or ()) == len(free.logprobs or ()) == free.n_completion_tokens == 5
     assert (free.n_prompt_tokens, free.finish_reason) == (4, "length")  # <|user|> the city <|assistant|>
-    assert free.text == policy.tokenizer.decode(list(free.token_ids or ()))
+    assert free.text == policy.model.tokenizer.decode(list(free.token_ids or ()))
     stop = f" {free.text.split()[2]}"
     [[stopped]] = policy.complete_many([ask("the city", 5, max_tokens=5, stop=("no such text", stop))])
     assert stopped.text == free.text[: free.text.index(stop)]
     assert (stopped.finish_reason, stopped.n_completion_tokens) == ("stop", 3)
 
 
-def test_a_prompt_ends_where_the_positions_end_or_fails_alone(policy: LocalPolicy) -> None:
+def test_a_prompt_beyond_the_positions_fails_alone(policy: LocalPolicy) -> None:
     long, short, [tight] = together(policy, ask("book " * 600), ask("the city"), ask("book " * 507, max_tokens=64))
     with pytest.raises(PromptTooLongError, match=r"602 tokens.*512 positions"):
         raise long
@@ -59,16 +59,16 @@ def test_a_prompt_ends_where_the_positions_end_or_fails_alone(policy: LocalPolic
 
 
 @pytest.mark.parametrize(("window", "shares"), [(8, False), (None, True)])
-def test_prefixes_are_not_shared_behind_a_sliding_window(llama_dir: Path, window: int | None, shares: bool) -> None:
+def test_a_sliding_window_shares_no_prefixes(llama_dir: Path, window: int | None, shares: bool) -> None:
     config = MistralConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                            num_key_value_heads=2, vocab_size=300, sliding_window=window)  # fmt: skip
     model, tokenizer = MistralForCausalLM(config), AutoTokenizer.from_pretrained(llama_dir)
     policy = LocalPolicy.over(model, tokenizer, name="mistral", digest="0")
-    assert (policy._decoder.prefixes is not None) is shares
+    assert (policy.model.decoder.prefixes is not None) is shares
     policy.close()
 
 
-def test_a_request_for_nothing_and_a_closed_policy_are_refused(llama_dir: Path) -> None:
+def test_empty_requests_and_closed_policies_are_refused(llama_dir: Path) -> None:
     policy = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     policy.max_batch_tokens = 64
     with pytest.raises(PolicyError, match="0 completions"):
@@ -81,9 +81,7 @@ def test_a_request_for_nothing_and_a_closed_policy_are_refused(llama_dir: Path) 
         policy.complete_many([ask("the city")])
 
 
-def test_out_of_memory_halves_the_batch_and_what_is_too_big_fails_alone(
-    llama_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_halves_the_batch(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, sizes = Decoder.run, []
 
     def hungry(self: Decoder, jobs: Sequence[Job]) -> Any:
@@ -96,18 +94,19 @@ def test_out_of_memory_halves_the_batch_and_what_is_too_big_fails_alone(
     small = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     *fits, failed = together(small, *[ask(f"book {i}", i) for i in range(7)], ask("city", *range(6)))
     small.close()
-    assert [len(own) for own in fits] == [1] * 7
+    assert [len(each) for each in fits] == [1] * 7
     assert sorted(sizes) == [1, 2, 2, 2]
     with pytest.raises(PolicyError, match="6 samples of 8 tokens"):
         raise failed
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_model_in_training_is_sampled_as_it_is_now(llama_dir: Path, lora: bool) -> None:
+def test_a_model_in_training_is_sampled_with_its_weights(llama_dir: Path, lora: bool) -> None:
     import torch
     from peft import LoraConfig, get_peft_model
 
-    model, tokenizer = load_model(llama_dir, device="cpu", dtype="float32")
+    loaded = load_model(llama_dir, device="cpu", dtype="float32")
+    model, tokenizer = loaded.network, loaded.tokenizer
     model.requires_grad_(True).train()
     if lora:
         model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")).train()
@@ -116,7 +115,9 @@ def test_a_model_in_training_is_sampled_as_it_is_now(llama_dir: Path, lora: bool
     requests = [Request((shared, ask(f"the city {i}").messages[0]), (1, 2), 1.0, 8) for i in range(4)]
     saved = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     same = saved.complete_many(requests)
-    assert [[one.text for one in own] for own in policy.complete_many(requests)] == [[o.text for o in s] for s in same]
+    assert [[one.text for one in each] for each in policy.complete_many(requests)] == [
+        [o.text for o in s] for s in same
+    ]
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))

@@ -9,7 +9,7 @@ from leret.policies.local.sampling import choose, exponentials, step_keys
 
 
 def keys(n: int) -> np.ndarray:
-    """Of the first step of n completions."""
+    """Return the keys of the first step of n completions."""
     return step_keys(range(n), 1)[:, 0]
 
 
@@ -24,7 +24,7 @@ def logs(*probabilities: float) -> torch.Tensor:
     return torch.log(torch.tensor(probabilities))
 
 
-def test_temperature_and_top_p_are_of_their_row() -> None:
+def test_temperature_and_top_p_apply_by_row() -> None:
     ids, _ = drawn(logs(0.4, 0.6), 40, temperature=(0.0, 1.0))
     assert [set(ids[::2].tolist()), set(ids[1::2].tolist())] == [{1}, {0, 1}]
     # {1, 2} has .8 >= .6 and {1} has .5 < .6, so token 0 is out.
@@ -32,7 +32,7 @@ def test_temperature_and_top_p_are_of_their_row() -> None:
     assert [set(ids[::2].tolist()), set(ids[1::2].tolist())] == [{1, 2}, {0, 1, 2}]
 
 
-def test_logprobs_are_of_the_model_whatever_temperature_top_p_and_suppression_say() -> None:
+def test_logprobs_ignore_temperature_top_p_and_suppression() -> None:
     ids, chances = drawn(logs(0.5, 0.3, 0.2), 50, (0.5,), (0.9,), torch.tensor([0]))
     assert set(ids.tolist()) == {1, 2}
     assert chances.tolist() == pytest.approx([0.3 if i == 1 else 0.2 for i in ids.tolist()], abs=1e-6)
@@ -45,9 +45,9 @@ def test_samples_follow_the_softmax_at_its_temperature_and_top_p(temperature: fl
     weights = torch.softmax(logits.double() / temperature, dim=0)
     if top_p < 1:  # .644, .237, .087, .032: the first two have .881, the third brings .968
         weights[2] = 0.0
-    expected, found = (weights / weights.sum() * 20_000).numpy(), torch.bincount(ids, minlength=4).numpy()
-    assert found[expected == 0].sum() == 0
-    assert stats.chisquare(found[expected > 0], expected[expected > 0]).pvalue > 1e-3
+    expected, counts = (weights / weights.sum() * 20_000).numpy(), torch.bincount(ids, minlength=4).numpy()
+    assert counts[expected == 0].sum() == 0
+    assert stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-3
 
 
 def test_noise_is_exponential_in_every_place() -> None:
@@ -57,11 +57,11 @@ def test_noise_is_exponential_in_every_place() -> None:
     assert noise.min() > 0
 
 
-def test_draws_of_neighbouring_seeds_steps_and_tokens_are_independent() -> None:
+def test_neighbouring_draws_are_independent() -> None:
     table = step_keys(range(200), 50)
     ids, _ = choose(torch.zeros(table.size, 8), table.ravel(), torch.ones(table.size), torch.ones(table.size))
-    found = ids.reshape(table.shape).numpy()
-    for one, other in [(found[:-1], found[1:]), (found[:, :-1], found[:, 1:])]:  # seeds, steps
+    counts = ids.reshape(table.shape).numpy()
+    for one, other in [(counts[:-1], counts[1:]), (counts[:, :-1], counts[:, 1:])]:  # seeds, steps
         assert stats.chisquare(np.bincount((one * 8 + other).ravel(), minlength=64)).pvalue > 1e-3
     correlation = np.corrcoef(exponentials(table.ravel(), 64).numpy().T)[np.triu_indices(64, 1)]  # places
     assert np.abs(correlation).max() < 6 / np.sqrt(table.size)
@@ -76,7 +76,7 @@ def test_noise_is_the_same_on_every_machine_and_in_every_batch() -> None:
     assert torch.equal(exponentials(step_keys([1, 2**63 + 5, 3], 8)[:, 7], 900)[1, :4], alone[0])
 
 
-def test_samples_of_a_large_vocabulary_follow_the_softmax_within_blocks_and_between_them() -> None:
+def test_samples_of_a_large_vocabulary_follow_the_softmax() -> None:
     # As a trained model gives them: a few likely tokens, and 30,000 others with a tenth of the mass.
     logits, n = torch.randn(30_500, generator=torch.Generator().manual_seed(0)), 800
     logits[[5, 1023, 1024, 20_000, 30_499]] += torch.tensor([13.0, 11.0, 12.0, 12.5, 11.5])
@@ -84,12 +84,12 @@ def test_samples_of_a_large_vocabulary_follow_the_softmax_within_blocks_and_betw
     edges = [0, 5, 6, 1023, 1024, 1025, 5000, 20_000, 20_001, 30_499, 30_500]
     weights = torch.softmax(logits.double(), dim=0).numpy()
     expected = np.add.reduceat(weights, edges[:-1]) / weights.sum() * n
-    found = np.histogram(ids.numpy(), bins=[*edges[:-1], edges[-1] + 1])[0]
-    assert stats.chisquare(found, expected).pvalue > 1e-3
+    counts = np.histogram(ids.numpy(), bins=[*edges[:-1], edges[-1] + 1])[0]
+    assert stats.chisquare(counts, expected).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("n_vocabulary", [900, 30_500])
-def test_the_last_digits_of_the_logits_decide_nothing(n_vocabulary: int) -> None:
+def test_rounding_of_logits_changes_no_draw(n_vocabulary: int) -> None:
     n = 200_000 // n_vocabulary * 10
     logits = 2 * torch.randn(n, n_vocabulary, generator=torch.Generator().manual_seed(0))
     noise = 3e-6 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))

@@ -15,17 +15,17 @@ from tests.policies.pickers import stories
 
 @pytest.fixture
 def picker() -> Iterator[Callable[..., Picker]]:
-    """Makes fitted pickers."""
-    made: list[Picker] = []
+    """Return a function that makes fitted pickers."""
+    pickers: list[Picker] = []
 
     def make(kind: str = "encoder", **settings: Any) -> Picker:
-        own = {"features": f"{stories.__name__}:numbers"} if kind == "features" else {"positions": "relative"}
-        policy = make_policy(PolicySettings.model_validate({"kind": kind, **own, **settings}))
+        defaults = {"features": f"{stories.__name__}:numbers"} if kind == "features" else {"positions": "relative"}
+        policy = make_policy(PolicySettings.model_validate({"kind": kind, **defaults, **settings}))
         assert isinstance(policy, Picker)
         policy.fit([stories.story(), stories.story([2])])
-        made.append(policy)
+        pickers.append(policy)
         return policy
 
     yield make
-    for one in made:
+    for one in pickers:
         one.close()

@@ -1,4 +1,4 @@
-"""Choices among sentences, and a feature function of a user's own."""
+"""Choices among sentences, and a user's feature function."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ STORY = (
 
 
 def numbers(choice: Choice) -> tuple[tuple[str, ...], np.ndarray]:
-    """A feature function of a user's own: length of the text, its place, picks before."""
+    """Return length of the text, its place, and the number of earlier picks."""
     rows = [[len(one.text), one.position or 0, len(choice.picked)] for one in choice.candidates]
     return ("length", "place", "step"), np.array(rows, np.float32)
 
 
 def story(picked: Sequence[int] = (), stop: bool = False, question: str = "Where is the milk?") -> Choice:
-    """The sentences that were not picked before."""
+    """Return the choice among sentences that are not picked yet."""
     whole = [Candidate(str(i), text, "", float(i)) for i, text in enumerate(STORY)]
     left = [one for i, one in enumerate(whole) if i not in picked]
     return Choice("pick", {"question": question}, [*left, *[STOP] * stop], tuple(whole[i] for i in picked))
@@ -39,7 +39,7 @@ def request(choice: Choice, *seeds: int, temperature: float = 1.0, top_p: float 
 
 
 def shaken(picker: Picker, seed: int = 0) -> Picker:
-    """Weights far from the first ones, as after some training."""
+    """Move the weights far from their first values, as training does."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for weights in picker.model.parameters():

@@ -22,7 +22,7 @@ from tests.retrieval.small import minilm
 
 
 def turned(vector: np.ndarray, position: float) -> np.ndarray:
-    """A vector whose planes are turned by a position: dimension i and i + d / 2 are one."""
+    """Rotate the planes of a vector, dimensions i and i + d / 2, by a position."""
     d, out = len(vector), np.zeros(len(vector))
     for i in range(d // 2):
         turn = 2 * (i % (d // 4)) + i // (d // 4)
@@ -32,17 +32,17 @@ def turned(vector: np.ndarray, position: float) -> np.ndarray:
     return out
 
 
-def test_products_are_those_of_turned_vectors() -> None:
+def test_products_equal_those_of_rotated_vectors() -> None:
     generator = np.random.default_rng(0)
     states, actions = generator.normal(size=(2, 5, 8))
     positions = generator.uniform(0, 30, 5)
-    found = rotated_products(torch.from_numpy(states), torch.from_numpy(actions), torch.from_numpy(positions))
+    products = rotated_products(torch.from_numpy(states), torch.from_numpy(actions), torch.from_numpy(positions))
     expected = [s @ turned(a, p) / math.sqrt(8) for s, a, p in zip(states, actions, positions, strict=True)]
-    np.testing.assert_allclose(found.mean(0), expected, atol=1e-6)
+    np.testing.assert_allclose(products.mean(0), expected, atol=1e-6)
 
 
 def placed(places: Sequence[float | None], picked: Sequence[float | None]) -> Choice:
-    candidates, before = ([Candidate(f"{i}", "", "", i) for i in own] for own in (places, picked))
+    candidates, before = ([Candidate(f"{i}", "", "", i) for i in values] for values in (places, picked))
     return Choice("pick", {}, candidates, tuple(before))
 
 
@@ -72,7 +72,7 @@ def test_q_values_equal_an_oracle_on_the_saved_encoders(
     a = action.encode([STORY[i] for i in (0, 3, 5)]).astype(float)
     choice = story([1])
     choice = Choice("pick", choice.context, [choice.candidates[i] for i in (0, 2, 4)], choice.picked)
-    expected = [s @ turned(own, p) / 8 for own, p in zip(a, at, strict=True)]
+    expected = [s @ turned(vector, p) / 8 for vector, p in zip(a, at, strict=True)]
     np.testing.assert_allclose(one.score([choice])[0], expected, atol=1e-6)
 
 
@@ -80,7 +80,7 @@ def test_q_values_equal_an_oracle_on_the_saved_encoders(
     ("order", "text"),
     [("document", f"q [SEP] {STORY[1]} [SEP] {STORY[4]}"), ("pick", f"q [SEP] {STORY[4]} [SEP] {STORY[1]}")],
 )
-def test_a_state_is_the_question_and_what_was_picked(picker, order: str, text: str) -> None:
+def test_a_state_is_the_question_and_the_picks(picker, order: str, text: str) -> None:
     one = picker(order=order)
     assert one._function._state(story([4, 1], question="q"), " [SEP] ") == text
 
@@ -99,8 +99,8 @@ def test_prefixes_and_titles_are_part_of_the_texts(picker) -> None:
 def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch: pytest.MonkeyPatch) -> None:
     one, read = shaken(picker()), []
     embed = one._function._embed_actions
-    own = embed._embed
-    monkeypatch.setattr(embed, "_embed", lambda ids: read.append(len(ids)) or own(ids))
+    embed_ids = embed._embed
+    monkeypatch.setattr(embed, "_embed", lambda ids: read.append(len(ids)) or embed_ids(ids))
     before = one.score([story(), story([2])])
     one.score([story([2, 3], stop=True)])
     assert read == [6, 1]
@@ -109,19 +109,19 @@ def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch: p
     assert read == [6, 1, 6]
 
 
-def test_the_embeddings_that_are_kept_are_bounded(picker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_embeddings_are_bounded(picker, monkeypatch: pytest.MonkeyPatch) -> None:
     embed = shaken(picker())._function._embed_actions
     with torch.no_grad():
-        first, _ = embed(["a", "Mary", "the milk"], kept=True)
-        assert embed(["Mary"], kept=True)[0] is first
+        first, _ = embed(["a", "Mary", "the milk"], cached=True)
+        assert embed(["Mary"], cached=True)[0] is first
         monkeypatch.setattr(encoders, "_CACHE_BYTES", 8)
         monkeypatch.setattr(encoders, "_CACHE_TEXTS", 2)
-        found, rows = embed(["the milk", "Mary", "the milk"], kept=True)
+        embeddings, rows = embed(["the milk", "Mary", "the milk"], cached=True)
     assert rows.tolist() == [0, 1, 0]
-    torch.testing.assert_close(found, first[[2, 1]])
+    torch.testing.assert_close(embeddings, first[[2, 1]])
 
 
-def test_a_long_list_equals_the_same_candidates_in_parts(picker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_values_equal_unchunked_ones(picker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(encoders, "_CHUNK_NUMBERS", 256)
     monkeypatch.setattr(encoders, "_CHUNK_TEXTS", 4)
     one = shaken(picker())
@@ -129,7 +129,7 @@ def test_a_long_list_equals_the_same_candidates_in_parts(picker, monkeypatch: py
 
 
 @pytest.mark.parametrize("pretrained", [False, True], ids=["from nothing", "MiniLM"])
-def test_a_saved_encoder_searches_as_it_picks(picker, tmp_path: Path, pretrained: bool) -> None:
+def test_a_saved_encoder_is_a_dense_index_model(picker, tmp_path: Path, pretrained: bool) -> None:
     pytest.importorskip("faiss", reason="faiss is not installed")
     shaken(one := picker(positions="none", **({"model": str(minilm())} if pretrained else {}))).save(tmp_path / "p")
     choice = story()
@@ -144,7 +144,7 @@ def test_a_saved_encoder_searches_as_it_picks(picker, tmp_path: Path, pretrained
     )
 
 
-def test_an_encoder_starts_from_a_model_without_its_last_normalization(picker) -> None:
+def test_a_pretrained_encoder_loses_its_normalization(picker) -> None:
     one = picker(positions="none", model=str(minilm()))
     assert one.fitted
     assert [type(part).__name__ for part in one.model["state"]] == ["Transformer", "Pooling"]
@@ -156,23 +156,14 @@ def test_an_encoder_starts_from_a_model_without_its_last_normalization(picker) -
 TEXTS = ["Mary went to the kitchen.", "Mary took the milk.", "To the garden!"]
 
 
-def test_words_that_stand_once_are_unknown() -> None:
+def test_words_that_occur_once_are_unknown() -> None:
     encoder = scratch_encoder(TEXTS, EncoderSettings(), 0)
     ids = encoder.tokenizer("mary WENT to the Milk [SEP] the", padding=False)["input_ids"]
-    assert encoder.tokenizer.convert_ids_to_tokens(ids) == [
-        "mary",
-        "[UNK]",
-        "to",
-        "the",
-        "[UNK]",
-        "[SEP]",
-        "the",
-        "[SEP]",
-    ]
+    assert " ".join(encoder.tokenizer.convert_ids_to_tokens(ids)) == "mary [UNK] to the [UNK] [SEP] the [SEP]"
     assert len(scratch_encoder(TEXTS, EncoderSettings(vocab_size=4), 0).tokenizer) == 4
 
 
-def test_weights_follow_from_the_seed() -> None:
+def test_weights_depend_on_the_seed() -> None:
     one, same, other = (scratch_encoder(TEXTS, EncoderSettings(), seed).encode(TEXTS) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert abs(one - other).max() > 0.01

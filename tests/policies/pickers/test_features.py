@@ -9,7 +9,7 @@ from leret.policies.pickers.features import mentions
 from tests.policies.pickers.stories import shaken, story
 
 
-def test_a_new_network_is_worth_0_everywhere(picker) -> None:
+def test_a_new_network_values_all_candidates_at_0(picker) -> None:
     assert picker("features").q([story(), story([2])])[0].tolist() == [0.0] * 6
 
 
@@ -44,14 +44,14 @@ def test_mentions_reads_the_numbers_of_candidates(data: dict[str, float], row: l
     assert rows.tolist() == [[1.0, 0.0, 1.0, 1.0, 0.0], [*row, 1.0, 0.0, 0.0]]
 
 
-def test_mentions_tells_what_a_name_shares_with_those_picked() -> None:
+def test_mentions_counts_words_shared_with_picks() -> None:
     picked = Candidate("1", "Anna Bolt"), Candidate("2", "Rome")
     texts = ["anna bolt", "Anna Kern Bolt Rome", "Mia", ""]
     _, rows = mentions(Choice("pick", {}, [Candidate(text, text) for text in texts], picked))
     assert rows.tolist() == [[2.0, 1.0, 0.0], [2.0, 0.75, 1.0], [2.0, 0.0, 0.0], [2.0, 0.0, 0.0]]
 
 
-def test_features_that_a_choice_lacks_are_0(picker) -> None:
+def test_missing_features_are_0(picker) -> None:
     one = shaken(picker("features", features="mentions"))
     plain = Choice("pick", {}, [Candidate("a", "a"), Candidate("b", "b", data={"new": 5.0})])
     one.fit([plain])  # nothing: it is fitted

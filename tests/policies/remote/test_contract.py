@@ -1,4 +1,4 @@
-"""What every kind of served policy makes of failures, and of a probe. Retries: tests/http."""
+"""Failures and probes of all kinds of served policies. Retries: tests/http."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ SECRET = "sk-0123456789abcdef"
 
 @pytest.fixture(params=["openai", "together", "tgi"])
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, llama_dir: Path) -> SimpleNamespace:
-    """A kind: its server, and its settings with a secret key."""
+    """Return a kind's server, and its settings with a secret key."""
     monkeypatch.setenv("TINY_KEY", f"{SECRET}\n")
     monkeypatch.setenv("TOGETHER_API_KEY", SECRET)
     monkeypatch.setattr(openai, "LIST_S", 0.5)
     monkeypatch.setattr(load, "PROBE_S", 0.5)
-    pytest.importorskip({"openai": "aiohttp", "together": "together", "tgi": "text_generation"}[request.param])
-    own = {
+    if request.param == "tgi":
+        pytest.importorskip("text_generation")
+    keys = {
         "openai": {"model": "tiny", "api_key_env": "TINY_KEY"},
         "together": {"model": "tiny"},
         "tgi": {"model": str(llama_dir), "api_key_env": "TINY_KEY"},
     }
-    settings = {"kind": request.param, **own[request.param]}
+    settings = {"kind": request.param, **keys[request.param]}
     server = TgiServer if request.param == "tgi" else ChatServer
     return SimpleNamespace(server=server, settings=settings, asked=partial(asked, **settings))
 
@@ -54,7 +55,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, llama_
         ("stall", "timeout"),
     ],
 )
-def test_a_passing_failure_has_its_kind(kind: SimpleNamespace, fault: Any, name: str) -> None:
+def test_a_transient_failure_has_a_kind(kind: SimpleNamespace, fault: Any, name: str) -> None:
     with pytest.raises(PolicyError, match="gave up after 1 attempt") as caught:
         kind.asked(kind.server([fault]), **({"timeout_s": 0.4} if fault == "stall" else {}))
     assert (caught.value.exit_code, getattr(caught.value.__cause__, "kind", "")) == (1, name)
@@ -95,7 +96,7 @@ def test_a_refusal_is_not_sent_again(kind: SimpleNamespace) -> None:
     assert len(server.bodies) == 1
 
 
-def test_a_missing_key_and_a_request_for_no_completion_are_refused_before_anything_is_sent(
+def test_a_missing_key_or_seed_is_refused_before_sending(
     kind: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def work(policy: Any) -> None:
@@ -111,14 +112,14 @@ def test_a_missing_key_and_a_request_for_no_completion_are_refused_before_anythi
 
 
 @pytest.mark.parametrize("faults", [[], ["stall"]], ids=["well", "late with its first token"])
-def test_a_probe_is_a_token_and_lets_a_late_server_pass(kind: SimpleNamespace, faults: list[str]) -> None:
+def test_a_probe_is_one_token_and_passes_late_servers(kind: SimpleNamespace, faults: list[str]) -> None:
     tgi = kind.server is TgiServer
-    server = kind.server(list(faults) if tgi or kind.settings["kind"] == "together" else [None, *faults])
+    server = kind.server(list(faults) if tgi else [None, *faults])
     probed(server, **kind.settings, path="" if tgi else "/v1")
     assert len(server.bodies) == 1
 
 
-def test_a_server_that_accepts_no_connection_is_told(kind: SimpleNamespace) -> None:
+def test_a_server_that_accepts_no_connection_is_reported(kind: SimpleNamespace) -> None:
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
         clients = [waiting.enter_context(socket.socket()) for _ in range(4)]
         for client in clients:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from typer.testing import CliRunner
 
 from leret.cli.app import app
@@ -23,16 +22,15 @@ from tests.policies.servers import ChatServer, asked, completion, refusal, run, 
 ANSWER = completion({"seed": 1})
 
 
-def test_several_samples_are_one_request_after_a_probe_and_greedy_ones_are_asked_once() -> None:
+def test_several_samples_are_one_request() -> None:
     server = ChatServer()
     assert len({completion.text for completion in asked(server, 1, 2, 3, stop=("\n",))}) == 3
-    probe, several = server.bodies
-    assert (probe["n"], probe["max_tokens"]) == (2, 1)
+    [several] = server.bodies
     assert (several["n"], several["max_tokens"], several["stop"], several["model"]) == (3, 8, ["\n"], "tiny")
     assert "Authorization" not in server.requests[0].headers
     greedy = ChatServer()
     one, other = asked(greedy, 1, 2, temperature=0.0)
-    assert (len(greedy.bodies), one) == (1, other)  # one seed needs no probe
+    assert (len(greedy.bodies), one) == (1, other)
 
 
 @pytest.mark.parametrize(
@@ -40,45 +38,44 @@ def test_several_samples_are_one_request_after_a_probe_and_greedy_ones_are_asked
     [ChatServer(most_n=1), ChatServer([refusal("n must be 1")], most_n=1), ChatServer(most_n=2)],
     ids=["ignores n", "refuses n", "so many are too many"],
 )
-def test_without_several_choices_each_sample_is_a_request_with_its_own_seed(server: ChatServer) -> None:
+def test_without_n_each_sample_is_a_request_with_a_seed(server: ChatServer) -> None:
     assert len({completion.text for completion in asked(server, 1, 2, 3)}) == 3
     assert [body.get("n") for body in server.bodies][-3:] == [None] * 3
     assert len({body["seed"] for body in server.bodies[-3:]}) == 3
 
 
-def test_many_prompts_at_once_are_probed_once() -> None:
-    server = ChatServer()
-
+def test_the_meter_counts_tokens_and_cost() -> None:
     async def work(policy: OpenAIPolicy) -> Any:
         await asyncio.gather(*[policy.complete(ask(f"city {i}", 1, 2)) for i in range(10)])
         return policy.meter.snapshot()
 
-    told = run(server, work, price_prompt=2.0, price_completion=4.0)
-    assert len(server.bodies) == 11
-    assert (told["prompt_tokens"], told["completion_tokens"], told["completions"]) == (50, 40, 20)
-    assert told["cost"] == pytest.approx((50 * 2.0 + 40 * 4.0) / 1e6)
+    usage = run(ChatServer(), work, price_prompt=2.0, price_completion=4.0)
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["completions"]) == (50, 40, 20)
+    assert usage["cost"] == pytest.approx((50 * 2.0 + 40 * 4.0) / 1e6)
 
 
-def test_a_probe_that_fails_is_made_again() -> None:
-    server = ChatServer([web.Response(status=503)])
+def test_together_has_its_request_keys_and_model_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOGETHER_API_KEY", "tgp_v1_this_is_the_secret")
+    server = ChatServer(models=("tiny",), bare_list=True)
 
     async def work(policy: OpenAIPolicy) -> Any:
-        with pytest.raises(PolicyError, match="answered 503"):
-            await policy.complete(ask("the city", 1, 2))
-        return await policy.complete(ask("the city", 1, 2))
+        assert await policy.served() == ["tiny"]
+        return await policy.complete(ask("the city", 1, 2, 3))
 
-    assert len(run(server, work)) == 2
-    assert [body.get("n") for body in server.bodies] == [2, 2, 2]
+    first, *_ = run(server, work, kind="together", logprobs=True)
+    assert (first.token_ids, first.logprobs, first.n_prompt_tokens) == ((5, 6), (-0.5, -1.0), 5)
+    request = server.bodies[-1]
+    assert (request["n"], request["logprobs"], "return_token_ids" in request) == (3, 1, False)
 
 
-def test_an_extension_that_a_strict_server_refuses_is_left_out() -> None:
+def test_a_refused_extension_is_left_out() -> None:
     server = ChatServer(strict=True)
 
     async def work(policy: OpenAIPolicy) -> Any:
         return [await policy.complete(ask("the city", seed)) for seed in (1, 2)]
 
-    [[own], _] = run(server, work, logprobs=True)
-    assert own.logprobs == (-0.5, -1.0)
+    [[completions], _] = run(server, work, logprobs=True)
+    assert completions.logprobs == (-0.5, -1.0)
     assert ["return_token_ids" in body for body in server.bodies] == [True, False, False]
 
 
@@ -102,8 +99,8 @@ def test_a_prompt_beyond_the_models_positions_is_too_long(said: str) -> None:
 
 def choice(message: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     """The answer with its choice changed."""
-    own = {**ANSWER["choices"][0], **changes}
-    return {**ANSWER, "choices": [{**own, "message": {**own["message"], **(message or {})}}]}
+    completions = {**ANSWER["choices"][0], **changes}
+    return {**ANSWER, "choices": [{**completions, "message": {**completions["message"], **(message or {})}}]}
 
 
 def logprob(value: float) -> dict[str, Any]:
@@ -138,13 +135,13 @@ def read(value: Any, n: int = 1) -> Any:
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_a_lie_of_status_200_is_a_failure_with_its_cause(name: str) -> None:
+def test_an_invalid_answer_of_status_200_has_a_cause(name: str) -> None:
     lie, cause = LIES[name]
     with pytest.raises((RetryableError, *MALFORMED), match=f"(?i){cause}"):
         read(lie)
 
 
-def test_what_ends_by_itself_or_by_length_is_a_completion() -> None:
+def test_known_finish_reasons_are_completions() -> None:
     for reason in ("stop", "length", "eos", "eos_token", "stop_sequence", None):
         assert read(choice(finish_reason=reason))[0].finish_reason == ("length" if reason == "length" else "stop")
 
@@ -155,24 +152,23 @@ def body(*texts: str, **usage: int) -> dict[str, Any]:
 
 
 def test_choices_come_in_the_order_of_their_index() -> None:
-    own = read(body("one", "two", prompt_tokens=7, completion_tokens=6), 2)
-    assert [(c.text, c.n_prompt_tokens, c.n_completion_tokens) for c in own] == [("one", 7, 3), ("two", 7, 3)]
+    completions = read(body("one", "two", prompt_tokens=7, completion_tokens=6), 2)
+    assert [(c.text, c.n_prompt_tokens, c.n_completion_tokens) for c in completions] == [("one", 7, 3), ("two", 7, 3)]
     with pytest.raises(ValueError, match="one index"):
         read({"choices": [ANSWER["choices"][0]] * 2}, 2)
-    with pytest.raises(RetryableError, match="1 choices for n=2"):
-        read(body("one"), 2)
+    assert [c.text for c in read(body("one"), 2)] == ["one"]
 
 
-def test_tokens_that_are_counted_together_are_shared_by_length_and_add_up() -> None:
+def test_jointly_counted_tokens_are_shared_by_length() -> None:
     # 10 tokens over texts of 2, 2 and 6 characters: 2, 2 and 6; of 7 tokens: ends at 1.4, 2.8 and 7, so 1, 1 and 5.
     for total, shares in ((10, [2, 2, 6]), (7, [1, 1, 5]), (0, [0, 0, 0])):
-        own = read(body("ab", "cd", "efghij", prompt_tokens=7, completion_tokens=total), 3)
-        assert [completion.n_completion_tokens for completion in own] == shares
+        completions = read(body("ab", "cd", "efghij", prompt_tokens=7, completion_tokens=total), 3)
+        assert [completion.n_completion_tokens for completion in completions] == shares
     assert shared([0, 0, 0], 4) == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
-    ("given", "tokens"),
+    ("keys", "tokens"),
     [
         ({"logprobs": {"token_ids": [4.0], "token_logprobs": [-0.5]}}, ((4,), (-0.5,), 1)),
         ({"logprobs": {"content": [{"logprob": -1}] * 2}, "token_ids": [4, 9]}, ((4, 9), (-1.0, -1.0), 2)),
@@ -180,12 +176,12 @@ def test_tokens_that_are_counted_together_are_shared_by_length_and_add_up() -> N
     ],
     ids=["Together", "OpenAI and vLLM", "vLLM"],
 )
-def test_log_probabilities_and_token_ids_are_taken_where_they_are_given(given: Any, tokens: Any) -> None:
-    [own] = read({"choices": [{"message": {"content": "a"}, **given}], "usage": {"completion_tokens": 9}})
-    assert (own.token_ids, own.logprobs, own.n_completion_tokens) == tokens
+def test_log_probabilities_and_token_ids_are_read(keys: Any, tokens: Any) -> None:
+    [completions] = read({"choices": [{"message": {"content": "a"}, **keys}], "usage": {"completion_tokens": 9}})
+    assert (completions.token_ids, completions.logprobs, completions.n_completion_tokens) == tokens
 
 
-def test_a_run_keeps_no_key_and_its_command_prints_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stores_and_prints_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secret = "sk-0123456789abcdef"
     monkeypatch.setenv("TINY_KEY", f"{secret}\n")
     recipe, run = tmp_path / "r.yaml", tmp_path / "run"
@@ -203,9 +199,9 @@ def test_a_run_keeps_no_key_and_its_command_prints_none(tmp_path: Path, monkeypa
             result = await asyncio.to_thread(CliRunner().invoke, app, command)
             return result.output + (result.stderr or "")
 
-    told = asyncio.run(main())
-    kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    assert any(path.name == "rollouts.db" for path in kept), told
-    assert any(b"[key]" in content for content in kept.values()), "no refusal was stored, so this proves nothing"
-    assert [path for path, content in kept.items() if secret.encode() in content] == []
-    assert secret not in told
+    output = asyncio.run(main())
+    files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    assert any(path.name == "rollouts.db" for path in files), output
+    assert any(b"[key]" in content for content in files.values()), "no refusal was stored, so this proves nothing"
+    assert [path for path, content in files.items() if secret.encode() in content] == []
+    assert secret not in output

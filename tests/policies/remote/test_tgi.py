@@ -26,17 +26,21 @@ def asked(llama_dir: Path) -> Any:
     return partial(servers.asked, kind="tgi", model=str(llama_dir))
 
 
-def test_each_sample_is_a_request_with_its_own_seed_and_comes_back_with_its_tokens(asked: Any) -> None:
+def test_each_sample_is_a_request_with_a_seed(asked: Any) -> None:
     server = TgiServer()
-    own = asked(server, 1, 2, 3)
+    completions = asked(server, 1, 2, 3)
     seeds = {body["parameters"]["seed"] for body in server.bodies}
-    assert {completion.text for completion in own} == {f"text {seed}.0" for seed in seeds}
+    assert {completion.text for completion in completions} == {f"text {seed}.0" for seed in seeds}
     assert len(seeds) == 3
-    assert (own[0].token_ids, own[0].logprobs) == ((11, 12, 2), (-0.5, -1.25, -0.125))
-    assert (own[0].n_prompt_tokens, own[0].n_completion_tokens, own[0].finish_reason) == (7, 3, "stop")
+    assert (completions[0].token_ids, completions[0].logprobs) == ((11, 12, 2), (-0.5, -1.25, -0.125))
+    assert (completions[0].n_prompt_tokens, completions[0].n_completion_tokens, completions[0].finish_reason) == (
+        7,
+        3,
+        "stop",
+    )
 
 
-def test_the_body_is_the_templates_text_as_the_real_client_sends_it(llama_dir: Path) -> None:
+def test_the_body_equals_that_of_the_real_client(llama_dir: Path) -> None:
     from transformers import AutoTokenizer
 
     server = TgiServer()
@@ -44,36 +48,38 @@ def test_the_body_is_the_templates_text_as_the_real_client_sends_it(llama_dir: P
     how: dict[str, Any] = {"do_sample": True, "max_new_tokens": 9, "temperature": 0.7, "top_p": 0.5, "seed": 4}
 
     async def work(policy: TgiPolicy) -> Any:
-        [own] = await policy.complete(Request(messages, (4,), 0.7, 9, 0.5, ("\n",)))
+        [completions] = await policy.complete(Request(messages, (4,), 0.7, 9, 0.5, ("\n",)))
         client = text_generation.AsyncClient(server.url, timeout=10)
-        return own, await client.generate(server.bodies[0]["inputs"], stop_sequences=["\n"], **how)
+        return completions, await client.generate(server.bodies[0]["inputs"], stop_sequences=["\n"], **how)
 
-    own, theirs = servers.run(server, work, kind="tgi", model=str(llama_dir))
+    completions, theirs = servers.run(server, work, kind="tgi", model=str(llama_dir))
     assert server.bodies[0] == server.bodies[1]
-    assert own.text == theirs.generated_text.removesuffix("\n") != theirs.generated_text  # TGI leaves the stop string
-    assert own.token_ids == tuple(token.id for token in theirs.details.tokens)
+    assert (
+        completions.text == theirs.generated_text.removesuffix("\n") != theirs.generated_text
+    )  # TGI leaves the stop string
+    assert completions.token_ids == tuple(token.id for token in theirs.details.tokens)
     tokenizer = AutoTokenizer.from_pretrained(llama_dir)
     wanted = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)["input_ids"]
     assert tokenizer(server.bodies[0]["inputs"])["input_ids"] == list(wanted)
 
 
 @pytest.mark.parametrize(
-    ("settings", "n_given", "parameters"),
+    ("settings", "n_choices", "parameters"),
     [
         ({"best_of": True}, 3, {"best_of": 3, "seed": None, "do_sample": True}),
         ({"temperature": 0.0}, 1, {"do_sample": False, "temperature": None, "seed": None, "top_p": None}),
     ],
     ids=["best_of, which takes no seed", "greedy"],
 )
-def test_the_samples_of_a_prompt_in_one_request(asked: Any, settings: Any, n_given: int, parameters: Any) -> None:
+def test_best_of_and_greedy_samples_are_one_request(asked: Any, settings: Any, n_choices: int, parameters: Any) -> None:
     server = TgiServer()
-    own = asked(server, 1, 2, 3, **settings)
-    assert [completion.text for completion in own] == [f"text None.{i % n_given}" for i in range(3)]
+    completions = asked(server, 1, 2, 3, **settings)
+    assert [completion.text for completion in completions] == [f"text None.{i % n_choices}" for i in range(3)]
     [body] = server.bodies
     assert {name: body["parameters"][name] for name in parameters} == parameters
 
 
-def test_behind_a_gateway_with_the_root_alone_that_is_found_once(llama_dir: Path) -> None:
+def test_a_gateway_with_only_the_root_is_detected_once(llama_dir: Path) -> None:
     server = TgiServer(root_only=True)
 
     async def work(policy: TgiPolicy) -> Any:
@@ -83,18 +89,16 @@ def test_behind_a_gateway_with_the_root_alone_that_is_found_once(llama_dir: Path
     assert server.paths == ["/generate", "/", "/"]
 
 
-def test_prompt_tokens_are_counted_here_where_no_header_tells_them(asked: Any) -> None:
+def test_prompt_tokens_are_counted_without_a_header(asked: Any) -> None:
     assert asked(TgiServer(headers={}))[0].n_prompt_tokens == 4  # <|user|> the city <|assistant|>
 
 
-def test_a_generation_that_failed_is_tried_again(asked: Any) -> None:
+def test_a_failed_generation_is_retried(asked: Any) -> None:
     failed = web.json_response({"error": "CUDA out of memory", "error_type": "generation"}, status=424)
     assert asked(TgiServer([failed]), retry_for_s=5.0)[0].text == "text 1.0"
 
 
-def test_the_model_and_its_template_are_named_by_the_digest_and_looked_for_at_once(
-    llama_dir: Path, tmp_path: Path
-) -> None:
+def test_the_digest_covers_model_and_template(llama_dir: Path, tmp_path: Path) -> None:
     def tgi(model: Path | str, url: str = "http://a", **settings: Any) -> TgiPolicy:
         return TgiPolicy(TgiPolicySettings(model=str(model), urls=(url,), **settings))
 
@@ -116,7 +120,7 @@ def lie(headers: dict[str, str] | None = None, *, text: str = "text", **details:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "answer",
     [
         lie(best_of_sequences=[tgi_sequence("b", 1, "")]),
         lie(finish_reason="abort"),
@@ -126,6 +130,6 @@ def lie(headers: dict[str, str] | None = None, *, text: str = "text", **details:
     ],
     ids=["a sequence too many", "reason", "text", "logprob", "token count"],
 )
-def test_a_lie_of_status_200_is_a_failure(asked: Any, told: web.Response) -> None:
+def test_an_invalid_answer_of_status_200_is_a_failure(asked: Any, answer: web.Response) -> None:
     with pytest.raises(PolicyError, match="gave up after 1 attempt"):
-        asked(TgiServer([told]))
+        asked(TgiServer([answer]))

@@ -1,4 +1,4 @@
-"""The fake engine as an executable, and `leret serve policy` in a process of its own."""
+"""The fake engine as an executable, and `leret serve policy` in a process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAKE = Path(__file__).with_name("fake_engine.py")
 
 @dataclass
 class Serve:
-    """`leret serve policy`, and what the fake engine recorded."""
+    """`leret serve policy`, and the records of the fake engine."""
 
     record: Path
     executable: Path
@@ -61,7 +61,7 @@ class Serve:
         return self.process.returncode
 
     def recorded(self, name: str, wait_s: float = 30) -> Any:
-        """A record of the fake, as soon as it is whole."""
+        """Wait for a record of the fake engine."""
 
         def read() -> Any:
             with suppress(OSError, ValueError):
@@ -75,18 +75,18 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
     executable = tmp_path / "engine"
     executable.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
     executable.chmod(0o755)
-    made = Serve(tmp_path / "record", executable, free_port("127.0.0.1"))
-    yield made
-    if made.process is not None and made.process.poll() is None:
-        made.process.kill()
-        made.process.communicate()
-    for pid in made.recorded("pids.json", wait_s=0) or []:
+    server = Serve(tmp_path / "record", executable, free_port("127.0.0.1"))
+    yield server
+    if server.process is not None and server.process.poll() is None:
+        server.process.kill()
+        server.process.communicate()
+    for pid in server.recorded("pids.json", wait_s=0) or []:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def running(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+    """Tell whether a process runs; zombies do not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -94,12 +94,12 @@ def running(pid: int) -> bool:
 
 
 def gone(pids: list[int]) -> bool:
-    """Whether all of them end within a while."""
+    """Tell whether all processes end soon."""
     return bool(within(10, lambda: not any(map(running, pids))))
 
 
 def within(seconds: float, look: Callable[[], Any]) -> Any:
-    """The first true value, or the last one."""
+    """Return the first true value, or the last one."""
     deadline = time.monotonic() + seconds
     while not (value := look()) and time.monotonic() < deadline:
         time.sleep(0.05)

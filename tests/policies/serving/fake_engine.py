@@ -1,7 +1,7 @@
-"""An LM server without an LM: what `leret serve` waits for, and the ways in which a real one fails.
+"""An LM server without an LM, which starts and fails as real ones do.
 
 Run as ``fake_engine.py serve MODEL --port P --served-model-name NAME ...``; FAKE_ENGINE names its behaviour, and the
-folder FAKE_RECORD gets its arguments, its environment, its process ids and the requests it saw.
+folder FAKE_RECORD receives its arguments, environment, process ids and requests.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    given = dict(pairwise(sys.argv))
+    options = dict(pairwise(sys.argv))
     RECORD.mkdir(exist_ok=True)
     seen = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY")}
     (RECORD / "start.json").write_text(json.dumps({"arguments": sys.argv[1:], "environment": seen}))
@@ -69,10 +69,10 @@ def main() -> None:
     (RECORD / "pids.json").write_text(json.dumps(pids))
     if MODE == "silent":
         time.sleep(600)
-    Handler.names = (given.get("--served-model-name", "/path/of/the/model"),)
+    Handler.names = (options.get("--served-model-name", "/path/of/the/model"),)
     print("listening", flush=True)
-    host = given.get("--host") or given["--hostname"]
-    ThreadingHTTPServer((host, int(given["--port"])), Handler).serve_forever()
+    host = options.get("--host") or options["--hostname"]
+    ThreadingHTTPServer((host, int(options["--port"])), Handler).serve_forever()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line of each engine, against the options that it documents."""
+"""Command lines of the engines, against their documented options."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def test_the_command_line(
     engine: str, served: ServedModel, gpu: bool, command: str, model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("leret.policies.serving.launch.has_gpu", lambda environment: gpu)
-    made = planned(served, engine)
-    assert (" ".join(made.command), made.model) == (command, model)
-    assert made.recipe == f'policy: {{kind: openai, urls: ["http://127.0.0.1:8123/v1"], model: "{model}"}}'
+    result = planned(served, engine)
+    assert (" ".join(result.command), result.model) == (command, model)
+    assert result.recipe == f'policy: {{kind: openai, urls: ["http://127.0.0.1:8123/v1"], model: "{model}"}}'
 
 
 def test_a_python_starts_sglang_as_a_module() -> None:
@@ -60,9 +60,9 @@ def test_the_url_is_for_clients_of_this_machine() -> None:
         assert Listening(host, 80).url == f"http://{url}:80"
 
 
-def test_a_gpu_is_seen_by_its_device_file_unless_it_is_hidden(tmp_path: Path) -> None:
+def test_a_gpu_is_detected_unless_hidden(tmp_path: Path) -> None:
     (tmp_path / "nvidiactl").touch()
     assert not has_gpu({}, tmp_path)
     (tmp_path / "nvidia0").touch()
-    told = [has_gpu({"CUDA_VISIBLE_DEVICES": own}, tmp_path) for own in ("0", "")]
-    assert (has_gpu({}, tmp_path), told) == (True, [True, False])
+    visible = [has_gpu({"CUDA_VISIBLE_DEVICES": devices}, tmp_path) for devices in ("0", "")]
+    assert (has_gpu({}, tmp_path), visible) == (True, [True, False])

@@ -1,4 +1,4 @@
-"""What a server's plan takes and refuses, and `leret serve policy` as a user runs it."""
+"""Plans of servers, and `leret serve policy` as a user runs it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def dry(*extra: str, weights: str = "/m", **environment: str) -> ServerPlan:
     return plan(ServedModel("m", weights), "vllm", at, extra=extra, dry=True, environment=environment)
 
 
-def test_the_users_arguments_and_environment_replace_ours() -> None:
+def test_arguments_and_environment_of_the_user_win() -> None:
     command = dry("--dtype=bfloat16", "--generation-config", "auto").command
     assert command[-3:] == ("--dtype=bfloat16", "--generation-config", "auto")
     assert [command.count(flag) for flag in ("--dtype", "--generation-config", "--enforce-eager")] == [0, 1, 1]
@@ -40,14 +40,14 @@ def test_the_users_arguments_and_environment_replace_ours() -> None:
 
 
 @pytest.mark.parametrize("argument", ["--port", "--port=1", "-p", "--host", "--hostname=x", "--served-model-name"])
-def test_what_leret_has_to_know_is_refused_among_the_engines_arguments(argument: str) -> None:
-    with pytest.raises(ConfigError, match="leret has to know it too"):
+def test_options_that_leret_sets_are_refused(argument: str) -> None:
+    with pytest.raises(ConfigError, match="leret sets this option; use"):
         dry(argument)
 
 
 def test_a_taken_port_is_refused_before_anything_starts(serve: Serve) -> None:
     planned = plan(ServedModel("m", "/m"), "vllm", Listening("127.0.0.1", serve.port), executable=str(serve.executable))
-    refused = pytest.raises(ConfigError, match=f"port {serve.port} of 127.0.0.1 is taken")
+    refused = pytest.raises(ConfigError, match=f"port {serve.port} of 127.0.0.1 is in use")
     with socket.create_server(("127.0.0.1", serve.port)), refused, run_server(planned):
         raise AssertionError("it was started")
     assert not serve.record.exists()
@@ -63,7 +63,7 @@ def served(serve: Serve) -> PolicySettings:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_server_is_started_warmed_named_and_stopped_and_its_key_never_shown(
+def test_a_server_is_warmed_stopped_and_its_key_hidden(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: signal.Signals
 ) -> None:
     for name in ("HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE"):
@@ -77,7 +77,7 @@ def test_a_server_is_started_warmed_named_and_stopped_and_its_key_never_shown(
     assert gone(serve.recorded("pids.json"))
     start, warm = serve.recorded("start.json"), serve.recorded("request.json")
     with socket.create_server(("127.0.0.1", urlsplit(settings.urls[0]).port)):
-        pass  # nobody listens there
+        pass  # the port is free
     assert start["environment"] == {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_API_KEY": "s3cret-key"}
     command = " ".join(start["arguments"])
     assert all(flag in command for flag in ("--host 127.0.0.1", "--dtype float32", "--enforce-eager"))
@@ -97,7 +97,7 @@ def test_a_server_that_dies_later_ends_the_command(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_running_where_leret_is_stopped_early_or_killed(serve: Serve, stop: signal.Signals) -> None:
+def test_no_server_outlives_leret(serve: Serve, stop: signal.Signals) -> None:
     if stop == signal.SIGKILL and not sys.platform.startswith("linux"):
         pytest.skip("prctl is Linux's")
     serve.start("demo", *serve.flags, mode="silent")
@@ -111,19 +111,19 @@ def test_nothing_is_left_running_where_leret_is_stopped_early_or_killed(serve: S
     ("arguments", "environment", "says"),
     [
         ("demo", {"PATH": "/nowhere"}, "vllm is not on PATH; install it (`pip install vllm`"),
-        ("demo", {"LERET_VLLM": "/no/vllm"}, "LERET_VLLM /no/vllm is not there"),
-        (f"demo --executable {__file__}", {}, "is there, but cannot be run"),
-        ("demo --engine tgi --executable /no/x", {}, "--executable /no/x is not there"),
+        ("demo", {"LERET_VLLM": "/no/vllm"}, "LERET_VLLM /no/vllm does not exist"),
+        (f"demo --executable {__file__}", {}, "cannot be executed"),
+        ("demo --engine tgi --executable /no/x", {}, "--executable /no/x does not exist"),
         ("/no/such/policy", {}, "there is no policy /no/such/policy"),
         ("demo --run /no/run", {}, "/no/run is not a run directory"),
         ("demo --name a:b", {}, "--name 'a:b'"),
         ("demo --name /a", {}, "--name '/a'"),
         ("demo --executable /bin/true --api-key-env NOT_SET", {}, "NOT_SET"),
         ("demo --executable /bin/true --host 192.0.2.1", {}, "--host 192.0.2.1"),
-        ("demo --engine sglang --api-key-env K --print", {}, "on its command line only"),
+        ("demo --engine sglang --api-key-env K --print", {}, "only on its command line"),
     ],
 )
-def test_a_mistake_is_one_error(
+def test_a_usage_error_is_one_line(
     arguments: str, environment: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in environment.items():

@@ -1,4 +1,4 @@
-"""Which weights a name means, and adapters: served on their base, or merged into it."""
+"""Names of served models, and adapters on their base or merged into it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.tiny import tiny_policy
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A LoRA adapter with weights that matter, saved as leret's trainings save theirs."""
+    """Return a LoRA adapter with effective weights, saved as by leret's trainings."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -43,10 +43,10 @@ def set_adapter(path: Path, **values: object) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-def test_full_weights_are_named_by_their_directory_and_their_digest(llama_dir: Path, tmp_path: Path) -> None:
+def test_full_weights_are_named_by_directory_and_digest(llama_dir: Path, tmp_path: Path) -> None:
     served, other = resolve_policy(str(llama_dir)), resolve_policy(str(tiny_policy(tmp_path / "tiny-llama", seed=1)))
     assert (served.weights, served.adapter) == (str(llama_dir), None)
-    assert [own.name.startswith("tiny-llama-") for own in (served, other)] == [True, True]
+    assert [one.name.startswith("tiny-llama-") for one in (served, other)] == [True, True]
     assert other.name != served.name
     assert resolve_policy(str(llama_dir), name="mine").name == "mine"
     shipped = resolve_policy("demo")
@@ -83,7 +83,7 @@ def test_an_adapter_is_served_on_its_base_and_refused_without_it(adapter: Path, 
             resolve_policy(str(copy))
 
 
-def test_an_adapter_here_and_merged_says_what_peft_says(adapter: Path) -> None:
+def test_an_adapter_equals_peft_as_it_is_and_merged(adapter: Path) -> None:
     from peft import AutoPeftModelForCausalLM
 
     served = merge_adapter(resolve_policy(str(adapter)))
@@ -93,17 +93,17 @@ def test_an_adapter_here_and_merged_says_what_peft_says(adapter: Path) -> None:
     texts = []
     for path in (adapter, served.weights, adapter.parent / "base"):
         policy = LocalPolicy(LocalPolicySettings(model=str(path)))
-        [[own]] = policy.complete_many([ask("the city", 1)])
+        [[one]] = policy.complete_many([ask("the city", 1)])
         policy.close()
-        texts.append(own.text)
-        ids = torch.tensor([[3, *policy.tokenizer.convert_tokens_to_ids(["the", "city"]), 4, *own.token_ids]])
+        texts.append(one.text)
+        ids = torch.tensor([[3, *policy.model.tokenizer.convert_tokens_to_ids(["the", "city"]), 4, *one.token_ids]])
         with torch.no_grad():
             wanted = oracle(ids).logits.log_softmax(dim=-1)[0, 3:-1].gather(1, ids[0, 4:, None])[:, 0]
-        assert (own.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)) is (path != adapter.parent / "base")
+        assert (one.logprobs == pytest.approx(wanted.tolist(), abs=1e-4)) is (path != adapter.parent / "base")
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_merging_is_done_once_until_the_adapter_changes(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_adapter_is_merged_again_only_after_changes(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def merged_at() -> int:
         return (Path(merge_adapter(resolve_policy(str(copy))).weights) / "model.safetensors").stat().st_mtime_ns
 

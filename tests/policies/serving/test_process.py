@@ -1,4 +1,4 @@
-"""A server that fails in the ways real ones do."""
+"""Servers that fail as real ones do."""
 
 from __future__ import annotations
 
@@ -36,24 +36,24 @@ def server(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any
         ("dies of a completion", 5, ["exited with code 7", "RuntimeError: no such kernel"]),
     ],
 )
-def test_a_failed_server_is_stopped_and_its_last_words_told(
+def test_a_failed_server_is_stopped_and_its_log_shown(
     serve: Serve, server: Any, mode: str, timeout_s: float, says: list[str]
 ) -> None:
-    told: list[str] = []
-    started = server(mode, api_key_env="K", timeout_s=timeout_s, tell=told.append)
+    messages: list[str] = []
+    started = server(mode, api_key_env="K", timeout_s=timeout_s, tell=messages.append)
     with pytest.raises(PolicyError) as caught, started:
         raise AssertionError("it was called ready")
     assert [text for text in says if text not in str(caught.value)] == []
-    assert "s3cret-key" not in f"{caught.value} {told}"
+    assert "s3cret-key" not in f"{caught.value} {messages}"
     assert gone(serve.recorded("pids.json", wait_s=0) or [])
 
 
 def test_a_server_that_ignores_the_end_is_killed_with_its_children(serve: Serve, server: Any) -> None:
-    told: list[str] = []
-    with server("stubborn", grace_s=0.5, tell=told.append):
+    messages: list[str] = []
+    with server("stubborn", grace_s=0.5, tell=messages.append):
         pids = serve.recorded("pids.json")
     assert len(pids) == 2
-    assert "did not end within 0.5 s and was killed" in told[-1]
+    assert "did not end within 0.5 s and was killed" in messages[-1]
     assert gone(pids)
 
 

@@ -1,4 +1,4 @@
-"""An adapter is loaded into running servers; weights that a server has not got are asked for."""
+"""Adapters are loaded into running servers; other weights are asked for."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ ADAPTER = ServedModel("ipo-0123abcd", "/models/base", Path("/run/policies/ipo"),
 
 
 class Vllm(ChatServer):
-    """vLLM as far as it is asked here: models, and adapters at run time where ``updates`` is set."""
+    """vLLM's list of models, and adapters at run time with ``updates``."""
 
     updates = True
 
@@ -55,7 +55,7 @@ def test_every_server_gets_the_adapter_once():
     ],
     ids=["adapter", "weights"],
 )
-def test_a_server_that_cannot_is_an_error_that_says_what_to_start(served, why, asked):
+def test_a_server_without_the_policy_is_refused(served, why, asked):
     server = Vllm(models=("base",), updates=False)
     with pytest.raises(PolicyError, match=f"it serves base; .*{why}.*leret serve policy /run/policies/ipo"):
         refreshed(server, served=served)

@@ -42,12 +42,12 @@ def efetch(articles):
     )
 
 
-def ncbi(found, record=ARTICLES.get):
+def ncbi(ids_by_term, record=ARTICLES.get):
     """A server that finds ids by term, and sends its records in another order."""
 
     def answer(asked):
         if asked.path.endswith("/esearch.fcgi"):
-            ids = found.get(asked.params["term"], [])
+            ids = ids_by_term.get(asked.params["term"], [])
             return esearch(ids[: int(asked.params["retmax"])], len(ids))
         return efetch(filter(None, map(record, asked.params["id"].split(",")[::-1])))
 

@@ -1,4 +1,4 @@
-"""What clients of search servers share: one that is closed, threads, offline, and what a refused query means."""
+"""Search clients: closing, threads, offline use, and refused queries."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -34,16 +34,16 @@ def test_closing_ends_a_wait():
                 ask()
 
 
-def test_many_threads_share_a_client_and_get_their_own_answers():
+def test_threads_share_a_client():
     with loopback(lambda a: Reply({"is": a.params["q"]}, 500 if a.params["q"] == "3" else 200)) as server:
         shared = client(server.url)
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda i: shared.ask_each([asked(str(i))])[0], range(20)))
-    assert [answer == {"is": str(i)} for i, answer in enumerate(found)] == [i != 3 for i in range(20)]
-    assert found[3].exit_code == 1
+            answers = list(pool.map(lambda i: shared.ask_each([asked(str(i))])[0], range(20)))
+    assert [answer == {"is": str(i)} for i, answer in enumerate(answers)] == [i != 3 for i in range(20)]
+    assert answers[3].exit_code == 1
 
 
-def test_the_first_failure_of_a_batch_brings_what_was_answered():
+def test_a_partial_failure_carries_the_answers():
     with pytest.raises(PartialResultsError, match="down") as caught:
         rankings_of(["a", "b", "c"], [(), RetryableError("down"), RejectedError("refused")])
     assert (caught.value.answered, caught.value.exit_code) == ({"a": ()}, 1)
@@ -57,11 +57,11 @@ def site(**answers):
 
 def test_offline_only_blank_queries_need_no_cache():
     assert site().ask(["", "?!"], 1, offline=True)[1] == {}
-    with pytest.raises(RetrievalError, match=r"does not hold 1 queries, 'a' first.*offline: false"):
+    with pytest.raises(RetrievalError, match=r"1 queries are not in the cache, 'a' first.*offline: false"):
         site().ask(["", "a"], 1, offline=True)
 
 
-def test_a_refused_query_finds_nothing_while_a_plain_one_is_answered(caplog):
+def test_a_refused_query_is_empty_if_a_plain_one_succeeds(caplog):
     syntax, key = RejectedError("answered 400: syntax", 400), RejectedError("answered 400: API key invalid", 400)
     away = HttpError("away")
     good = site(a=("a",), b=syntax, c=key, d=away, heart=())

@@ -11,8 +11,8 @@ QUERY = '(diabetes OR "type 2") AND AREA[Phase]PHASE3 AND NOT insulin'
 
 
 def trials(url, **settings):
-    given = {"url": f"{url}/api/v2", "retry_for_s": 0.0, "timeout_s": 5.0, "requests_per_s": 1e6, **settings}
-    return ClinicalTrials(ClinicalTrialsSettings(**given))
+    values = {"url": f"{url}/api/v2", "retry_for_s": 0.0, "timeout_s": 5.0, "requests_per_s": 1e6, **settings}
+    return ClinicalTrials(ClinicalTrialsSettings(**values))
 
 
 def study(number):
@@ -35,7 +35,7 @@ def pages(n):
     return answer
 
 
-def test_a_query_goes_as_it_is_pasted_and_the_order_is_the_sites():
+def test_a_query_is_sent_unchanged_and_order_is_kept():
     with loopback(pages(5)) as server:
         [ranking] = trials(server.url, min_date="2010-01-01", sort="LastUpdatePostDate:desc").search([QUERY], 3)
     [asked] = server.asked
@@ -48,19 +48,19 @@ def test_a_query_goes_as_it_is_pasted_and_the_order_is_the_sites():
     assert ranking == tuple((f"NCT0000000{i}", f"Trial {i}", f"Summary {i}.", 1 / (i + 1)) for i in range(3))
 
 
-def test_pages_are_followed_as_far_as_k():
+def test_pages_are_followed_up_to_k():
     with loopback(pages(2600)) as server:
         ranking = trials(server.url).search(["x"], 2100)[0]
     assert (len(ranking), ranking[-1].doc_id, len(server.asked)) == (2100, "NCT00002099", 3)
 
 
-def test_studies_lack_parts():
+def test_missing_parts_of_studies_are_empty():
     bare = {"protocolSection": {"identificationModule": {"nctId": "NCT1", "officialTitle": "Official"}}}
     with loopback(Reply({"studies": [bare]})) as server:
         assert trials(server.url).search(["x"], 3) == [(("NCT1", "Official", "", 1.0),)]
 
 
-def test_nothing_found_is_an_empty_ranking_and_blank_is_not_sent():
+def test_blank_queries_are_not_sent():
     with loopback(Reply({"studies": []})) as server:
         assert trials(server.url).search(["x", "", "\x00"], 3) == [(), (), ()]
     assert len(server.asked) == 1
@@ -77,12 +77,12 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_failure_is_an_error_and_never_an_empty_ranking(fault):
+def test_a_failure_is_an_error_not_an_empty_ranking(fault):
     with loopback(FAULTS[fault]) as server, pytest.raises(RetrievalError):
         trials(server.url).search(["x"], 3)
 
 
-def test_a_query_of_bad_syntax_or_a_megabyte_finds_nothing():
+def test_a_refused_query_has_an_empty_ranking():
     def answer(asked):
         term = asked.params["query.term"]
         return Reply("Invalid query", 400) if "((" in term else Reply("", 414) if len(term) > 9999 else pages(1)(asked)
@@ -94,5 +94,5 @@ def test_a_query_of_bad_syntax_or_a_megabyte_finds_nothing():
     assert sum(a.params["query.term"] == "heart" for a in server.asked) == 1
 
 
-def test_the_answers_of_another_site_are_not_the_registrys():
+def test_another_registry_has_another_digest():
     assert ClinicalTrials(ClinicalTrialsSettings()).digest != trials("http://127.0.0.1:9").digest

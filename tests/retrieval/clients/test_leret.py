@@ -1,4 +1,4 @@
-"""Search servers: four protocols, every way to fail, and never an empty ranking for a failure. Retries: tests/http."""
+"""Search servers: all failures are errors, never empty rankings. Retries: tests/http."""
 
 import json
 
@@ -30,7 +30,7 @@ def entry(doc_id="d", **other):
     return {"doc_id": doc_id, "title": "T", "text": "x", "score": 1.0, **other}
 
 
-def found(*rankings, **other):
+def reply_of(*rankings, **other):
     return Reply({"index": INDEX, "rankings": rankings, **other})
 
 
@@ -41,7 +41,7 @@ def site(search=lambda asked: None, **health):
         if asked.path == "/health":
             return Reply(HEALTH | health)
         reply = search if isinstance(search, Reply) else search(asked)
-        return reply or found(*([entry(query)] for query in asked.json["queries"]))
+        return reply or reply_of(*([entry(query)] for query in asked.json["queries"]))
 
     return loopback(answer)
 
@@ -55,7 +55,7 @@ def first_ids(rankings):
 
 
 @pytest.mark.parametrize(("wished", "allowed"), [(4, 1024), (1024, 4)])
-def test_batches_are_cut_for_user_and_server_and_put_together_in_their_order(wished, allowed):
+def test_batches_respect_both_limits_and_keep_their_order(wished, allowed):
     queries = ["", *(f"q{i}" for i in range(10)), " \n"]
     with site(max_queries=allowed) as server:
         rankings = remote(server.url, queries_per_request=wished).search(queries, 3)
@@ -69,19 +69,19 @@ def deep(depth):
 
 FAULTS = {
     "html": Reply("<html>login</html>"),
-    "cut off": Reply(json.dumps(found([entry()], [entry()]).body), cut=True),
-    "fewer lists than queries": found([entry()]),
-    "more lists than queries": found([entry()], [entry()], [entry()]),
-    "no list": found(None, []),
+    "cut off": Reply(json.dumps(reply_of([entry()], [entry()]).body), cut=True),
+    "fewer lists than queries": reply_of([entry()]),
+    "more lists than queries": reply_of([entry()], [entry()], [entry()]),
+    "no list": reply_of(None, []),
     "not an object": Reply([]),
     "nested": Reply("[" * 200_000),
     "nested in a passage": Reply('{"rankings": [[' + deep(900) + "], []]}"),
-    "a score that is no number": found([entry(score="x")], []),
-    "a score that is NaN": found([entry(score=float("nan"))], []),
-    "a score of 400 digits": found([entry(score=10**400)], []),
-    "no id": found([entry(None)], []),
-    "no text": found([entry(text=None)], []),
-    "no passage": found(["x"], []),
+    "a score that is no number": reply_of([entry(score="x")], []),
+    "a score that is NaN": reply_of([entry(score=float("nan"))], []),
+    "a score of 400 digits": reply_of([entry(score=10**400)], []),
+    "no id": reply_of([entry(None)], []),
+    "no text": reply_of([entry(text=None)], []),
+    "no passage": reply_of(["x"], []),
     "500": Reply({"message": "boom"}, 500),
     "429": Reply("busy", 429, {"Retry-After": "60"}),
     "slow": Reply("", delay_s=0.4),
@@ -89,7 +89,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_failure_is_an_outage_of_its_request_alone_and_never_an_empty_ranking(fault):
+def test_a_failed_request_is_an_outage_not_an_empty_ranking(fault):
     replies = [FAULTS[fault]]
     with site(lambda _: replies.pop() if replies else None) as server:
         asker = remote(server.url, timeout_s=0.2)
@@ -101,7 +101,7 @@ def test_a_failure_is_an_outage_of_its_request_alone_and_never_an_empty_ranking(
 
 
 @pytest.mark.parametrize("status", [400, 401, 302])
-def test_a_refusal_is_told_at_once(status):
+def test_a_refusal_is_raised_at_once(status):
     reply = Reply({"error": True, "message": "no such thing"}, status, {"Location": "http://example.org/"})
     with site(reply) as server, pytest.raises(RetrievalError, match=f"{status}: no such thing; correct ") as caught:
         remote(server.url, retry_for_s=60).search(["a"], 3)
@@ -109,7 +109,7 @@ def test_a_refusal_is_told_at_once(status):
 
 
 @pytest.mark.parametrize(("status", "at_once"), [(500, 1), (413, 1024)])
-def test_of_a_batch_only_the_query_that_fails_alone_fails(status, at_once):
+def test_only_the_faulty_query_of_a_batch_fails(status, at_once):
     def search(asked):
         return Reply({"message": "too odd"}, status) if "bad" in asked.json["queries"] else None
 
@@ -119,25 +119,25 @@ def test_of_a_batch_only_the_query_that_fails_alone_fails(status, at_once):
     assert answered == {"": [], **{query: [query] for query in "abcde"}}
 
 
-def test_a_batch_whose_answer_is_too_large_is_halved(monkeypatch):
+def test_a_batch_with_too_large_an_answer_is_halved(monkeypatch):
     monkeypatch.setattr(leret.http.answers, "MAX_BYTES", 1000)
 
     def search(asked):
         queries = asked.json["queries"]
-        return found(*([entry(query)] for query in queries), padding="x" * 250 * len(queries))
+        return reply_of(*([entry(query)] for query in queries), padding="x" * 250 * len(queries))
 
     with site(search) as server:
         assert first_ids(remote(server.url).search(list("abcdefgh"), 3)) == list("abcdefgh")
     assert sizes(server) == [2, 2, 2, 2, 4, 4, 8]
 
 
-def test_a_refusal_of_every_query_ends():
+def test_a_refusal_of_all_queries_ends_the_search():
     with site(Reply("k is too large", 400)) as server, pytest.raises(RetrievalError, match="k is too large"):
         remote(server.url).search(list("abcdefgh"), 3)
     assert len(sizes(server)) == 8 + 4 + 2 + 1
 
 
-def test_long_queries_go_apart_and_halves_of_surrogates_travel_in_utf_8():
+def test_long_queries_and_lone_surrogates_are_sent():
     with site(lambda asked: Reply("too large", 413) if len(asked.body) > 650_000 else None) as server:
         queries = [f"{i}{'é' * 300_000}" for i in range(4)]
         assert first_ids(remote(server.url).search(queries, 1)) == queries
@@ -147,7 +147,7 @@ def test_long_queries_go_apart_and_halves_of_surrogates_travel_in_utf_8():
     assert server.asked[-1].headers["Content-Type"] == "application/json"
 
 
-def test_another_index_than_at_the_beginning_or_of_another_corpus_is_refused():
+def test_a_changed_index_or_corpus_is_refused():
     with site(Reply({"index": "other", "rankings": [[entry()]]})) as server:
         with pytest.raises(RetrievalError, match="serves another index"):
             remote(server.url, retry_for_s=60).search(["a"], 1)
@@ -155,7 +155,7 @@ def test_another_index_than_at_the_beginning_or_of_another_corpus_is_refused():
             remote(server.url, Corpus([Document("a", "", "x")])).search(["a"], 1)
 
 
-def test_the_digest_is_the_index_wherever_it_is_served_and_what_names_a_document():
+def test_the_digest_depends_on_index_and_doc_id_not_on_the_url():
     with site() as one, site() as other:
         assert remote(one.url).digest == remote(f"{other.url}/search").digest == INDEX
         assert remote(one.url, doc_id="title").digest != INDEX
@@ -165,7 +165,7 @@ def test_the_digest_is_the_index_wherever_it_is_served_and_what_names_a_document
 
 
 @pytest.mark.parametrize(
-    ("protocol", "name", "use", "kept"),
+    ("protocol", "name", "use", "cached"),
     [
         ("colbert", None, "auto", False),
         ("retrieve", None, "auto", False),
@@ -174,16 +174,16 @@ def test_the_digest_is_the_index_wherever_it_is_served_and_what_names_a_document
         ("leret", None, "auto", True),
     ],
 )
-def test_answers_of_a_server_that_nobody_named_are_kept_only_where_it_is_wished(protocol, name, use, kept, tmp_path):
+def test_unnamed_servers_are_cached_only_on_request(protocol, name, use, cached, tmp_path):
     cache = CacheSettings(path=str(tmp_path), use=use)
     settings = RemoteSettings(urls=("http://127.0.0.1:9",), protocol=protocol, name=name, cache=cache)
-    assert isinstance(with_cache(Remote(settings), settings), CachedRetriever) is kept
+    assert isinstance(with_cache(Remote(settings), settings), CachedRetriever) is cached
 
 
 @pytest.mark.parametrize(
     ("token", "sent"), [("s3cret", "Bearer s3cret"), ("Basic bGVyZXQ6czNjcmV0", "Basic bGVyZXQ6czNjcmV0")]
 )
-def test_the_token_goes_into_the_header_and_nowhere_else(token, sent, monkeypatch):
+def test_the_token_is_only_in_the_header(token, sent, monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", token)
     with site(Reply(f"who is {token.split()[-1]}?", 403)) as server:
         asker = remote(server.url, token_env="SOME_TOKEN")
@@ -197,15 +197,15 @@ def test_the_token_goes_into_the_header_and_nowhere_else(token, sent, monkeypatc
         remote(server.url, token_env="SOME_TOKEN")
 
 
-def test_a_health_that_tells_nothing_asks_for_the_token():
+def test_a_health_answer_without_facts_mentions_the_token():
     health = loopback(Reply({"status": "ok"}))
-    with health as server, pytest.raises(RetrievalError, match=r"asks for a token.*token_env") as caught:
+    with health as server, pytest.raises(RetrievalError, match=r"expects another token.*token_env") as caught:
         remote(server.url, retry_for_s=60).served()
     assert (caught.value.exit_code, len(server.asked)) == (2, 1)
 
 
 @pytest.mark.parametrize("url", ["http://leret:s3cret@h:80", "leret:s3c@ret@h:80", "http://h?token=s3cret"])
-def test_a_url_with_a_password_is_refused_with_the_key_to_use_instead(url, tmp_path):
+def test_a_url_with_a_password_is_refused(url, tmp_path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text(yaml.dump({"data": {"kind": "world"}, "retriever": {"kind": "remote", "urls": [url]}}))
     with pytest.raises(ConfigError, match=r"r\.yaml:\d+: retriever\.urls.*token_env") as caught:
@@ -217,11 +217,11 @@ def test_a_url_with_a_password_is_refused_with_the_key_to_use_instead(url, tmp_p
         assert "s3c" not in str(caught.value)
 
 
-def test_a_health_with_numbers_that_are_none_is_no_health():
+def test_a_health_answer_with_invalid_numbers_is_refused():
     with site(documents=float("inf")) as server, pytest.raises(RetrievalError, match="/health sent"):
         remote(server.url).served()
 
 
 def test_k_below_one_is_refused():
-    with pytest.raises(RetrievalError, match="ask for one document"):
+    with pytest.raises(RetrievalError, match="ask for at least one"):
         remote("http://127.0.0.1:9").search(["a"], 0)

@@ -1,4 +1,4 @@
-"""What four kinds of servers are sent, and how their answers are read."""
+"""Requests and answers of the four protocols."""
 
 import pytest
 
@@ -18,7 +18,7 @@ def topk(pid, text):
     return loopback(Reply({"topk": [{"pid": pid, "text": text, "score": 2.5, "rank": 1, "prob": 1.0}]}))
 
 
-def test_colbert_by_post_and_get_and_retrieve_carry_what_those_servers_expect():
+def test_requests_match_the_protocols():
     with topk(7, "T | body") as server:
         want = (Passage("7", "T", "body", 2.5),)
         assert remote(f"{server.url}/api/search").search(["a b"], 4) == [want]
@@ -28,12 +28,12 @@ def test_colbert_by_post_and_get_and_retrieve_carry_what_those_servers_expect():
     assert (get.method, get.path, get.params) == ("GET", "/", {"query": "a&k=9 é", "k": "4"})
     result = Reply({"result": [[{"document": {"id": "9", "contents": '"T"\nbody'}, "score": 0.5}]]})
     with loopback(result) as server:
-        found = remote(f"{server.url}/retrieve", "retrieve").search(["a"], 2)
-    assert found == [(Passage("9", "T", "body", 0.5),)]
+        rankings = remote(f"{server.url}/retrieve", "retrieve").search(["a"], 2)
+    assert rankings == [(Passage("9", "T", "body", 0.5),)]
     assert server.asked[0].json == {"queries": ["a"], "topk": 2, "return_scores": True}
 
 
-def test_documents_are_named_by_title_or_by_their_row_in_the_corpus():
+def test_documents_are_named_by_title_or_row():
     corpus = Corpus([Document("a", "", "x"), Document("b", "", "y")])
     with topk(1, "Ed Wood | A film.") as server:
         assert remote(server.url, doc_id="title").search(["q"], 1)[0][0].doc_id == "Ed Wood"
@@ -46,7 +46,7 @@ def test_documents_are_named_by_title_or_by_their_row_in_the_corpus():
         remote(server.url, doc_id="row", corpus=corpus).search(["a"], 1)
 
 
-def test_an_error_under_status_200_is_an_error_of_colberts_protocol():
+def test_colberts_errors_under_status_200_are_raised():
     for body in ({"error": True, "message": "busy"}, {"topk": []}, {"other": 1}):
         with loopback(Reply(body)) as server, pytest.raises(RetrievalError):
             remote(server.url).search(["a"], 3)

@@ -54,8 +54,8 @@ def built(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def found(built):
-    """What the index finds for the queries, opened alone."""
+def expected(built):
+    """Rankings of the queries from the opened index."""
     return open_index(built).search(QUERIES, 7)
 
 
@@ -75,7 +75,7 @@ def write_collection(wiki, corpus):
     (wiki.parent / "collection.tsv").write_text(lines, encoding="utf-8")
 
 
-def test_it_finds_what_exact_late_interaction_finds(tmp_path):
+def test_rankings_approximate_exact_late_interaction(tmp_path):
     torch = pytest.importorskip("torch")
     retriever = build(colbert_checkpoint(tmp_path / "checkpoint"), tmp_path / "index")
     model, n_shared = retriever._checkpoint, 0
@@ -95,38 +95,38 @@ def test_a_small_k_does_not_freeze_a_later_larger_one(built):
         assert [len(ranking) for ranking in retriever.search(QUERIES[:3], k)] == [min(k, len(ANIMALS))] * 3
 
 
-def test_an_index_in_several_chunks_equals_that_of_one(checkpoint, found, tmp_path, monkeypatch):
+def test_an_index_in_chunks_equals_one_chunk(checkpoint, expected, tmp_path, monkeypatch):
     monkeypatch.setattr("colbert.data.collection.Collection.get_chunksize", lambda collection: 25)
-    made = build(checkpoint, tmp_path / "index")
+    chunked = build(checkpoint, tmp_path / "index")
     assert (tmp_path / "index" / "plaid" / "1.codes.pt").exists()
-    assert ids(made.search(QUERIES, 7)) == ids(found)
+    assert ids(chunked.search(QUERIES, 7)) == ids(expected)
 
 
-def test_a_downloaded_index_opens_unchanged(checkpoint, wiki, found, tmp_path):
+def test_a_downloaded_index_opens_unchanged(checkpoint, wiki, expected, tmp_path):
     files = [path for path in wiki.iterdir() if path.is_file()]
     for path in files:
         path.chmod(0o444)
     before = {path.name: path.read_bytes() for path in files}
     recipe = ColbertSettings(index_root=str(wiki.parent), index_name="wiki", checkpoint=str(checkpoint), nbits=4)
-    opened = load_retriever(recipe, ANIMALS, tmp_path / "cache")
-    assert ids(opened.search(QUERIES, 7)) == ids(found)
-    assert open_index(tmp_path / "cache" / "colbert").digest == opened.digest
+    loaded = load_retriever(recipe, ANIMALS, tmp_path / "cache")
+    assert ids(loaded.search(QUERIES, 7)) == ids(expected)
+    assert open_index(tmp_path / "cache" / "colbert").digest == loaded.digest
     assert {path.name: path.read_bytes() for path in files} == before
     for other, says in [(TURNED, "have as many tokens"), (Corpus(list(ANIMALS.values())[:9]), "this one has 9")]:
         with pytest.raises(RetrievalError, match=f"is an index of another corpus.*{says}"):
             load_retriever(recipe, other, tmp_path / "cache")
 
 
-def test_a_downloaded_index_opens_alone_with_its_collection(wiki, found):
-    with pytest.raises(RetrievalError, match=r"its collection.tsv is not with it"):
+def test_a_downloaded_index_opens_with_its_collection(wiki, expected):
+    with pytest.raises(RetrievalError, match=r"without its collection.tsv"):
         open_index(wiki)
     write_collection(wiki, ANIMALS)
     alone = open_index(wiki).search(QUERIES, 7)
-    assert [[IDS[int(number)] for number in numbers] for numbers in ids(alone)] == ids(found)
-    assert alone[0][0].title == found[0][0].title
+    assert [[IDS[int(number)] for number in numbers] for numbers in ids(alone)] == ids(expected)
+    assert alone[0][0].title == expected[0][0].title
 
 
-def test_a_downloaded_index_is_checked_against_its_collection_or_a_corpus(wiki):
+def test_a_downloaded_index_is_compared_with_its_corpus(wiki):
     assert check_downloaded(wiki, ANIMALS) == len(ANIMALS)
     with pytest.raises(RetrievalError, match="have as many tokens"):
         check_downloaded(wiki, TURNED)
@@ -142,13 +142,13 @@ def test_a_downloaded_index_is_checked_against_its_collection_or_a_corpus(wiki):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("artifact.metadata", None, "is no ColBERT checkpoint"),
+        ("artifact.metadata", None, "is not a ColBERT checkpoint"),
         ("config.json", b'{"model_type": "mystery"}', "cannot be opened as a ColBERT"),
         ("model.safetensors", b"x" * 100, "cannot be opened as a ColBERT"),
     ],
     ids=["settings", "architecture", "weights"],
 )
-def test_a_broken_checkpoint_is_said(checkpoint, tmp_path, name, content, says):
+def test_a_broken_checkpoint_is_reported(checkpoint, tmp_path, name, content, says):
     broken = shutil.copytree(checkpoint, tmp_path / "broken")
     (broken / name).unlink() if content is None else (broken / name).write_bytes(content)
     with pytest.raises(RetrievalError, match=says):
@@ -156,14 +156,14 @@ def test_a_broken_checkpoint_is_said(checkpoint, tmp_path, name, content, says):
 
 
 def test_no_code_of_a_checkpoint_is_run(checkpoint, tmp_path, monkeypatch):
-    monkeypatch.setattr("builtins.input", lambda *_: "y")  # which transformers asks for where nobody has decided
+    monkeypatch.setattr("builtins.input", lambda *_: "y")  # the answer to a prompt of transformers
     evil = shutil.copytree(checkpoint, tmp_path / "evil")
     (evil / "config.json").write_text('{"model_type": "evil", "auto_map": {"AutoConfig": "configuration_evil.Evil"}}')
     (evil / "tokenizer_config.json").write_text(
         '{"tokenizer_class": "Evil", "auto_map": {"AutoTokenizer": ["configuration_evil.Evil", null]}}'
     )
     (evil / "configuration_evil.py").write_text(f"open({str(tmp_path / 'written')!r}, 'w')\nclass Evil: pass\n")
-    with pytest.raises(RetrievalError, match="Python code of its own"):
+    with pytest.raises(RetrievalError, match="has Python code"):
         build(evil, tmp_path / "index")
     _imported()
     for module in ("hf_colbert", "base_colbert"):
@@ -175,6 +175,6 @@ def test_no_code_of_a_checkpoint_is_run(checkpoint, tmp_path, monkeypatch):
     assert not (tmp_path / "written").exists()
 
 
-def test_a_corpus_too_small_for_centroids_is_said(checkpoint, tmp_path):
+def test_a_corpus_too_small_for_centroids_is_refused(checkpoint, tmp_path):
     with pytest.raises(RetrievalError, match=r"could not build|too few"):
         build(checkpoint, tmp_path / "index", Corpus([ANIMALS["empty"]]))

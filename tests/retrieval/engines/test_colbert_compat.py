@@ -1,4 +1,4 @@
-"""colbert-ai as a library: what it leaves in the process, whom it asks, and after a killed compile."""
+"""colbert-ai as a library: process state, offline use, and killed compilers."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ pytest.importorskip("colbert", reason="colbert-ai is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def test_the_process_is_left_as_it_was(tmp_path, capfd, monkeypatch):
+def test_the_process_state_is_restored(tmp_path, capfd, monkeypatch):
     def state():
         return multiprocessing.get_start_method(allow_none=True), dict(os.environ), random.getstate()
 
@@ -34,7 +34,7 @@ def test_the_process_is_left_as_it_was(tmp_path, capfd, monkeypatch):
     assert not (Path.cwd() / "experiments").exists()
 
 
-def test_no_hub_is_asked_while_a_checkpoint_is_opened():
+def test_opening_a_checkpoint_is_offline():
     with _restored(), pytest.raises(LocalEntryNotFoundError):
         hf_hub_download("attacker/evil-colbert", "artifact.metadata", cache_dir="nowhere")
     assert not constants.HF_HUB_OFFLINE

@@ -1,4 +1,4 @@
-"""What a downloaded ColBERT index or checkpoint may make leret do: nothing that nobody here has asked for."""
+"""Downloaded ColBERT indexes and checkpoints cannot run code or choose other files."""
 
 import json
 from types import SimpleNamespace
@@ -24,16 +24,16 @@ def downloaded(directory, **config):
 @pytest.mark.parametrize(
     ("name", "text", "says"),
     [
-        ("config.json", EVIL, r"code of its own \(auto_map in config.json\)"),
+        ("config.json", EVIL, r"has Python code \(auto_map in config.json\)"),
         ("tokenizer_config.json", '{"x": [{"y": {"auto_map": null}}]}', r"\(auto_map in tokenizer_config.json\)"),
-        ("config.json", '{"auto_map": {}, "auto_map": null}', "code of its own"),
+        ("config.json", '{"auto_map": {}, "auto_map": null}', "has Python code"),
         ("config.json", '{"custom_pipelines": {"x": {"impl": "evil.Evil"}}}', "custom_pipelines in config.json"),
         ("config.json", "[" * 99_999, "cannot be opened as a ColBERT checkpoint"),
         ("config.json", "{", "cannot be opened as a ColBERT checkpoint"),
     ],
     ids=["escaped", "deep", "twice", "pipelines", "nested", "broken"],
 )
-def test_a_checkpoint_with_code_is_refused_before_it_is_opened(tmp_path, name, text, says):
+def test_a_checkpoint_with_code_is_refused(tmp_path, name, text, says):
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / name).write_text(text)
     library = SimpleNamespace(Checkpoint=lambda *_, **__: pytest.fail("opened"))
@@ -44,32 +44,32 @@ def test_a_checkpoint_with_code_is_refused_before_it_is_opened(tmp_path, name, t
 @pytest.mark.parametrize(
     "named", ["attacker/evil-colbert", "/", "..", "../outside", "link", "", None, "a\0b", 3, "a" * 5000, "\ud800"]
 )
-def test_no_hub_and_no_path_outside_is_taken_from_a_downloaded_index(tmp_path, monkeypatch, named):
+def test_a_downloaded_index_cannot_name_outside_models(tmp_path, monkeypatch, named):
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("the hub was asked"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "outside").mkdir()
     (tmp_path / "collection.tsv").write_text("0\ttext\n")
     index = downloaded(tmp_path / "index", checkpoint=named, collection=named)
     (index / "link").symlink_to(tmp_path / "outside")
-    with pytest.raises(RetrievalError, match=r"not inside of it.*--kind colbert --model CHECKPOINT"):
+    with pytest.raises(RetrievalError, match=r"not inside it.*--kind colbert --model CHECKPOINT"):
         open_index(index)
 
 
-def test_a_checkpoint_and_a_collection_inside_of_the_index_are_its_own(tmp_path):
+def test_models_and_collections_inside_an_index_are_used(tmp_path):
     (tmp_path / "secret.tsv").write_text("0\tsecret\n")
     index = downloaded(tmp_path / "index", checkpoint="model", collection="texts.tsv")
     (index / "model").mkdir()
     (index / "texts.tsv").write_text("0\ttext\n")
-    found = PlaidIndex.open(index)
-    assert (found.own_checkpoint(), found.collection) == (index / "model", index / "texts.tsv")
+    plaid = PlaidIndex.open(index)
+    assert (plaid.inner_checkpoint(), plaid.collection) == (index / "model", index / "texts.tsv")
     other = downloaded(tmp_path / "other", collection=str(tmp_path / "secret.tsv"))
     assert PlaidIndex.open(other).collection is None
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", "[" * 99_999])
-def test_metadata_that_is_none_is_said(tmp_path, text):
+def test_invalid_metadata_is_refused(tmp_path, text):
     (downloaded(tmp_path / "index") / "metadata.json").write_text(text)
-    with pytest.raises(RetrievalError, match="is no index of ColBERT"):
+    with pytest.raises(RetrievalError, match="is not a ColBERT index"):
         PlaidIndex.open(tmp_path / "index")
 
 
@@ -77,7 +77,7 @@ TEXTS = [" ".join([str(i)] * (1 + i % 4)) for i in range(42)]
 
 
 def word_vectors(texts):
-    """A vector a word, which holds its number; and how many each text has."""
+    """Return one vector per word with its number, and the number of words per text."""
     return [[float(word)] for text in texts for word in text.split()], [len(text.split()) for text in texts]
 
 
@@ -86,7 +86,7 @@ def word_vectors(texts):
     [(TEXTS, 42, 42), (TEXTS, 25, 42), (TEXTS, 1, 42), (TEXTS[::2], 25, 21 + 42), ([], 25, 42)],
     ids=["all at once", "two chunks", "one by one", "a sample of some", "no sample"],
 )
-def test_a_sample_of_all_documents_is_all_that_is_encoded(sample, size, n_encoded):
+def test_a_small_collection_is_encoded_once(sample, size, n_encoded):
     def encode(texts, **_):
         encoded.extend(texts)
         vectors, counts = word_vectors(texts)

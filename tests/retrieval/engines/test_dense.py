@@ -36,7 +36,7 @@ def encoder(**more):
     return Encoder(minilm(), DenseSettings(**{"model": "m", "device": "cpu", **more}))
 
 
-def test_rankings_are_those_of_all_inner_products(tmp_path):
+def test_rankings_equal_sorted_inner_products(tmp_path):
     build(tmp_path / "index")
     texts = [f"{document.title}. {document.text}" for document in TOWNS.values()]
     scores = encoder().encode(QUERIES) @ encoder().encode(texts).T
@@ -46,7 +46,7 @@ def test_rankings_are_those_of_all_inner_products(tmp_path):
         assert [row[int(passage.doc_id[1:])] for passage in ranking] == pytest.approx(best, abs=1e-5)
 
 
-def test_prefixes_separator_and_normalization_are_the_settings(tmp_path, monkeypatch):
+def test_prefixes_and_separators_reach_the_encoder(tmp_path, monkeypatch):
     def encode(self, texts):
         seen.extend(texts)
         return real(self, texts)
@@ -55,18 +55,18 @@ def test_prefixes_separator_and_normalization_are_the_settings(tmp_path, monkeyp
     monkeypatch.setattr(Encoder, "encode", encode)
     few = Corpus([Document("a", "Title", "Text"), Document("b", "", "Bare")])
     prefixes = {"query_prefix": "query: ", "document_prefix": "passage: "}
-    made = build(tmp_path / "x", few, separator=" | ", normalize=False, **prefixes)
-    opened = open_index(tmp_path / "x")
-    opened.search(["what"], 1)
-    assert (seen, opened.digest) == (["passage: Title | Text", "passage: Bare", "query: what"], made.digest)
+    built = build(tmp_path / "x", few, separator=" | ", normalize=False, **prefixes)
+    loaded = open_index(tmp_path / "x")
+    loaded.search(["what"], 1)
+    assert (seen, loaded.digest) == (["passage: Title | Text", "passage: Bare", "query: what"], built.digest)
 
 
-def test_whatever_changes_rankings_changes_the_digest(tmp_path):
+def test_settings_that_change_rankings_change_the_digest(tmp_path):
     changes = [{}, {"query_prefix": "query: "}, {"normalize": False}, {"store": "hnsw"}]
     assert len({dense.DenseIndex.of(settings(tmp_path, **change)).digest("c") for change in changes}) == 4
 
 
-def test_a_stopped_build_goes_on_after_the_last_whole_file(tmp_path, monkeypatch):
+def test_a_stopped_build_resumes_after_the_last_file(tmp_path, monkeypatch):
     def encode(self, texts):
         if len(counts) == 3:
             raise KeyboardInterrupt
@@ -86,7 +86,7 @@ def test_a_stopped_build_goes_on_after_the_last_whole_file(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("store", ["flat", "chroma"])
-def test_a_build_that_stops_after_its_vectors_encodes_nothing_again(store, tmp_path, monkeypatch):
+def test_a_build_stopped_after_encoding_does_not_encode_again(store, tmp_path, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
 
@@ -109,16 +109,16 @@ def test_another_model_is_refused(tmp_path):
     build(index, model=str(model))
     with open(model / "vocab.txt", "a", encoding="utf-8") as file:
         file.write("another\n")
-    with pytest.raises(RetrievalError, match="is not the model that the index was made with"):
+    with pytest.raises(RetrievalError, match="has changed; restore it, or build the index again"):
         open_index(index)
     shutil.rmtree(model)
     with pytest.raises(RetrievalError, match=r"its model .* is gone"):
         open_index(index)
 
 
-def test_a_missing_model_is_said(tmp_path, monkeypatch):
+def test_a_missing_model_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for name, says in {"/nowhere/m": "no model directory /nowhere/m", "a/m": "the hub does not give it"}.items():
+    for name, says in {"/nowhere/m": "no model directory /nowhere/m", "a/m": "and the hub failed"}.items():
         with pytest.raises(RetrievalError, match=says):
             build(tmp_path / "index", model=name)
 
@@ -136,7 +136,7 @@ MODULE = {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.mode
     ],
     ids=["pickled weights", "an unknown module", "a module without a name", "no module"],
 )
-def test_a_model_that_cannot_be_opened_is_said(tmp_path, modules, says):
+def test_an_unreadable_model_is_reported(tmp_path, modules, says):
     aside = shutil.ignore_patterns("*.safetensors", "onnx", "openvino")
     model = shutil.copytree(minilm(), tmp_path / "model", ignore=aside)
     (model / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": print}))
@@ -146,7 +146,7 @@ def test_a_model_that_cannot_be_opened_is_said(tmp_path, modules, says):
         Encoder(model, DenseSettings(model="m", device="cpu"))
 
 
-def test_a_setting_that_the_model_cannot_follow_is_refused_before_the_build():
+def test_settings_beyond_the_model_are_refused_before_a_build():
     with pytest.raises(RetrievalError, match=r"correct retriever.device: gpu"):
         encoder(device="gpu")
     with pytest.raises(RetrievalError, match=r"max_length: .* cannot read 513 tokens .*; its limit is 256"):

@@ -7,7 +7,7 @@ from leret.core.errors import RetrievalError
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.engines.bm25 import BM25
-from leret.retrieval.engines.rm3 import RM3, interpolated, relevance_model
+from leret.retrieval.engines.rm3 import RM3, interpolate, relevance_model
 
 TEXTS = {"a": "aspirin headache", "b": "aspirin headache willow willow", "c": "willow bark", "d": "river bank"}
 CORPUS = Corpus(Document(doc_id, "", text) for doc_id, text in TEXTS.items())
@@ -27,12 +27,12 @@ def test_the_relevance_model_by_hand():
 
 def test_the_interpolation_by_hand():
     expected = {"x": 0.4 * 2 / 3, "y": 0.4 / 3 + 0.3, "z": 0.3}
-    assert interpolated({"x": 2, "y": 1}, {"y": 0.5, "z": 0.5}, 0.4) == pytest.approx(expected)
-    assert interpolated({"x": 1}, {}, 0.4) == {"x": 1.0}
-    assert interpolated({"x": 1}, {"y": 1.0}, 0.0) == {"y": 1.0}
+    assert interpolate({"x": 2, "y": 1}, {"y": 0.5, "z": 0.5}, 0.4) == pytest.approx(expected)
+    assert interpolate({"x": 1}, {}, 0.4) == {"x": 1.0}
+    assert interpolate({"x": 1}, {"y": 1.0}, 0.0) == {"y": 1.0}
 
 
-def test_scores_are_the_weighted_sums_of_bm25s_own():
+def test_scores_are_weighted_sums_of_bm25_scores():
     bm25 = BM25.build(CORPUS)
     rm3 = RM3(bm25, RM3Settings(original_weight=0.5))
     words = rm3.expanded("aspirin", bm25.search(["aspirin"], 10)[0])
@@ -41,9 +41,9 @@ def test_scores_are_the_weighted_sums_of_bm25s_own():
     for word, weight in words.items():
         for passage in bm25.search([word], 9)[0]:
             expected[passage.doc_id] += weight * passage.score
-    found = rm3.search(["aspirin"], 9)[0]
-    assert {p.doc_id: p.score for p in found} == pytest.approx(expected, rel=1e-5)
-    assert sorted(found, key=lambda p: -p.score) == list(found)
+    rankings = rm3.search(["aspirin"], 9)[0]
+    assert {p.doc_id: p.score for p in rankings} == pytest.approx(expected, rel=1e-5)
+    assert sorted(rankings, key=lambda p: -p.score) == list(rankings)
 
 
 def test_common_words_are_never_added():
@@ -54,11 +54,11 @@ def test_common_words_are_never_added():
     assert words.keys() & {"rare", "everywhere"} == {"rare"}
 
 
-def test_a_query_without_a_known_word_finds_nothing():
+def test_a_query_without_known_words_has_an_empty_ranking():
     queries = ["", "zzz", "\x00", "\ud800", "the of", "x" * 1_000_000, "^ AND ("]
     assert RM3(BM25.build(CORPUS)).search([*queries, "river"], 2)[:-1] == [()] * len(queries)
 
 
 def test_another_engine_is_refused():
-    with pytest.raises(RetrievalError, match="an index of kind bm25, and this is object"):
+    with pytest.raises(RetrievalError, match="kind bm25, not object"):
         RM3(object())

@@ -26,7 +26,7 @@ def build(documents, directory):
     return ENGINE.open(directory, InMemoryDocuments(documents))
 
 
-def test_a_score_is_the_formula_by_hand_and_a_word_counts_as_often_as_it_is_said(tmp_path):
+def test_scores_follow_the_formula_and_repeated_words_count(tmp_path):
     # all documents are as long: tf = 1 x 2.2 / (1 + 1.2); idf = ln(1 + (3 - 1 + .5) / (1 + .5))
     engine = build(corpus("cat mat", "dog mat", "bird mat"), tmp_path)
     ((once,), (thrice,)) = engine.search(["cat", "cat cat cat"], 3)
@@ -35,16 +35,13 @@ def test_a_score_is_the_formula_by_hand_and_a_word_counts_as_often_as_it_is_said
 
 
 @pytest.mark.parametrize("in_order", [True, False])
-def test_equal_scores_stand_in_the_order_of_the_corpus(tmp_path, in_order):
+def test_equal_scores_keep_the_order_of_the_corpus(tmp_path, in_order):
     engine = build(corpus(*["same words"] * 300), tmp_path)
     engine._in_order = in_order  # as of an index of several segments
     for k in (1, 7, 300):
         assert [p.doc_id for p in engine.search(["same"], k)[0]] == [f"d{i:03}" for i in range(k)]
 
 
-def test_an_index_without_words_or_of_other_documents_is_refused(tmp_path):
-    with pytest.raises(RetrievalError, match="has a word that can be indexed"):
+def test_a_corpus_without_words_is_refused(tmp_path):
+    with pytest.raises(RetrievalError, match="has a word to index"):
         build(corpus("?!"), tmp_path)
-    build(corpus("cat"), tmp_path)
-    with pytest.raises(RetrievalError, match="tantivy has 1 documents, and 0 are stored"):
-        ENGINE.open(tmp_path, InMemoryDocuments(corpus()))

@@ -1,4 +1,4 @@
-"""Where vectors are kept: each store against all inner products."""
+"""Vector stores against all inner products."""
 
 import shutil
 
@@ -18,7 +18,7 @@ VECTORS /= np.linalg.norm(VECTORS, axis=1, keepdims=True)
 
 @pytest.fixture(params=["flat", "hnsw", "chroma"])
 def written(request, tmp_path):
-    """Store and settings of a store that was written from three parts."""
+    """Return class and settings of a store written from three parts."""
     if request.param == "chroma":
         pytest.importorskip("chromadb", reason="chromadb is not installed")
     store, settings = STORES[request.param], DenseSettings(model="m", store=request.param)
@@ -26,20 +26,20 @@ def written(request, tmp_path):
     return store, settings
 
 
-def test_the_nearest_are_those_of_all_inner_products(written, tmp_path):
+def test_nearest_vectors_have_the_highest_inner_products(written, tmp_path):
     store, settings = written
-    opened = store(tmp_path, settings)
+    loaded = store(tmp_path, settings)
     queries = VECTORS[:20] + np.float32(0.05)
     products = queries @ VECTORS.T
-    rows, scores = opened.nearest(queries, 10)
+    rows, scores = loaded.nearest(queries, 10)
     assert scores == pytest.approx(np.take_along_axis(products, rows, axis=1), abs=1e-5)
     exact = np.argsort(-products, axis=1)[:, :10]
     shared = [len(set(a) & set(b)) for a, b in zip(exact.tolist(), rows.tolist(), strict=True)]
     assert sum(shared) >= (200 if settings.store == "flat" else 190)
-    assert sorted(opened.nearest(queries[:1], len(opened))[0][0].tolist()) == list(range(200))
+    assert sorted(loaded.nearest(queries[:1], len(loaded))[0][0].tolist()) == list(range(200))
 
 
-def test_a_store_that_is_gone_is_said(written, tmp_path):
+def test_a_missing_store_is_reported(written, tmp_path):
     store, settings = written
     path = tmp_path / store.name
     path.write_bytes(b"") if path.is_file() else shutil.rmtree(path)

@@ -45,7 +45,7 @@ def test_arrays_are_mapped_and_not_copied(saved):
     assert not data.flags.writeable
 
 
-def test_more_entries_than_32_bits_can_count_keep_their_places():
+def test_offsets_beyond_32_bits_are_preserved():
     starts = np.array([0, 5, 2**31 + 5], np.int64)
     assert _matrix({"a": 0, "b": 1}, np.zeros(0), np.zeros(0), starts).indptr.tolist() == starts.tolist()
 
@@ -56,13 +56,13 @@ def test_bm25s_can_open_the_directory_too(saved):
 
 
 @pytest.mark.parametrize("change", [{}, {"k1": 1.5}, {"stopwords": "english"}, {"fold_accents": False}])
-def test_another_corpus_or_setting_builds_it_again_and_an_open_index_stays(saved, change):
+def test_a_changed_corpus_or_setting_rebuilds_the_index(saved, change):
     corpus = CORPUS if change else OTHER
     old = open_index(saved)
     before = old.search(["common"], 3)
-    made = reopen(corpus, saved, **SETTINGS | change)
-    assert made.digest == open_index(saved).digest == BM25.build(corpus, **SETTINGS | change).digest
-    assert made.digest != old.digest
+    rebuilt = reopen(corpus, saved, **SETTINGS | change)
+    assert rebuilt.digest == open_index(saved).digest == BM25.build(corpus, **SETTINGS | change).digest
+    assert rebuilt.digest != old.digest
     assert names(saved.parent) == ["bm25"]
     assert old.search(["common"], 3) == before
 
@@ -90,30 +90,30 @@ def fit(harm):
 
 DATA, WORDS, MANIFEST = "data.csc.index.npy", "vocab.index.json", "manifest.json"
 BROKEN = {
-    "no manifest": (lambda d: (d / MANIFEST).unlink(), "is no index"),
-    "broken manifest": (lambda d: (d / MANIFEST).write_text("{"), "is no index"),
-    "other format": (lambda d: (d / MANIFEST).write_text('{"format": 9}'), "no manifest of format 2"),
+    "no manifest": (lambda d: (d / MANIFEST).unlink(), "is not an index"),
+    "broken manifest": (lambda d: (d / MANIFEST).write_text("{"), "is not an index"),
+    "other format": (lambda d: (d / MANIFEST).write_text('{"format": 9}'), "not a manifest of format 2"),
     "no vocabulary": (lambda d: (d / WORDS).unlink(), "is missing.*build it again"),
     "broken vocabulary": (fit(reword("{", "[")), "cannot be read"),
     "word past the end": (fit(reword("11", "99")), "do not fit together"),
-    "other weights": (change("data", 0, np.nan), f"{DATA} is not what was written"),
+    "other weights": (change("data", 0, np.nan), f"{DATA} has changed"),
     "truncated array": (lambda d: (d / DATA).write_bytes((d / DATA).read_bytes()[:100]), "is broken"),
-    "place past the end": (fit(change("indices", 0, 9)), "names document 9, and there are 9"),
-    "negative place": (fit(change("indices", 0, -1)), "names document 4294967295"),
+    "place past the end": (fit(change("indices", 0, 9)), "document 9 of 9"),
+    "negative place": (fit(change("indices", 0, -1)), "document 4294967295 of 9"),
     "first column late": (fit(change("indptr", 0, 1)), "do not fit together"),
     "columns that fall": (fit(change("indptr", 1, 2**62)), "do not fit together"),
 }
 
 
 @pytest.mark.parametrize(("harm", "match"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_index_is_refused_and_built_again_in_a_cache(saved, harm, match):
+def test_a_broken_index_is_refused_and_rebuilt_in_a_cache(saved, harm, match):
     harm(saved)
     with pytest.raises(RetrievalError, match=match):
         open_index(saved)
     assert len(reopen(CORPUS, saved, **SETTINGS).search(["common"], 9)[0]) == 9
 
 
-def test_a_full_disk_leaves_the_old_index_and_no_litter(saved, monkeypatch):
+def test_a_full_disk_leaves_the_old_index(saved, monkeypatch):
     def full(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""``leret serve retriever``: its protocols, its limits, and how it ends."""
+"""``leret serve retriever``: protocols, limits, and the end."""
 
 import json
 import socket
@@ -45,7 +45,7 @@ def wait_for(condition):
         time.sleep(0.005)
 
 
-def test_a_full_queue_is_503_with_retry_after_and_metrics_count_it():
+def test_a_full_queue_answers_503_and_is_counted():
     engine = Echo()
     with running(engine, max_waiting=3) as server, ThreadPoolExecutor(8) as pool:
         engine.go.clear()
@@ -81,7 +81,7 @@ def test_a_full_queue_is_503_with_retry_after_and_metrics_count_it():
     ],
     ids=["a long line", "two lengths", "a bad chunk", "an unknown coding", "no gzip", "no deflate"],
 )
-def test_what_is_no_http_is_400_and_does_not_fill_the_log(request_, caplog):
+def test_invalid_http_answers_400_and_is_not_logged(request_, caplog):
     with running(Echo()) as server, connected(server.url) as connection:
         connection.sendall(request_)
         assert b" 400 " in connection.recv(1000)
@@ -89,7 +89,7 @@ def test_what_is_no_http_is_400_and_does_not_fill_the_log(request_, caplog):
 
 
 class Held(tuple):
-    """A ranking that nobody gets through before ``go``."""
+    """A ranking that blocks its readers until ``go``."""
 
     go = threading.Event()
 
@@ -98,10 +98,10 @@ class Held(tuple):
         return super().__iter__()
 
 
-def test_others_are_answered_while_a_large_answer_is_encoded(monkeypatch):
+def test_encoding_a_large_answer_does_not_block_others(monkeypatch):
     engine = Echo()
     plain = engine.search
-    monkeypatch.setattr(engine, "search", lambda queries, k: [Held(found) for found in plain(queries, k)])
+    monkeypatch.setattr(engine, "search", lambda queries, k: [Held(ranking) for ranking in plain(queries, k)])
     with running(engine) as server, ThreadPoolExecutor(1) as pool:
         large = ask(pool, server, "large", k=1000)
         wait_for(lambda: len(engine.batches) == 1)
@@ -112,7 +112,7 @@ def test_others_are_answered_while_a_large_answer_is_encoded(monkeypatch):
         assert len(large.result().json()["rankings"][0]) == 1000
 
 
-def test_an_engine_that_fails_is_500_and_an_outage_for_our_client():
+def test_a_failed_engine_answers_500():
     engine = Echo()
     with running(engine) as server:
         for error in (RetrievalError("the index is away"), RuntimeError("a bug")):
@@ -126,7 +126,7 @@ def test_an_engine_that_fails_is_500_and_an_outage_for_our_client():
         assert get(server, "/?query=a&k=1").status_code == 500
 
 
-def test_a_token_is_asked_for(monkeypatch):
+def test_requests_need_the_token(monkeypatch):
     monkeypatch.setenv("TOKEN", "s3cret")
     wrong = ("Bearer wrong", "Bearer", "Basic s3cret", "Basic !!!", "Bearer é".encode(), b"Bearer \xff")
     with running(Echo(), token="s3cret") as server:
@@ -141,14 +141,14 @@ def test_a_token_is_asked_for(monkeypatch):
         assert asker.search(["a"], 1)[0][0].doc_id == "a#0"
 
 
-def test_without_a_token_only_names_of_this_machine_are_answered():
+def test_without_a_token_only_local_names_are_answered():
     evil = "evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example", "user@evil.example", "[::1"
     ours = "", "localhost", "LOCALHOST:8893", "127.0.0.1:1", "[::1]:8893", "10.0.0.7", "Box.lan:8893"
     assert [name for name in (*evil, *ours) if _is_named(name, "Box.lan")] == list(ours)
 
 
 @pytest.mark.parametrize("path", ["/health", "/?query=a", "/metrics"])
-def test_a_page_of_another_name_reads_nothing_without_a_token(path):
+def test_foreign_host_names_are_refused_without_a_token(path):
     evil = {"Host": "evil.example", "Origin": "http://evil.example", "Authorization": "Bearer s3cret"}
     with running(Echo()) as server:
         answer = get(server, path, **evil)
@@ -157,7 +157,7 @@ def test_a_page_of_another_name_reads_nothing_without_a_token(path):
         assert get(server, path, **evil).status_code == 200
 
 
-def test_what_is_asked_before_the_stop_is_answered_and_then_it_drains():
+def test_pending_requests_are_answered_at_the_stop():
     engine = Echo()
     with running(engine) as server, ThreadPoolExecutor(2) as pool:
         engine.go.clear()
@@ -171,7 +171,7 @@ def test_what_is_asked_before_the_stop_is_answered_and_then_it_drains():
             get(server, "/health")
 
 
-def test_the_command_serves_an_index_refuses_a_taken_port_and_ends_on_sigterm(tmp_path):
+def test_the_command_serves_an_index_until_sigterm(tmp_path):
     words = ("city", "river", "capital", "lake")
     BM25.build(
         Corpus(Document(f"d{i}", f"Title {i}", f"the {words[i % 4]} | {words[i % 3]} {i}") for i in range(30)),
@@ -190,7 +190,7 @@ def test_the_command_serves_an_index_refuses_a_taken_port_and_ends_on_sigterm(tm
         assert process.wait(30) == 0
 
 
-def test_half_a_request_is_not_waited_for_for_ever(monkeypatch):
+def test_half_a_request_times_out(monkeypatch):
     monkeypatch.setattr(app, "_IDLE_S", 0.2)
     with running(Echo(), read_s=0.2) as server:
         with connected(server.url) as half_a_body:
@@ -233,7 +233,7 @@ asyncio.run(app.serve(app.RetrieverServer(Echo(), engine="echo"), "127.0.0.1", 0
 """
 
 
-def test_more_idle_connections_than_descriptors_neither_end_the_service_nor_fill_the_log():
+def test_idle_connections_do_not_exhaust_descriptors():
     with started("-c", FEW_FILES) as (url, process), ExitStack() as held:
         idle = [held.enter_context(connected(url)) for _ in range(600)]
         for connection in idle[::2]:
@@ -254,7 +254,7 @@ def is_answered(url):
         return False
 
 
-def test_whoever_hangs_up_gives_the_places_back_and_is_not_searched_for():
+def test_hung_up_clients_leave_the_queue():
     engine = Echo()
     with running(engine, max_waiting=28) as server, ThreadPoolExecutor(2) as pool:
         engine.go.clear()

@@ -1,4 +1,4 @@
-"""What the server's requests may say, and how its answers are read by DSPy's client and by ours."""
+"""Requests of the server, and its answers as read by DSPy's and leret's clients."""
 
 import dspy
 import pytest
@@ -11,10 +11,12 @@ from tests.retrieval.serving import Echo, running
 ODD = ["", " ", "capital \x00 city", "\ud800 river", 'NOT (city OR *) "river^2 ~field:x', "é", "x" * 1_000_000]
 
 
-def test_dspys_client_reads_both_verbs_and_both_fields():
+def test_dspys_client_reads_get_and_post_answers():
     with running(Echo()) as server:
-        found = dspy.ColBERTv2(url=server.url)("a query & more=1", k=2)
-        assert [(p["pid"], p["long_text"]) for p in found] == [(f"a query & more=1#{i}", "T | x | y") for i in range(2)]
+        rankings = dspy.ColBERTv2(url=server.url)("a query & more=1", k=2)
+        assert [(p["pid"], p["long_text"]) for p in rankings] == [
+            (f"a query & more=1#{i}", "T | x | y") for i in range(2)
+        ]
         post = dspy.ColBERTv2(url=f"{server.url}/api/search", post_requests=True)
         assert post("b", k=2, simplify=True) == ["T | x | y"] * 2
         host, port = server.url.rsplit(":", 1)
@@ -22,7 +24,7 @@ def test_dspys_client_reads_both_verbs_and_both_fields():
 
 
 @pytest.mark.parametrize("protocol", ["leret", "colbert", "colbert-get", "retrieve"])
-def test_every_protocol_of_our_client_gives_what_the_engine_gave(protocol):
+def test_all_protocols_return_the_engines_rankings(protocol):
     queries = [query for query in ODD if protocol != "colbert-get" or len(query) < 9_999]
     replacement = "?" if protocol == "colbert-get" else "\ufffd"
     with running(Echo()) as server:
@@ -37,28 +39,28 @@ def test_every_protocol_of_our_client_gives_what_the_engine_gave(protocol):
     ("method", "path", "body", "status", "says"),
     [
         ("GET", "/?k=3", None, 400, "query: field required"),
-        ("GET", "/?query=a&k=x", None, 400, "k: input should be a valid integer, is 'x'"),
+        ("GET", "/?query=a&k=x", None, 400, "k: input should be a valid integer, not 'x'"),
         ("GET", "/?query=a&k=0", None, 400, "k: input should be greater"),
         ("GET", "/?query=a&k=51", None, 400, "from 1 to 50"),
         ("GET", "/?query=a&k=" + "9" * 20, None, 400, "from 1 to 50"),
-        ("POST", "/", b"{", 400, "no JSON"),
-        ("POST", "/", b"[]", 400, "no JSON object"),
+        ("POST", "/", b"{", 400, "not JSON"),
+        ("POST", "/", b"[]", 400, "not a JSON object"),
         ("POST", "/", b'{"query": 3}', 400, "query: input should be a valid string"),
         ("POST", "/", b'{"query": "a", "k": true}', 400, "k: input should be a valid integer"),
-        ("POST", "/", b"\xff\xfe\x00", 400, "no JSON"),
-        ("POST", "/", b"[" * 200_000, 400, "no JSON"),
+        ("POST", "/", b"\xff\xfe\x00", 400, "not JSON"),
+        ("POST", "/", b"[" * 200_000, 400, "not JSON"),
         ("POST", "/search", b"{}", 400, "queries: field required"),
         ("POST", "/search", b'{"queries": [null]}', 400, "queries.0: input should be a valid string"),
-        ("POST", "/search", b'{"queries": ["a","a","a","a","a"]}', 400, "takes 4 a request"),
-        ("POST", "/search", b'{"queries": ["a","a","a"], "k": 50}', 400, "3 with k 50 ask for 150 documents"),
-        ("POST", "/retrieve", b'{"queries": ["a","a","a"], "topk": 50}', 400, "takes 100 a request"),
+        ("POST", "/search", b'{"queries": ["a","a","a","a","a"]}', 400, "takes 4 per request"),
+        ("POST", "/search", b'{"queries": ["a","a","a"], "k": 50}', 400, "3 with k 50 are 150 documents"),
+        ("POST", "/retrieve", b'{"queries": ["a","a","a"], "topk": 50}', 400, "takes 100 per request"),
         ("POST", "/retrieve", b'{"queries": ["a"], "topk": -1}', 400, "topk: input should be greater"),
         ("POST", "/search", b'{"queries": ["' + b"a" * 300_000 + b'"]}', 413, "larger than"),
         ("PUT", "/search", b"{}", 405, "Not Allowed"),
         ("GET", "/nowhere", None, 404, "Not Found"),
     ],
 )
-def test_a_bad_request_is_told_what_is_wrong(method, path, body, status, says):
+def test_a_bad_request_gets_a_reason(method, path, body, status, says):
     engine = Echo()
     with running(engine, max_k=50, max_waiting=4, max_documents=100, max_body=250_000) as server:
         answer = requests.request(method, f"{server.url}{path}", data=body, timeout=20)

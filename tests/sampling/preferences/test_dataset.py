@@ -9,6 +9,7 @@ from leret.core.types import Failure
 from leret.sampling.preferences.dataset import build_preferences, distinct, make_pairs, state_targets
 from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
+from leret.training.data import finished_states
 from tests.sampling.fakes import made
 from tests.sampling.preferences.conftest import rows_of, sample_of, stored
 
@@ -60,7 +61,7 @@ def test_distinct_keeps_the_first_of_equal_completions_and_drops_failures():
 def test_strategies_and_limits_reach_the_rows(run):
     assert build_preferences(run, "margin", margin=0.6).pairs == 1
     assert build_preferences(run, "all", max_pairs=1).pairs == 2
-    assert run.manifest()["preferences"] == {"strategy": "all", "margin": 0.0, "max_pairs": 1, "pairs": 2}
+    assert run.manifest.preferences == {"strategy": "all", "margin": 0.0, "max_pairs": 1, "pairs": 2}
 
 
 def test_only_the_named_policys_samples_are_paired(run, store):
@@ -96,6 +97,9 @@ def test_a_run_without_a_finished_question_says_what_failed(run, store):
     store.flush()
     with pytest.raises(RunError, match=r"1 samples failed, one of them: KeyError \(p\.py:3\); correct the cause"):
         build_preferences(run, policy_digest="Q")
+    run.update(digests={"policy": "Q"})
+    with pytest.raises(RunError, match=r"KeyError \(p\.py:3\); correct the cause"):
+        list(finished_states(run))
 
 
 def targets(store, *how, policy=None, **settings):

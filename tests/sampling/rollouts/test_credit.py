@@ -15,6 +15,7 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.search import Found, Search
 from leret.retrieval.batching import SearchBatcher
+from leret.rewards import scoring
 from leret.sampling.preferences.dataset import state_targets
 from leret.sampling.rollouts.branching import Role, SamplingPlan
 from leret.sampling.rollouts.selection import select_next
@@ -82,7 +83,8 @@ def sample(path, role, program=None, tasks=None, prompts=(ZERO_SHOT, FEW), run=N
 
     async def main():
         searches = SearchBatcher(retriever or FakeRetriever())
-        made = SamplingPlan(prompts, n, 7, 1.0, 1.0, 8, role=lambda need: roles[need.predictor], **plan)
+        rewards = {key: scoring(plan[key], key) for key in ("reward", "final") if plan.get(key)}
+        made = SamplingPlan(prompts, n, 7, 1.0, 1.0, 8, role=lambda need: roles[need.predictor], **{**plan, **rewards})
         parts = program or Answering(), CompactAdapter(), searches, made
         try:
             with Store(path) as store:
@@ -181,7 +183,7 @@ def test_without_a_final_reward_the_others_are_not_sampled_and_named(tmp_path):
 def test_what_is_learnt_of_the_searches_is_noted_in_the_run(tmp_path):
     run = Run.create(tmp_path / "run")
     sample(run.store, Recorded(), run=run)
-    assert run.manifest()["searched"] == {"answer": False, "plan": False, "write": True}
+    assert run.manifest.searched == {"answer": False, "plan": False, "write": True}
     again = Recorded()
     sample(run.store, again, run=run)
     assert not again.requests
@@ -191,7 +193,7 @@ def test_a_completion_that_does_not_parse_tells_nothing_of_searches(tmp_path):
     run = Run.create(tmp_path / "run")
     mute = Recorded(mute=lambda request: step_of(request) == "write")
     sample(run.store, mute, run=run)
-    assert run.manifest()["searched"] == {"plan": False}
+    assert run.manifest.searched == {"plan": False}
     assert {len(group.samples) for group in groups_of(run.store, "write")} == {4}  # sampled all the same
 
 

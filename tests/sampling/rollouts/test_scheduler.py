@@ -6,9 +6,11 @@ from itertools import count
 
 import pytest
 
-from leret.core.errors import PolicyError
+from leret.core.errors import PolicyError, ProgramError
 from leret.core.types import Failure
-from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs.adapters import CompactAdapter
+from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
+from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.sampling.rollouts.branching import Role, SamplingPlan, StateSampler
@@ -19,7 +21,7 @@ from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 FEW = Prompt("1", {"write_query": [{"question": "who", "context": [], "query": "find who"}]})
 
 
-def sample(path, replay, formatter, policy=None, retriever=None, n=12, concurrency=5):
+def sample(path, replay, formatter, policy=None, retriever=None, n=12, concurrency=5, max_error_rate=1.0):
     """One session; returns its stats."""
 
     async def main():
@@ -28,7 +30,7 @@ def sample(path, replay, formatter, policy=None, retriever=None, n=12, concurren
         runner = ProgramRunner(replay, formatter, front)
         with Store(path) as store:
             plan = SamplingPlan((ZERO_SHOT, FEW), 2, 7, 1.0, 1.0, 8, role=lambda need: Role(policy_))
-            scheduler = Scheduler(runner, StateSampler(runner, store, plan), store, seed=7, max_error_rate=1.0)
+            scheduler = Scheduler(runner, StateSampler(runner, store, plan), store, 7, max_error_rate)
             try:
                 return await scheduler.run(questions(n), concurrency)
             finally:
@@ -58,6 +60,18 @@ def test_a_run_that_was_stopped_equals_one_that_was_not(tmp_path, replay, format
 def test_a_run_where_everything_failed_says_so(tmp_path, replay, formatter):
     with pytest.raises(PolicyError, match="the server is away"):
         sample(tmp_path / "db", replay, formatter, FakePolicy(fail=lambda request: True), n=3)
+
+
+def test_failures_of_a_program_are_reported_once(tmp_path, program, monkeypatch):
+    forward = type(program).forward
+
+    def fail(self, question):
+        raise IndexError(len(forward(self, question)))
+
+    monkeypatch.setattr(type(program), "forward", fail)
+    replay = Replay(program, CompactAdapter())
+    with pytest.raises(ProgramError, match=r"^\d+ failures in \d+ samples, .*; the last one: MultiHop failed on"):
+        sample(tmp_path / "db", replay, Formatter(replay), n=40, max_error_rate=0.1)
 
 
 def test_few_unparsed_samples_refuse_only_where_all_are():

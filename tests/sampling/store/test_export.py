@@ -50,7 +50,7 @@ def test_parquet_and_json_lines_say_the_same_under_the_names_of_the_docs(sampled
     export_store(sampled, "parquet", tmp_path / "a.parquet", messages=True)
     table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
     assert table.column_names == list(COLUMNS)
-    assert all(f"`{name}`" in (ROOT / "docs/run-directory.md").read_text() for name in COLUMNS)
+    assert all(f"`{name}`" in (ROOT / "docs/reference/run-directory.md").read_text() for name in COLUMNS)
     assert table.to_pylist() == lines(tmp_path / "a.jsonl")
     assert lines(tmp_path / "a.jsonl")[0]["messages"][-1]["role"] == "user"
 

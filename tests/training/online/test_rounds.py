@@ -18,7 +18,8 @@ from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.online.rounds import AwaitedPolicy, RoundPolicy, RoundSampler, round_of, training_tasks
+from leret.training.data import training_tasks
+from leret.training.online.rounds import AwaitedPolicy, RoundPolicy, RoundSampler, round_of
 from tests.sampling.fakes import recipe_of
 from tests.training.training_runs import changed
 

@@ -14,7 +14,7 @@ from leret.sampling.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.rloo import RLOORecipe
-from leret.training.online.rounds import training_tasks
+from leret.training.data import training_tasks
 from leret.training.online.trl import StoredStates
 from leret.training.stage import estimate, train
 from tests.sampling.fakes import recipe_of

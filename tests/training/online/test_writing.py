@@ -10,8 +10,9 @@ from leret.sampling.rollouts.environment import Environment
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.ppo import PPORecipe
+from leret.training.data import training_tasks
 from leret.training.model import find_initial
-from leret.training.online.rounds import RoundSampler, training_tasks
+from leret.training.online.rounds import RoundSampler
 
 RECIPE = PPORecipe(max_completion_length=6, max_steps=16, learning_rate=1e-3, target_kl=0.01)
 

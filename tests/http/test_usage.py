@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from leret.core.runs import Run
-from leret.core.usage import UsageByPrompt, UsageEvents, UsageMeter
+from leret.http.usage import UsageByPrompt, UsageEvents, UsageMeter
 
 ENDPOINT = {"calls": 3, "retries": 2, "latency_p50_s": 0.25}
 METERED = SimpleNamespace(meter=SimpleNamespace(snapshot=lambda: ENDPOINT))
@@ -34,7 +34,7 @@ def spend(run, policy, during=lambda events: None):
     asyncio.run(session())
 
 
-def test_the_last_account_holds_everything(run):
+def test_last_account_has_all_counts(run):
     spend(run, METERED)
     [account] = run.events()
     counts = {"calls": 3, "completions": 3, "failed": 2, "prompt_tokens": 2000, "completion_tokens": 60}
@@ -43,19 +43,19 @@ def test_the_last_account_holds_everything(run):
     assert rows == [(0, "0", 0), (1, "2", 0.00052), (1, "10", 0.00154)]
 
 
-def test_an_account_is_written_where_sampling_failed(run):
+def test_account_is_written_after_a_failure(run):
     with pytest.raises(ZeroDivisionError):
         spend(run, None, lambda events: 1 // 0)
     assert [(event["event"], event["calls"]) for event in run.events()] == [("accounts", 3)]
 
 
-def test_the_progress_line_says_it_shortly(run):
+def test_facts_for_the_progress_line(run):
     facts = {}
     spend(run, METERED, lambda events: facts.update(events.facts()))
     assert facts == {"calls": 3, "tokens": "2k+60", "retries": 2, "cost": 0.00206, "p90": "0.5 s"}
 
 
-def test_percentiles_are_right_to_five_per_cent():
+def test_percentiles_are_right_to_five_percent():
     rng, meter = random.Random(0), UsageMeter()
     values = [rng.lognormvariate(-2, 1) for _ in range(2000)]
     for value in values:

@@ -1,4 +1,4 @@
-"""What a policy was asked for and what it cost: calls, tokens, faults by kind, latencies, money."""
+"""Usage of a policy: calls, tokens, faults by kind, latencies, cost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Self
 from leret.core.runs import Run
 
 _STEPS_A_DOUBLING = 8
-"""Buckets of latencies: a percentile is right to about 5 %, and a million calls take no more memory than one."""
+"""Buckets of latencies per factor of 2: percentiles are right to about 5 % in constant memory."""
 
 _EVENT_S = 30.0
 _FACTS_S = 1.0
@@ -23,7 +23,7 @@ _FACTS_S = 1.0
 
 @dataclass
 class Usage:
-    """Counts; ``calls`` are answered or failed for good, a prompt's tokens count once a call."""
+    """Counts. ``calls`` were answered or failed for good; the tokens of a prompt count once per call."""
 
     calls: int = 0
     completions: int = 0
@@ -37,7 +37,7 @@ class Usage:
         self.latencies[round(math.log2(max(latency_s, 1e-6)) * _STEPS_A_DOUBLING)] += 1
 
     def percentile(self, percent: float) -> float:
-        """Seconds that ``percent`` of the durations stayed within; 0 where there is none."""
+        """Return the duration in seconds that ``percent`` of the calls did not exceed; 0 without calls."""
         rank, seen = self.latencies.total() * percent / 100, 0
         for bucket, n in sorted(self.latencies.items()):
             seen += n
@@ -51,7 +51,7 @@ class Usage:
         self.latencies.update(other.latencies)
 
     def facts(self, prices: tuple[float, float]) -> dict[str, float | int]:
-        """The counts; latencies where there are any, ``cost`` where a price (of a million tokens) is set."""
+        """Return the counts, percentiles of latencies if any, and ``cost`` if a price per million tokens is set."""
         facts: dict[str, float | int] = {name: value for name, value in vars(self).items() if name != "latencies"}
         if self.latencies:
             facts |= {f"latency_p{percent}_s": self.percentile(percent) for percent in (50, 90, 99)}
@@ -61,7 +61,7 @@ class Usage:
 
 
 class UsageMeter:
-    """Counts the requests of one policy; safe from many threads. Prices are of a million tokens."""
+    """Counter of the requests of one policy; thread-safe. Prices are per million tokens."""
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
         self._prices = price_prompt, price_completion
@@ -75,7 +75,7 @@ class UsageMeter:
             self._usage.answered(latency_s)
 
     def wrote(self, n_prompt_tokens: int, n_completion_tokens: int, n_completions: int) -> None:
-        """Count an answer's tokens; a prompt counts once however many completions it got."""
+        """Count an answer's tokens; a prompt counts once for all its completions."""
         with self._lock:
             self._usage.prompt_tokens += n_prompt_tokens
             self._usage.completion_tokens += n_completion_tokens
@@ -90,7 +90,7 @@ class UsageMeter:
             self._retries += 1
 
     def snapshot(self) -> dict[str, float]:
-        """`Usage.facts` so far, with ``retries`` and ``fault_KIND``."""
+        """Return `Usage.facts` so far, with ``retries`` and ``fault_KIND``."""
         with self._lock:
             facts = self._usage.facts(self._prices) | {"retries": self._retries}
             facts |= {f"fault_{kind}": n for kind, n in sorted(self._faults.items())}
@@ -98,7 +98,7 @@ class UsageMeter:
 
 
 class UsageByPrompt:
-    """Counts the calls of a session by step and prompt; of one thread. Prices are of a million tokens."""
+    """Counter of the calls of a session by step and prompt; for one thread. Prices are per million tokens."""
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
         self._prices = price_prompt, price_completion
@@ -107,7 +107,7 @@ class UsageByPrompt:
     def answered(
         self, step: int, prompt: str, n_prompt_tokens: int, n_completion_tokens: Sequence[int], seconds: float
     ) -> None:
-        """Count an answered call, with so many tokens a completion; ``seconds`` holds all waiting and retries."""
+        """Count an answered call with the tokens of each completion; ``seconds`` includes waiting and retries."""
         usage = self._usages[step, prompt]
         usage.answered(seconds)
         usage.completions += len(n_completion_tokens)
@@ -129,13 +129,13 @@ class UsageByPrompt:
         return total.facts(self._prices)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """`Usage.facts` by step (LM calls before it) and prompt, in their order."""
+        """Yield `Usage.facts` by step (number of LM calls before it) and prompt, in order."""
         for step, prompt in sorted(self._usages, key=lambda key: (key[0], len(key[1]), key[1])):
             yield {"step": step, "prompt": prompt, **self._usages[step, prompt].facts(self._prices)}
 
 
 class UsageEvents:
-    """Writes an ``accounts`` event every half a minute and one at its end; an async context around a session."""
+    """An async context around a session that writes an ``accounts`` event every 30 seconds and at the end."""
 
     def __init__(
         self, run: Run, usage: UsageByPrompt, policy: object, searches: Callable[[], Mapping[str, int]]
@@ -148,7 +148,7 @@ class UsageEvents:
         self._facts_at = -_FACTS_S
 
     def account(self) -> dict[str, Any]:
-        """All that was counted since the session began."""
+        """Return all counts of the session."""
         endpoint = {name: round(value, 6) for name, value in self._snapshot().items()}
         return {
             "seconds": round(time.monotonic() - self._began, 3),
@@ -159,7 +159,7 @@ class UsageEvents:
         }
 
     def facts(self) -> dict[str, float | int | str]:
-        """For the progress line, computed once a second at most."""
+        """Return figures for the progress line, computed at most once per second."""
         now = time.monotonic()
         if now - self._facts_at >= _FACTS_S:
             total, retries = self._usage.total, int(self._snapshot().get("retries", 0))
@@ -182,7 +182,7 @@ class UsageEvents:
 
     async def __aexit__(self, *_: object) -> None:
         self._writer.cancel()
-        with suppress(asyncio.CancelledError, Exception):  # the last event holds what it could not write
+        with suppress(asyncio.CancelledError, Exception):  # the last event repeats its counts
             await self._writer
         self._run.event("sample", "accounts", **self.account())
 

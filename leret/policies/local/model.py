@@ -1,0 +1,199 @@
+"""Models of a policy: one class for each architecture, which loads, encodes, generates and gives log-probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from leret.core.errors import PolicyError
+from leret.policies.base import Completion, Messages
+from leret.policies.checkpoints import (
+    adapter_base,
+    check_finite,
+    first_line,
+    load_tokenizer,
+    pick_device,
+    positions,
+    read_model_json,
+)
+from leret.policies.local.chat_template import EncodedPrompt, PromptEncoder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from leret.policies.local.decoder import Job
+
+_PREFIX_BYTES = 256 * 2**20
+"""Memory for the keys and values of shared prompt beginnings."""
+
+
+class SequenceModel(Protocol):
+    """A network of transformers with its tokenizer, for sampling and training.
+
+    Attributes:
+        auto_class: class of transformers that loads the weights.
+        network: in evaluation mode, or in training between two batches of completions.
+        tokenizer: has a chat template.
+    """
+
+    auto_class: ClassVar[str]
+    network: Any
+    tokenizer: Any
+
+    def __init__(self, network: Any, tokenizer: Any, name: str, enable_thinking: bool | None = None) -> None: ...
+
+    def encode(self, messages: Messages) -> EncodedPrompt:
+        """Return the prompt's tokens; `PromptTooLongError` if no position is left for a completion."""
+        ...
+
+    def generate(self, jobs: Sequence[Job]) -> list[list[Completion]]:
+        """Complete prompts together: one completion per seed, in the order of the seeds."""
+        ...
+
+    def renew(self) -> None:
+        """Drop everything that was computed with earlier weights."""
+
+    @staticmethod
+    def logps(network: Any, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
+        """Return the (n_tokens,) float32 log-probabilities of a completion, with gradients if they are enabled."""
+        ...
+
+
+class CausalModel:
+    """Decoder-only models: prompt and completion are one sequence."""
+
+    auto_class: ClassVar[str] = "AutoModelForCausalLM"
+
+    def __init__(self, network: Any, tokenizer: Any, name: str, enable_thinking: bool | None = None) -> None:
+        from leret.policies.local.decoder import Decoder
+        from leret.policies.local.kv_cache import PrefixCache
+
+        self.network, self.tokenizer = network, tokenizer
+        settings, config = network.generation_config, network.config.get_text_config(decoder=True)
+        kinds = set(getattr(config, "layer_types", None) or ())
+        if unknown := kinds - {"full_attention", "sliding_attention"}:
+            raise _unsupported(name, network.config.model_type, f"layers of kind {', '.join(sorted(unknown))}")
+        windows = (getattr(config, key, None) for key in ("sliding_window", "window_size"))  # Mistral's, GPT-Neo's
+        sliding = "sliding_attention" in kinds if kinds else any(windows)
+        self.encoder = PromptEncoder(tokenizer, positions(network), name, enable_thinking)
+        self.decoder = Decoder(
+            network,
+            end_ids=self.encoder.set_ends(settings.eos_token_id),
+            suppressed=settings.suppress_tokens or (),
+            to_text=self.encoder.to_text,
+            # A shared prefix leaves padding behind it, which a sliding window would count as tokens.
+            prefixes=None if sliding else PrefixCache(_PREFIX_BYTES),
+        )
+
+    def encode(self, messages: Messages) -> EncodedPrompt:
+        return self.encoder.encode(messages)
+
+    def generate(self, jobs: Sequence[Job]) -> list[list[Completion]]:
+        return [
+            [self.encoder.completion(len(job.token_ids), one, job.stop) for one in generated]
+            for job, generated in zip(jobs, self.decoder.run(jobs), strict=True)
+        ]
+
+    def renew(self) -> None:
+        if self.decoder.prefixes is not None:
+            self.decoder.prefixes.clear()
+
+    @staticmethod
+    def logps(network: Any, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
+        import torch
+
+        ids = torch.tensor([[*prompt, *completion]], device=next(network.parameters()).device)
+        logits = network(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+        return torch.log_softmax(logits, dim=-1).gather(-1, ids[0, len(prompt) :, None])[:, 0]
+
+
+ARCHITECTURES: dict[str, type[SequenceModel]] = {"decoder": CausalModel}
+"""Classes by the parts of a network: ``decoder`` or ``encoder-decoder``."""
+
+
+def architecture_of(network: Any) -> type[SequenceModel]:
+    """Return the class for a network in memory; PolicyError if there is none."""
+    return _architecture(network.config.is_encoder_decoder, network.config.model_type, network.config.name_or_path)
+
+
+def _architecture(is_encoder_decoder: bool, kind: object, place: object) -> type[SequenceModel]:
+    architecture = ARCHITECTURES.get("encoder-decoder" if is_encoder_decoder else "decoder")
+    if architecture is None:
+        raise _unsupported(place, kind, "an encoder")
+    return architecture
+
+
+def _unsupported(place: object, kind: object, part: str) -> PolicyError:
+    return PolicyError(
+        f"{place} ({kind}) has {part}, which the in-process engine does not batch; serve it (vLLM, SGLang) and use "
+        "kind: openai"
+    )
+
+
+def load_model(
+    path: Path, *, device: str, dtype: str, template: str | None = None, name: str = "", thinking: bool | None = None
+) -> SequenceModel:
+    """Load a model directory, or an adapter directory merged into its base, in evaluation mode.
+
+    Args:
+        path: the directory, as `find_model` returns it.
+        device: ``auto`` is CUDA if available.
+        dtype: ``auto`` is float32 on a CPU, elsewhere the saved one.
+        template: as in `load_tokenizer`.
+        name: of the model in messages; the directory's by default.
+        thinking: ``enable_thinking`` of the chat template.
+    """
+    place, base = pick_device(device), adapter_base(path)
+    network = load_weights(base or path, "float32" if dtype == "auto" and place == "cpu" else dtype)
+    if base is not None:
+        network = merge_into(network, path)
+    tokenizer = load_tokenizer(path, template)
+    tokenizer.model_max_length = 2**62  # lengths are checked against the model, with advice in the message
+    network.eval().requires_grad_(False)
+    return architecture_of(network)(network.to(place), tokenizer, name or str(path), thinking)
+
+
+def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
+    """Load a network on the CPU. Missing weights are refused; transformers would fill them with random numbers.
+
+    ``settings`` are further arguments of ``from_pretrained``.
+    """
+    import transformers
+    from safetensors import SafetensorError
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    config = read_model_json(path / "config.json")
+    architecture = _architecture(bool(config.get("is_encoder_decoder")), config.get("model_type"), path)
+    try:
+        loaded: Any = getattr(transformers, architecture.auto_class).from_pretrained(
+            path, dtype=dtype, use_safetensors=True, trust_remote_code=False, output_loading_info=True, **settings
+        )
+    except (ValueError, KeyError, AttributeError, TypeError, OSError, RuntimeError, SafetensorError) as error:
+        raise PolicyError(
+            f"{path} cannot be loaded by {architecture.auto_class} ({type(error).__name__}: {first_line(error)}); "
+            "check its config.json, or serve it with an engine that supports it and use kind: openai"
+        ) from error
+    network, info = loaded
+    missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if missing:
+        raise PolicyError(
+            f"{path} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}); save the whole model again"
+        )
+    check_finite(network, path)
+    return network
+
+
+def merge_into(network: Any, path: Path) -> Any:
+    """Merge the adapter of a directory into its base network; `PolicyError` if it does not fit."""
+    from peft import PeftModel
+
+    try:
+        merged = PeftModel.from_pretrained(network, str(path)).merge_and_unload()
+    except (ValueError, KeyError, OSError, RuntimeError) as error:
+        raise PolicyError(
+            f"the adapter {path} does not fit its base model ({first_line(error)}); train it again on this base"
+        ) from error
+    check_finite(merged, path)
+    return merged

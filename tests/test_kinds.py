@@ -1,0 +1,137 @@
+"""CONTRIBUTING's table of kinds: a toy kind of each family, added by its row, is used by `leret sample`."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import pytest
+from typer.testing import CliRunner
+
+from leret.cli.app import app
+from leret.config.policy import PolicySettings
+from leret.config.retriever import IndexedSettings
+from leret.core.runs import Run
+from leret.core.types import Document, Passage, Task
+from leret.datasets.formats import READERS
+from leret.datasets.formats.base import FileReader
+from leret.policies.base import Completion
+from leret.policies.load import POLICIES, PolicyKind
+from leret.retrieval.base import CallableRetriever
+from leret.retrieval.index.manifest import IndexEngine
+from leret.retrieval.load import ENGINES, EngineKind
+from leret.rewards import REWARDS
+from tests.sampling.fakes import DOCS, WORDS, content
+
+RECIPE = """
+data: {kind: toy, questions: questions.json, corpus: corpus.json, split: all}
+retriever: {kind: toy, k: 2, letters: 3}
+policy: {kind: toy, model: words}
+program: {path: "pipelines/multihop.py:MultiHop", adapter: {kind: compact}}
+sampling: {prompts: 1, samples: 4, reward: {parts: {short@4: 1.0}}}
+"""
+
+
+def short(outcome: Any, k: int = 10) -> float:
+    """Return 1 for a completion of at most ``k`` characters."""
+    return float(len(outcome.text) <= k)
+
+
+TOY_READER = FileReader(
+    task=lambda record: Task.question(record["ask"], record["ask"], gold=tuple(record["need"])),
+    in_record=lambda record: [Document(record["word"], record["word"].title(), record["says"])],
+    marks=("ask", "word"),
+)
+
+
+class ToySettings(IndexedSettings):
+    kind: Literal["toy"] = "toy"
+    letters: int = 1
+
+
+class ToyRetriever(CallableRetriever):
+    def __init__(self, documents: Any, settings: ToySettings) -> None:
+        self.documents = [documents.at(row) for row in range(len(documents))]
+        self.letters = settings.letters
+        self.digest = ToyIndex(settings).digest(documents.digest)
+
+    def search(self, queries: Any, k: int) -> Any:
+        return [tuple(self._matches(query[: self.letters]))[:k] for query in queries]
+
+    def _matches(self, start: str) -> Any:
+        return (Passage(*document, 1.0) for document in self.documents if document[2].startswith(start))
+
+
+@dataclass(frozen=True)
+class ToyIndex(IndexEngine):
+    settings: ToySettings
+    kind: ClassVar[str] = "toy"
+
+    @classmethod
+    def from_manifest(cls, manifest: Any, directory: Any) -> Any:
+        return cls(ToySettings(**manifest.settings))
+
+    def ranking_keys(self) -> Any:
+        return self.settings.ranking_keys()
+
+    def write(self, corpus: Any, directory: Any, progress: Any) -> None:
+        (directory / "toy.txt").write_text(str(len(corpus)))
+
+    def open(self, directory: Any, documents: Any) -> Any:
+        return ToyRetriever(documents, self.settings)
+
+
+class ToyPolicySettings(PolicySettings):
+    kind: Literal["toy"] = "toy"
+
+
+class ToyPolicy:
+    def __init__(self, settings: ToyPolicySettings) -> None:
+        self.name = self.digest = settings.model
+
+    async def complete(self, request: Any) -> list[Completion]:
+        return [Completion(random.Random(seed).choice(WORDS), "stop", 1, 1) for seed in request.seeds]
+
+    async def aclose(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def sampled(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A run of `RECIPE`, with one line more in each table."""
+    folder = tmp_path_factory.mktemp("kinds")
+    (folder / "recipe.yaml").write_text(RECIPE)
+    (folder / "corpus.json").write_text(json.dumps([{"word": word, "says": text} for word, text in DOCS.items()]))
+    asked = [{"ask": f"find {word}", "need": [word]} for word in WORDS]
+    (folder / "questions.json").write_text(json.dumps(asked))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setitem(sys.modules, "leret.retrieval.engines.toy", sys.modules[__name__])  # the file of the engine
+        patch.setitem(REWARDS, "short", short)
+        patch.setitem(READERS, "toy", TOY_READER)
+        patch.setitem(ENGINES, "toy", EngineKind(ToySettings, "engines.toy:ToyIndex", "index"))
+        patch.setitem(POLICIES, "toy", PolicyKind(ToyPolicySettings, ToyPolicy))
+        result = CliRunner().invoke(app, ["sample", "recipe.yaml", "--run", "run"])
+        assert result.exit_code == 0, result.output
+        yield content(Run.open(folder / "run"))
+
+
+def test_a_toy_reader_reads_tasks(sampled: Any) -> None:
+    assert {group.state.inputs["question"] for group in sampled} == {f"find {word}" for word in WORDS}
+
+
+def test_a_toy_policy_writes_completions(sampled: Any) -> None:
+    assert {one.completion for group in sampled for one in group.samples} == {*WORDS}
+
+
+def test_a_toy_retriever_answers_them(sampled: Any) -> None:
+    first = [one for group in sampled for one in group.samples if one.step == 0]
+    assert {(one.completion, *one.doc_ids) for one in first} == {(word, word) for word in WORDS}
+
+
+def test_a_toy_reward_scores_them_with_a_cut_off(sampled: Any) -> None:
+    rewards = {(one.completion, one.reward) for group in sampled for one in group.samples}
+    assert rewards == {(word, float(len(word) <= 4)) for word in WORDS}
