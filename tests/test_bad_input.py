@@ -131,7 +131,7 @@ CASES: dict[str, tuple[Callable[[], object] | None, str, tuple[str, ...]]] = {
     "run: no such system": (None, f"{EVAL} --set systems=[bse]", ("'bse'", "did you mean base?")),
     "run: an unknown measure": (None, f"{EVAL} --set measures=[recal]", ("recal",)),
     "run: sampled on what is asked": (None, f"{EVAL} --set split=all", ("q",)),
-    "run: a margin without its strategy": (None, "pairs --run R --margin 0.1", ("--margin 0.1: strategy adjacent takes none",)),
+    "run: a margin without its strategy": (None, "pairs --run R --margin 0.1", ("--margin 0.1 needs --strategy margin",)),
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from leret.core.runs import Run
 from leret.core.types import Document, Json, Outcome, Passage, Task
 from leret.evaluation.plan import held_out, resolve
 from leret.evaluation.results import ScoredHop, first_runs, read_rows
-from leret.rewards import Reward, scoring
+from leret.rewards import Scoring, scoring
 from leret.rewards.ranking import all_found, fact_em, fact_f1
 from leret.rollouts.environment import Environment
 
@@ -51,7 +51,7 @@ def file_name(seed: int, sentences: int | None) -> str:
 
 
 def write_log(
-    path: Path, rows: Iterable[ScoredHop], tasks: Sequence[Task], corpus: Mapping[str, Document], reward: Reward
+    path: Path, rows: Iterable[ScoredHop], tasks: Sequence[Task], corpus: Mapping[str, Document], reward: Scoring
 ) -> None:
     """Write a line per task, from its first run, if that did not fail; ``reward`` is the run's."""
     runs = first_runs(rows)
@@ -60,7 +60,7 @@ def write_log(
 
 
 def _line(
-    task: Task, rows: Sequence[ScoredHop], corpus: Mapping[str, Document], reward: Reward
+    task: Task, rows: Sequence[ScoredHop], corpus: Mapping[str, Document], reward: Scoring
 ) -> dict[str, Json] | None:
     if rows[-1].failure is not None:
         return None

@@ -66,5 +66,5 @@ class EvalRecipe(Settings):
     @property
     def changes(self) -> dict[str, Any]:
         """Keys of the run's data that are other here."""
-        found = {name: value for name, value in self.data if value is not None}
-        return {**found, "noise_seed": self.seed} if found else {}
+        changes = {name: value for name, value in self.data if value is not None}
+        return {**changes, "noise_seed": self.seed} if changes else {}

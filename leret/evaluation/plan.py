@@ -60,7 +60,7 @@ class Evaluation:
 
     @property
     def sentences(self) -> int | None:
-        """Of a task of kind babilong, where all have the same number."""
+        """Sentences per task (babilong only); None if tasks differ."""
         lengths = self.recipe.data.sentences, getattr(self.sampling.data, "sentences", None)
         return next((n for n in lengths if isinstance(n, int)), None)
 

@@ -65,7 +65,7 @@ def test_candidates_of_a_corpus_are_the_gold_documents_and_the_first_others(fold
     json_lines(folder / "questions.jsonl", [asked])
     code, out = leret("data", "episodes", *FILES, "--out", "e.jsonl", "--candidates", "4")
     assert code == 0, out
-    [task] = load_tasks(DataSettings(kind="chunks", questions="e.jsonl", split="all"))
+    [task] = load_tasks(DataSettings.model_validate({"kind": "chunks", "questions": "e.jsonl", "split": "all"}))
     assert sorted(chunk["id"] for chunk in task.inputs["chunks"]) == ["d0", "d1", "d2", "d7"]
     assert (task.gold, task.answers) == (("d7",), ("x",))
     code, out = leret("data", "inspect", "--questions", "e.jsonl", "--json")  # the first line shows the kind

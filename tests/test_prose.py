@@ -1,0 +1,75 @@
+"""The wording of the code: identifiers are nouns and verbs of the field, docstrings of functions begin with a verb."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts"))
+import figures
+
+FORBIDDEN = frozenset(
+    {"told", "found", "own", "made", "given", "kept", "opened", "settled"}
+    | {"bench", "fellow", "mend", "partly", "front", "thrift", "here"}
+)
+"""Participles, adverbs and metaphors: they do not say what a thing is."""
+
+OPENINGS = frozenset({"What", "Of", "As", "By", "Who", "Whose", "Where", "That", "Whether", "Whatever"})
+"""First words of a docstring that answers a question instead of naming an action."""
+
+
+def identifiers(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a node binds: a definition, an argument, a variable, an attribute."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+    elif isinstance(node, ast.arg):
+        yield node.arg
+    elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+        yield node.id if isinstance(node, ast.Name) else node.attr
+    elif isinstance(node, ast.ExceptHandler) and node.name:
+        yield node.name
+
+
+def faults(tree: ast.AST) -> Iterator[str]:
+    """Yield the line and the word of every fault of a module."""
+    for node in ast.walk(tree):
+        for name in identifiers(node):
+            if name.strip("_") in FORBIDDEN:
+                yield f"{node.lineno}: {name}"
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            opening = re.match(r"\w+", ast.get_docstring(node) or "")
+            if opening and opening[0] in OPENINGS:
+                yield f"{node.lineno}: {node.name}: {opening[0]} ..."
+
+
+@pytest.mark.parametrize("module", figures.sources())
+def test_names_and_docstrings_follow_the_style_guide(module: str) -> None:
+    tree = ast.parse(figures.sources()[module].read_text(encoding="utf-8"))
+    assert list(faults(tree)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("found = 1", "1: found"),
+        ("self._kept = 1", "1: _kept"),
+        ("def f(told): ...", "1: told"),
+        ("for own in x: ...", "1: own"),
+        ("[made for made in x]", "1: made"),
+        ("def settled(): ...", "1: settled"),
+        ('def f():\n    """Whether it is so."""', "1: f: Whether ..."),
+        ('class A:\n    def f(self):\n        """As `g`, twice."""', "2: f: As ..."),
+    ],
+)
+def test_a_fault_is_named_with_its_line(text: str, fault: str) -> None:
+    assert list(faults(ast.parse(text))) == [fault]
+
+
+def test_other_words_and_the_class_found_pass() -> None:
+    text = 'class Found:\n    """What a search returned."""\n\ndef f(ranking):\n    """Assert and return it."""\n'
+    assert list(faults(ast.parse(text))) == []
