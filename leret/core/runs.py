@@ -26,8 +26,9 @@ import platform
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,43 @@ _RUN, _LERET = "$RUN/", "$LERET/"
 _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets")
 
 
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Content of run.yaml, with the paths of this machine. A section is None, or empty, until its stage has run.
+
+    Attributes:
+        versions: Python and the packages that decide what a run holds.
+        sampling: the resolved recipe of `leret sample`, as JSON values.
+        digests: corpus, retriever, program, questions, reward, and the policy that sampled last.
+        rounds: policy, model and digest of each round of sampling, oldest first.
+        bank: names and scores of the prompts.
+        searched: whether a search follows each predictor.
+        preferences: strategy, margin and number of the pairs.
+        training: key and counts of each trained policy, by name.
+        eval: the resolved recipe of the last `leret eval`.
+        optimize: digests that `leret.LeReT` goes on from.
+    """
+
+    versions: Mapping[str, str | None] = field(default_factory=dict)
+    sampling: Mapping[str, Any] | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
+    rounds: Sequence[Mapping[str, Any]] = ()
+    bank: Mapping[str, Any] | None = None
+    searched: Mapping[str, bool] | None = None
+    preferences: Mapping[str, Any] = field(default_factory=dict)
+    training: Mapping[str, Any] = field(default_factory=dict)
+    eval: Mapping[str, Any] | None = None
+    optimize: Mapping[str, Any] | None = None
+
+    @property
+    def policy_digest(self) -> str | None:
+        """Digest of the policy that sampled last."""
+        return self.digests.get("policy")
+
+
+_SECTIONS = {section.name for section in fields(Manifest)}
+
+
 class Run:
     """A run directory; its attributes are the files and directories in it, as listed above."""
 
@@ -68,6 +106,7 @@ class Run:
         self.cache = path / "cache"
         self.setup_lock = path / ".setup.lock"  # held by the process that makes what all shards of the run use
         self._record: tuple[tuple[int, int, int], Any] | None = None  # run.yaml as it was read last
+        self._manifest: tuple[Mapping[str, Any], Manifest] | None = None  # made from that record
 
     @classmethod
     def open(cls, path: Path) -> Run:
@@ -75,7 +114,7 @@ class Run:
         run = cls(path)
         if not run.manifest_path.is_file():
             raise RunError(f"{path} is not a run directory (no run.yaml); `leret sample RECIPE --run {path}` makes one")
-        run.manifest()
+        run.record()
         return run
 
     @classmethod
@@ -95,21 +134,30 @@ class Run:
                     run.update(versions=versions())
         return run
 
-    def manifest(self) -> dict[str, Any]:
-        """Content of run.yaml, its files located on this machine."""
-        return {name: _with_texts(section, self._located) for name, section in self.record().items()}
+    @property
+    def manifest(self) -> Manifest:
+        """Return the content of run.yaml, read again only after a change.
 
-    def record(self) -> dict[str, Any]:
-        """Content of run.yaml as it is written: files are named from the run (``$RUN/../data``), or from ``$LERET/``.
+        Raises:
+            RunError: the file cannot be read, or another layout version wrote it.
+        """
+        record = self.record()
+        if self._manifest is None or self._manifest[0] is not record:
+            sections = {name: _with_texts(record[name], self._located) for name in record.keys() & _SECTIONS}
+            self._manifest = record, Manifest(**sections)
+        return self._manifest[1]
 
-        So it tells nothing of the machine, and a run can be moved with the files it names.
+    def record(self) -> Mapping[str, Any]:
+        """Return run.yaml as written: paths are relative to the run (``$RUN/../data``) or to leret (``$LERET/``).
+
+        It names no machine path, so a run can be moved together with the files it names.
         """
         try:
             status = self.manifest_path.stat()
             stamp = (status.st_ino, status.st_mtime_ns, status.st_size)  # a new one with every writing
             if self._record is None or self._record[0] != stamp:
                 self._record = stamp, yaml.load(self.manifest_path.read_text(encoding="utf-8"))
-            value = self._record[1]
+            value: Any = self._record[1]
         except (OSError, ValueError, LeretError) as error:
             raise RunError(f"{self.manifest_path} cannot be read ({error}); restore it or start a new run") from error
         schema = value.get("schema") if isinstance(value, dict) else None
@@ -118,11 +166,12 @@ class Run:
                 f"{self.path} is a run of layout version {schema!r}, this leret reads version {SCHEMA}; "
                 "use the leret that wrote it, or start a new run"
             )
-        prepared = value.get("prepared")
+        sections: dict[str, Any] = value
+        prepared = sections.get("prepared")
         if prepared and prepared["name"] == self._stored_name():
-            value = {**value, **prepared["sections"]}
-            del value["prepared"]
-        return dict(value)
+            sections = {**sections, **prepared["sections"]}
+            del sections["prepared"]
+        return sections
 
     def prepare(self, sections: Mapping[str, Any]) -> int:
         """Write sections that count from the commit on in which the store takes the name that is returned.
@@ -145,15 +194,15 @@ class Run:
         ``keep``: of each section, the entries that stand there and are not given stay.
         """
         with self.writing(), FileLock(self.path / ".run.yaml.lock"):
-            value: dict[str, Any] = self.record() if self.manifest_path.is_file() else {"schema": SCHEMA}
+            value: dict[str, Any] = {**self.record()} if self.manifest_path.is_file() else {"schema": SCHEMA}
             for name, section in _with_texts(sections, self._shared).items():
                 value[name] = {**(value.get(name) or {}), **section} if keep else section
             write_atomically(self.manifest_path, yaml.dump(value))
 
     def section(self, name: str, made_by: str) -> dict[str, Any]:
         """A section of run.yaml; RunError where the stage that writes it has not run."""
-        value = self.manifest().get(name)
-        if value is None:
+        value = getattr(self.manifest, name)
+        if not value:
             raise RunError(f"{self.path} has no {name} yet; run `{made_by} --run {self.path}` first")
         return dict(value)
 

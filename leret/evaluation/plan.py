@@ -163,7 +163,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     if shared:
         raise ConfigError(f"evaluation: {shared[0]!r} is a system and an evaluation of this run; {_RENAME}")
     policies = Policies(sampled.policy, {**sampled.policies, **recipe.policies})
-    rounds = run.manifest().get("rounds", [])
+    rounds = run.manifest.rounds
     local = sampled.policy.kind == "local" and not recipe.policies and any(s.policy == BASE for s in systems)
     if local and rounds and policies.digest(known[BASE]) != rounds[0]["digest"]:
         changed = f"policy.model: {sampled.policy.model} is no longer the policy that {run.path} was sampled from"
@@ -172,7 +172,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         recipe,
         "a hop is a search",  # in older evaluations it was an LM call; they are refused when their rows are read
         run.section("sampling", "leret sample RECIPE"),
-        run.manifest().get("digests"),
+        run.manifest.digests,
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         recipe_stamps(sampled),

@@ -79,7 +79,7 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
     if problems:
         raise ConfigError(problems)
     stages: list[RoundStage] = []
-    begun = run.manifest().get("rounds", []) if run.manifest_path.is_file() else []
+    begun = run.manifest.rounds if run.manifest_path.is_file() else []
     for number in range(1, rounds + 1):
         trained = [_training(recipe, number, trainings) for recipe in trainings]
         done = len(begun) > number and all((run.policies / t.policy_name / "training.json").is_file() for t in trained)

@@ -54,11 +54,11 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
                 shutil.rmtree(old, ignore_errors=True)
         place = tempfile.mkdtemp(dir=parent)
     run = Run.create(Path(place).resolve())
-    before = run.manifest().get("optimize")
+    before = run.manifest.optimize
     if before is not None and before["student"] != now["student"]:
         logger.info("LeReT: %s is of another student; what this one comes to is in its students/", run.path)
         run = Run.create(run.path / "students" / now["student"][:12])
-        before = run.manifest().get("optimize")
+        before = run.manifest.optimize
     if before is not None:
         check_resumable(run.path, before, now, otherwise="give LeReT another run_dir")
     elif run.store.exists():

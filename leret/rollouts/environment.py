@@ -203,12 +203,11 @@ def resolve_recipe(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
 
 def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str]) -> None:
     """Refuse to mix samples of two recipes in one run. The policy may change (another round), and what is `Free`."""
-    manifest = run.manifest()
-    before = manifest.get("sampling")
+    before, digests_before = run.manifest.sampling, run.manifest.digests
     if before is not None:
         with suppress(ValidationError):  # a key that came after the run has its default there
             before = SamplingRecipe.model_validate(before).model_dump(mode="json")
-        known = {name: value for name, value in manifest.get("digests", {}).items() if name in digests}
+        known = {name: value for name, value in digests_before.items() if name in digests}
         now = {**recipe.model_dump(mode="json"), "digest": {name: digests[name] for name in known}}
         check_resumable(run.path, {**before, "digest": known}, now, free_keys(SamplingRecipe))
 
@@ -221,8 +220,7 @@ def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = T
 
     Every stage of a sampled run asks this. Files that still have the stamps they were sampled with are not read.
     """
-    manifest = run.manifest()
-    known, before = manifest.get("digests", {}), manifest.get("sampling")
+    known, before = run.manifest.digests, run.manifest.sampling
     if before is None or completed(
         run.path, "sample", stage_key(environment.recipe, recipe_stamps(environment.recipe))
     ):

@@ -330,7 +330,7 @@ class RoundSampler:
 
 def _stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
     """The samples that went on, by question and step, of the policy that the run sampled last."""
-    digest = run.manifest().get("digests", {}).get("policy")
+    digest = run.manifest.policy_digest
     with Store(run.store, read_only=True) as store:
         paths: dict[str, dict[int, Sample]] = {}
         for group in store.finished(digest):

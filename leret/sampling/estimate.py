@@ -62,7 +62,7 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
     questions = environment.tasks(recipe.data.split, recipe.data.limit, recipe.data.part)
     n_questions = len(questions)
     steps = steps_of(environment)
-    bank_ready = settings.prompts == 1 or (run.manifest_path.is_file() and "bank" in run.manifest())
+    bank_ready = settings.prompts == 1 or (run.manifest_path.is_file() and run.manifest.bank is not None)
     n_stored = 0
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:

@@ -87,7 +87,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         progress.start("rescoring", len(store.question_ids()))
         new = asyncio.run(pass_over.samples(progress))
         progress.finish()
-        digests = {**run.manifest().get("digests", {}), "reward": environment.reward_digest}
+        digests = {**run.manifest.digests, "reward": environment.reward_digest}
         sections = {"sampling": recipe.model_dump(mode="json")}
         sections["digests"] = {name: value for name, value in digests.items() if value is not None}
         name = run.prepare(sections)
@@ -98,7 +98,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
     run.update()
     settings = recipe.sampling
     made = {"strategy": settings.strategy, "margin": settings.margin, "max_pairs": settings.max_pairs}
-    how: dict[str, Any] = made | run.manifest().get("preferences", {})
+    how: dict[str, Any] = {**made, **run.manifest.preferences}
     pairs = build_preferences(run, how["strategy"], how["margin"], how["max_pairs"])
     counts = pass_over.n_samples, pass_over.n_changed, pass_over.n_states, pass_over.n_other_choices
     seconds = round(time.monotonic() - began, 3)

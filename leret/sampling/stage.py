@@ -148,7 +148,7 @@ async def with_credit(
     n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
     if n_auto < 2 and not (n_auto and plan.final):  # a single one is sampled by its steps, or nothing is
         return replace(plan, searched={})
-    searched = None if run is None else run.manifest().get("searched")
+    searched = None if run is None else run.manifest.searched
     if searched is None:
         searched = await predictors_searched(runner, StateSampler(runner, store, plan), tasks)
         if run is not None:
@@ -251,11 +251,11 @@ def begin(
             f"policy.model: {environment.recipe.policy.model} is another model here than where sampling was begun"
         )
     with FileLock(run.setup_lock):
-        manifest = run.manifest()
+        manifest = run.manifest
         section: dict[str, Any] = environment.recipe.model_dump(mode="json")
-        rounds: list[dict[str, Any]] = manifest.get("rounds", [])
+        rounds = manifest.rounds
         if rounds and rounds[0]["digest"] != policy.digest:
-            section |= {name: manifest["sampling"].get(name, {}) for name in ("policy", "policies")}
+            section |= {name: (manifest.sampling or {}).get(name, {}) for name in ("policy", "policies")}
         if all(entry["digest"] != policy.digest for entry in rounds):
             entry: dict[str, Any] = {
                 "policy": policy.name,
@@ -264,7 +264,7 @@ def begin(
             }
             entry |= {"digests": policy.digests} if isinstance(policy, PolicySet) else {}
             rounds = [*rounds, entry | ({"part": environment.recipe.data.part} if environment.recipe.data.part else {})]
-        known = {**manifest.get("digests", {}), **digests, "policy": policy.digest}
+        known = {**manifest.digests, **digests, "policy": policy.digest}
         with run.writing():
             write_atomically(run.held_out, json.dumps(sorted(environment.held_out), indent=0))
         run.update(sampling=section, digests=known, rounds=rounds)

@@ -125,7 +125,7 @@ def check_parity(
     from leret.sampling.store.store import Store
 
     with Store(run.store, read_only=True) as store:
-        groups = store.groups(run.manifest().get("digests", {}).get("policy"))
+        groups = store.groups(run.manifest.policy_digest)
         trained = (group for group in groups if predictors is None or group.state.predictor in predictors)
         states = list(islice(trained, _STATES))
     _check_counts(sampled_settings(run, predictors), initial, encoder, states)
@@ -190,10 +190,10 @@ def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence
 
 def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
     """The program sends what was sampled: it is the same, under the same versions, or its messages are compared."""
-    manifest = run.manifest()
-    program, sampled = manifest["sampling"].get("program"), manifest.get("digests", {}).get("program")
+    manifest = run.manifest
+    program, sampled = (manifest.sampling or {}).get("program"), manifest.digests.get("program")
     try:
-        if program and manifest["versions"] == versions() and program_digest(program) == sampled:
+        if program and manifest.versions == versions() and program_digest(program) == sampled:
             return
         from leret.rollouts.environment import Environment
 

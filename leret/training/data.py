@@ -53,7 +53,7 @@ def finished_states(run: Run, predictors: Collection[str] | None = None) -> Iter
 
     found = set()
     with Store(run.store, read_only=True) as store:
-        for group in store.finished(run.manifest().get("digests", {}).get("policy")):
+        for group in store.finished(run.manifest.policy_digest):
             found.add(group.state.predictor)
             if predictors is None or group.state.predictor in predictors:
                 yield group

@@ -95,7 +95,7 @@ def training_record(directory: Path) -> dict[str, Any]:
 
 
 def _check_unchanged(run: Run, path: Path, digest: str, predictors: Collection[str] | None) -> None:
-    rounds = run.manifest().get("rounds") or []
+    rounds = run.manifest.rounds
     local = sampled_settings(run, predictors).get("kind") == "local"
     known = rounds and rounds[0].get("digests", {"": rounds[0]["digest"]})
     if local and known and digest not in {known.get(name, known[""]) for name in predictors or [""]}:

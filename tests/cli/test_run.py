@@ -54,7 +54,7 @@ def test_two_rounds_sample_two_halves_and_the_report_shows_them(tmp_path: Path, 
     stages += ["--set", "require_spread=false", "--set", "limit=3", "--set", "resamples=100", "--rounds", "2"]
     succeeds("run", *stages)
     run = Run.open(tmp_path / "r")
-    rounds = run.manifest()["rounds"]
+    rounds = run.manifest.rounds
     assert [(entry["policy"], entry["part"]) for entry in rounds] == [(rounds[0]["policy"], "0/2"), ("sft", "1/2")]
     with Store(run.store, read_only=True) as store:
         first, second = ({g.state.task_id for g in store.groups(entry["digest"])} for entry in rounds)

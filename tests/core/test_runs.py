@@ -16,7 +16,7 @@ def run(tmp_path):
 def test_a_run_is_found_again_with_its_sections(run):
     run.update(sampling={"k": 3})
     assert Run.create(run.path).section("sampling", "leret sample") == {"k": 3}
-    assert "python" in Run.open(run.path).manifest()["versions"]
+    assert "python" in Run.open(run.path).manifest.versions
     with pytest.raises(RunError, match="no training yet; run `leret train"):
         run.section("training", "leret train")
 
@@ -34,15 +34,15 @@ def test_a_run_moves_with_the_files_that_it_names(run, tmp_path):
     run.update(sampling={"data": [str(corpus)]})
     assert run.record()["sampling"] == {"data": ["$RUN/../corpus.jsonl"]}
     moved = Run(corpus.parent.rename(tmp_path / "b") / "run")
-    assert moved.manifest()["sampling"] == {"data": [str(tmp_path / "b" / "corpus.jsonl")]}
+    assert moved.manifest.sampling == {"data": [str(tmp_path / "b" / "corpus.jsonl")]}
 
 
 def test_updates_at_the_same_time_lose_nothing(run):
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda i: Run(run.path).update(**{f"part{i}": {"n": i}}), range(8)))
         list(pool.map(lambda i: Run(run.path).update(keep=True, training={f"p{i}": {"n": i}}), range(8)))
-    assert {f"part{i}" for i in range(8)} <= set(run.manifest())
-    assert run.manifest()["training"] == {f"p{i}": {"n": i} for i in range(8)}
+    assert {f"part{i}" for i in range(8)} <= set(run.record())
+    assert run.manifest.training == {f"p{i}": {"n": i} for i in range(8)}
 
 
 def test_events_leave_out_a_line_that_a_crash_cut_off(run):

@@ -142,7 +142,7 @@ def test_a_run_names_no_path_of_the_machine_and_moves_with_its_data(run, tmp_pat
     texts = [run.manifest_path, run.report, *run.program.iterdir(), *run.path.rglob("*.json"), *run.path.rglob("*.md")]
     assert not [path for path in texts if str(tmp_path) in path.read_text()]
     assert "path: $RUN/../program.py:MultiHop" in run.manifest_path.read_text()
-    assert run.manifest()["sampling"]["data"]["corpus"] == f"{tmp_path}/corpus.jsonl"
+    assert run.manifest.sampling["data"]["corpus"] == f"{tmp_path}/corpus.jsonl"
     moved = tmp_path.rename(f"{tmp_path}-moved")
     again = evaluate(BASE, Run.open(moved / "run"))
     assert (again.asked, again.summary["rows"]) == ((), first.summary["rows"])

@@ -91,7 +91,7 @@ def test_trec_files_carry_the_same_measures_as_the_summary(run):
 def test_a_question_that_was_sampled_by_its_id_or_its_text_is_refused(run):
     evaluate(RAW, run)
     asked = read_rows(run.eval / "raw-question" / "per_question.parquet")[0].question_id
-    file = Path(run.manifest()["sampling"]["data"]["questions"])
+    file = Path(run.manifest.sampling["data"]["questions"])
     double = next(row for row in map(json.loads, file.read_text().splitlines()) if row["id"] == asked)
     file.write_text(file.read_text() + json.dumps({**double, "id": "double"}) + "\n")
     for sampled, says in (

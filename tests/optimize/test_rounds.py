@@ -105,7 +105,7 @@ def test_a_server_of_each_rounds_weights_is_started_for_its_sampling(tmp_path, w
         run_stage(step, run, serve="vllm")
         started = json.loads((tmp_path / "record" / "start.json").read_text())["arguments"]
         assert str(directory) in started
-        assert run.manifest()["rounds"][-1]["digest"] == model_digest(directory), "as in this process"
+        assert run.manifest.rounds[-1]["digest"] == model_digest(directory), "as in this process"
         assert gone(json.loads((tmp_path / "record" / "pids.json").read_text()))
     with Store(run.store, read_only=True) as store:
         assert {sample.completion for group in store.groups() for sample in group.samples} == {"Paris"}

@@ -181,7 +181,7 @@ def test_without_a_final_reward_the_others_are_not_sampled_and_named(tmp_path):
 def test_what_is_learnt_of_the_searches_is_noted_in_the_run(tmp_path):
     run = Run.create(tmp_path / "run")
     sample(run.store, Recorded(), run=run)
-    assert run.manifest()["searched"] == {"answer": False, "plan": False, "write": True}
+    assert run.manifest.searched == {"answer": False, "plan": False, "write": True}
     again = Recorded()
     sample(run.store, again, run=run)
     assert not again.requests
@@ -191,7 +191,7 @@ def test_a_completion_that_does_not_parse_tells_nothing_of_searches(tmp_path):
     run = Run.create(tmp_path / "run")
     mute = Recorded(mute=lambda request: step_of(request) == "write")
     sample(run.store, mute, run=run)
-    assert run.manifest()["searched"] == {"plan": False}
+    assert run.manifest.searched == {"plan": False}
     assert {len(group.samples) for group in groups_of(run.store, "write")} == {4}  # sampled all the same
 
 

@@ -29,7 +29,7 @@ def test_what_decides_a_sample_may_not_change(sampled, change, key):
 
 
 def test_a_run_of_an_older_version_lacks_keys_that_have_their_defaults_now(sampled, tmp_path):
-    recorded, run = sampled.manifest()["sampling"], Run.create(tmp_path / "older")
+    recorded, run = sampled.manifest.sampling, Run.create(tmp_path / "older")
     del recorded["sampling"]["final_weight"]
     run.update(sampling=recorded)
     refuse_changes(run, SamplingRecipe.model_validate(recorded), {})

@@ -156,7 +156,7 @@ def test_a_kill_leaves_the_old_rewards_or_the_new_ones(tmp_path, made, where, na
     rescore(new, "recall@1")
     states = {"ap": (content(run), preferences(run)), "recall@1": (content(new), preferences(new))}
     killed(run, where, name, after)
-    found = Run.open(run.path).manifest()["sampling"]["sampling"]["reward"]
+    found = Run.open(run.path).manifest.sampling["sampling"]["reward"]
     assert content(run) == states[found][0]
     assert not (run.preferences / "train.parquet").is_file() or preferences(run) == states[found][1]
     assert check_store(run).faults == []

@@ -32,8 +32,8 @@ def test_a_recipe_becomes_a_bank_a_store_and_preferences(run):
     assert report.samples == sum(len(group.samples) for group in content(run))
     assert report.pairs > 0
     assert list(report.prompts) == [path.stem for path in sorted(run.prompts.glob("*.json"))] == ["0", "1", "2"]
-    assert run.manifest()["sampling"]["data"]["corpus"] == str(Path("corpus.jsonl").resolve())
-    assert set(run.manifest()["digests"]) == {"corpus", "retriever", "program", "questions", "policy"}
+    assert run.manifest.sampling["data"]["corpus"] == str(Path("corpus.jsonl").resolve())
+    assert set(run.manifest.digests) == {"corpus", "retriever", "program", "questions", "policy"}
     assert [event["event"] for event in run.events()] == ["started", "bank", "accounts", "built", "finished"]
 
 
@@ -50,7 +50,7 @@ def test_a_finished_run_opens_nothing_again_and_leaves_pairs_made_by_hand(run, m
     again = sample(recipe_of(), run)
     assert len(made) == 1
     assert (again.already, again.new_samples, again.samples, again.pairs) == (True, 0, first.samples, first.pairs)
-    assert run.manifest()["preferences"]["strategy"] == "best-worst"
+    assert run.manifest.preferences["strategy"] == "best-worst"
     assert sample(recipe_of(strategy="all"), run).pairs >= first.pairs  # another strategy asks nothing either
     assert not made[1].requests
 
@@ -106,10 +106,10 @@ def test_prompts_of_which_most_do_not_fit_stop_the_run(run):
 def test_another_policy_is_another_round_and_the_base_stays(run):
     for model in ("fake", "ipo"):
         sample(recipe_of(policy={"model": model}), run)
-    manifest = run.manifest()
-    assert [entry["model"] for entry in manifest["rounds"]] == ["fake", "ipo"]
-    assert manifest["sampling"]["policy"]["model"] == "fake"
-    assert manifest["digests"]["policy"] == "ipo-policy"
+    manifest = run.manifest
+    assert [entry["model"] for entry in manifest.rounds] == ["fake", "ipo"]
+    assert manifest.sampling["policy"]["model"] == "fake"
+    assert manifest.policy_digest == "ipo-policy"
     with Store(run.store, read_only=True) as store:
         assert store.policy_digests() == ["fake-policy", "ipo-policy"]
 
@@ -151,7 +151,7 @@ def test_a_predictor_without_a_search_is_not_sampled_and_the_report_names_it(run
     sizes = {(group.state.predictor, len(group.samples)) for group in content(run)}
     assert sizes == {("write", 2), ("answer", 1)}
     assert any(note.startswith("answer is not sampled: no search follows it") for note in report.notes)
-    assert run.manifest()["searched"] == {"answer": False, "write": True}
+    assert run.manifest.searched == {"answer": False, "write": True}
     [event] = [event for event in run.events() if event["event"] == "accounts"]
     assert event["calls"] + 8 * 3 <= planned.lm_calls
     assert check_store(run).faults == []
@@ -245,7 +245,7 @@ def test_a_dead_server_is_told_before_the_data_is_read(tmp_path):
     recipe = recipe_of(policy={"kind": "openai", "model": "m", "urls": ["http://127.0.0.1:9/v1"], "retry_for_s": 0})
     with pytest.raises(PolicyError, match=r"http://127\.0\.0\.1:9/v1/models cannot be reached"):
         sample(recipe, Run.create(tmp_path / "run"), base_dir=tmp_path)
-    assert Run.open(tmp_path / "run").manifest().get("sampling") is None
+    assert Run.open(tmp_path / "run").manifest.sampling is None
 
 
 def test_a_run_whose_completions_do_not_parse_stops_and_shows_one(run, server):

@@ -36,7 +36,7 @@ def gpt2(tmp_path_factory) -> Path:
 @pytest.fixture
 def run(tmp_path, gpt2) -> Run:
     made = sampled_run(tmp_path / "run", gpt2)
-    sampling = made.manifest()["sampling"]
+    sampling = made.manifest.sampling
     made.update(sampling={**sampling, "policy": {**sampling["policy"], "template": "plain"}})
     return made
 

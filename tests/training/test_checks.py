@@ -99,7 +99,7 @@ def original(tmp_path_factory):
 
 
 def change_program(run, **keys):
-    section = run.manifest()["sampling"]
+    section = run.manifest.sampling
     section["program"] |= keys
     run.update(sampling=section)
 
@@ -200,7 +200,7 @@ def test_a_tokenizer_that_encodes_prompts_in_two_ways_is_refused(original, encod
 def test_a_program_is_opened_again_only_where_it_or_a_version_has_changed(run, encoder, monkeypatch):
     monkeypatch.setattr(Environment, "open", lambda run: pytest.fail("opened"))
     check(run, encoder)
-    run.update(versions={**run.manifest()["versions"], "dspy": "0"})
+    run.update(versions={**run.manifest.versions, "dspy": "0"})
     with pytest.raises(pytest.fail.Exception, match="opened"):
         check(run, encoder)
 

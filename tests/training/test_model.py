@@ -182,7 +182,7 @@ def test_an_adapter_of_another_shape_is_refused(adapted):
     ids=["lost", "served"],
 )
 def test_a_base_without_weights_here_asks_for_a_directory(run, policy, error, says):
-    run.update(sampling={**run.manifest()["sampling"], "policy": policy})
+    run.update(sampling={**run.manifest.sampling, "policy": policy})
     with pytest.raises(error, match=says):
         train(SFT, run)
     for name in ("demo", "agent"):

@@ -156,7 +156,7 @@ def test_each_predictor_may_have_its_own_policy(tmp_path):
     with Store(run.store, read_only=True) as store:
         groups = {name: [g for g in store.groups() if g.state.predictor == name] for name in ("write", "answer")}
         [policy] = {group.policy_digest for group in store.groups()}
-    assert policy == run.manifest()["digests"]["policy"]
+    assert policy == run.manifest.digests["policy"]
     assert {len(group.samples) for group in groups["write"]} == {4}
     assert {(len(g.samples), g.samples[0].is_sampled) for g in groups["answer"]} == {(1, False)}  # it is greedy
     job = make_job(IPORecipe(), run)

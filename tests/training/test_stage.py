@@ -46,7 +46,7 @@ def test_sft_then_ipo_lower_their_losses_and_leave_policies_without_pickles(run)
     log = record(run, "ipo")["log_history"]
     assert {"loss", "grad_norm", "rewards/margins", "rewards/accuracies", "step"} <= set(log[0])
     assert [record(run, name)["parent"] for name in ("sft", "ipo", "dpo")] == ["base", "sft", "base"]
-    assert run.manifest()["training"]["ipo"]["recipe"]["reduction"] == "sequence"
+    assert run.manifest.training["ipo"]["recipe"]["reduction"] == "sequence"
     assert next(event for event in run.events() if event["event"] == "done")["policy"] == "sft"
     # A control takes as many steps as the two together.
     more = train(changed(SFT, name="sft-more", match_steps_of="ipo"), run)

@@ -137,7 +137,7 @@ def training_data(run: Run) -> TrainingData:
             n_states += 1
             n_spread += len(set(own)) > 1
             failures.update(sample.failure.kind for sample in group.samples if sample.failure is not None)
-        rounds = _rounds(store, run.manifest().get("rounds", []))
+        rounds = _rounds(store, run.manifest.rounds)
     return TrainingData(dict(rewards), _margins(run), n_states, n_spread, failures, rounds)
 
 

@@ -61,8 +61,8 @@ async def load_or_build_bank(
 
 def load_bank(run: Run) -> list[Prompt] | None:
     """The prompts of a run; None where it has none yet."""
-    bank = run.manifest().get("bank")
-    return bank and [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
+    bank = run.manifest.bank
+    return None if bank is None else [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
 
 
 def save_bank(run: Run, prompts: Sequence[Prompt], wanted: int) -> None:

@@ -51,7 +51,7 @@ def build_preferences(
     Raises:
         RunError: nothing was sampled, or the directory cannot be written.
     """
-    policy_digest = policy_digest or run.manifest().get("digests", {}).get("policy")
+    policy_digest = policy_digest or run.manifest.policy_digest
     report = PreferenceReport(run.preferences / "train.parquet", strategy, margin, max_pairs)
     report.unparsed_reward = unparsed_reward(run)
     with Store(run.store, read_only=True) as store, run.writing():
@@ -67,7 +67,7 @@ def build_preferences(
 
 def unparsed_reward(run: Run) -> float | None:
     """The price of a completion that does not parse, by the recipe that the run was sampled with."""
-    section = run.manifest().get("sampling") or {}
+    section = run.manifest.sampling or {}
     reward = SamplingSettings.model_validate(section.get("sampling", {})).whole_reward
     return reward.unparsed_reward if isinstance(reward, RewardSettings) else None
 

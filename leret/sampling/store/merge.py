@@ -24,9 +24,7 @@ def merge_shards(run: Run, shards: Iterable[Path] = (), store: Store | None = No
     """
     others = [Run.open(path) for path in shards]
     for other in others:
-        refuse_changes(
-            run, sampling_recipe_of(other, "leret sample RECIPE --shard I/N"), other.manifest().get("digests", {})
-        )
+        refuse_changes(run, sampling_recipe_of(other, "leret sample RECIPE --shard I/N"), other.manifest.digests)
         if _prompts(other) != _prompts(run):
             raise RunError(f"{other.path} was sampled with other prompts than {run.path}: its prompts/ differs")
     with nullcontext(store) if store is not None else Store(run.store) as target:

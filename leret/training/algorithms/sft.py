@@ -78,7 +78,7 @@ def reference_answers(recipe: SFTRecipe, run: Run) -> list[TrainingExample]:
                     ),
                 ),
             )
-            for group in store.groups(run.manifest().get("digests", {}).get("policy"))
+            for group in store.groups(run.manifest.policy_digest)
             if group.state.predictor in writers and group.state.task_id in answers
         ]
     if not examples:

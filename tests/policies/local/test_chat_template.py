@@ -77,7 +77,7 @@ def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, t
     assert policy_state(policy).get("enable_thinking") is thinking
     assert settings.in_process("other").enable_thinking is thinking  # a trained policy of the run, and leret.load
     run = sampled_run(tmp_path / "run", base)
-    section = run.manifest()["sampling"]
+    section = run.manifest.sampling
     run.update(sampling={**section, "policy": {**section["policy"], "enable_thinking": thinking}})
     with sqlite3.connect(run.store) as store:  # the sampler's own counts, which the trainer's must equal
         for state, messages in store.execute("SELECT id, messages FROM states").fetchall():

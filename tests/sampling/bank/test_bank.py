@@ -35,7 +35,7 @@ def test_a_run_stopped_while_it_makes_its_bank_is_finished_by_the_same_command(r
     stopping = FakePolicy(fail=lambda request: next(number) == 40 and interrupt())
     with policy_is(stopping), pytest.raises(KeyboardInterrupt):
         sample(recipe_of(), run)
-    assert "bank" not in run.manifest()
+    assert run.manifest.bank is None
     sample(recipe_of(), run)
     assert content(run) == content(whole)
 

@@ -60,7 +60,7 @@ def test_distinct_keeps_the_first_of_equal_completions_and_drops_failures():
 def test_strategies_and_limits_reach_the_rows(run):
     assert build_preferences(run, "margin", margin=0.6).pairs == 1
     assert build_preferences(run, "all", max_pairs=1).pairs == 2
-    assert run.manifest()["preferences"] == {"strategy": "all", "margin": 0.0, "max_pairs": 1, "pairs": 2}
+    assert run.manifest.preferences == {"strategy": "all", "margin": 0.0, "max_pairs": 1, "pairs": 2}
 
 
 def test_only_the_named_policys_samples_are_paired(run, store):

@@ -75,7 +75,7 @@ def test_a_fault_of_many_rows_is_one_message_and_a_damaged_file_is_told(run):
 
 
 def test_what_cannot_be_checked_is_said(run):
-    section = run.manifest()["sampling"]
+    section = run.manifest.sampling
     run.update(sampling={**section, "data": {**section["data"], "questions": "/nowhere/questions.jsonl"}})
     run.shards.mkdir()
     (run.shards / "0-of-2.db").touch()
@@ -88,7 +88,7 @@ def test_what_cannot_be_checked_is_said(run):
 def test_code_that_a_run_names_is_not_run(run):
     evil, mark = run.path / "evil.py", run.path / "evil.ran"
     evil.write_text(f"open({str(mark)!r}, 'w').close()\ndef score(outcome):\n    return 0.0\n")
-    section = run.manifest()["sampling"]
+    section = run.manifest.sampling
     for reward in (f"{evil}:score", {"parts": {"mine": {"function": f"{evil}:score"}}}):
         run.update(sampling={**section, "sampling": {**section["sampling"], "reward": reward}})
         report = check_store(run)

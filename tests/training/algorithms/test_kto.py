@@ -101,7 +101,7 @@ def test_what_does_not_parse_is_undesirable_where_it_has_a_price(run):
         store.put_samples([bad], SamplingParams("base", POLICY, "p", 1.0, 1.0, 16))
     texts = {example.completions[0] for example in read_examples(KTORecipe(), run)}
     assert "no" not in texts
-    section = run.manifest()["sampling"]
+    section = run.manifest.sampling
     parts = {"reward": {"parts": {"ap": {"reward": "ap"}}, "unparsed_reward": -3.5}}
     run.update(sampling={**section, "sampling": parts})
     found = {example.completions[0]: example.scores[0] for example in read_examples(KTORecipe(), run)}
