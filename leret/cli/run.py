@@ -34,6 +34,7 @@ def train(
     from leret.config.load import load_recipe
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe
+    from leret.training.algorithms.base import refuse_processes
 
     settings = load_recipe(recipe, TrainingRecipe, overrides or ())
     opened = Run.open(run)
@@ -41,7 +42,7 @@ def train(
     from leret.training import stage  # after the recipe is read: a mistake in it is told at once
 
     if launch is not None:
-        stage.refuse_processes(settings)
+        refuse_processes(settings)
     if dry_run:
         console.facts(stage.estimate(settings, opened))
         return

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, int64, tensor
 
 from leret.config.sampling import SamplingSettings
+from leret.config.training import RoundRecipe
 from leret.core.aio import gathered
 from leret.core.errors import ProgramError, RetrievalError
 from leret.core.runs import Run
@@ -37,7 +38,6 @@ from leret.rollouts.states import BranchPoint, Role, SamplingPlan, StateSampler
 from leret.sampling.scheduler import SamplingStats, refuse_failures
 from leret.sampling.stage import scorable, with_credit
 from leret.sampling.store.store import Store
-from leret.training.online.recipe import RoundRecipe
 from leret.training.online.served import ServedPolicy
 
 if TYPE_CHECKING:
