@@ -4,7 +4,7 @@ To add one: its file, with its entry, and a line in this table.
 """
 
 from leret.config.training import TrainingRecipe
-from leret.training.algorithms import grpo, kto, pick, ppo, pqn, preference, rloo, sft
+from leret.training.algorithms import grpo, gspo, kto, pick, ppo, pqn, preference, rloo, sft
 from leret.training.algorithms.base import Algorithm
 
 ALGORITHMS: dict[str, Algorithm] = {
@@ -13,6 +13,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ipo": preference.IPO,
     "kto": kto.KTO,
     "grpo": grpo.GRPO,
+    "gspo": gspo.GSPO,
     "rloo": rloo.RLOO,
     "ppo": ppo.PPO,
     "pqn": pqn.PQN,
