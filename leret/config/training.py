@@ -211,11 +211,6 @@ class ClipKeys(Settings):
     epsilon_high: float | None = Field(None, gt=0, description="... and at 1 + epsilon_high; None: epsilon")
     entropy_coef: float = Field(0.0, description="weight of the tokens' entropy, which lowers the loss")
 
-    @property
-    def clip_range(self) -> tuple[float, float]:
-        """Distances from 1 at which the ratio is clipped: below, above."""
-        return self.epsilon, self.epsilon if self.epsilon_high is None else self.epsilon_high
-
 
 class KLKeys(Settings):
     """KL penalty to the initial policy."""

@@ -65,7 +65,8 @@ def check_loss(trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., f
         return None
 
     model, data = trainer.model, trainer.train_dataset
-    shortest = sorted(range(len(data)), key=lambda i: sum(len(v) for v in data[i].values() if isinstance(v, list)))
+    lengths = [sum(len(value) for value in row.values() if isinstance(value, list)) for row in data]
+    shortest = sorted(range(len(data)), key=lengths.__getitem__)
     rows = [data[i] for i in shortest[:_ROWS]]
     batch = send_to_device(trainer.data_collator(rows), next(model.parameters()).device)
     model.eval()
@@ -178,7 +179,7 @@ def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence
     if len(states) == _STATES:
         del known[states[-1].state.task_id]  # it may have further states
     for example in examples:
-        sent, trained = known.get(example.task_id), plain(example.prompt)
+        sent, trained = known.get(example.task_id), example.prompt
         if sent and trained not in sent:
             raise TrainingError(
                 f"question {example.task_id}: the prompt of the training is not the one that was sent:\n"

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
@@ -39,36 +39,15 @@ class TrainingExample:
     scores: tuple[float, ...] = ()
 
 
-class Samples(Protocol):
-    """Source of training examples: a run (`RunSamples`), or groups in memory (`GroupSamples`).
-
-    Attributes:
-        unparsed_reward: of completions that do not parse; None leaves them out.
-        environment: the run's; None in memory.
-    """
-
-    @property
-    def unparsed_reward(self) -> float | None: ...
-
-    @property
-    def environment(self) -> Environment | None: ...
-
-    def groups(self) -> Iterable[StateSamples]:
-        """Yield the samples of each state."""
-        ...
-
-    def pairs(self) -> Iterable[TrainingExample]:
-        """Yield a better and a worse completion at a time, with their rewards."""
-        ...
-
-
 @dataclass(frozen=True)
 class GroupSamples:
-    """Samples in memory; pairs are of adjacent reward levels, as in the paper."""
+    """Samples in memory; pairs are of adjacent reward levels, as in the paper.
+
+    ``unparsed_reward`` is that of completions that do not parse; None leaves them out.
+    """
 
     samples: Sequence[StateSamples]
     unparsed_reward: float | None = None
-    environment: Environment | None = None
 
     def groups(self) -> Iterable[StateSamples]:
         return self.samples
@@ -115,8 +94,8 @@ class RunSamples:
                     yield group
         _check_predictors(self.predictors, sampled)
 
-    def pairs(self) -> Iterator[TrainingExample]:
-        """Yield the pairs of ``R/preferences/train.parquet`` in the file's order.
+    def pairs(self) -> list[TrainingExample]:
+        """Return the pairs of ``R/preferences/train.parquet`` in the file's order.
 
         Raises:
             TrainingError: the file cannot be read, is empty, or has no pair of one of the predictors.
@@ -145,11 +124,20 @@ class RunSamples:
                 "questions, more prompts or samples a state, or at a higher temperature"
             )
         _check_predictors(self.predictors, {str(row["predictor"]) for row in rows})
-        for row in rows:
-            if self.predictors is None or row["predictor"] in self.predictors:
-                completions = (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"]))
-                rewards = (float(row["score_chosen"]), float(row["score_rejected"]))
-                yield TrainingExample(str(row["question_id"]), plain(row["prompt"]), completions, rewards)
+        return [
+            TrainingExample(
+                str(row["question_id"]),
+                plain(row["prompt"]),
+                (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"])),
+                (float(row["score_chosen"]), float(row["score_rejected"])),
+            )
+            for row in rows
+            if self.predictors is None or row["predictor"] in self.predictors
+        ]
+
+
+Samples = GroupSamples | RunSamples
+"""Source of training examples."""
 
 
 def plain(messages: Sequence[Any]) -> Messages:
@@ -218,7 +206,9 @@ class TokenEncoder:
         self.enable_thinking = enable_thinking
 
     def encode(self, examples: Sequence[TrainingExample]) -> list[Encoded]:
-        prompts = [self.render(example.prompt) for example in examples]
+        messages = {str(example.prompt): example.prompt for example in examples}  # pairs of a state share it
+        rendered = {key: self.render(prompt) for key, prompt in messages.items()}
+        prompts = [rendered[str(example.prompt)] for example in examples]
         texts = dict.fromkeys(prompts) | {
             prompt + text: None
             for prompt, example in zip(prompts, examples, strict=True)

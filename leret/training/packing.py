@@ -54,7 +54,8 @@ class Packed:
 def pack(trees: Sequence[tuple[Ids, Sequence[Ids]]], rows: Sequence[Sequence[int]] | None = None) -> Packed:
     """Lay out prompts with their completions of at least one token; ``rows`` lists the trees that share a row."""
     rows = rows or [[i] for i in range(len(trees))]
-    width = max(sum(_length(trees[i]) for i in row) for row in rows)
+    lengths = [len(prompt) + sum(map(len, completions)) for prompt, completions in trees]
+    width = max(sum(lengths[i] for i in row) for row in rows)
     ids, positions = (torch.zeros(len(rows), width, dtype=torch.long) for _ in range(2))
     tree, branch = (torch.full((len(rows), width), -1, dtype=torch.long) for _ in range(2))
     places: list[list[list[int]]] = [[] for _ in trees]
@@ -85,7 +86,7 @@ def fill_rows(lengths: Sequence[int]) -> list[list[int]]:
     """
     room: list[int] = []
     rows: list[list[int]] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+    for i in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
         r = next((r for r, free in enumerate(room) if free >= lengths[i]), len(rows))
         if r == len(rows):
             room.append(max(lengths))
@@ -151,18 +152,15 @@ def _layout(sequences: Sequence[tuple[Ids, Ids]]) -> Layout:
     for prompt, completion in sequences:
         trees.setdefault(tuple(prompt), {})[tuple(completion)] = None
     branches = [(prompt, list(completions)) for prompt, completions in trees.items()]
-    packed = pack(branches, fill_rows([_length(tree) for tree in branches]))
+    rows = fill_rows([len(prompt) + sum(map(len, completions)) for prompt, completions in branches])
+    packed = pack(branches, rows)
     places_of = {
         (prompt, completion): torch.tensor(places)
         for (prompt, completions), by_completion in zip(branches, packed.places, strict=True)
         for completion, places in zip(completions, by_completion, strict=True)
     }
-    rows = [places_of[tuple(prompt), tuple(completion)] for prompt, completion in sequences]
-    width = 1 + max(len(places) for places in rows)  # the last token of a completion predicts nothing
-    table = torch.stack([torch.nn.functional.pad(places, (0, width - len(places))) for places in rows])
+    places = [places_of[tuple(prompt), tuple(completion)] for prompt, completion in sequences]
+    width = 1 + max(map(len, places))  # the last token of a completion predicts nothing
+    table = torch.stack([torch.nn.functional.pad(one, (0, width - len(one))) for one in places])
     n_tokens = torch.tensor(sum(len(prompt) + len(completion) for prompt, completion in sequences))
     return Layout(ids=packed.ids, mask=packed.mask, positions=packed.positions, places=table, n_tokens=n_tokens)
-
-
-def _length(tree: tuple[Ids, Sequence[Ids]]) -> int:
-    return len(tree[0]) + sum(map(len, tree[1]))

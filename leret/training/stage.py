@@ -27,7 +27,7 @@ from leret.rollouts.environment import Environment, questions_digest, refuse_cha
 from leret.training.algorithms import ALGORITHMS, Algorithm
 from leret.training.checkpoints import CheckpointDirectory, TrainingJob, TrainingRecord, TrainReport, checkpoint_step
 from leret.training.checks import refuse_leaks
-from leret.training.data import TrainingExample, examples_digest
+from leret.training.data import examples_digest
 from leret.training.model import InitialPolicy, training_record, with_learning_rate
 from leret.training.process import Interrupt, training_process
 from leret.training.validation import open_validation
@@ -145,12 +145,13 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment) -> Trai
     else:
         digests = {"data": examples_digest(inputs)}
     digests["parent"] = initial.digest
-    ids = {_task_id(one) for one in inputs}
+    name = "id" if algorithm.is_online else "task_id"
+    ids = {getattr(one, name) for one in inputs}
     refuse_leaks(run, ids)
     validation = open_validation(recipe, environment, ids)
     if validation is not None:
         digests["validation"] = validation.digest
-        inputs = [one for one in inputs if _task_id(one) not in validation.ids]
+        inputs = [one for one in inputs if getattr(one, name) not in validation.ids]
         if not inputs:
             raise TrainingError("eval_tasks: the validation takes all tasks of the training; lower eval_tasks")
     return TrainingJob(
@@ -165,10 +166,6 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment) -> Trai
         max_steps=_matched_steps(run, recipe, initial),
         enable_thinking=sampled_settings(run, recipe.predictors).get("enable_thinking"),
     )
-
-
-def _task_id(one: Any) -> str:
-    return one.task_id if isinstance(one, TrainingExample) else str(one.id)
 
 
 def _with_predictors(

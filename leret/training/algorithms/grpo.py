@@ -57,7 +57,7 @@ def loss(recipe: GRPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> 
     from leret.training.online.losses import clipped_loss
     from leret.training.online.update import penalized
 
-    losses, clipped = clipped_loss(batch.log_ratio(now.logps), batch.advantages, *recipe.clip_range)
+    losses, clipped = clipped_loss(batch.log_ratio(now.logps), batch.advantages, recipe.epsilon, recipe.epsilon_high)
     policy = batch.mean(losses, recipe.loss_type)
     return penalized(policy, recipe, batch, now, beta, recipe.loss_type) | {"clipped": batch.token_mean(clipped)}
 

@@ -35,7 +35,7 @@ def loss(recipe: GSPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> 
     from leret.training.online.update import penalized
 
     log_ratio = batch.log_ratio(now.logps).sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)
-    losses, clipped = clipped_loss(log_ratio, batch.advantages[:, :1], *recipe.clip_range)
+    losses, clipped = clipped_loss(log_ratio, batch.advantages[:, :1], recipe.epsilon, recipe.epsilon_high)
     policy = batch.sequence_mean(losses)
     return penalized(policy, recipe, batch, now, beta, "sequence") | {"clipped": batch.token_mean(clipped)}
 

@@ -78,7 +78,7 @@ class GroupMethod:
         logps = self._logps(q, batch)
         states, shares = batch.states, 1 / torch.bincount(batch.states)[batch.states]
         if recipe.loss == "grpo":
-            each = clipped_loss(logps - batch.old_logps, batch.targets, recipe.epsilon, recipe.epsilon)[0]
+            each = clipped_loss(logps - batch.old_logps, batch.targets, recipe.epsilon)[0]
         else:
             chosen, rejected, shares = best_and_others(batch.rewards, batch.states)
             states, ahead = batch.states[chosen], logps - batch.old_logps

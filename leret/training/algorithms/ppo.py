@@ -65,7 +65,7 @@ def loss(recipe: PPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> d
     assert now.values is not None
     assert batch.values is not None
     assert batch.returns is not None
-    losses, clipped = clipped_loss(batch.log_ratio(now.logps), batch.advantages, *recipe.clip_range)
+    losses, clipped = clipped_loss(batch.log_ratio(now.logps), batch.advantages, recipe.epsilon, recipe.epsilon_high)
     policy = batch.mean(losses, recipe.loss_type)
     terms = penalized(policy, recipe, batch, now, beta, recipe.loss_type)
     error = batch.token_mean(value_loss(now.values, batch.values, batch.returns, recipe.cliprange_value))

@@ -50,7 +50,7 @@ def loss(recipe: RLOORecipe, batch: RolloutBatch, now: Forward, beta: float) -> 
     from leret.training.online.update import penalized
 
     log_ratio = batch.log_ratio(now.logps).sum(1, keepdim=True)
-    losses, clipped = clipped_loss(log_ratio, batch.advantages[:, :1], *recipe.clip_range)
+    losses, clipped = clipped_loss(log_ratio, batch.advantages[:, :1], recipe.epsilon, recipe.epsilon_high)
     policy = batch.sequence_mean(losses)
     return penalized(policy, recipe, batch, now, beta, "dapo") | {"clipped": batch.token_mean(clipped)}
 

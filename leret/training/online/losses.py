@@ -16,20 +16,21 @@ from torch import Tensor
 LossType = Literal["sequence", "token", "dapo"]
 
 
-def clipped_loss(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+def clipped_loss(log_ratio: Tensor, advantages: Tensor, low: float, high: float | None = None) -> tuple[Tensor, Tensor]:
     """Return the negative clipped surrogate.
 
     Args:
         log_ratio: (n, width) log-ratios of tokens to the policy that sampled, or (n, 1) of whole completions.
         advantages: (n, width) or (n, 1).
         low: the ratio counts down to ``1 - low`` ...
-        high: ... and up to ``1 + high``, if the advantage would push it out of that range.
+        high: ... and up to ``1 + high``, if the advantage would push it out of that range; None: ``low``.
 
     Returns:
         Losses, and True where the range held a ratio back; both in the shape of the ratios.
 
     Source: Schulman et al. 2017, arXiv 1707.06347, eq. 7; two bounds: Yu et al. 2025, arXiv 2503.14476, eq. 8.
     """
+    high = low if high is None else high
     ratio = log_ratio.exp()
     loss = -torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
     clipped = ((ratio < 1 - low) & (advantages < 0)) | ((ratio > 1 + high) & (advantages > 0))
