@@ -48,7 +48,7 @@ class ScheduleKeys(Settings):
 
 
 class DeviceKeys(Settings):
-    """Where and how reproducibly a training computes."""
+    """Seed, device and threads of a training."""
 
     seed: int = 0
     device: Annotated[str, Free()] = "auto"
