@@ -57,9 +57,10 @@ def by_trl(run, algorithm, out, steps):
 
     from leret.core.bundled import policy_directory
     from leret.training.algorithms import ALGORITHMS as TABLE
+    from leret.training.data import RunSamples
 
     torch.set_num_threads(1)
-    examples = TABLE[algorithm].read_examples(TABLE[algorithm].settings(), run)
+    examples = TABLE[algorithm].examples(TABLE[algorithm].settings(), RunSamples(run))
     began, cpu = time.perf_counter(), time.process_time()
     names = ("completion",) if algorithm == "sft" else ("chosen", "rejected")
     rows = [

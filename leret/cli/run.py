@@ -36,6 +36,7 @@ def train(
     from leret.config.load import load_recipe
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe
+    from leret.training.algorithms.base import refuse_processes
 
     settings = load_recipe(recipe, TrainingRecipe, overrides or ())
     directory = Run.open(run)
@@ -43,7 +44,7 @@ def train(
     from leret.training import stage  # slow to import: faults of the recipe are reported before
 
     if launch is not None:
-        stage.refuse_processes(settings)
+        refuse_processes(settings)
     if dry_run:
         console.facts(stage.estimate(settings, directory))
         return

@@ -155,14 +155,12 @@ def export(
         n = export_store(directory, to, file, messages=messages, force=force)
     else:
         from leret.training.algorithms import kto, sft
-        from leret.training.data import completion_rows
+        from leret.training.data import RunSamples, completion_rows
 
-        targets = form == "sft"
-        if targets:
-            examples = sft.read_examples(sft.SFTRecipe(), directory)
-        else:
-            examples = kto.read_examples(kto.KTORecipe(), directory)
-        rows, columns = completion_rows(examples, labelled=not targets)
+        algorithm = sft.SFT if form == "sft" else kto.KTO
+        recipe = algorithm.settings.model_validate({"algorithm": form})
+        examples = algorithm.examples(recipe, RunSamples(directory))
+        rows, columns = completion_rows(examples, labelled=form == "kto")
         n = export_rows(rows, columns, to, file, force=force)
     if file is out:
         console.done(f"{n:,} {'samples' if form == 'samples' else 'rows'} in {out}")

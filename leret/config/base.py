@@ -144,10 +144,15 @@ def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: 
             return {name: changed(item, mark, (*key, name)) for name, item in value.items()}
         return value
 
-    fields = type(settings).model_fields.items()
+    marks = _path_marks(type(settings))
     return settings.model_copy(
-        update={n: changed(getattr(settings, n), mark_of(field, RecipePath), (*key, n)) for n, field in fields}
+        update={name: changed(getattr(settings, name), mark, (*key, name)) for name, mark in marks.items()}
     )
+
+
+@lru_cache
+def _path_marks(model: type[BaseModel]) -> dict[str, RecipePath | None]:
+    return {name: mark_of(field, RecipePath) for name, field in model.model_fields.items()}
 
 
 def portable(settings: BaseModel, directory: Path) -> dict[str, Any]:

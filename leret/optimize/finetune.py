@@ -1,4 +1,4 @@
-"""Trainings that DSPy's optimizers ask for: leret's own `fit` on examples in memory."""
+"""Trainings for DSPy's optimizers: `leret.training.stage.train_job` on examples in memory."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from leret.policies.checkpoints import find_model, model_digest
 from leret.rollouts.environment import Environment, questions_digest
 from leret.training.algorithms import TrainingRecipe
 from leret.training.checkpoints import CheckpointDirectory, TrainReport
-from leret.training.checkpoints import TrainingJob as Fit
-from leret.training.checks import check_ids
+from leret.training.checkpoints import TrainingJob as LocalTraining
 from leret.training.data import TrainingExample, examples_digest
 from leret.training.model import InitialPolicy, training_record, with_learning_rate
 from leret.training.process import Interrupt
@@ -33,13 +32,13 @@ from leret.training.stage import train_job
 S = TypeVar("S", bound=Settings)
 
 ONE_TRAINING = threading.Lock()
-"""Held by whoever trains: a training sets threads, environment and library flags of the whole process."""
+"""Held during a training, which sets threads, environment and library flags of the whole process."""
 
 _LOG = logging.getLogger("leret")
 
 
 class FinetuneJob(TrainingJob):
-    """A finetuning in its thread: what it is doing, and how to stop it."""
+    """A finetuning in a thread: its status, and a way to stop it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,7 +46,7 @@ class FinetuneJob(TrainingJob):
         self.training = False
 
     def status(self) -> TrainingStatus:
-        """Pending while another training has the process."""
+        """Return the status; pending while another training runs in this process."""
         if self.cancelled():
             return TrainingStatus.cancelled
         if self.done():
@@ -55,13 +54,13 @@ class FinetuneJob(TrainingJob):
         return TrainingStatus.running if self.training else TrainingStatus.pending
 
     def cancel(self) -> bool:
-        """Stop after the step at work, with a checkpoint that the same finetuning goes on from; False if it is done."""
-        cancelled = Future.cancel(self)  # DSPy's own drops the answer
+        """Stop after the current step, with a checkpoint to resume from; return False if the job is done."""
+        cancelled = Future.cancel(self)  # DSPy's override returns None
         self.interrupt.requested |= cancelled
         return cancelled
 
     def set_result(self, result: Any) -> None:
-        """Of the thread, which DSPy lets answer a cancelled job too."""
+        """Set the result. The training thread calls this after a cancel too; the result is then dropped."""
         if not self.cancelled():
             super().set_result(result)
 
@@ -78,18 +77,18 @@ def train_examples(
     environment: Environment | None = None,
     run: Run | None = None,
 ) -> Path:
-    """Train a policy on examples in memory; go on where an earlier call was stopped; nothing where it is there.
+    """Train a policy on examples in memory, or resume its training; do nothing if it exists.
 
     Args:
-        model: of an LM: ``leret/DIRECTORY``, ``leret/demo``, with or without ``leret/``.
+        model: an LM's: ``leret/DIRECTORY``, ``leret/demo``, with or without ``leret/``.
         examples: one completion each for sft and kto, chosen and rejected for ipo and dpo.
-        keys: of the algorithm's recipe, ``algorithm`` among them; ``name`` is made of the content of all that the
-            policy follows from when absent. Besides, ``max_steps`` (optimizer steps instead of epochs; 0 gives the same
-            policy again) and ``enable_thinking`` (of the chat template).
-        run_dir: the policy is written into its ``policies`` folder.
-        job: hears of the beginning, and stops the training.
+        keys: of the algorithm's recipe, with ``algorithm``; without ``name``, a digest of data, keys and model names
+            the policy. Also ``max_steps`` (optimizer steps instead of epochs; 0 gives the same policy) and
+            ``enable_thinking`` (of the chat template).
+        run_dir: its ``policies`` folder gets the policy.
+        job: is told of the start, and stops the training.
         progress: watches the steps.
-        tasks: what an online algorithm samples, instead of examples.
+        tasks: samples of an online algorithm, instead of examples.
         environment: of the tasks.
         run: of the tasks.
 
@@ -97,7 +96,7 @@ def train_examples(
         The policy's directory.
 
     Raises:
-        TrainingError: a key is wrong, there is no example, none fits, or a check refuses.
+        TrainingError: a key is wrong, there is no example, no example fits, or a check refuses.
         PolicyError: the model cannot be loaded.
         RunError: the directory holds another training of this name.
     """
@@ -105,7 +104,9 @@ def train_examples(
     max_steps, thinking = None if tasks else keys.pop("max_steps", None), keys.pop("enable_thinking", None)
     recipe = validated(TrainingRecipe, keys)
     if not (examples or tasks):
-        raise TrainingError("there is nothing to train on: no example is left; does the metric let none pass?")
+        raise TrainingError(
+            "there is nothing to train on: no example is left; check whether the metric rejects all of them"
+        )
     initial = initial_policy(model)
     recipe = with_learning_rate(recipe, initial)
     digests = {"data": questions_digest(tasks) if tasks else examples_digest(examples), "parent": initial.digest}
@@ -115,46 +116,45 @@ def train_examples(
     recipe = recipe.model_copy(update={"name": name, "init_from": initial.name})
     directory = CheckpointDirectory(Path(run_dir).resolve() / "policies", name)
     key = {"recipe": recipe.model_dump(mode="json") | more, "digest": digests}
-    fit = Fit(
-        recipe, initial, examples, directory, key, max_steps, thinking, lambda *ids: check_ids(examples, *ids),
-        run=run, tasks=tasks, environment=environment,
-    )  # fmt: skip
+    training = LocalTraining(
+        recipe, initial, tasks or examples, directory, key, run, environment, None, max_steps, thinking
+    )
     with ONE_TRAINING:
-        report = _fit(fit, job, progress)
+        report = _train(training, job, progress)
     if report.dropped:
         _LOG.warning("%s: %d of %d examples were too long", report.path, report.dropped, len(examples))
     return report.path
 
 
-def _fit(fit: Fit, job: FinetuneJob | None, progress: Progress | None) -> TrainReport:
+def _train(training: LocalTraining, job: FinetuneJob | None, progress: Progress | None) -> TrainReport:
     if job is None:
-        return train_job(fit, progress)[0]
+        return train_job(training, progress)[0]
     job.training = True
     try:
         if not job.cancelled():
-            return train_job(fit, progress, interrupt=job.interrupt)[0]
+            return train_job(training, progress, interrupt=job.interrupt)[0]
     except KeyboardInterrupt:
         if not job.cancelled():
             raise
-    raise TrainingError(f"{fit.directory.path}: cancelled; the same training goes on from its last checkpoint")
+    raise TrainingError(f"{training.directory.path}: cancelled; the same training resumes from its last checkpoint")
 
 
 def validated(settings: type[S], keys: Mapping[str, Any]) -> S:
-    """Settings out of a mapping; a `TrainingError` lists all keys that are wrong."""
+    """Make settings from a mapping; a `TrainingError` lists all wrong keys."""
     try:
         return settings.model_validate(dict(keys))
     except ValidationError as error:
-        given = Placed(dict(keys), {(): "train_kwargs"})
-        raise TrainingError("; ".join(describe(fault, settings, given) for fault in error.errors())) from None
+        placed = Placed(dict(keys), {(): "train_kwargs"})
+        raise TrainingError("; ".join(describe(fault, settings, placed) for fault in error.errors())) from None
 
 
 def initial_policy(model: str) -> InitialPolicy:
-    """Where a training of an LM's model starts."""
+    """Return the policy that a training of an LM's model starts from."""
     path = find_model(model.removeprefix("leret/")).resolve()
     steps = int(training_record(path).get("total_steps", 0))
     return InitialPolicy(model.rpartition("/")[2], path, model_digest(path), steps)
 
 
 def default_run_dir() -> Path:
-    """Where trainings of a process go that name no ``run_dir``: ``leret`` in DSPy's own folder of finetuned models."""
+    """Return the directory of trainings without ``run_dir``: ``leret`` in DSPy's folder of finetuned models."""
     return Path(get_finetune_directory()) / "leret"

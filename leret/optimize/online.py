@@ -1,4 +1,4 @@
-"""The environment of online trainings of `leret.LeReT`: rounds run the student, and its other LMs answer beside it."""
+"""Environment of online trainings of `leret.LeReT`: rounds run the student, and its other LMs keep answering."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from leret.rollouts.environment import Environment
 
 @dataclass(frozen=True)
 class Student:
-    """A program with what runs it.
+    """A program with its adapter and search.
 
     Attributes:
         retriever: answers all searches; None if each `leret.Search` has its own, or ``rm`` searches.
-        rm: stands for ``dspy.settings.rm``.
+        rm: replaces ``dspy.settings.rm``.
     """
 
     program: dspy.Module
@@ -41,9 +41,10 @@ class StudentEnvironment(Environment):
 
     Args:
         student: its program is copied.
-        lm: the LM in training; its temperature and its most tokens count.
-        role: who answers a call, given the policy in training.
-        reward: of a step, and ``final`` of the program's end; names or functions of an outcome.
+        lm: the LM in training, with its temperature and token limit.
+        role: chooses the policy that answers a call, given the policy in training.
+        reward: of a step; a name, or a function of an outcome.
+        final: of the program's end.
         settings: of sampling: credit, seed, continuations.
         cache: a directory of the run.
     """
@@ -58,17 +59,16 @@ class StudentEnvironment(Environment):
         settings: SamplingSettings,
         cache: Path,
     ) -> None:
-        given = {name: lm.kwargs[name] for name in ("temperature", "max_tokens", "top_p") if lm.kwargs.get(name)}
-        given["enable_thinking"] = lm.engine.settings.enable_thinking
-        policy = LocalPolicySettings(model=lm.model.removeprefix("leret/")).model_copy(update=given)
-        scored = settings.model_copy(update={"reward": reward, "final": final})  # functions, which no recipe can hold
+        decoding = {name: lm.kwargs[name] for name in ("temperature", "max_tokens", "top_p") if lm.kwargs.get(name)}
+        decoding["enable_thinking"] = lm.engine.settings.enable_thinking
+        policy = LocalPolicySettings(model=lm.model.removeprefix("leret/")).model_copy(update=decoding)
+        scored = settings.model_copy(update={"reward": reward, "final": final})  # functions, which a recipe cannot hold
         keys: dict[str, Any] = {"policy": policy, "policies": {}, "sampling": scored}
         super().__init__(SamplingRecipe.model_construct(**keys), cache)
         self.student, self.role = student, role
 
     @property
     def retriever(self) -> Retriever | None:  # type: ignore[override]
-        """The student's."""
         return self.student.retriever
 
     def runner(self, searches: SearchBatcher | None) -> ProgramRunner:
@@ -77,5 +77,5 @@ class StudentEnvironment(Environment):
         return ProgramRunner.over(student.program.deepcopy(), student.adapter, searches, student.rm)
 
     def policies(self, policy: Policy, predictors: Any) -> Policy:
-        """Return the policy in training: `role` knows who else answers."""
+        """Return the policy in training; `role` chooses the others."""
         return policy

@@ -1,7 +1,7 @@
-"""GRPO on the groups that ``dspy.GRPO`` hands over: a step of the optimizer for each call.
+"""GRPO on the groups of ``dspy.GRPO``: one step of the optimizer for each call.
 
-Updates of leret's own (`leret.training.online.update`), since TRL's trainer has one batch size for a whole training,
-while the number of DSPy's groups follows from the program and differs by step.
+It uses leret's updates (`leret.training.online.update`), because TRL's trainer fixes one batch size for the training,
+while the number of DSPy's groups depends on the program and differs by step.
 """
 
 from __future__ import annotations
@@ -12,92 +12,95 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, PositiveInt
 
-from leret.config.base import Settings
-from leret.config.training import LoraSettings
+from leret.config.training import ClipKeys, DeviceKeys, OptimizerKeys, WriterKeys, WritingRecipe
 from leret.core.dspy_internals import ReinforceJob, TrainDataFormat, TrainingStatus
 from leret.core.errors import TrainingError
+from leret.core.progress import Silent
 from leret.core.runs import versions
 from leret.optimize.finetune import ONE_TRAINING, default_run_dir, initial_policy, validated
 from leret.policies.checkpoints import pick_device, positions
 from leret.policies.dspy_lm import PolicyEngine
-from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.algorithms.grpo import OBJECTIVE, GRPOKeys
 from leret.training.checkpoints import CheckpointDirectory, TrainingRecord
 from leret.training.data import TokenEncoder, TrainingExample, end_token
 from leret.training.model import InitialPolicy, library_of, save_policy, stop_ids, with_learning_rate
-from leret.training.process import training_process
+from leret.training.process import Interrupt, training_process
+from leret.training.watch import Monitor
 
 if TYPE_CHECKING:
     from leret.training.online.update import RolloutBatch
 
 N_IDS = 1024
-"""Groups of a step at most. More ids than groups: DSPy then sends each group of the step at least once."""
+"""Groups of a step, at most. With more ids than groups, DSPy sends each group of the step at least once."""
 
 Group = Sequence[Mapping[str, Any]]
-"""Of DSPy: samples ``{"messages": [...], "completion": {"role", "content"}, "reward": float}`` that are compared."""
+"""Samples of DSPy that are compared: ``{"messages": [...], "completion": {"role", "content"}, "reward": float}``."""
 
 
-class GRPOSettings(Settings):
-    """``train_kwargs`` of ``dspy.GRPO``, beside ``run_dir``. Names and defaults as in TRL where it has them."""
+class GRPOSettings(OptimizerKeys, DeviceKeys, WriterKeys, ClipKeys, GRPOKeys):
+    """``train_kwargs`` of ``dspy.GRPO``, beside ``run_dir``: keys of GRPO's recipe that apply to its steps."""
 
-    num_generations: PositiveInt = Field(description="of a group; DSPy sets it")
-    learning_rate: float | None = Field(None, gt=0, description="chosen by the size of the model when absent")
-    scale_rewards: bool = Field(True, description="divide a group's advantages by their standard deviation")
-    max_grad_norm: float = Field(1.0, gt=0)
-    per_device_train_batch_size: PositiveInt = Field(16, description="completions that are in memory at once")
+    learning_rates: ClassVar[tuple[float, float]] = WritingRecipe.learning_rates
+
+    num_generations: PositiveInt = Field(description="samples a group; DSPy sets it")
     max_length: PositiveInt = Field(2048, description="prompt and completion tokens; longer samples are dropped")
-    lora: LoraSettings | None = None
-    seed: int = 0
-    device: str = "auto"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    threads: PositiveInt | None = 1
     enable_thinking: bool | None = None
 
 
 class GRPOTraining:
-    """A policy in training, in memory from step to step; ``log`` has an entry for each."""
+    """A policy in training, in memory from step to step; its log has an entry for each step."""
 
-    def __init__(self, initial: InitialPolicy, settings: GRPOSettings) -> None:
+    def __init__(self, initial: InitialPolicy, settings: GRPOSettings, directory: Path) -> None:
         import torch
 
+        from leret.training.driver import Driver, StepLoop
         from leret.training.online.update import Update, load_trainable
 
+        settings = with_learning_rate(settings, initial)
         self.initial, self.settings, self.device = initial, settings, pick_device(settings.device)
-        self.log: list[dict[str, float]] = []
         self.n_samples, self._began = 0, time.monotonic()
         torch.manual_seed(settings.seed)
         self.model, self.tokenizer = load_trainable(initial, settings.lora, settings.dtype, self.device)
         end = end_token(self.tokenizer, stop_ids(self.model))
         self._encoder = TokenEncoder(self.tokenizer, end, settings.enable_thinking)
         self._limit = min(settings.max_length, positions(self.model) or settings.max_length)
-        recipe = validated(GRPORecipe, settings.model_dump(exclude={"scale_rewards", "enable_thinking", "max_length"}))
-        recipe = with_learning_rate(recipe, initial)
-        self._update = Update(self.model, self.tokenizer.pad_token_id, recipe)
+        self._update = Update(self.model, self.tokenizer.pad_token_id, settings, OBJECTIVE)
+        self._loop = StepLoop(directory, logging_steps=1, save_steps=0)
+        self._loop.add_callback(Driver(self._loop.log, Monitor(directory.name), "dspy.GRPO", Silent(), Interrupt()))
+        self._loop.begin()
+
+    @property
+    def log(self) -> list[dict[str, float]]:
+        """Entries of the steps so far."""
+        entries: list[dict[str, float]] = self._loop.state.log_history
+        return entries
 
     def step(self, groups: Sequence[Group]) -> bool:
-        """Take one optimizer step on the groups; False where none has two rewards, and nothing changes.
+        """Take one optimizer step on the groups; return False if no group has two rewards, and nothing changes.
 
         Raises:
-            TrainingError: no sample fits into the policy, or the loss is no number.
+            TrainingError: no sample fits into the policy, or the loss is not finite.
         """
         if not groups:
             return False
         batch = self._batch(groups)
-        found = self._update.step(batch)
-        if not found:
+        figures = self._update.step(batch)
+        if not figures:
             return False
         rewards = [float(one["reward"]) for group in groups for one in group]
-        entry = {"loss": found["loss"], "grad_norm": found["grad_norm"], "reward": sum(rewards) / len(rewards)}
-        self.log.append({"step": len(self.log) + 1, **entry})
+        entry = {name: figures[name] for name in ("loss", "grad_norm")} | {"reward": sum(rewards) / len(rewards)}
+        self._loop.end_step(entry)
         self.n_samples += len(batch.sequences)
         return True
 
     def save(self, place: CheckpointDirectory) -> None:
-        """Write and publish the policy as it is now."""
+        """Write and publish the current policy."""
         save_policy(self.model, self.tokenizer, place.final)
         record = TrainingRecord(
             name=place.policy.name,
@@ -116,55 +119,56 @@ class GRPOTraining:
         place.publish()
 
     def _batch(self, groups: Sequence[Group]) -> RolloutBatch:
-        """The samples that are short enough, each with its advantage in the whole group."""
+        """Return the samples that are short enough, with their advantages in the whole groups."""
         import torch
 
         from leret.training.online.advantages import group_relative
         from leret.training.online.update import RolloutBatch
 
-        talks = [(tuple(one["messages"]), (one["completion"]["content"],)) for group in groups for one in group]
-        encoded = self._encoder.encode([TrainingExample("", *talk) for talk in talks])
+        conversations = [(tuple(one["messages"]), (one["completion"]["content"],)) for group in groups for one in group]
+        encoded = self._encoder.encode([TrainingExample("", *conversation) for conversation in conversations])
         rewards = torch.tensor([float(one["reward"]) for group in groups for one in group], dtype=torch.float64)
         numbers = torch.tensor([number for number, group in enumerate(groups) for _ in group])
-        advantages = group_relative(rewards, numbers, "group" if self.settings.scale_rewards else "none")
-        fits = [place for place, one in enumerate(encoded) if one.length <= self._limit]
+        advantages = group_relative(rewards, numbers, self.settings.scale_rewards)
+        fits = [index for index, one in enumerate(encoded) if one.length <= self._limit]
         if not fits:
             raise TrainingError(f"no sample fits into {self._limit} tokens; raise max_length, or shorten the prompts")
-        sequences = [(encoded[place].prompt, encoded[place].completions[0]) for place in fits]
+        sequences = [(encoded[index].prompt, encoded[index].completions[0]) for index in fits]
         batch = RolloutBatch.of(sequences, numbers[fits].to(self.device))
-        batch.advantages = advantages[fits].to(batch.mask)[:, None] * batch.mask
-        return batch
+        return replace(batch, advantages=advantages[fits].to(batch.mask)[:, None] * batch.mask)
 
 
 class GRPOJob(ReinforceJob):
-    """A training by ``dspy.GRPO``: after each step the LM, in place, has the name of new weights.
+    """A training by ``dspy.GRPO``: each step gives the LM, in place, the name of its new weights.
 
     The weights of the step before are closed and removed, unless they are a checkpoint. A server of the LM is stopped,
-    since it would have to start again with each step: this process answers.
+    because each step would restart it; this process answers instead.
     """
 
-    _ids = itertools.count()  # DSPy keeps the ids that were served for as long as its optimizer lives
+    _ids = itertools.count()  # DSPy remembers served ids as long as its optimizer lives
 
     def initialize(self) -> None:
         """Load the policy to train."""
         engine = getattr(self.lm, "engine", None)
         if not isinstance(engine, PolicyEngine):
-            raise TrainingError(f"{self.lm.model} has no weights here that can be reinforced; use leret.LM(DIRECTORY)")
+            raise TrainingError(f"{self.lm.model} has no local weights to reinforce; use leret.LM(DIRECTORY)")
         keys = {"enable_thinking": engine.settings.enable_thinking, **self.train_kwargs}
         policies = Path(keys.pop("run_dir", None) or default_run_dir()).resolve() / "policies"
         self._settings = validated(GRPOSettings, keys)
         policies.mkdir(parents=True, exist_ok=True)
         self.directory = Path(tempfile.mkdtemp(prefix="grpo-", dir=policies))
         self._first = self.lm.model
-        self.lm.kill()  # there may be memory for one of them
+        self.lm.kill()  # memory may hold only one of them
         with ONE_TRAINING, training_process(self._settings.threads):
-            self._training: GRPOTraining | None = GRPOTraining(initial_policy(self._first), self._settings)
+            self._training: GRPOTraining | None = GRPOTraining(
+                initial_policy(self._first), self._settings, self.directory
+            )
         self._state = TrainingStatus.running
         self._pending = list(itertools.islice(self._ids, N_IDS))
         self._seen: dict[int, Group] = {}
 
     def get_status(self) -> dict[str, Any]:
-        """DSPy's ``GRPOStatus``: its optimizer asks for this, its base class has ``status`` alone."""
+        """Return DSPy's ``GRPOStatus``: its optimizer calls this method, its base class has only ``status``."""
         return {
             "job_id": self.directory.name,
             "status": self._state.value,
@@ -182,10 +186,10 @@ class GRPOJob(ReinforceJob):
         """Train on all groups of a step, ``{"batch_id": int, "group": Group}`` each.
 
         Raises:
-            TrainingError: the job has ended, the data are none of GRPO's, or the training fails, and the job with it.
+            TrainingError: the job has ended, the data have another format, or the training fails, which ends the job.
         """
         if self._training is None:
-            raise TrainingError(f"{self.directory.name} has ended ({self._state.value}); lm.reinforce begins another")
+            raise TrainingError(f"{self.directory.name} has ended ({self._state.value}); lm.reinforce starts another")
         if train_data_format not in {None, TrainDataFormat.GRPO_CHAT}:
             raise TrainingError(f"leret reinforces on data of format grpo_chat, not {train_data_format}")
         try:
@@ -199,7 +203,7 @@ class GRPOJob(ReinforceJob):
         self._pending = list(itertools.islice(self._ids, N_IDS))
 
     def save_checkpoint(self, checkpoint_name: str) -> None:
-        """Keep the weights of now: ``checkpoints`` has their name."""
+        """Keep the current weights; ``checkpoints`` has their name."""
         self.checkpoints[checkpoint_name] = self.lm.model
         self.last_checkpoint = checkpoint_name
 
@@ -208,20 +212,20 @@ class GRPOJob(ReinforceJob):
         self._end(TrainingStatus.succeeded)
 
     def cancel(self) -> None:
-        """As `terminate`, and the status says so."""
+        """Cancel the job: like `terminate`, with status ``cancelled``."""
         self._end(TrainingStatus.cancelled)
 
     def _new_groups(self, train_data: Sequence[Mapping[str, Any]]) -> list[Group]:
-        """Each group of this step once.
+        """Return each group of this step once.
 
-        DSPy sends as many groups as there are ids. It repeats the step's groups to fill them and keeps what is left for
-        its next step, always as the same list objects; so each that was seen before is a repetition.
+        DSPy sends as many groups as there are ids. It repeats the step's groups to fill them and keeps the rest for its
+        next step, always as the same list objects; so a list that came before is a repetition.
         """
-        given: dict[int, Group] = {id(row["group"]): row["group"] for row in train_data}
-        if len(given) == N_IDS:
+        by_id: dict[int, Group] = {id(row["group"]): row["group"] for row in train_data}
+        if len(by_id) == N_IDS:
             raise TrainingError(f"a step has {N_IDS} groups or more; lower num_dspy_examples_per_grpo_step")
-        groups = [group for number, group in given.items() if number not in self._seen]
-        self._seen = given  # held, so that no other list gets their ids
+        groups = [group for number, group in by_id.items() if number not in self._seen]
+        self._seen = by_id  # holds the lists, so that no other list gets their ids
         return groups
 
     def _publish(self, training: GRPOTraining) -> None:

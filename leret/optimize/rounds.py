@@ -137,13 +137,9 @@ def _training(recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingR
         return recipe
     names = {other.policy_name: _name(other.policy_name, number) for other in trainings}
     names["base"] = _successor(trainings, number - 1)
-    return recipe.model_copy(
-        update={
-            "name": names[recipe.policy_name],
-            "init_from": names.get(recipe.init_from, recipe.init_from),
-            "match_steps_of": names.get(recipe.match_steps_of or "", recipe.match_steps_of),
-        }
-    )
+    keys = {key: value for key in ("init_from", "match_steps_of") if (value := getattr(recipe, key, None))}
+    renamed = {key: names.get(value, value) for key, value in keys.items()}
+    return recipe.model_copy(update={"name": names[recipe.policy_name], **renamed})
 
 
 def _no_rounds(recipe: SamplingRecipe, rounds: int) -> Iterator[str]:

@@ -1,11 +1,10 @@
-"""A student: the run that it has, what its samples teach it, and its score on held-out examples."""
+"""A student: its run, training examples from its samples, and its score on held-out examples."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import logging
-import random
 import shutil
 import tempfile
 import time
@@ -22,26 +21,26 @@ from leret.core.files import cache_directory
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable
-from leret.core.types import Sample, digest
+from leret.core.types import digest
 from leret.optimize.inputs import CallBudget, OtherCalls, greedy_lm
 from leret.programs.pick import named_picks
 from leret.sampling.bank.bootstrap import NEVER, THREADS, RunMonitor
-from leret.sampling.preferences.dataset import distinct, make_pairs, state_targets
 from leret.sampling.store.schema import StateSamples
-from leret.training.algorithms.kto import scored_completions
-from leret.training.data import TrainingExample
+from leret.training.algorithms import ALGORITHMS, TrainingRecipe
+from leret.training.algorithms.base import StoredAlgorithm
+from leret.training.data import GroupSamples, TrainingExample
 
 logger = logging.getLogger("dspy.teleprompt.leret")  # where DSPy's own optimizers log
 
 
 _RETENTION_S = 7 * 86_400
-"""Seconds after which the next compile removes a run that was given no directory."""
+"""Seconds after which the next compile removes a run in leret's cache."""
 
 
 def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
-    """The run, new or begun with the same values; None makes a directory in leret's cache.
+    """Open or create the run; None makes a directory in leret's cache.
 
-    ``now`` names all that it follows from; ``now["student"]`` is `student_digest`.
+    ``now`` has all values that decide its content; ``now["student"]`` is `student_digest`.
 
     Raises:
         RunError: the run was begun with other values, which are listed, or by `leret sample`.
@@ -56,7 +55,7 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
     run = Run.create(Path(place).resolve())
     before = run.manifest.optimize
     if before is not None and before["student"] != now["student"]:
-        logger.info("LeReT: %s is of another student; what this one comes to is in its students/", run.path)
+        logger.info("LeReT: %s belongs to another student; the files of this one are in its students/", run.path)
         run = Run.create(run.path / "students" / now["student"][:12])
         before = run.manifest.optimize
     if before is not None:
@@ -69,7 +68,7 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
 
 
 def student_digest(program: dspy.Module, policies: Mapping[str, Any]) -> str:
-    """Names a student by its code, its prompts and its weights; ``policies`` are those of its predictors."""
+    """Name a student by its code, its prompts and its weights; ``policies`` are those of its predictors."""
     predictors = [
         [name, predictor.signature.dump_state(), to_jsonable_python(predictor.demos, fallback=repr),
          policies[name].digest, *map(predictor.lm.kwargs.get, ("temperature", "max_tokens"))]
@@ -80,7 +79,7 @@ def student_digest(program: dspy.Module, policies: Mapping[str, Any]) -> str:
 
 
 def source_of(thing: Any) -> str:
-    """The code of a function or a class; its name where Python has none."""
+    """Return the code of a function or a class; its name if Python has no code of it."""
     try:
         return inspect.getsource(thing)
     except (OSError, TypeError):
@@ -88,39 +87,37 @@ def source_of(thing: Any) -> str:
 
 
 def name_of(thing: Any) -> str:
-    """The name of a function or a class, of another value its class's."""
+    """Return the name of a function or a class, or of another value's class."""
     return str(getattr(thing, "__qualname__", type(thing).__qualname__))
 
 
 def training_examples(
-    groups: Sequence[StateSamples], lms: Mapping[str, dspy.LM], algorithms: Sequence[str], seed: int
+    groups: Sequence[StateSamples], lms: Mapping[str, dspy.LM], recipes: Mapping[str, Mapping[dspy.LM, TrainingRecipe]]
 ) -> dict[str, dict[dspy.LM, list[TrainingExample]]]:
-    """Targets or pairs by algorithm and LM, in the order of the states; ``lms`` are those of predictors.
+    """Return the examples of each algorithm and LM, in the order of the states.
+
+    Args:
+        groups: samples of the states.
+        lms: by predictor.
+        recipes: by algorithm on stored samples and LM.
 
     Raises:
         PolicyError: no completion parses.
         TrainingError: at no state do two completions differ in reward.
     """
-    found = {name: {lm: list[TrainingExample]() for lm in lms.values()} for name in algorithms}
-    for group in groups:
-        messages = tuple(dict(message) for message in group.state.messages)
-        for algorithm, by_lm in found.items():
-            scores: Sequence[tuple[float, ...]] = ()
-            rows: Sequence[tuple[Sample, ...]] = make_pairs(distinct(group.samples), "adjacent")
-            if algorithm == "sft":
-                rows = [(target,) for target in state_targets(group, seed=seed)]
-            elif algorithm == "kto":
-                scored = list(scored_completions(group.samples))
-                rows, scores = [(sample,) for sample, _ in scored], [(score,) for _, score in scored]
-            by_lm[lms[group.state.predictor]] += [
-                TrainingExample(group.state.task_id, messages, tuple(sample.completion or "" for sample in row), own)
-                for row, own in zip(rows, scores or [()] * len(rows), strict=True)
-            ]
-    for examples in found.get("kto", {}).values():
-        random.Random(seed).shuffle(examples)  # TRL takes the completion of the row before as the mismatched one
-    if not any(examples for by_lm in found.values() for examples in by_lm.values()):
+    by_algorithm: dict[str, dict[dspy.LM, list[TrainingExample]]] = {name: {} for name in recipes}
+    for name, by_lm in recipes.items():
+        algorithm = ALGORITHMS[name]
+        assert isinstance(algorithm, StoredAlgorithm)
+        for lm, recipe in by_lm.items():
+            samples = GroupSamples([group for group in groups if lms[group.state.predictor] is lm])
+            try:
+                by_algorithm[name][lm] = algorithm.examples(recipe, samples)
+            except TrainingError:  # another LM or algorithm may learn from its samples
+                by_algorithm[name][lm] = []
+    if not any(examples for by_lm in by_algorithm.values() for examples in by_lm.values()):
         raise _nothing_learnt(groups)
-    return found
+    return by_algorithm
 
 
 def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
@@ -146,9 +143,9 @@ def score(
     progress: Progress,
     num_threads: int | None = None,
 ) -> tuple[float, list[float]]:
-    """Return the mean metric on held-out examples in percent, of greedy runs by `dspy.Evaluate`, and each example's.
+    """Return the mean metric of greedy runs by `dspy.Evaluate` on held-out examples, in percent, and each example's.
 
-    That takes every failure for a bad score; an outage and a fault of the metric are raised here.
+    `dspy.Evaluate` counts every failure as a bad score; here an outage or a fault of the metric is raised.
     """
     scored = ScoredProgram(copy_program_with_lms(program))
     for predictor in scored.program.predictors():
@@ -164,7 +161,7 @@ def score(
 
 
 class ScoredProgram(dspy.Module):
-    """A program as `dspy.Evaluate` runs it: no prediction where a completion does not parse."""
+    """A program for `dspy.Evaluate`, with None as the prediction if a completion does not parse."""
 
     def __init__(self, program: dspy.Module) -> None:
         super().__init__()
@@ -174,7 +171,7 @@ class ScoredProgram(dspy.Module):
         return self.monitor.run(self.program, inputs)[0]
 
     def watched(self, metric: Callable[..., Any], progress: Progress) -> Callable[..., float]:
-        """The metric; 0 where there is no prediction."""
+        """Return the metric, with 0 for a missing prediction."""
 
         @functools.wraps(metric)
         def score(example: dspy.Example, prediction: Any, trace: Any = None) -> float:

@@ -23,6 +23,7 @@ from dspy.teleprompt import bootstrap_finetune as stock
 from pydantic_core import to_jsonable_python
 
 from leret.config.sampling import SamplingSettings
+from leret.config.training import WritingRecipe
 from leret.core.bundled import POLICIES
 from leret.core.dspy_internals import StandInLM, current_adapter
 from leret.core.errors import ConfigError, LeretError, PolicyError, ProgramError
@@ -73,15 +74,12 @@ from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS, TrainingRecipe
 from leret.training.data import TrainingExample
 from leret.training.model import training_record
-from leret.training.online.algorithm import OnlineAlgorithm
-from leret.training.online.recipe import OnlineRecipe
-from leret.training.picking.recipe import PickingRecipe
 
 T = TypeVar("T")
 Credit = Literal["auto", "step", "final", "both"]
 
-_ALGORITHMS = tuple(name for name, kind in ALGORITHMS.items() if not issubclass(kind.settings, PickingRecipe))
-_ONLINE = tuple(name for name in _ALGORITHMS if isinstance(ALGORITHMS[name], OnlineAlgorithm))
+_ALGORITHMS = tuple(name for name, algorithm in ALGORITHMS.items() if not algorithm.picks)
+_ONLINE = tuple(name for name in _ALGORITHMS if ALGORITHMS[name].is_online)
 """Algorithms that sample afresh; the others learn from samples that are stored."""
 
 _SETTINGS = ("prompts", "samples", "n_continuations", "credit", "seed")
@@ -371,8 +369,14 @@ class CompileJob:
         with Store(self.run.store, read_only=True) as store:
             sampled = (group for group in store.groups() if group.samples[0].is_sampled)
             groups = [group for group in sampled if group.state.predictor in self.trained]
+        lms = dict.fromkeys(self.trained.values())
+        recipes = {
+            name: {lm: validated(TrainingRecipe, _without(self._keys(name, lm), "max_steps")) for lm in lms}
+            for name in self.settings.algorithms
+            if name not in _ONLINE
+        }
         try:
-            return training_examples(groups, self.trained, self.settings.algorithms, self.settings.seed)
+            return training_examples(groups, self.trained, recipes)
         except LeretError as error:
             raise (self.stopped or error) from None
 
@@ -451,8 +455,7 @@ class CompileJob:
             total += calls * n * settings.samples * settings.prompts
         for algorithm, lm in product(settings.algorithms, dict.fromkeys(self.trained.values())):
             if algorithm in _ONLINE:
-                keys = {k: v for k, v in self._keys(algorithm, lm).items() if k != "enable_thinking"}
-                recipe = cast(OnlineRecipe, validated(TrainingRecipe, keys))
+                recipe = cast(WritingRecipe, validated(TrainingRecipe, _without(self._keys(algorithm, lm))))
                 total += recipe.n_rounds(n) * recipe.questions_per_round * recipe.num_generations * calls
         self.log("estimate", f"about {total:,.0f} LM calls, at {calls:.1f} per run of the program")
 
@@ -520,3 +523,7 @@ def _in_thread(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return call(*args, **kwargs)
     with ThreadPoolExecutor(1, "leret-optimize") as thread:
         return thread.submit(copy_context().run, partial(call, *args, **kwargs)).result()
+
+
+def _without(keys: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in keys.items() if name not in {"enable_thinking", *names}}

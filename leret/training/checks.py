@@ -1,46 +1,45 @@
-"""What is refused before the first step, because it would be trained wrongly without a word.
+"""Checks before the first step, for faults that would silently train the wrong thing.
 
-No example may be of a question that evaluation holds back. The trainer's loss must be the algorithm's, on the model's
-plain forward. What is trained must be what was sent: messages as the program formats them, tokens as the sampler made
-them. A program or an adapter that has changed since sampling, a file of preferences that was edited, a chat template
-that is not the sampler's: nothing else would tell.
+No example may belong to a task that evaluation holds out. The trainer's loss must be that of the model's plain forward.
+Prompts must be those that were sent: messages as the program formats them, tokens as the sampler encodes them. Nothing
+else notices a program or adapter that changed since sampling, an edited file of preferences, or another chat template.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from leret.config.training import TrainingRecipe
+from leret.config.training import ExampleRecipe
 from leret.core.errors import LeretError, TrainingError
 from leret.core.runs import Run, program_digest, versions
 from leret.policies.base import Messages
 from leret.policies.local.chat_template import PromptEncoder
 from leret.policies.serving.model import sampled_settings
-from leret.training.algorithms.base import Algorithm
 from leret.training.data import Encoded, TokenEncoder, TrainingExample, plain
 from leret.training.model import InitialPolicy
 
 if TYPE_CHECKING:
+    from leret.rollouts.environment import Environment
     from leret.sampling.store.schema import StateSamples
 
 _ROWS = 4
 _SMALL = 1 << 20
 _STATES = 8
-"""States of the store that are formatted again."""
+"""Stored states that are formatted again."""
 _EXAMPLES = 16
 
 
-def refuse_leaks(run: Run, question_ids: Iterable[str]) -> None:
-    """Refuse questions that evaluation holds back, by their ids or their texts, as sampling noted them."""
+def refuse_leaks(run: Run, task_ids: Iterable[str]) -> None:
+    """Refuse tasks that evaluation holds out, by their ids or their texts, as sampling noted them."""
     if not run.held_out.is_file():
-        raise TrainingError(f"{run.held_out} is missing: what evaluation holds back; `leret sample` writes it")
+        raise TrainingError(f"{run.held_out} is missing, which lists the tasks of evaluation; `leret sample` writes it")
     held_out = set(json.loads(run.held_out.read_text(encoding="utf-8")))
-    leaked = sorted(held_out.intersection(question_ids))
+    leaked = sorted(held_out.intersection(task_ids))
     if leaked:
         raise TrainingError(
             f"{len(leaked)} questions of the training data, or their texts, are in the evaluation split: "
@@ -48,15 +47,15 @@ def refuse_leaks(run: Run, question_ids: Iterable[str]) -> None:
         )
 
 
-def check_loss(trainer: Any, recipe: TrainingRecipe, algorithm: Algorithm) -> float | None:
-    """The trainer's loss must be the model's own, on weights that have been moved away from the reference.
+def check_loss(trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., float]) -> float | None:
+    """Compare the trainer's loss with the oracle's, on weights that differ from the reference.
 
-    TRL multiplies the last hidden state by the output matrix itself. For a model whose head is more than that, its
-    log-probabilities are wrong, and the loss of DPO and IPO is still right at the first step.
+    TRL multiplies the last hidden state by the output matrix itself. For a model with a larger head its
+    log-probabilities are wrong, and yet the loss of DPO and IPO is right at the first step.
 
     Returns:
-        The difference, as a fraction of the loss or of 1, whichever is larger; None under ZeRO-3, where no weight is
-        whole outside the trainer's own steps. The trainer is left as it was.
+        The difference, as a fraction of the loss or of 1, whichever is larger; None under ZeRO-3, which shards the
+        weights between steps. The trainer stays unchanged.
     """
     import torch
     from accelerate.utils import send_to_device
@@ -66,29 +65,30 @@ def check_loss(trainer: Any, recipe: TrainingRecipe, algorithm: Algorithm) -> fl
         return None
 
     model, data = trainer.model, trainer.train_dataset
-    shortest = sorted(range(len(data)), key=lambda i: sum(len(v) for v in data[i].values() if isinstance(v, list)))
+    lengths = [sum(len(value) for value in row.values() if isinstance(value, list)) for row in data]
+    shortest = sorted(range(len(data)), key=lengths.__getitem__)
     rows = [data[i] for i in shortest[:_ROWS]]
     batch = send_to_device(trainer.data_collator(rows), next(model.parameters()).device)
     model.eval()
     try:
         with torch.no_grad(), _moved(model):
-            found = float(trainer.compute_loss(model, dict(batch)))
-            expected = algorithm.oracle_loss(recipe, model, rows)
+            computed = float(trainer.compute_loss(model, dict(batch)))
+            expected = oracle_loss(recipe, model, rows)
     finally:
         model.train()
-    difference = abs(found - expected) / max(1.0, abs(expected))
+    difference = abs(computed - expected) / max(1.0, abs(expected))
     if not difference <= (1e-4 if recipe.dtype == "float32" else 5e-2):
         raise TrainingError(
-            f"TRL computes a loss of {found:.6g} for {type(model).__name__} where the model itself gives "
-            f"{expected:.6g}: its log-probabilities are not the last hidden state times one output matrix, and it "
-            "would be trained on the wrong loss. Use an architecture with such a head (Llama, Qwen, OPT ...)"
+            f"TRL computes a loss of {computed:.6g} for {type(model).__name__} where the model itself gives "
+            f"{expected:.6g}: its log-probabilities are not the last hidden state times one output matrix. Use an "
+            "architecture with such a head (Llama, Qwen, OPT ...)"
         )
     return difference
 
 
 @contextmanager
 def _moved(model: Any) -> Iterator[None]:
-    """Weights with noise added for a while: all that are small, and all outside the backbone."""
+    """Add noise to the weights inside the block: to all small ones, and to all outside the backbone."""
     import torch
 
     inner = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -97,7 +97,7 @@ def _moved(model: Any) -> Iterator[None]:
     before: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
     for parameter in model.parameters():
         if not parameter.is_floating_point() or (parameter.numel() > _SMALL and id(parameter) in backbone):
-            continue  # the former are quantized
+            continue  # not a floating-point number: quantized
         before.append((parameter, parameter.detach().clone()))
         scale = 0.05 + 0.1 * float(parameter.detach().float().abs().mean())
         step = torch.randn(parameter.shape, generator=noise) * scale
@@ -111,14 +111,14 @@ def _moved(model: Any) -> Iterator[None]:
 
 def check_parity(
     run: Run,
+    environment: Environment,
     initial: InitialPolicy,
     examples: Sequence[TrainingExample],
     encoder: TokenEncoder,
     encoded: Sequence[Encoded],
-    *,
     predictors: Collection[str] | None = None,
 ) -> None:
-    """Compare some of what is trained with what was sent; `TrainingError` with the first place that differs."""
+    """Compare some examples with the prompts that were sent; a `TrainingError` shows the first difference."""
     check_ids(examples, encoder, encoded)
     if not run.store.is_file():
         return
@@ -130,11 +130,11 @@ def check_parity(
         states = list(islice(trained, _STATES))
     _check_counts(sampled_settings(run, predictors), initial, encoder, states)
     _check_examples(run, states, examples)
-    _check_program(run, states)
+    _check_program(run, environment, states)
 
 
 def check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encoded: Sequence[Encoded]) -> None:
-    """Compare the ids of some prompts with those that the sampler makes of them; `TrainingError` where they differ."""
+    """Compare the ids of some prompts with the sampler's; a `TrainingError` shows the first difference."""
     engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking)
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
         ours, theirs = encoded[index].prompt, list(engine.encode(examples[index].prompt).token_ids)
@@ -142,22 +142,22 @@ def check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encode
             shorter = min(len(ours), len(theirs))
             place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), shorter)
             raise TrainingError(
-                f"question {examples[index].task_id}: the prompt that would be trained is not the one that is "
-                f"sampled, from token {place} on:\n"
+                f"question {examples[index].task_id}: the prompts of training and sampling differ from token {place} "
+                "on:\n"
                 f"  training: {_tokens(encoder.tokenizer, ours, place)}\n"
                 f"  sampling: {_tokens(encoder.tokenizer, theirs, place)}\n"
-                "The chat template must render the same text, and the tokenizer the same ids of it, both times; mend "
-                f"the tokenizer of {encoder.tokenizer.name_or_path}"
+                "The chat template must render the same text, and the tokenizer encode it to the same ids, both times; "
+                f"correct the tokenizer of {encoder.tokenizer.name_or_path}"
             )
 
 
 def _check_counts(
     settings: Mapping[str, Any], initial: InitialPolicy, encoder: TokenEncoder, states: Sequence[StateSamples]
 ) -> None:
-    """The sampler counted as many tokens in a zero-shot prompt as are trained, where it was the same model."""
+    """Compare the tokens that the sampler counted in zero-shot prompts, if it was the same model."""
     served = str(settings.get("model", "")).rstrip("/").rpartition("/")[2]
     if initial.name != "base" and served != initial.directory.name:
-        return  # another model's tokenizer may count as it likes
+        return  # another model has another tokenizer
     for group in states:
         state, ids = group.state, encoder.prompt_ids(plain(group.state.messages))
         counts = {sample.n_prompt_tokens for sample in group.samples if sample.prompt == "0"}
@@ -172,32 +172,30 @@ def _check_counts(
 
 
 def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence[TrainingExample]) -> None:
-    """A prompt that is trained is one that the store has for its question."""
+    """Check that the store has each example's prompt for its task."""
     known: dict[str, list[Messages]] = defaultdict(list)
     for group in states:
         known[group.state.task_id].append(plain(group.state.messages))
     if len(states) == _STATES:
         del known[states[-1].state.task_id]  # it may have further states
     for example in examples:
-        sent, trained = known.get(example.task_id), plain(example.prompt)
+        sent, trained = known.get(example.task_id), example.prompt
         if sent and trained not in sent:
             raise TrainingError(
-                f"question {example.task_id}: what would be trained is not what was sent:\n"
+                f"question {example.task_id}: the prompt of the training is not the one that was sent:\n"
                 f"{_difference(trained, sent[0], 'trained', 'sent')}\n"
-                f"{run.preferences} was not made from this run's samples; `leret pairs --run {run.path}` makes it again"
+                f"{run.preferences} was not made from this run's samples; `leret pairs --run {run.path}` rebuilds it"
             )
 
 
-def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
-    """The program sends what was sampled: it is the same, under the same versions, or its messages are compared."""
+def _check_program(run: Run, environment: Environment, states: Sequence[StateSamples]) -> None:
+    """Check that the program sends the sampled messages; the same program under the same versions does."""
     manifest = run.manifest
     program, sampled = (manifest.sampling or {}).get("program"), manifest.digests.get("program")
     try:
         if program and manifest.versions == versions() and program_digest(program) == sampled:
             return
-        from leret.rollouts.environment import Environment
-
-        formatter = Environment.open(run).formatter
+        formatter = environment.formatter
     except (LeretError, OSError) as error:
         return run.event("train", "messages not checked", why=str(error))
     for state in (group.state for group in states if group.state.predictor not in formatter.picks):
@@ -205,15 +203,15 @@ def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
             today = plain(formatter.messages(formatter.need(state.predictor, state.inputs)))
         except KeyError:
             raise TrainingError(
-                f"question {state.task_id}: the program has no predictor {state.predictor!r} any more, which "
-                "sampling asked; put the program back, or sample a new run with this one"
+                f"question {state.task_id}: the program no longer has the predictor {state.predictor!r}, which was "
+                "sampled; restore the program, or sample a new run with this one"
             ) from None
         if today != plain(state.messages):
             raise TrainingError(
-                f"question {state.task_id}, step {state.step}: the program no longer sends what was sampled:\n"
+                f"question {state.task_id}, step {state.step}: the program no longer sends the sampled messages:\n"
                 f"{_difference(plain(state.messages), today, 'sampled', 'today')}\n"
-                "A policy trained on these prompts would meet others. Put the program and its adapter back, or sample "
-                "a new run with these"
+                "A policy trained on these prompts would get others. Restore the program and its adapter, or sample a "
+                "new run with these"
             )
 
 

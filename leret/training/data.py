@@ -1,34 +1,36 @@
-"""What is trained on: examples read from the run, and as token ids.
+"""Training examples: read from samples, and encoded as token ids.
 
-The ids are made here as the sampler produces them: prompt, generation prompt, completion, one end token. A trainer
-that tokenises conversations itself renders the whole of them by the chat template. Where that template writes a newline
-after the end token, or leaves out or adds anything else in the last turn, it would train what is never sampled.
+The ids are those that the sampler produces: prompt, generation prompt, completion, one end token. A trainer that
+tokenizes conversations renders them with the chat template. If that template adds anything to the last turn (a newline
+after the end token) or leaves anything out, the trainer would train text that is never sampled.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import Messages, message, text_of
+from leret.policies.local.chat_template import apply_template, n_common
 
 if TYPE_CHECKING:
+    from leret.rollouts.environment import Environment
     from leret.sampling.store.schema import StateSamples
 
 _TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
+_COLUMNS = ("prompt", "chosen", "rejected", "question_id", "predictor", "score_chosen", "score_rejected")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingExample:
-    """A prompt with its completions: the target alone (SFT, KTO), or the chosen and the rejected one, in this order.
+    """A prompt with its completions: the target (SFT, KTO), or the chosen and then the rejected one.
 
-    ``scores`` are the completions' rewards where the algorithm looks at them; of KTO, what the reward is above the
-    state's baseline.
+    ``scores`` are the completions' rewards if the algorithm uses them; for KTO, rewards less the state's baseline.
     """
 
     task_id: str
@@ -37,47 +39,130 @@ class TrainingExample:
     scores: tuple[float, ...] = ()
 
 
+@dataclass(frozen=True)
+class GroupSamples:
+    """Samples in memory; pairs are of adjacent reward levels, as in the paper.
+
+    ``unparsed_reward`` is that of completions that do not parse; None leaves them out.
+    """
+
+    samples: Sequence[StateSamples]
+    unparsed_reward: float | None = None
+
+    def groups(self) -> Iterable[StateSamples]:
+        return self.samples
+
+    def pairs(self) -> Iterator[TrainingExample]:
+        from leret.sampling.preferences.dataset import distinct, make_pairs
+
+        for group in self.samples:
+            for pair in make_pairs(distinct(group.samples), "adjacent"):
+                texts, rewards = zip(*((str(one.completion), float(one.reward or 0.0)) for one in pair), strict=True)
+                yield TrainingExample(group.state.task_id, plain(group.state.messages), texts, rewards)
+
+
+@dataclass(frozen=True)
+class RunSamples:
+    """Samples of a run: the store's finished tasks under the policy that sampled last, and the pairs of R/preferences.
+
+    ``predictors`` restricts both; None: all.
+    """
+
+    run: Run
+    predictors: Collection[str] | None = None
+    environment: Environment | None = None
+
+    @property
+    def unparsed_reward(self) -> float | None:
+        from leret.sampling.preferences.dataset import unparsed_reward
+
+        return unparsed_reward(self.run)
+
+    def groups(self) -> Iterator[StateSamples]:
+        """Yield the groups of finished tasks.
+
+        Raises:
+            RunError: no question is finished.
+            TrainingError: nothing was sampled at one of the predictors.
+        """
+        from leret.sampling.preferences.dataset import no_finished_question
+        from leret.sampling.store.store import Store
+
+        sampled, policy = set(), self.run.manifest.policy_digest
+        with Store(self.run.store, read_only=True) as store:
+            for group in store.finished(policy):
+                sampled.add(group.state.predictor)
+                if self.predictors is None or group.state.predictor in self.predictors:
+                    yield group
+            if not sampled:
+                raise no_finished_question(store, policy)
+        _check_predictors(self.predictors, sampled)
+
+    def pairs(self) -> list[TrainingExample]:
+        """Return the pairs of ``R/preferences/train.parquet`` in the file's order.
+
+        Raises:
+            TrainingError: the file cannot be read, is empty, or has no pair of one of the predictors.
+        """
+        import pyarrow
+        import pyarrow.parquet
+
+        path = self.run.preferences / "train.parquet"
+        if not path.is_file():
+            raise TrainingError(f"{path} is missing; `leret sample` writes it, `leret pairs` rebuilds it")
+        try:
+            table = pyarrow.parquet.ParquetFile(path).read()  # read_table imports pandas, which takes a second
+        except (OSError, pyarrow.ArrowException) as error:
+            raise TrainingError(
+                f"{path} cannot be read ({error}); `leret pairs` rebuilds it without sampling"
+            ) from error
+        if missing := [name for name in _COLUMNS if name not in table.column_names]:
+            raise TrainingError(
+                f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
+                "`leret pairs` rebuilds it"
+            )
+        rows = table.select(list(_COLUMNS)).to_pylist()
+        if not rows:
+            raise TrainingError(
+                f"{path} holds no pair: at no state did two different completions differ in reward. Sample more "
+                "questions, more prompts or samples a state, or at a higher temperature"
+            )
+        _check_predictors(self.predictors, {str(row["predictor"]) for row in rows})
+        return [
+            TrainingExample(
+                str(row["question_id"]),
+                plain(row["prompt"]),
+                (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"])),
+                (float(row["score_chosen"]), float(row["score_rejected"])),
+            )
+            for row in rows
+            if self.predictors is None or row["predictor"] in self.predictors
+        ]
+
+
+Samples = GroupSamples | RunSamples
+"""Source of training examples."""
+
+
 def plain(messages: Sequence[Any]) -> Messages:
-    """Messages with role and content as texts."""
+    """Return messages with only role and content, as texts."""
     return tuple(message(str(one["role"]), text_of(one)) for one in messages)
 
 
-def finished_states(run: Run, predictors: Collection[str] | None = None) -> Iterator[StateSamples]:
-    """The groups of finished questions under the policy that was sampled last; of some predictors, or of all.
-
-    Raises:
-        RunError: no question is finished.
-        TrainingError: nothing was sampled at one of the predictors.
-    """
-    from leret.sampling.preferences.dataset import no_finished_question
-    from leret.sampling.store.store import Store
-
-    found, policy = set(), run.manifest.policy_digest
-    with Store(run.store, read_only=True) as store:
-        for group in store.finished(policy):
-            found.add(group.state.predictor)
-            if predictors is None or group.state.predictor in predictors:
-                yield group
-        if not found:
-            raise no_finished_question(store, policy)
-    check_predictors(predictors, found)
-
-
-def check_predictors(wanted: Collection[str] | None, found: Collection[str]) -> None:
-    """TrainingError where a wanted one was not found."""
-    missing = sorted(set(wanted or ()) - set(found))
-    if missing:
+def _check_predictors(wanted: Collection[str] | None, sampled: Collection[str]) -> None:
+    if missing := sorted(set(wanted or ()) - set(sampled)):
         raise TrainingError(
-            f"predictors: nothing to train on of {', '.join(missing)}; the run has {', '.join(sorted(found)) or 'none'}"
+            f"predictors: nothing to train on at {', '.join(missing)}; the run has "
+            f"{', '.join(sorted(sampled)) or 'none'}"
         )
 
 
 def completion_rows(
     examples: Sequence[TrainingExample], *, labelled: bool
 ) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
-    """Rows for other programs, conversational as TRL reads them, with their columns' types as in `export_rows`.
+    """Return rows for other programs, conversational as TRL reads them, and their columns' types as in `export_rows`.
 
-    ``label`` is true for a desirable completion, as KTO has it.
+    ``label`` is true for desirable completions, as KTO expects it.
     """
     columns = {"prompt": "messages", "completion": "messages", "question_id": "string"}
     rows = (
@@ -93,10 +178,105 @@ def completion_rows(
 
 
 def examples_digest(examples: Sequence[TrainingExample]) -> str:
-    """Names what is trained on: the prompts, completions and scores in order."""
+    """Return the name of the prompts, completions and scores, in their order."""
     name = hashlib.blake2b(digest_size=16)
     for example in examples:
         row = json.dumps([example.task_id, example.prompt, example.completions, example.scores], sort_keys=True)
         name.update(row.encode())
         name.update(b"\n")
     return name.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An example as token ids; every completion ends in the end token."""
+
+    prompt: list[int]
+    completions: tuple[list[int], ...]
+    scores: tuple[float, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and its longest completion."""
+        return len(self.prompt) + max(len(ids) for ids in self.completions)
+
+
+class TokenEncoder:
+    """Encodes examples for one policy; ``end`` is the id that `end_token` returns."""
+
+    def __init__(self, tokenizer: Any, end: int, enable_thinking: bool | None = None) -> None:
+        self.tokenizer = tokenizer
+        self.end = end
+        self.enable_thinking = enable_thinking
+
+    def encode(self, examples: Sequence[TrainingExample]) -> list[Encoded]:
+        messages = {str(example.prompt): example.prompt for example in examples}  # pairs of a state share it
+        rendered = {key: self.render(prompt) for key, prompt in messages.items()}
+        prompts = [rendered[str(example.prompt)] for example in examples]
+        texts = dict.fromkeys(prompts) | {
+            prompt + text: None
+            for prompt, example in zip(prompts, examples, strict=True)
+            for text in example.completions
+        }
+        ids = dict(zip(texts, self._ids(list(texts)), strict=True))
+        return [
+            Encoded(
+                list(ids[prompt]),
+                tuple(self._completion(ids[prompt], ids[prompt + text], text) for text in example.completions),
+                example.scores,
+            )
+            for prompt, example in zip(prompts, examples, strict=True)
+        ]
+
+    def render(self, messages: Messages) -> str:
+        """Return the prompt as text, with the generation prompt."""
+        how = {"enable_thinking": self.enable_thinking, "tokenize": False, "add_generation_prompt": True}
+        return str(apply_template(self.tokenizer, messages, str(self.tokenizer.name_or_path), **how))
+
+    def prompt_ids(self, messages: Messages) -> list[int]:
+        return self._ids([self.render(messages)])[0]
+
+    def _completion(self, prompt: list[int], whole: list[int], text: str) -> list[int]:
+        """Encode a completion; alone if a token would span its boundary to the prompt, which no sampler produces."""
+        if whole[: len(prompt)] == prompt:
+            return [*whole[len(prompt) :], self.end]
+        return [*self._ids([text])[0], self.end]
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        encoding = self.tokenizer(texts, add_special_tokens=False, verbose=False)
+        return [list(ids) for ids in encoding["input_ids"]]
+
+
+def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
+    """Return the id of the token that ends a completion: the one of ``stops`` that the chat template writes.
+
+    Args:
+        tokenizer: with a chat template.
+        stops: ids at which generation stops.
+
+    Raises:
+        TrainingError: the template writes turns that the sampler cannot produce.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise TrainingError(
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template; add chat_template.jinja to its directory"
+        )
+    known = list(stops) or ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
+    if not known:
+        raise TrainingError(
+            f"{tokenizer.name_or_path} names no end token; set eos_token_id in its generation_config.json"
+        )
+    prompt = tokenizer.apply_chat_template(list(_TURNS[:1]), tokenize=True, add_generation_prompt=True)["input_ids"]
+    whole = tokenizer.apply_chat_template(list(_TURNS), tokenize=True)["input_ids"]
+    turn = whole[n_common(prompt, whole) :]
+    length = next((place for place, token in enumerate(turn) if token in known), None)
+    answer = [token for token in turn[:length] if token != tokenizer.unk_token_id]
+    written = tokenizer.decode(answer)
+    # The empty thought of a hybrid model is text; a special token is not, and the sampler's text leaves it out.
+    if length is None or written != tokenizer.decode(answer, skip_special_tokens=True):
+        raise TrainingError(
+            f"the chat template of {tokenizer.name_or_path} writes a turn as {written!r}; it must end in a token at "
+            f"which generation stops ({', '.join(tokenizer.convert_ids_to_tokens(known))}), with no other special "
+            "token before it; correct chat_template.jinja, or eos_token_id in its generation_config.json"
+        )
+    return int(turn[length])

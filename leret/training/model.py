@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from leret.config.load import sampling_recipe_of
 from leret.config.policy import PickerSettings
 from leret.config.sampling import SamplingRecipe
-from leret.config.training import LoraSettings, TrainingRecipe
+from leret.config.training import LoraSettings, OptimizerKeys, RoundRecipe, WriterKeys
 from leret.core.bundled import POLICIES
 from leret.core.errors import MissingDependency, TrainingError
 from leret.core.runs import Run
@@ -27,30 +27,29 @@ from leret.policies.checkpoints import (
 from leret.policies.local.model import load_weights, merge_into
 from leret.policies.pickers.record import RECORD, picker_digest
 from leret.policies.serving.model import HUB_NAME, sampled_model, sampled_settings
-from leret.training.picking.recipe import PickingRecipe
 
-R = TypeVar("R", bound=TrainingRecipe)
+R = TypeVar("R", bound=OptimizerKeys)
 
 
 @dataclass(frozen=True, slots=True)
 class InitialPolicy:
-    """Where a training starts."""
+    """The policy that a training starts from."""
 
-    name: str  # as the recipe has it: base, a policy of the run, or a directory
+    name: str  # init_from: base, a policy of the run, or a directory
     directory: Path  # of full weights, or of an adapter
-    digest: str  # of what it computes
-    total_steps: int = 0  # optimizer steps behind it since the base
+    digest: str  # of its weights
+    total_steps: int = 0  # optimizer steps since the base
     template: str | None = None  # as in policy.template
 
     @property
     def base_model(self) -> str:
-        """The name of a model of the hub, whose snapshot lies in ``models--OWNER--NAME``; else of the directory."""
+        """Name of a model of the hub, if its snapshot lies in ``models--OWNER--NAME``; else of the directory."""
         of_hub = [part for part in self.directory.parts if part.startswith("models--")]
         return of_hub[-1].removeprefix("models--").replace("--", "/", 1) if of_hub else self.directory.name
 
 
 def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = None) -> InitialPolicy:
-    """Resolve the recipe's ``init_from``; refused where it is unknown, damaged, or changed since it was sampled.
+    """Resolve the recipe's ``init_from``; refuse a policy that is unknown, damaged, or changed since sampling.
 
     ``base`` is the policy that answered ``predictors`` in the run.
     """
@@ -75,7 +74,19 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
     return InitialPolicy(init_from, path, digest, int(training_record(path).get("total_steps", 0)), template)
 
 
-def find_picker(run: Run, recipe: PickingRecipe) -> InitialPolicy:
+def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
+    """Return the recipe with a learning rate: its own, or the one for the model's size, which is logged."""
+    if recipe.learning_rate is not None or not isinstance(recipe, WriterKeys):
+        return recipe
+    n_parameters = count_parameters(initial.directory)
+    rate = recipe.learning_rate_for(n_parameters)
+    logging.getLogger("leret").info(
+        "%s: learning_rate %g, chosen for %.3g parameters", type(recipe).__name__, rate, n_parameters
+    )
+    return recipe.model_copy(update={"learning_rate": rate})
+
+
+def find_picker(run: Run, recipe: RoundRecipe) -> InitialPolicy:
     """The picker that a training starts from: the run's, a trained one of the run, or one in a directory.
 
     Raises:
@@ -95,7 +106,7 @@ def find_picker(run: Run, recipe: PickingRecipe) -> InitialPolicy:
     return InitialPolicy(recipe.init_from, directory, digest, total)
 
 
-def sampled_picker(sampling: SamplingRecipe, recipe: PickingRecipe) -> PickerSettings:
+def sampled_picker(sampling: SamplingRecipe, recipe: RoundRecipe) -> PickerSettings:
     """The settings of the picker that a run was sampled with."""
     settings = sampling.policy_of(recipe.predictors)
     if not isinstance(settings, PickerSettings):
@@ -107,20 +118,8 @@ def sampled_picker(sampling: SamplingRecipe, recipe: PickingRecipe) -> PickerSet
     return settings
 
 
-def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
-    """Return the recipe with a learning rate: its own, or the one for the model's size, which is logged."""
-    if recipe.learning_rate is not None:
-        return recipe
-    n_parameters = count_parameters(initial.directory)
-    rate = recipe.learning_rate_for(n_parameters)
-    logging.getLogger("leret").info(
-        "%s: learning_rate %g, chosen for %.3g parameters", recipe.algorithm, rate, n_parameters
-    )
-    return recipe.model_copy(update={"learning_rate": rate})
-
-
 def training_record(directory: Path) -> dict[str, Any]:
-    """Content of a policy's training.json; empty where it has none."""
+    """Return the content of a policy's training.json; empty without one."""
     path = directory / "training.json"
     if not path.is_file():
         return {}
@@ -136,16 +135,16 @@ def _check_unchanged(run: Run, path: Path, digest: str, predictors: Collection[s
     known = rounds and rounds[0].get("digests", {"": rounds[0]["digest"]})
     if local and known and digest not in {known.get(name, known[""]) for name in predictors or [""]}:
         raise TrainingError(
-            f"the policy in {path} is no longer the one that {run.path} was sampled from: its files have changed. Put "
-            "the old ones back, or sample a new run with the new ones"
+            f"the policy in {path} is no longer the one that {run.path} was sampled from: its files have changed. "
+            "Restore them, or sample a new run with the new ones"
         )
 
 
 def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: str) -> tuple[Any, Any]:
-    """The policy's model, in training mode, and its tokenizer.
+    """Return the policy's model, in training mode, and its tokenizer.
 
-    Weights are float32 and autocast does bfloat16, since an update at a small learning rate is lost in bfloat16
-    weights; only the frozen base of an adapter is loaded in bfloat16.
+    Weights are float32 and autocast computes in bfloat16, because bfloat16 weights lose updates at small learning
+    rates; only the frozen base of an adapter is loaded in bfloat16.
     """
     frozen = lora is not None and dtype == "bfloat16"
     base = adapter_base(initial.directory)
@@ -153,7 +152,7 @@ def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: 
     model = load_weights(base or initial.directory, "bfloat16" if frozen else "float32", **more)
     if base is not None:
         model = _with_adapter(model, initial.directory, lora)
-    _leave_dropout_out(model)
+    _disable_dropout(model)
     model.train()
     tokenizer = load_tokenizer(initial.directory, initial.template)
     if tokenizer.pad_token_id is None:
@@ -161,10 +160,10 @@ def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: 
     return model, tokenizer
 
 
-def _leave_dropout_out(model: Any) -> None:
-    """Let a model compute in training as in evaluation: a reference, or the policy that sampled, is compared with it.
+def _disable_dropout(model: Any) -> None:
+    """Let a model compute in training as in evaluation, like the reference that it is compared with.
 
-    TRL does so for modules of dropout alone; OPT's layers call the function.
+    TRL does so only for modules of dropout; OPT's layers call the function.
     """
     import torch
 
@@ -177,7 +176,7 @@ def _leave_dropout_out(model: Any) -> None:
 
 
 def quantized(kind: str) -> dict[str, Any]:
-    """Arguments of ``from_pretrained`` that load a frozen base in four bits on this process' GPU.
+    """Return arguments of ``from_pretrained`` that load a frozen base in four bits on this process's GPU.
 
     The levels of ``nf4``, their doubly quantized scales and the computation in bfloat16 are those of QLoRA (Dettmers et
     al. 2023, arXiv 2305.14314, section 3).
@@ -191,8 +190,8 @@ def quantized(kind: str) -> dict[str, Any]:
 
     if not torch.cuda.is_available():
         raise TrainingError(
-            f"lora.quantization: {kind} needs a CUDA GPU, and there is none here; leave it out, and the base is loaded "
-            "in the recipe's dtype"
+            f"lora.quantization: {kind} needs a CUDA GPU, and there is none; remove it to load the base in the "
+            "recipe's dtype"
         )
     if find_spec("bitsandbytes") is None:
         raise MissingDependency("bitsandbytes", "train", command="pip install bitsandbytes")
@@ -206,7 +205,7 @@ def quantized(kind: str) -> dict[str, Any]:
 
 
 def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) -> Any:
-    """A saved adapter on its base model: trained on where the recipe asks for LoRA too, merged where not."""
+    """Put a saved adapter on its base model: trainable if the recipe has ``lora``, merged otherwise."""
     if settings is None:
         return merge_into(model, directory).requires_grad_(True)
     from peft import PeftModel
@@ -216,14 +215,14 @@ def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) ->
     if (saved.r, saved.lora_alpha) != (settings.r, settings.alpha):
         raise TrainingError(
             f"{directory} is an adapter with r {saved.r} and alpha {saved.lora_alpha}, the recipe asks for r "
-            f"{settings.r} and alpha {settings.alpha}; set lora.r and lora.alpha to the adapter's, or leave lora out "
-            "to merge it first"
+            f"{settings.r} and alpha {settings.alpha}; set lora.r and lora.alpha to the adapter's, or remove lora to "
+            "merge it first"
         )
     return loaded
 
 
 def save_policy(model: Any, tokenizer: Any, directory: Path, state: Mapping[str, Any] | None = None) -> None:
-    """Write a model or an adapter, with its tokenizer, as safetensors; ``state`` instead of the model's own weights."""
+    """Write a model or an adapter with its tokenizer, as safetensors; ``state`` replaces the model's weights."""
     peft = hasattr(model, "peft_config")
     only = {"selected_adapters": ["default"]} if peft else {}
     model.save_pretrained(directory, state_dict=state, safe_serialization=True, **only)
@@ -233,11 +232,11 @@ def save_policy(model: Any, tokenizer: Any, directory: Path, state: Mapping[str,
 
 
 def library_of(model: Any) -> str:
-    """That loads a model which was saved, for its card."""
+    """Return the library that loads the saved model (for the model card)."""
     return "peft" if hasattr(model, "peft_config") else "transformers"
 
 
 def stop_ids(model: Any) -> tuple[int, ...]:
-    """The ids at which generation stops."""
+    """Return the ids at which generation stops."""
     value = getattr(model.generation_config, "eos_token_id", None)
     return tuple(value) if isinstance(value, list) else () if value is None else (int(value),)

@@ -1,4 +1,4 @@
-"""Around a training: threads, full disks, and an interrupt that leaves a checkpoint."""
+"""The process of a training: threads, full disks, and interrupts that leave a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _DISK = ("No space left", "PytorchStreamWriter", "unexpected pos", "iostream err
 
 @contextmanager
 def training_process(threads: int | None) -> Iterator[None]:
-    """One thread for equal bits, and quiet libraries; all is put back afterwards.
+    """Set the number of threads (1 for equal bits) and silence libraries; restore both afterwards.
 
-    A full disk, which each library reports in its own way, is an OSError.
+    A full disk, which each library reports in another way, raises an OSError.
     """
     import datasets
     import torch
@@ -28,8 +28,8 @@ def training_process(threads: int | None) -> Iterator[None]:
 
     n_threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
     shown = not datasets.are_progress_bars_disabled(), transformers.logging.is_progress_bar_enabled()
-    state = random.getstate()  # trainers seed it, and others draw their ids from it
-    bars = patch.dict(os.environ, TQDM_DISABLE="1")  # which TRL reads for its bar of reference log-probabilities
+    state = random.getstate()  # trainers seed it, and others draw ids from it
+    bars = patch.dict(os.environ, TQDM_DISABLE="1")  # TRL reads it for its bar of reference log-probabilities
     with warnings.catch_warnings(), _disk_errors(), bars:
         warnings.simplefilter("ignore", FutureWarning)
         datasets.disable_progress_bars()
@@ -69,9 +69,9 @@ class Interrupt:
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Catches the signals inside; raises KeyboardInterrupt after the checkpoint was written."""
+        """Catch the signals inside the block; raise KeyboardInterrupt at its end if one came."""
         numbers = (signal.SIGINT, signal.SIGTERM)
-        main = threading.current_thread() is threading.main_thread()  # signals go to no other
+        main = threading.current_thread() is threading.main_thread()  # only this one gets signals
         before = {number: signal.signal(number, self._stop) for number in numbers if main}
         try:
             yield

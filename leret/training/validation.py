@@ -1,7 +1,7 @@
-"""Validation while a policy is trained: the run's program on held-out tasks, greedy, zero-shot, as `leret eval` does.
+"""Validation during a training: the run's program on held-out tasks, greedy and zero-shot, as in `leret eval`.
 
-The tasks are of the data's split dev, or of its split train and then left out of training; never of split test. The
-best policy of a training is chosen on them, so `leret eval` refuses them.
+Its tasks come from the data's split dev, or from split train (then they are not trained on), never from split test.
+They choose the best policy of a training, so `leret eval` refuses them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from leret.config.training import TrainingRecipe
 from leret.core.errors import DataError, PolicyError, TrainingError
-from leret.core.runs import Run
 from leret.core.types import Outcome, Rollout, Task, digest
 from leret.datasets.splits import rank_of
 from leret.policies.base import Policy
@@ -26,16 +25,16 @@ if TYPE_CHECKING:
     from leret.rollouts.environment import Environment
 
 _SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
-"""Set by accelerate in the processes that it starts for one of these."""
+"""Variables that accelerate sets in the processes of such a training."""
 
 _OTHER = "set eval_split: train, which leaves eval_tasks tasks out of the training, or remove eval_steps"
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Tasks, and the environment that a program answers them in; the environment is opened at the first use.
+    """Tasks, and the environment in which a program answers them.
 
-    ``predictors`` are those that are trained; None where the run has one policy.
+    ``predictors`` are those in training; None if the run has one policy.
     """
 
     environment: Environment
@@ -45,16 +44,16 @@ class Validation:
 
     @property
     def ids(self) -> frozenset[str]:
-        """Of the tasks: nothing is trained on them."""
+        """Ids of the tasks."""
         return frozenset(task.id for task in self.tasks)
 
     @property
     def digest(self) -> str:
-        """Name the tasks, and the source of the measure where it is a function of the user's own."""
+        """Name of the tasks, and of the measure's source if it is a user's function."""
         return digest(sorted(self.ids), *filter(None, [sources_digest([self.measure])]))
 
     def run_model(self, model: Any, tokenizer: Any, step: int) -> dict[str, float]:
-        """Means over the tasks, in [0, 1], of a causal LM, also in training: ``eval_MEASURE`` and ``eval_unparsed``."""
+        """Return ``eval_MEASURE`` and ``eval_unparsed`` of a causal LM: means over the tasks, in [0, 1]."""
         from leret.policies.local.policy import LocalPolicy
 
         thinking = self.environment.recipe.policy_of(self.predictors).model_dump().get("enable_thinking")
@@ -64,11 +63,11 @@ class Validation:
         )
 
     def run_policy(self, policy: Policy) -> dict[str, float]:
-        """As `run_model`, of any policy, which it closes."""
+        """Return the same figures of any policy, and close it."""
         return self.figures(asyncio.run(self._rollouts(policy)))
 
     def figures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """What the rollouts are worth; an outage is not scored, and more of them than results are an error."""
+        """Score rollouts; outages are not scored, and more outages than results are an error."""
         from leret.rollouts.failures import BOUNDARIES
 
         done = [rollout for rollout in rollouts if rollout.error is None]
@@ -104,24 +103,21 @@ class Validation:
             searches.close()
 
 
-def open_validation(recipe: TrainingRecipe, run: Run, trained: Collection[str]) -> Validation | None:
-    """The validation that a recipe asks for; of split train, tasks that are not among the ``trained`` come first.
+def open_validation(recipe: TrainingRecipe, environment: Environment, trained: Collection[str]) -> Validation | None:
+    """Return the recipe's validation, if it has one; from split train, tasks that are not ``trained`` come first.
 
     Raises:
-        TrainingError: there is no task to validate on, or the model is split among processes.
+        TrainingError: there is no task to validate on, or the model is sharded among processes.
         ConfigError: the measure is unknown.
     """
     if recipe.eval_steps is None:
         return None
     if any(os.environ.get(name) == "true" for name in _SHARDED):
         raise TrainingError(
-            "eval_steps: a validation writes with the whole model, of which fsdp and zero3 leave a part in each "
-            "process; remove eval_steps, and compare policies with leret eval"
+            "eval_steps: a validation needs the whole model in each process, which fsdp and zero3 shard; remove "
+            "eval_steps, and compare policies with leret eval"
         )
-    from leret.rollouts.environment import Environment
-
     scoring(recipe.metric_for_best_model, "metric_for_best_model")
-    environment = Environment.open(run)
     seed = environment.recipe.data.seed
     try:
         split = environment.tasks(recipe.eval_split, check=False)

@@ -39,8 +39,9 @@ def job(lm, tmp_path):
 
 
 @pytest.mark.parametrize("scale", [True, False])
-def test_a_step_is_an_update_by_the_advantages_of_its_groups(weights, monkeypatch, scale):
-    mine, seen = GRPOTraining(initial_policy(str(weights)), GRPOSettings(**SETTINGS, scale_rewards=scale)), []
+def test_a_step_is_an_update_by_the_advantages_of_its_groups(weights, monkeypatch, scale, tmp_path):
+    settings, seen = GRPOSettings(**SETTINGS, scale_rewards=scale), []
+    mine = GRPOTraining(initial_policy(str(weights)), settings, tmp_path)
     monkeypatch.setattr(mine._update, "step", lambda batch: seen.append(batch) or {"loss": 0.0, "grad_norm": 0.0})
     assert mine.step([group(), group("where", (0.0, 1.0))])
     [batch] = seen
@@ -141,5 +142,5 @@ def test_an_adapter_is_trained_and_served(lm, tmp_path):
 
 
 def test_keys_that_it_does_not_take_are_refused(lm):
-    with pytest.raises(TrainingError, match=r"learning_rate: must be greater than 0.*beta: unknown key; available: d"):
+    with pytest.raises(TrainingError, match=r"learning_rate: must be greater than 0.*beta: unknown key; known here: "):
         lm.reinforce({"num_generations": 2, "beta": 0.04, "learning_rate": 0})

@@ -21,9 +21,9 @@ from leret.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS
-from leret.training.algorithms.preference import IPORecipe, collate_pairs, preference_rows, read_examples
+from leret.training.algorithms.preference import IPORecipe, collate_pairs, examples, preference_rows
 from leret.training.checks import check_loss, check_parity
-from leret.training.data import Encoded, TokenEncoder, TrainingExample, end_token
+from leret.training.data import Encoded, RunSamples, TokenEncoder, TrainingExample, end_token
 from leret.training.model import find_initial, load_for_training, stop_ids
 from tests.tiny import tiny_policy
 from tests.training.training_runs import trainer_of
@@ -40,13 +40,13 @@ def checked(model, base, directory, algorithm, **keys):
     """The trainer of an algorithm and the error of its loss."""
     recipe = ALGORITHMS[algorithm].settings(per_device_train_batch_size=2, **keys)
     trainer = trainer_of(recipe, model, base, directory, PAIRS)
-    return trainer, check_loss(trainer, recipe, ALGORITHMS[algorithm])
+    return trainer, check_loss(trainer, recipe, ALGORITHMS[algorithm].oracle_loss)
 
 
 def test_where_no_weight_is_whole_no_loss_is_compared(monkeypatch):
     monkeypatch.setattr("transformers.integrations.deepspeed.is_deepspeed_zero3_enabled", lambda: True)
     trainer = SimpleNamespace(model=None, train_dataset=None)
-    assert check_loss(trainer, ALGORITHMS["sft"].settings(), ALGORITHMS["sft"]) is None
+    assert check_loss(trainer, ALGORITHMS["sft"].settings(), ALGORITHMS["sft"].oracle_loss) is None
 
 
 @pytest.mark.parametrize(
@@ -121,10 +121,11 @@ def encoder(original):
 
 def check(run, encoder, said=""):
     """The check of a training, of which ``said`` is added to all prompts."""
-    examples = read_examples(IPORecipe(), run)
-    for example in examples:
-        example.prompt[-1]["content"] += said
-    check_parity(run, find_initial(run, "base"), examples, encoder, encoder.encode(examples))
+    pairs = examples(IPORecipe(), RunSamples(run))
+    for pair in pairs:
+        pair.prompt[-1]["content"] += said
+    initial = find_initial(run, "base")
+    check_parity(run, Environment.open(run), initial, pairs, encoder, encoder.encode(pairs))
 
 
 def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
@@ -166,10 +167,10 @@ def count_other_tokens(run):
     ("change", "says"),
     [
         (lambda run: rewrite_program(run, "context", "passages"),
-         r"the program no longer sends what was sampled:\n(.|\n)*sampled: (.|\n)*today: "),
-        (lambda run: rewrite_program(run, "write_query", "ask"), "has no predictor 'write_query' any more"),
+         r"the program no longer sends the sampled messages:\n(.|\n)*sampled: (.|\n)*today: "),
+        (lambda run: rewrite_program(run, "write_query", "ask"), "no longer has the predictor 'write_query'"),
         (lambda run: change_program(run, adapter={"kind": "compact", "words_per_item": 2}),
-         "step 1: the program no longer sends what was sampled"),
+         "step 1: the program no longer sends the sampled messages"),
         (count_other_tokens, r"the sampler counted \d+ tokens in the zero-shot prompt; .* makes \d+"),
     ],
     ids=["inputs", "predictor", "adapter", "counts"],
@@ -181,7 +182,7 @@ def test_what_has_changed_since_sampling_is_refused(run, encoder, change, says):
 
 
 def test_what_was_not_sent_is_refused(original, encoder):
-    with pytest.raises(TrainingError, match=r"trained is not what was sent(.|\n)*please(.|\n)*leret pairs"):
+    with pytest.raises(TrainingError, match=r"not the one that was sent(.|\n)*please(.|\n)*leret pairs"):
         check(original, encoder, said=" please")
 
 
@@ -193,12 +194,12 @@ def test_a_tokenizer_that_encodes_prompts_in_two_ways_is_refused(original, encod
         def __call__(self, texts, **settings):
             return {"input_ids": [[5, *ids] for ids in encoder.tokenizer(texts, **settings)["input_ids"]]}
 
-    with pytest.raises(TrainingError, match="the prompt that would be trained is not the one that is sampled, from"):
+    with pytest.raises(TrainingError, match="the prompts of training and sampling differ from token 0"):
         check(original, TokenEncoder(Twofold(), encoder.end))
 
 
 def test_a_program_is_opened_again_only_where_it_or_a_version_has_changed(run, encoder, monkeypatch):
-    monkeypatch.setattr(Environment, "open", lambda run: pytest.fail("opened"))
+    monkeypatch.setattr(Environment, "formatter", property(lambda self: pytest.fail("opened")))
     check(run, encoder)
     run.update(versions={**run.manifest.versions, "dspy": "0"})
     with pytest.raises(pytest.fail.Exception, match="opened"):

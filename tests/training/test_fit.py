@@ -18,8 +18,8 @@ from leret.training.algorithms.preference import DPORecipe, IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.checkpoints import CheckpointDirectory
 from leret.training.process import Interrupt
-from leret.training.stage import estimate, make_job, train, train_job
-from tests.training.training_runs import Stopper, changed, fail, interrupt, sampled_run
+from leret.training.stage import estimate, train, train_job
+from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, sampled_run
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 4, "logging_steps": 2}
@@ -80,12 +80,12 @@ def test_an_interrupt_from_another_thread_leaves_a_checkpoint(run):
     interrupt = Interrupt()
     progress = Stopper(6, lambda: setattr(interrupt, "requested", True))
     with ThreadPoolExecutor(1) as pool, pytest.raises(KeyboardInterrupt):
-        pool.submit(train_job, make_job(SFT, run), progress, interrupt=interrupt).result()
+        pool.submit(train_job, job_in(SFT, run), progress, interrupt=interrupt).result()
     assert estimate(SFT, run).resumes_at == 7
 
 
 def test_a_training_of_no_steps_gives_the_same_weights(run, base):
-    report, _ = train_job(replace(make_job(SFT, run), max_steps=0))
+    report, _ = train_job(replace(job_in(SFT, run), max_steps=0))
     assert report.steps == 0
     assert same_bits(report, load_file(base / "model.safetensors"))
 

@@ -16,7 +16,7 @@ from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.base import completion_logps
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.data import TokenEncoder, end_token
+from leret.training.data import RunSamples, TokenEncoder, end_token
 from leret.training.model import InitialPolicy, find_initial, load_for_training, stop_ids
 from leret.training.stage import train
 from tests.cli.test_app import leret
@@ -59,7 +59,7 @@ def test_a_second_training_of_an_adapter_has_one_base_and_the_first_as_reference
     recipe = entry.settings(init_from="adapted", lora=LORA, per_device_train_batch_size=4)
     model, tokenizer = load_for_training(find_initial(run, "adapted"), LORA, "float32")
     encoded = TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model))).encode(
-        entry.read_examples(recipe, run)[:8]
+        entry.examples(recipe, RunSamples(run))[:8]
     )
     trainer = trainer_of(recipe, model, base, tmp_path, encoded)
     assert trainer.ref_model is None
@@ -176,8 +176,12 @@ def test_an_adapter_of_another_shape_is_refused(adapted):
 @pytest.mark.parametrize(
     ("policy", "error", "says"),
     [
-        ({"kind": "local", "model": "/gone"}, PolicyError, "gone is gone; give a directory"),
-        ({"kind": "openai", "model": "big"}, PolicyError, "sampled from 'big' on a server, .* give their directory"),
+        ({"kind": "local", "model": "/gone"}, PolicyError, "gone is no longer there; give a directory"),
+        (
+            {"kind": "openai", "model": "big", "urls": ["http://127.0.0.1:1/v1"]},
+            PolicyError,
+            "sampled from 'big' on a server, .* give their directory",
+        ),
     ],
     ids=["lost", "served"],
 )

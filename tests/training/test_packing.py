@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen2Config, Qwen3Config
 
-from leret.training.packing import collate, fill_rows, pack, share_prompts
+from leret.training.packing import MODEL_TYPES, collate, fill_rows, pack, share_prompts
 from tests.tiny import tiny_policy
 
 
@@ -27,9 +27,14 @@ def model_of(arch, tmp_path, attention="sdpa"):
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
-@pytest.mark.parametrize(
-    ("arch", "attention"), [("llama", "sdpa"), ("opt", "eager"), ("opt", "sdpa"), ("qwen2", "sdpa"), ("qwen3", "sdpa")]
-)
+KINDS = [("llama", "sdpa"), ("opt", "eager"), ("opt", "sdpa"), ("qwen2", "sdpa"), ("qwen3", "sdpa")]
+
+
+def test_every_model_type_that_shares_prompts_is_compared():
+    assert {arch for arch, _ in KINDS} == MODEL_TYPES
+
+
+@pytest.mark.parametrize(("arch", "attention"), KINDS)
 def test_packed_batches_have_the_logits_and_gradients_of_padded_ones(tmp_path, arch, attention):
     plain = model_of(arch, tmp_path, attention)
     sharing = copy.deepcopy(plain)

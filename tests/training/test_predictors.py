@@ -21,12 +21,13 @@ from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.kto import KTORecipe
+from leret.training.algorithms.pick import PickRecipe
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.model import find_initial
-from leret.training.picking.recipe import PickRecipe
-from leret.training.stage import make_job, train
-from tests.training.picking import stories
+from leret.training.stage import train
+from tests.training import stories
+from tests.training.training_runs import job_in
 
 PROGRAM = """
 import dspy
@@ -72,12 +73,12 @@ def predictors(run, examples):
 @pytest.mark.parametrize("recipe", [SFTRecipe, IPORecipe, KTORecipe])
 def test_samples_of_the_named_predictors_alone_are_trained(sampled, recipe):
     credit, run = sampled
-    named = make_job(recipe(predictors=("write",), require_spread=False) if recipe is SFTRecipe else
+    named = job_in(recipe(predictors=("write",), require_spread=False) if recipe is SFTRecipe else
                      recipe(predictors=("write",)), run)  # fmt: skip
-    assert predictors(run, named.examples) == {"write"}
+    assert predictors(run, named.inputs) == {"write"}
     missing = ("answer", "gone") if credit == "auto" else ("gone",)  # under auto nothing is learnt at answer
-    with pytest.raises(TrainingError, match=rf"predictors: nothing to train on of {', '.join(missing)}; the run has"):
-        make_job(recipe(predictors=("write", *missing)), run)
+    with pytest.raises(TrainingError, match=rf"predictors: nothing to train on at {', '.join(missing)}; the run has"):
+        job_in(recipe(predictors=("write", *missing)), run)
 
 
 def test_pairs_of_credit_final_compare_what_whole_programs_came_to(sampled):
@@ -111,13 +112,13 @@ def test_rounds_sample_the_named_predictors_and_credit_steps_the_end_or_both(sam
 
 def test_the_reference_answer_is_the_target_where_a_predictor_writes_it(sampled):
     run = sampled[1]
-    examples = make_job(SFTRecipe(targets="answer"), run).examples
+    examples = job_in(SFTRecipe(targets="answer"), run).inputs
     answers = {task.id: task.answers[0] for task in Environment.open(run).tasks()}
     assert predictors(run, examples) == {"answer"}
     assert {example.completions for example in examples} <= {(answer,) for answer in answers.values()}
     assert all(example.completions == (answers[example.task_id],) for example in examples)
     with pytest.raises(TrainingError, match=r"writes story alone \(write writes query; answer writes answer\)"):
-        make_job(SFTRecipe(targets="answer", field="story"), run)
+        job_in(SFTRecipe(targets="answer", field="story"), run)
 
 
 MIXED = """
@@ -159,15 +160,15 @@ def test_each_predictor_may_have_its_own_policy(tmp_path):
     assert policy == run.manifest.digests["policy"]
     assert {len(group.samples) for group in groups["write"]} == {4}
     assert {(len(g.samples), g.samples[0].is_sampled) for g in groups["answer"]} == {(1, False)}  # it is greedy
-    job = make_job(IPORecipe(), run)
+    job = job_in(IPORecipe(), run)
     assert job.recipe.predictors == ("write",)
-    assert predictors(run, job.examples) == {"write"}
+    assert predictors(run, job.inputs) == {"write"}
     for name, model in (("write", "demo"), ("answer", "agent")):
         assert find_initial(run, "base", (name,)).directory == policy_directory(model).resolve()
     with pytest.raises(PolicyError, match="train them one by one"):
-        make_job(IPORecipe(predictors=("write", "answer")), run)
+        job_in(IPORecipe(predictors=("write", "answer")), run)
     with pytest.raises(TrainingError, match="pick trains a picker, and none answers"):
-        make_job(PickRecipe(), run)
+        job_in(PickRecipe(), run)
 
 
 def test_a_policy_of_no_predictor_and_another_decoding_are_refused(tmp_path):
@@ -189,7 +190,7 @@ def test_a_program_that_writes_and_picks_is_trained_part_by_part(tmp_path):
         picks = [one for g in store.groups() if g.state.predictor == "pick" for one in g.samples]
     assert {tuple(sorted(one.components)) for one in picks} == {("ap", "logp", "q", "recall")}
     train(PickRecipe(name="picker", questions_per_round=4, max_steps=1, num_generations=2), run)
-    assert make_job(IPORecipe(), run).recipe.predictors == ("write",)
+    assert job_in(IPORecipe(), run).recipe.predictors == ("write",)
     report = evaluate(EvalRecipe(systems=("base", "picker"), limit=2, resamples=20), run)
     assert [row["system"] for row in report.summary["rows"]] == ["base", "picker"]
     program, question = leret.load(run.program), "Where was the author of the novel The Restless Engine born?"

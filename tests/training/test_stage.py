@@ -5,13 +5,13 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from transformers import TrainerState
 
 from leret.core.errors import TrainingError
 from leret.training import stage
+from leret.training.algorithms.base import TRLEngine
 from leret.training.algorithms.preference import DPORecipe, IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.stage import _take_finished, estimate, train
+from leret.training.stage import estimate, train
 from tests.training.training_runs import Stopper, changed, sampled_run, train_ids
 
 KEYS = {"learning_rate": 1e-3, "per_device_train_batch_size": 8}
@@ -97,12 +97,8 @@ def test_a_question_that_evaluation_holds_out_is_refused_and_so_is_a_run_that_do
         train(SFT, run)
 
 
-def test_under_deepspeed_a_last_checkpoint_is_not_loaded_and_the_error_says_what_to_remove(tmp_path):
-    state = TrainerState(global_step=4, max_steps=8)
-    state.save_to_json(str(tmp_path / "trainer_state.json"))
-    trainer = SimpleNamespace(is_deepspeed_enabled=True)
-    assert not _take_finished(trainer, tmp_path)
-    state.global_step = 8
-    state.save_to_json(str(tmp_path / "trainer_state.json"))
+def test_under_deepspeed_a_last_checkpoint_is_refused_with_what_to_remove(tmp_path):
+    engine = TRLEngine.__new__(TRLEngine)
+    engine.trainer = SimpleNamespace(is_deepspeed_enabled=True)
     with pytest.raises(TrainingError, match=f"remove {tmp_path}, and the same command goes on"):
-        _take_finished(trainer, tmp_path)
+        engine.load(tmp_path)

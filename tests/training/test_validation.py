@@ -20,10 +20,10 @@ from leret.rollouts.environment import Environment
 from leret.sampling.stage import sample
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.stage import make_job, train, train_job
+from leret.training.stage import train, train_job
 from leret.training.validation import open_validation
 from tests.evaluation.eval_fakes import asks
-from tests.training.training_runs import Stopper, changed, fail, interrupt, sampled_run
+from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, sampled_run
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 5, "logging_steps": 2, "eval_steps": 2}
@@ -50,7 +50,7 @@ class Scribble:
 
 
 def job_of(run, recipe, *figures):
-    plain = make_job(changed(recipe, eval_steps=None), run)  # a run by hand has no program to validate
+    plain = job_in(changed(recipe, eval_steps=None), run)  # a run by hand has no program to validate
     return replace(plain, recipe=recipe, validation=Scribble(figures))
 
 
@@ -124,24 +124,24 @@ def test_a_policy_is_validated_as_it_is_evaluated_and_not_on_the_same_tasks(worl
 def test_validation_tasks_are_not_trained_on_and_not_of_split_test(world):
     recipe = SFTRecipe(eval_steps=5, eval_split="train", eval_tasks=100_000, require_spread=False)
     test = set(json.loads(world.held_out.read_text()))
-    chosen = open_validation(recipe, world, ())
+    chosen = open_validation(recipe, Environment.open(world), ())
     assert chosen is not None
     assert chosen.ids
     assert not chosen.ids & test
     with pytest.raises(TrainingError, match="eval_tasks"):
-        make_job(recipe, world)
-    few = make_job(changed(recipe, eval_tasks=8), world)
-    assert few.validation.ids.isdisjoint(example.task_id for example in few.examples)
-    assert few.examples == make_job(changed(recipe, eval_steps=None), world).examples, "other tasks of the split do"
+        job_in(recipe, world)
+    few = job_in(changed(recipe, eval_tasks=8), world)
+    assert few.validation.ids.isdisjoint(example.task_id for example in few.inputs)
+    assert few.inputs == job_in(changed(recipe, eval_steps=None), world).inputs, "other tasks of the split do"
 
 
 def test_a_split_without_tasks_is_refused_with_what_to_do(world, monkeypatch):
-    def none(self, split=None, limit=None, check=True):
+    def none(self, split=None, limit=None, part=None, check=True):
         raise DataError(f"no question in split {split}")
 
     monkeypatch.setattr(Environment, "tasks", none)
     with pytest.raises(TrainingError, match=r"eval_split: no question in split dev; set eval_split: train"):
-        open_validation(SFTRecipe(eval_steps=5), world, ())
+        open_validation(SFTRecipe(eval_steps=5), Environment.open(world), ())
 
 
 @pytest.mark.parametrize("name", ["ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED"])
@@ -152,7 +152,7 @@ def test_a_model_that_is_split_among_processes_is_not_validated(run, monkeypatch
 
 
 def test_an_outage_is_not_scored_as_a_failure_to_find(world):
-    chosen = open_validation(SFTRecipe(eval_steps=5, eval_split="train", eval_tasks=4), world, ())
+    chosen = open_validation(SFTRecipe(eval_steps=5, eval_split="train", eval_tasks=4), Environment.open(world), ())
     lost = [Rollout(task.id, (), False, Failure("retrieval", "down")) for task in chosen.tasks]
     unparsed = [Rollout(task.id, (), False, Failure("parse", "?")) for task in chosen.tasks]
     assert chosen.figures([*unparsed[:3], lost[3]]) == {"eval_recall": 0.0, "eval_unparsed": 1.0}

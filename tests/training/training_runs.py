@@ -14,12 +14,14 @@ from transformers import AutoTokenizer
 from leret.core.runs import Run
 from leret.core.types import Sample, State, digest
 from leret.datasets.splits import split_of
+from leret.rollouts.environment import Environment
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.base import TrainerInputs
 from leret.training.process import training_process
+from leret.training.stage import make_job
 from tests.tiny import WORDS
 
 POLICY = "0" * 32
@@ -66,6 +68,11 @@ def logp(model, prompt, completion):
     logits = model(input_ids=torch.tensor([prompt + completion])).logits[0].double()
     logps = torch.log_softmax(logits, dim=-1)
     return sum(logps[len(prompt) - 1 + i, token] for i, token in enumerate(completion))
+
+
+def job_in(recipe, run):
+    """The job of a recipe in a run."""
+    return make_job(recipe, run, Environment.open(run))
 
 
 def changed(recipe, **keys):

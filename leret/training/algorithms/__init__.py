@@ -1,24 +1,24 @@
-"""The algorithms of `leret train`: on stored examples (`Algorithm`), or on fresh samples (`OnlineAlgorithm`).
+"""The algorithms of `leret train`: on stored samples, or on fresh samples of the run's tasks.
 
-To add one: its file, with its record, and its line in this table.
+To add one: its file, with its entry, and a line in this table.
 """
 
 from leret.config.training import TrainingRecipe
-from leret.training.algorithms import grpo, kto, picking, ppo, preference, rloo, sft
+from leret.training.algorithms import grpo, gspo, kto, pick, ppo, pqn, preference, rloo, sft
 from leret.training.algorithms.base import Algorithm
-from leret.training.online.algorithm import OnlineAlgorithm
 
-ALGORITHMS: dict[str, Algorithm | OnlineAlgorithm] = {
+ALGORITHMS: dict[str, Algorithm] = {
     "sft": sft.SFT,
     "dpo": preference.DPO,
     "ipo": preference.IPO,
     "kto": kto.KTO,
     "grpo": grpo.GRPO,
+    "gspo": gspo.GSPO,
     "rloo": rloo.RLOO,
     "ppo": ppo.PPO,
-    "pqn": picking.PQN,
-    "pick": picking.PICK,
+    "pqn": pqn.PQN,
+    "pick": pick.PICK,
 }
 TrainingRecipe.table = ALGORITHMS
 
-__all__ = ["ALGORITHMS", "Algorithm", "OnlineAlgorithm", "TrainingRecipe"]
+__all__ = ["ALGORITHMS", "Algorithm", "TrainingRecipe"]

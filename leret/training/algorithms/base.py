@@ -1,75 +1,230 @@
-"""What makes an algorithm, and what all of them share: TRL's arguments, and the oracle's log-probabilities."""
+"""Parts of an algorithm: the protocol of the table's entries, and what algorithms on stored samples share."""
 
 from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from leret.config.training import LoraSettings, TrainingRecipe
+from leret.config.training import ExampleRecipe, LoraSettings, TrainingRecipe, WriterKeys
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
+from leret.core.types import Task
+from leret.policies.checkpoints import positions
 from leret.policies.local.model import architecture_of
-from leret.training.data import Encoded, TrainingExample
+from leret.training.checks import check_ids, check_loss, check_parity
+from leret.training.data import RunSamples, Samples, TokenEncoder, TrainingExample, end_token
+from leret.training.model import InitialPolicy, find_initial, library_of, load_for_training, save_policy, stop_ids
 
 if TYPE_CHECKING:
     import torch
+    from transformers import TrainerCallback, TrainerState
+
+    from leret.rollouts.environment import Environment
+    from leret.training.checkpoints import TrainingJob
+    from leret.training.data import Encoded
+    from leret.training.driver import Engine
+    from leret.training.validation import Validation
+
+
+class Algorithm(Protocol):
+    """An entry of the table of algorithms.
+
+    Attributes:
+        settings: recipe class; its ``algorithm`` is a literal, the name in recipes.
+        is_online: True if it samples the run's tasks, False if it learns from stored samples.
+        picks: True if it trains a picker, False for a policy that writes.
+        describe: describes a recipe, with its source, for the model card.
+    """
+
+    @property
+    def settings(self) -> type[TrainingRecipe]: ...
+
+    @property
+    def is_online(self) -> bool: ...
+
+    @property
+    def picks(self) -> bool: ...
+
+    @property
+    def describe(self) -> Callable[[Any], str]: ...
+
+    def find_initial(self, run: Run, recipe: Any) -> InitialPolicy:
+        """Return the policy that a training starts from."""
+        ...
+
+    def inputs(self, recipe: Any, run: Run, environment: Environment) -> Sequence[TrainingExample] | Sequence[Task]:
+        """Read the training's examples, or the tasks that it samples."""
+        ...
+
+    def engine(self, job: TrainingJob, device: str) -> AbstractContextManager[Engine]:
+        """Load the model and everything else that trains it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerInputs:
-    """What a trainer is built from."""
+    """Arguments of a trainer that a recipe does not hold."""
 
     model: Any  # full weights, or a peft model
     tokenizer: Any
-    examples: Sequence[Encoded]  # none longer than the policy takes
-    directory: Path  # for checkpoints
+    examples: Sequence[Encoded]  # none longer than the policy allows
+    directory: Path  # of checkpoints
     device: str  # cpu, cuda ...
     max_steps: int | None = None  # optimizer steps instead of the recipe's epochs
 
     def share_prompts(self) -> bool:
-        """Let the model take packed batches: on a CPU, where a model in one process is what it was loaded as."""
+        """Let the model take packed batches; only on a CPU, in one process."""
         from leret.training.packing import share_prompts
 
         return self.device == "cpu" and n_processes() == 1 and share_prompts(self.model)
 
 
 @dataclass(frozen=True, slots=True)
-class Algorithm:
-    """One way to train.
+class StoredAlgorithm:
+    """An algorithm on stored samples.
 
     Attributes:
-        settings: its recipe class, whose ``algorithm`` is a literal: the name in recipes.
-        read_examples: what it trains on, of a run.
-        make_trainer: a `transformers.Trainer` over ids.
-        oracle_loss: the loss of rows of its data set by the model's plain forward, one sequence at a time.
-        describe: for the model card: what it is, with its source.
+        settings: recipe class.
+        examples: reads training examples from samples.
+        make_trainer: makes a `transformers.Trainer` over token ids.
+        oracle_loss: computes the loss of rows of its data set by the model's plain forward, one sequence at a time.
+        describe: describes a recipe, with its source, for the model card.
     """
 
-    settings: type[TrainingRecipe]
-    read_examples: Callable[[Any, Run], list[TrainingExample]]
+    settings: type[ExampleRecipe]
+    examples: Callable[[Any, Samples], list[TrainingExample]]
     make_trainer: Callable[[Any, TrainerInputs], Any]
     oracle_loss: Callable[[Any, Any, Sequence[Mapping[str, Any]]], float]
     describe: Callable[[Any], str]
 
+    is_online: ClassVar[bool] = False
+    picks: ClassVar[bool] = False
+
+    def find_initial(self, run: Run, recipe: ExampleRecipe) -> InitialPolicy:
+        return find_initial(run, recipe.init_from, recipe.predictors)
+
+    def inputs(self, recipe: ExampleRecipe, run: Run, environment: Environment) -> list[TrainingExample]:
+        return self.examples(recipe, RunSamples(run, recipe.predictors, environment))
+
+    @contextmanager
+    def engine(self, job: TrainingJob, device: str) -> Iterator[Engine]:
+        recipe: Any = job.recipe
+        model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
+        examples = self._encode(job, model, tokenizer)
+        max_steps = recipe.max_steps if job.max_steps is None else job.max_steps
+        inputs = TrainerInputs(model, tokenizer, examples, job.directory.path, device, max_steps)
+        trainer = self.make_trainer(recipe, inputs)
+        engine = TRLEngine(trainer, tokenizer, job, len(examples), dropped=len(job.inputs) - len(examples))
+        engine.preflight = check_loss(trainer, recipe, self.oracle_loss)
+        yield engine
+        trainer.accelerator.wait_for_everyone()
+
+    def _encode(self, job: TrainingJob, model: Any, tokenizer: Any) -> list[Encoded]:
+        recipe: Any = job.recipe
+        examples: Any = job.inputs
+        encoder = TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model)), job.enable_thinking)
+        encoded = encoder.encode(examples)
+        if job.run is None or job.environment is None:
+            check_ids(examples, encoder, encoded)
+        else:
+            check_parity(job.run, job.environment, job.initial, examples, encoder, encoded, recipe.predictors)
+        limit = min(recipe.max_length, positions(model) or recipe.max_length)
+        fitting = [example for example in encoded if example.length <= limit]
+        if not fitting:
+            shortest = min(example.length for example in encoded)
+            raise TrainingError(
+                f"none of {len(encoded)} examples fits into {limit} tokens (the shortest has {shortest}); raise "
+                f"max_length ({recipe.max_length}), up to the policy's {positions(model)}, or shorten the program's "
+                "prompts"
+            )
+        return fitting
+
+
+class TRLEngine:
+    """A trainer of TRL as an engine of the driver (`leret.training.driver.Engine`)."""
+
+    def __init__(self, trainer: Any, tokenizer: Any, job: TrainingJob, examples: int, dropped: int = 0) -> None:
+        from transformers import PrinterCallback
+
+        trainer.remove_callback(PrinterCallback)
+        self.trainer, self.examples, self.dropped = trainer, examples, dropped
+        self.preflight: float | None = None
+        self._tokenizer, self._base_model = tokenizer, job.initial.base_model
+
+    @property
+    def state(self) -> TrainerState:
+        state: TrainerState = self.trainer.state
+        return state
+
+    @state.setter
+    def state(self, state: TrainerState) -> None:
+        self.trainer.state = state
+
+    @property
+    def is_main(self) -> bool:
+        return bool(self.trainer.is_world_process_zero())
+
+    @property
+    def steps(self) -> int:
+        return int(self.state.global_step)
+
+    def add_callback(self, callback: TrainerCallback) -> None:
+        self.trainer.add_callback(callback)
+
+    def train(self, checkpoint: Path | None) -> None:
+        self.trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+
+    def log(self, figures: dict[str, float]) -> None:
+        from transformers import Trainer
+
+        Trainer.log(self.trainer, figures)  # TRL's own would add the means of its training to this entry
+
+    def validate(self, validation: Validation) -> dict[str, float]:
+        """Validate in the main process, and return its figures in all processes."""
+        from accelerate.utils import broadcast_object_list
+
+        figures: list[Any] = [None]
+        if self.is_main:
+            model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+            figures = [dict(validation.run_model(model, self._tokenizer, self.steps))]
+        return dict(broadcast_object_list(figures)[0])
+
+    def load(self, checkpoint: Path) -> None:
+        if self.trainer.is_deepspeed_enabled:
+            raise TrainingError(
+                "the training was stopped between its last step and its end, and DeepSpeed loads no weights outside a "
+                f"step: remove {checkpoint}, and the same command goes on from the checkpoint before it"
+            )
+        self.trainer._load_from_checkpoint(str(checkpoint))
+
+    def save(self, directory: Path) -> tuple[str, str]:
+        accelerator = self.trainer.accelerator
+        model = accelerator.unwrap_model(self.trainer.model)
+        state = accelerator.get_state_dict(self.trainer.model_wrapped)
+        if self.is_main:
+            save_policy(model, self._tokenizer, directory, state)
+        return self._base_model, library_of(model)
+
 
 def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str, Any]:
-    """A recipe as arguments of `transformers.TrainingArguments`; the trackers are `leret.training.callbacks`' own."""
-    cpu = inputs.device == "cpu"
+    """Return a recipe as arguments of `transformers.TrainingArguments`; `leret.training.watch` has the trackers."""
+    cpu, keys = inputs.device == "cpu", type(recipe).model_fields
     same = (
         "num_train_epochs learning_rate lr_scheduler_type optim weight_decay per_device_train_batch_size "
         "gradient_accumulation_steps max_grad_norm seed save_steps logging_steps"
     )
-    return {name: getattr(recipe, name) for name in same.split()} | {
+    return {name: getattr(recipe, name) for name in same.split() if name in keys} | {
         "output_dir": str(inputs.directory),
         "max_steps": inputs.max_steps or -1,
-        "warmup_steps": recipe.warmup_steps or recipe.warmup_ratio,  # below 1 it is a share, in transformers 5
+        "warmup_steps": recipe.warmup_steps or recipe.warmup_ratio,  # transformers 5 takes a share below 1
         "data_seed": recipe.seed,
         "use_cpu": cpu,
-        "bf16": recipe.dtype == "bfloat16",
+        "bf16": isinstance(recipe, WriterKeys) and recipe.dtype == "bfloat16",
         "gradient_checkpointing": not cpu,
         "dataloader_pin_memory": not cpu,
         "save_strategy": "steps",
@@ -85,13 +240,13 @@ def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str
 
 
 def build_trainer(
-    kind: Any, recipe: TrainingRecipe, inputs: TrainerInputs, arguments: Any, rows: Mapping[str, list[Any]], **more: Any
+    kind: Any, recipe: Any, inputs: TrainerInputs, arguments: Any, rows: Mapping[str, list[Any]], **more: Any
 ) -> Any:
-    """A trainer of TRL's over rows, with a new adapter where the recipe asks for one."""
+    """Return a trainer of TRL's over rows, with a new adapter if the recipe asks for one."""
     return kind(
         model=inputs.model,
         args=arguments,
-        train_dataset=rows_dataset(rows, inputs.directory, arguments),
+        train_dataset=_rows_dataset(rows, inputs.directory, arguments),
         processing_class=inputs.tokenizer,
         peft_config=new_adapter(recipe.lora, inputs.model),
         **more,
@@ -99,12 +254,12 @@ def build_trainer(
 
 
 def build_with_reference(
-    kind: Any, recipe: TrainingRecipe, inputs: TrainerInputs, arguments: Any, rows: Mapping[str, list[Any]], **more: Any
+    kind: Any, recipe: Any, inputs: TrainerInputs, arguments: Any, rows: Mapping[str, list[Any]], **more: Any
 ) -> Any:
-    """`build_trainer` of a kind that computes the log-probabilities of the initial policy before it returns.
+    """Return `build_trainer` of a kind that computes the initial policy's log-probabilities as it is built.
 
-    Under FSDP, TRL takes a second model for them, which it would load by the first one's name: of an adapter that was
-    merged into it, this is the base. With an adapter in training it would run what is still on the CPU.
+    Under FSDP, TRL loads a second model for them by the name of the first one. For an adapter that was merged into its
+    base, that is the base. With an adapter in training, TRL would run weights that are still on the CPU.
     """
     reference = None
     if n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
@@ -115,17 +270,26 @@ def build_with_reference(
             )
         reference = copy.deepcopy(inputs.model)
     trainer = build_trainer(kind, recipe, inputs, arguments, rows, ref_model=reference, **more)
-    trainer.ref_model = None  # the rows have all that is needed of it
+    trainer.ref_model = None  # the rows hold its log-probabilities
     return trainer
 
 
 def n_processes() -> int:
-    """Processes of this training."""
+    """Return the number of processes of this training."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any) -> Any:
-    """The rows; on disk where several processes train: TRL shares the reference's values in a file beside them."""
+def refuse_processes(recipe: TrainingRecipe) -> None:
+    """Refuse several processes for an algorithm of our loop, which samples and trains in one."""
+    if recipe.samples_in_process:
+        other = ", or set engine: trl and states: stored" if "engine" in type(recipe).model_fields else ""
+        raise TrainingError(
+            f"algorithm: {recipe.algorithm} samples and trains in one process: start it without --launch{other}"
+        )
+
+
+def _rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any) -> Any:
+    """Return the rows; on disk for several processes, because TRL shares the reference's values in a file there."""
     from datasets import Dataset, load_from_disk
 
     if arguments.world_size == 1:
@@ -138,7 +302,7 @@ def rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any)
 
 
 def new_adapter(settings: LoraSettings | None, model: Any) -> Any:
-    """Peft's configuration of the adapter that is to be made; None for full weights, or where there is one already."""
+    """Return peft's configuration of a new adapter; None for full weights, or if the model already has an adapter."""
     if settings is None or hasattr(model, "peft_config"):
         return None
     from peft import LoraConfig
@@ -153,5 +317,5 @@ def new_adapter(settings: LoraSettings | None, model: Any) -> Any:
 
 
 def completion_logps(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
-    """Return the (n_tokens,) float32 log-probabilities of a completion, by the model's plain forward pass."""
+    """Return the (n_tokens,) float32 log-probabilities of a completion's tokens, by the model's plain forward."""
     return architecture_of(model).logps(model, prompt, completion)

@@ -1,34 +1,65 @@
-"""GRPO: group relative policy optimization on fresh samples of the run's states."""
+"""GRPO: group relative policy optimization on fresh samples of the run's tasks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from leret.training.online.algorithm import OnlineAlgorithm, writing
-from leret.training.online.recipe import TwoEngines
+from leret.config.base import Settings
+from leret.config.training import TRLKeys, WritingRecipe
+from leret.training.online.algorithm import OnlineAlgorithm, writer
+from leret.training.online.base import Objective
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from leret.rollouts.rounds import Sampled
-    from leret.training.online.update import RolloutBatch
+    from leret.training.online.update import Forward, RolloutBatch
 
 
-class GRPORecipe(TwoEngines):
+class GRPOKeys(Settings):
+    """Keys of GRPO's advantages and loss."""
+
+    loss_type: Literal["sequence", "token", "dapo"] = "dapo"
+    scale_rewards: Literal["group", "batch", "none"] = Field(
+        "group", description="divisor of advantages: the standard deviation of a group, of the round, or none"
+    )
+
+    @field_validator("scale_rewards", mode="before")
+    @classmethod
+    def _as_in_trl(cls, value: Any) -> Any:
+        return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
+
+
+class GRPORecipe(TRLKeys, WritingRecipe, GRPOKeys):
     """Group relative policy optimization."""
 
     algorithm: Literal["grpo"] = "grpo"
-    scale_rewards: Literal["group", "batch", "none"] = Field(
-        "group", description="what advantages are divided by: the standard deviation of a group, of the round, nothing"
-    )
+
+    def trl_arguments(self) -> dict[str, Any]:
+        """Arguments of TRL's GRPOConfig that are GRPO's own."""
+        loss_type = {"sequence": "grpo", "token": "bnpo", "dapo": "dapo"}[self.loss_type]
+        return {"loss_type": loss_type, "scale_rewards": self.scale_rewards, "entropy_coef": self.entropy_coef}
 
 
-def estimate(recipe: GRPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> None:
-    """The same advantage at all tokens of a completion: its reward beside its group's."""
+def advantages(recipe: GRPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> RolloutBatch:
+    """Give all tokens of a completion its reward relative to its group."""
     from leret.training.online.advantages import group_relative
 
     values = group_relative(sampled.rewards.double(), sampled.groups, recipe.scale_rewards)
-    batch.advantages = values.to(batch.mask)[:, None] * batch.mask
+    return replace(batch, advantages=values.to(batch.mask)[:, None] * batch.mask)
+
+
+def loss(recipe: GRPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> dict[str, Tensor]:
+    """Return the clipped surrogate of each token's ratio, with the KL penalty (arXiv 2402.03300, eq. 3)."""
+    from leret.training.online.losses import clipped_loss
+    from leret.training.online.update import penalized
+
+    losses, clipped = clipped_loss(batch.log_ratio(now.logps), batch.advantages, recipe.epsilon, recipe.epsilon_high)
+    policy = batch.mean(losses, recipe.loss_type)
+    return penalized(policy, recipe, batch, now, beta, recipe.loss_type) | {"clipped": batch.token_mean(clipped)}
 
 
 def _describe(recipe: GRPORecipe) -> str:
@@ -38,4 +69,5 @@ def _describe(recipe: GRPORecipe) -> str:
     )
 
 
-GRPO = OnlineAlgorithm(GRPORecipe, writing(estimate), _describe)
+OBJECTIVE = Objective(advantages, loss)
+GRPO = OnlineAlgorithm(GRPORecipe, writer(OBJECTIVE), _describe)

@@ -1,6 +1,6 @@
-"""KTO on single completions, desirable or not by their group, through TRL's KTOTrainer.
+"""KTO: Kahneman-Tversky optimization on single completions; desirable ones beat the mean reward of their state.
 
-The reference model is the initial policy.
+TRL's KTOTrainer takes the initial policy as the reference.
 """
 
 from __future__ import annotations
@@ -13,30 +13,28 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from leret.config.training import TrainingRecipe
+from leret.config.training import ExampleRecipe
 from leret.core.errors import TrainingError
-from leret.core.runs import Run
 from leret.core.types import Sample
 from leret.rollouts.credit import with_unparsed_reward
-from leret.sampling.preferences.dataset import distinct, unparsed_reward
+from leret.sampling.preferences.dataset import distinct
 from leret.training.algorithms.base import (
-    Algorithm,
+    StoredAlgorithm,
     TrainerInputs,
     build_with_reference,
     completion_logps,
     trainer_arguments,
 )
-from leret.training.data import Encoded, TrainingExample, finished_states, plain
+from leret.training.data import Encoded, Samples, TrainingExample, plain
 
 if TYPE_CHECKING:
     import torch
-
 
 _ROUNDING = 1e-9
 """Relative difference below which two rewards count as equal."""
 
 
-class KTORecipe(TrainingRecipe):
+class KTORecipe(ExampleRecipe):
     """Kahneman-Tversky optimization."""
 
     learning_rates: ClassVar[tuple[float, float]] = (5e-4, 5e-7)
@@ -45,7 +43,7 @@ class KTORecipe(TrainingRecipe):
     per_device_train_batch_size: int = Field(16, ge=2, description="completions a batch and device")
     beta: float = Field(0.1, gt=0, description="strength of the tie to the initial policy")
     baseline: Literal["mean"] | float = Field(
-        "mean", description="desirable above, undesirable below: the mean reward of the state, or this reward"
+        "mean", description="reward that separates desirable from undesirable: the mean of the state, or this number"
     )
     desirable_weight: float = Field(1.0, gt=0)
     undesirable_weight: float = Field(1.0, gt=0)
@@ -59,13 +57,13 @@ def kto_loss(
     beta: float,
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
-    """KTO: the weight of a completion less its value, which is counted from the reference point ``kl``.
+    """Return KTO's losses: the weight of a completion less its value relative to the reference point ``kl``.
 
     Args:
         policy: (n,) log-probability of each completion under the policy, summed over its tokens.
         reference: (n,) the same under the reference model.
         desirable: (n,) of bool.
-        kl: () estimate of the policy's divergence from the reference, 0 or more; no gradient goes through it.
+        kl: () estimate of the policy's divergence from the reference, at least 0; no gradient goes through it.
         beta: risk aversion.
         weights: of desirable and of undesirable completions.
 
@@ -83,7 +81,7 @@ def kto_loss(
 def scored_completions(
     samples: Sequence[Sample], baseline: Literal["mean"] | float = "mean"
 ) -> Iterator[tuple[Sample, float]]:
-    """Yield the different completions of a state with their rewards less the baseline; at the mean they are left out.
+    """Yield the distinct completions of a state with their rewards less the baseline, without those at the mean.
 
     A mean of equal floats can differ from them in the last bit.
     """
@@ -94,49 +92,48 @@ def scored_completions(
             yield sample, score
 
 
-def read_examples(recipe: KTORecipe, run: Run) -> list[TrainingExample]:
-    """The different completions of each state, in an order drawn with the seed; those at the state's mean are left out.
+def examples(recipe: KTORecipe, samples: Samples) -> list[TrainingExample]:
+    """Return the distinct completions of each state in a random order, without those at the state's mean.
 
-    A completion that does not parse is one of them where the run's reward has a price for it, ``unparsed_reward``.
-    The order is fixed here: TRL reads the rows as they come, since each one's mismatched completion is its neighbour's.
+    Completions that do not parse are among them if the reward has an ``unparsed_reward``. The order is fixed here,
+    because TRL keeps it and takes the neighbour of each row as its mismatched completion.
     """
-    price = unparsed_reward(run)
-    examples = [
+    completions = [
         TrainingExample(group.state.task_id, plain(group.state.messages), (str(sample.completion),), (score,))
-        for group in finished_states(run, recipe.predictors)
-        for sample, score in scored_completions(with_unparsed_reward(group.samples, price), recipe.baseline)
-    ]
-    n_desirable = sum(example.scores[0] >= 0 for example in examples)
-    if n_desirable in (0, len(examples)):
-        raise TrainingError(
-            f"the run has {n_desirable} desirable and {len(examples) - n_desirable} undesirable completions, and KTO "
-            "needs both: sample more questions, prompts or samples a state, or set `baseline` between their rewards"
+        for group in samples.groups()
+        for sample, score in scored_completions(
+            with_unparsed_reward(group.samples, samples.unparsed_reward), recipe.baseline
         )
-    random.Random(recipe.seed).shuffle(examples)
-    return examples
+    ]
+    n_desirable = sum(example.scores[0] >= 0 for example in completions)
+    if n_desirable in (0, len(completions)):
+        raise TrainingError(
+            f"the run has {n_desirable} desirable and {len(completions) - n_desirable} undesirable completions, and "
+            "KTO needs both: sample more questions, prompts or samples a state, or set `baseline` between their rewards"
+        )
+    random.Random(recipe.seed).shuffle(completions)
+    return completions
 
 
 def collate_completions(rows: list[dict[str, Any]], pad: int, *, packed: bool = False) -> dict[str, Any]:
-    """A batch for TRL's KTOTrainer: sequences with their own completions and, prefixed ``KL_``, the mismatched ones.
+    """Return a batch for TRL's KTOTrainer: sequences with their completions and, prefixed ``KL_``, mismatched ones.
 
-    ``packed``: for a model that `share_prompts` has prepared.
+    ``packed`` for a model prepared by `share_prompts`.
     """
     import torch
 
-    from leret.training.packing import PACKED, collate
+    from leret.training.packing import collate
 
     batch: dict[str, Any] = {"label": torch.tensor([row["label"] for row in rows])}
     for prefix, completion in (("", "completion_tokens"), ("KL_", "mismatched_tokens")):
         side = collate([(row["prompt_tokens"], row[completion]) for row in rows], pad, packed=packed)
-        if packed:  # of the two sides TRL hands on the ids alone, as they are
-            setattr(side["input_ids"], PACKED, side.pop(PACKED))
         batch |= {prefix + name: value for name, value in side.items()}
     reference = [name for name in ("ref_logps", "ref_KL_logps") if name in rows[0]]
     return batch | {name: torch.tensor([row[name] for row in rows]) for name in reference}
 
 
 def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
-    """TRL's KTOTrainer over rows of ids; it computes the reference's log-probabilities before it returns."""
+    """Return TRL's KTOTrainer over rows of ids, with the reference's log-probabilities."""
     from trl import KTOConfig, KTOTrainer
 
     arguments = KTOConfig(
@@ -151,24 +148,24 @@ def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
     return build_with_reference(KTOTrainer, recipe, inputs, arguments, rows, data_collator=collator)
 
 
-def kto_rows(examples: Sequence[Encoded]) -> dict[str, list[Any]]:
-    """Columns of ids for `collate_completions`, and the text columns that TRL encodes, which are empty.
+def kto_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
+    """Return columns of ids for `collate_completions`, and the text columns that TRL encodes, which are empty.
 
-    The reference point is estimated on prompts with the completion of the row before, cut to the longest row's length.
+    The reference point is estimated on each prompt with the previous row's completion, cut to the longest row's length.
     """
-    completions = [example.completions[0] for example in examples]
-    longest = max(example.length for example in examples)
-    mismatched = zip(examples, completions[-1:] + completions[:-1], strict=True)
-    return {name: [""] * len(examples) for name in ("prompt", "completion")} | {
-        "prompt_tokens": [example.prompt for example in examples],
+    completions = [example.completions[0] for example in encoded]
+    longest = max(example.length for example in encoded)
+    mismatched = zip(encoded, completions[-1:] + completions[:-1], strict=True)
+    return {name: [""] * len(encoded) for name in ("prompt", "completion")} | {
+        "prompt_tokens": [example.prompt for example in encoded],
         "completion_tokens": completions,
         "mismatched_tokens": [ids[: longest - len(example.prompt)] for example, ids in mismatched],
-        "label": [example.scores[0] >= 0 for example in examples],
+        "label": [example.scores[0] >= 0 for example in encoded],
     }
 
 
 def oracle_loss(recipe: KTORecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
-    """The mean of `kto_loss`, its reference point estimated on the mismatched completions of these rows."""
+    """Return the mean of `kto_loss`, with the reference point of these rows' mismatched completions."""
     import torch
 
     def sums(column: str) -> torch.Tensor:
@@ -190,4 +187,4 @@ def _describe(recipe: KTORecipe) -> str:
     )
 
 
-KTO = Algorithm(KTORecipe, read_examples, make_trainer, oracle_loss, _describe)
+KTO = StoredAlgorithm(KTORecipe, examples, make_trainer, oracle_loss, _describe)

@@ -1,4 +1,4 @@
-"""DPO and IPO on the run's preferences, through TRL's DPOTrainer; the reference model is the initial policy."""
+"""DPO and IPO: preference optimization by TRL's DPOTrainer; the reference model is the initial policy."""
 
 from __future__ import annotations
 
@@ -8,39 +8,35 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from leret.config.training import TrainingRecipe
-from leret.core.errors import TrainingError
-from leret.core.runs import Run
+from leret.config.training import ExampleRecipe
 from leret.training.algorithms.base import (
-    Algorithm,
+    StoredAlgorithm,
     TrainerInputs,
     build_with_reference,
     completion_logps,
     trainer_arguments,
 )
-from leret.training.data import Encoded, TrainingExample, check_predictors, plain
+from leret.training.data import Encoded, Samples, TrainingExample
 
 if TYPE_CHECKING:
     import torch
 
-
 Weight = Annotated[float, Field(gt=0)]
 
+_SIDES = ("chosen", "rejected")
 
-_COLUMNS = ("prompt", "chosen", "rejected", "question_id", "predictor", "score_chosen", "score_rejected")
 
-
-class PairRecipe(TrainingRecipe):
-    """What the algorithms on pairs share."""
+class PairRecipe(ExampleRecipe):
+    """Keys of algorithms on pairs."""
 
     learning_rates: ClassVar[tuple[float, float]] = (5e-4, 5e-7)
 
     beta: float = Field(0.05, gt=0, description="strength of the tie to the initial policy")
-    reward_margin: float = Field(0.0, ge=0, description="nats that a pair must differ by for 1 of reward between them")
+    reward_margin: float = Field(0.0, ge=0, description="nats of margin for a reward difference of 1 between a pair")
 
     @property
     def loss_weights(self) -> dict[str, float]:
-        """Weights by loss; the algorithm's own has 1 unless the recipe says otherwise."""
+        """Weights by loss; that of the algorithm is 1 unless the recipe sets it."""
         return {self.algorithm: 1.0, **getattr(self, "losses", {})}
 
 
@@ -52,7 +48,7 @@ class DPORecipe(PairRecipe):
 
 
 class IPORecipe(PairRecipe):
-    """Identity preference optimization: log-ratios of a pair are drawn to a difference of 1 / (2 beta)."""
+    """Identity preference optimization: the log-ratios of a pair approach a difference of 1 / (2 beta)."""
 
     algorithm: Literal["ipo"] = "ipo"
     reduction: Literal["sequence", "token"] = Field("sequence", description="sum (the paper) or mean of log-probs")
@@ -60,12 +56,12 @@ class IPORecipe(PairRecipe):
 
 
 def pair_loss(kind: Literal["dpo", "ipo"], margins: torch.Tensor, beta: float) -> torch.Tensor:
-    """Losses (n_pairs,) of pairs by how far the chosen one is ahead of the rejected one.
+    """Return the losses (n_pairs,) of pairs, from the margins of chosen over rejected.
 
     Args:
         kind: ``dpo``: the negative log-likelihood of the preference; ``ipo``: the squared distance from 1 / (2 beta).
-        margins: (n_pairs,) differences of the two log-ratios to the reference model: of log-probabilities that are
-            summed over a completion's tokens, or, for ipo of reduction ``token``, averaged; for picks, of one each.
+        margins: (n_pairs,) differences of the two log-ratios to the reference model. Log-probabilities are summed over
+            a completion's tokens, or averaged for ipo of reduction ``token``; a pick has one.
         beta: strength of the tie to the reference, tau in IPO's paper.
 
     Source: ``dpo``: Rafailov et al. 2023, arXiv 2305.18290, eq. 7; ``ipo``: Azar et al. 2023, arXiv 2310.12036, eq. 17.
@@ -78,26 +74,26 @@ def pair_loss(kind: Literal["dpo", "ipo"], margins: torch.Tensor, beta: float) -
 def collate_pairs(
     rows: list[dict[str, Any]], pad: int, *, sequence: bool, packed: bool = False, margin: float = 0.0
 ) -> dict[str, Any]:
-    """A batch for TRL's DPOTrainer from ids that it did not make itself.
+    """Return a batch of ids for TRL's DPOTrainer.
 
     IPO is defined on the sum of token log-probabilities. TRL divides each completion's log-ratio by its number of
-    tokens, which it takes from the sum of the completion mask, first column included. Nothing else reads that column:
-    position 0 has no prediction. With ``1 - n_tokens`` there the mask sums to 1, and TRL's loss is the one on sums,
-    with its metrics unchanged; `leret.training.checks.check_loss` compares the two before every training.
+    tokens, the sum of the completion mask with its first column. Nothing else reads that column, since position 0 has
+    no prediction. With ``1 - n_tokens`` there the mask sums to 1, and TRL's loss becomes the one on sums, with the same
+    metrics; `leret.training.checks.check_loss` compares both before every training.
 
-    A reward margin is added to the reference's log-probability of the chosen, which every loss subtracts: of DPO this
-    is the offset of arXiv 2402.10571. TRL's logged rewards and accuracies are less the margin then.
+    A reward margin is added to the reference's log-probability of the chosen completion, which every loss subtracts.
+    For DPO this is the offset of arXiv 2402.10571. TRL then logs rewards and accuracies less the margin.
 
     Args:
         rows: of `preference_rows`.
         pad: id of the padding token.
-        sequence: make TRL's IPO the one on sums; leave its average over tokens otherwise.
-        packed: for a model that `share_prompts` has prepared.
+        sequence: True for IPO on sums, False for TRL's average over tokens.
+        packed: for a model prepared by `share_prompts`.
         margin: nats for a difference of 1 between a pair's rewards; IPO's mean over tokens divides them by the tokens
             of the chosen completion.
 
     Returns:
-        ``2 * len(rows)`` sequences, the chosen ones first.
+        ``2 * len(rows)`` sequences, chosen ones first.
     """
     import torch
 
@@ -114,48 +110,13 @@ def collate_pairs(
     return batch
 
 
-def read_examples(recipe: PairRecipe, run: Run) -> list[TrainingExample]:
-    """The pairs of ``R/preferences/train.parquet`` in its order, of some predictors, or of all.
-
-    Raises:
-        TrainingError: there is none, or none of one of the predictors.
-    """
-    import pyarrow
-    import pyarrow.parquet
-
-    path, predictors = run.preferences / "train.parquet", recipe.predictors
-    if not path.is_file():
-        raise TrainingError(f"{path} is missing; `leret sample` writes it, `leret pairs` rebuilds it")
-    try:
-        table = pyarrow.parquet.ParquetFile(path).read()  # read_table imports pandas, which takes a second
-    except (OSError, pyarrow.ArrowException) as error:
-        raise TrainingError(f"{path} cannot be read ({error}); `leret pairs` rebuilds it without sampling") from error
-    missing = [name for name in _COLUMNS if name not in table.column_names]
-    if missing:
-        raise TrainingError(
-            f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
-            "`leret pairs` rebuilds it"
-        )
-    rows = table.select(list(_COLUMNS)).to_pylist()
-    if not rows:
-        raise TrainingError(
-            f"{path} holds no pair: at no state did two different completions differ in reward. Sample more "
-            "questions, more prompts or samples a state, or at a higher temperature"
-        )
-    check_predictors(predictors, {str(row["predictor"]) for row in rows})
-    examples = []
-    for row in rows:
-        if predictors is not None and row["predictor"] not in predictors:
-            continue
-        prompt = plain(row["prompt"])
-        completions = (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"]))
-        scores = (float(row["score_chosen"]), float(row["score_rejected"]))
-        examples.append(TrainingExample(str(row["question_id"]), prompt, completions, scores))
-    return examples
+def examples(recipe: PairRecipe, samples: Samples) -> list[TrainingExample]:
+    """Return the samples' pairs."""
+    return list(samples.pairs())
 
 
 def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
-    """TRL's DPOTrainer over pairs of ids; it computes the reference's log-probabilities before it returns."""
+    """Return TRL's DPOTrainer over pairs of ids, with the reference's log-probabilities."""
     from trl import DPOConfig, DPOTrainer
 
     arguments = DPOConfig(
@@ -175,22 +136,22 @@ def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
 _TRL_NAMES = {"dpo": "sigmoid", "ipo": "ipo", "sft": "sft"}
 
 
-def preference_rows(examples: Sequence[Encoded]) -> dict[str, list[Any]]:
-    """Columns of ids for `collate_pairs`, and the text columns that TRL insists on.
+def preference_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
+    """Return columns of ids for `collate_pairs`, and the text columns that TRL requires.
 
-    TRL 1.16's DPOTrainer takes no ids: it encodes ``prompt``, ``chosen`` and ``rejected`` whatever else a row holds.
-    They are empty here, so that this costs nothing; the collator reads the ids.
+    The DPOTrainer of TRL 1.16 always encodes ``prompt``, ``chosen`` and ``rejected``. They are empty to save time; the
+    collator reads the ids.
     """
-    return {name: [""] * len(examples) for name in ("prompt", "chosen", "rejected")} | {
-        "prompt_tokens": [example.prompt for example in examples],
-        "chosen_tokens": [example.completions[0] for example in examples],
-        "rejected_tokens": [example.completions[1] for example in examples],
-        "gain": [example.scores[0] - example.scores[1] if example.scores else 0.0 for example in examples],
+    return {name: [""] * len(encoded) for name in ("prompt", "chosen", "rejected")} | {
+        "prompt_tokens": [example.prompt for example in encoded],
+        "chosen_tokens": [example.completions[0] for example in encoded],
+        "rejected_tokens": [example.completions[1] for example in encoded],
+        "gain": [example.scores[0] - example.scores[1] if example.scores else 0.0 for example in encoded],
     }
 
 
 def oracle_loss(recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
-    """The recipe's losses on sums of log-probabilities; IPO on means over tokens where the recipe says so."""
+    """Return the recipe's losses on sums of log-probabilities; IPO of reduction ``token`` on means."""
     import torch
 
     device = next(model.parameters()).device
@@ -216,9 +177,6 @@ def oracle_loss(recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mappin
     return float(sum(weight * losses[name]() for name, weight in recipe.loss_weights.items()))
 
 
-_SIDES = ("chosen", "rejected")
-
-
 def _describe(recipe: DPORecipe | IPORecipe) -> str:
     if isinstance(recipe, DPORecipe):
         text = f"direct preference optimization (arXiv 2305.18290), beta {recipe.beta}"
@@ -232,5 +190,5 @@ def _describe(recipe: DPORecipe | IPORecipe) -> str:
     return f"{text}, with losses {mixture}" if recipe.losses else text
 
 
-DPO = Algorithm(DPORecipe, read_examples, make_trainer, oracle_loss, _describe)
-IPO = Algorithm(IPORecipe, read_examples, make_trainer, oracle_loss, _describe)
+DPO = StoredAlgorithm(DPORecipe, examples, make_trainer, oracle_loss, _describe)
+IPO = StoredAlgorithm(IPORecipe, examples, make_trainer, oracle_loss, _describe)

@@ -1,32 +1,39 @@
-"""RLOO: REINFORCE with the mean of the other completions of a state as the baseline."""
+"""RLOO: REINFORCE with the mean of a state's other completions as the baseline."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from leret.training.online.algorithm import OnlineAlgorithm, writing
-from leret.training.online.recipe import TwoEngines
+from leret.config.training import TRLKeys, WritingRecipe
+from leret.training.online.algorithm import OnlineAlgorithm, writer
+from leret.training.online.base import Objective
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from leret.rollouts.rounds import Sampled
-    from leret.training.online.update import RolloutBatch
+    from leret.training.online.update import Forward, RolloutBatch
 
 
-class RLOORecipe(TwoEngines):
+class RLOORecipe(TRLKeys, WritingRecipe):
     """REINFORCE leave-one-out; the KL penalty is part of the reward, and the ratio is that of whole completions."""
 
-    kl_in_reward: ClassVar[bool] = True
-    sequence_ratio: ClassVar[bool] = True
+    not_in_trl: ClassVar[tuple[str, ...]] = (*TRLKeys.not_in_trl, "entropy_coef")
 
     algorithm: Literal["rloo"] = "rloo"
-    beta: float = Field(0.05, ge=0, description="of the KL penalty, a sum over tokens, which the reward is lowered by")
+    beta: float = Field(0.05, ge=0, description="strength of the KL penalty in the reward, a sum over tokens")
     kl_estimator: Literal["k1", "k3"] = "k1"
 
+    def trl_arguments(self) -> dict[str, Any]:
+        """Arguments of TRL's RLOOConfig that are RLOO's own."""
+        return {}
 
-def estimate(recipe: RLOORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> None:
-    """The same advantage at all tokens of a completion: its reward less KL, beside the others'."""
+
+def advantages(recipe: RLOORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> RolloutBatch:
+    """Give all tokens of a completion its reward less KL, relative to the others' mean."""
     from leret.training.online.advantages import leave_one_out
     from leret.training.online.losses import KL
 
@@ -34,11 +41,23 @@ def estimate(recipe: RLOORecipe, sampled: Sampled, batch: RolloutBatch, beta: fl
     if batch.reference is not None and batch.old_logps is not None:
         kl = KL[recipe.kl_estimator](batch.old_logps, batch.reference) * batch.mask
         rewards = rewards - beta * kl.sum(1)
-    batch.advantages = leave_one_out(rewards, batch.groups).to(batch.mask)[:, None] * batch.mask
+    return replace(batch, advantages=leave_one_out(rewards, batch.groups).to(batch.mask)[:, None] * batch.mask)
+
+
+def loss(recipe: RLOORecipe, batch: RolloutBatch, now: Forward, beta: float) -> dict[str, Tensor]:
+    """Return the clipped surrogate of each completion's ratio (arXiv 2402.14740, section 3)."""
+    from leret.training.online.losses import clipped_loss
+    from leret.training.online.update import penalized
+
+    log_ratio = batch.log_ratio(now.logps).sum(1, keepdim=True)
+    losses, clipped = clipped_loss(log_ratio, batch.advantages[:, :1], recipe.epsilon, recipe.epsilon_high)
+    policy = batch.sequence_mean(losses)
+    return penalized(policy, recipe, batch, now, beta, "dapo") | {"clipped": batch.token_mean(clipped)}
 
 
 def _describe(recipe: RLOORecipe) -> str:
     return f"REINFORCE leave-one-out (arXiv 2402.14740), {recipe.num_generations} completions a state"
 
 
-RLOO = OnlineAlgorithm(RLOORecipe, writing(estimate), _describe)
+OBJECTIVE = Objective(advantages, loss, penalty="reward")
+RLOO = OnlineAlgorithm(RLOORecipe, writer(OBJECTIVE), _describe)

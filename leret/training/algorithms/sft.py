@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on the best completions (LeReT's context distillation) or on answers, by TRL's SFTTrainer."""
+"""SFT: supervised fine-tuning on the best completions (LeReT's context distillation) or on reference answers."""
 
 from __future__ import annotations
 
@@ -8,91 +8,93 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt
 
-from leret.config.training import TrainingRecipe
+from leret.config.training import ExampleRecipe
 from leret.core.errors import TrainingError
-from leret.core.runs import Run
 from leret.sampling.preferences.dataset import state_targets
-from leret.training.algorithms.base import Algorithm, TrainerInputs, build_trainer, completion_logps, trainer_arguments
-from leret.training.data import Encoded, TrainingExample, finished_states, plain
+from leret.training.algorithms.base import (
+    StoredAlgorithm,
+    TrainerInputs,
+    build_trainer,
+    completion_logps,
+    trainer_arguments,
+)
+from leret.training.data import Encoded, RunSamples, Samples, TrainingExample, plain
 
 IGNORED = -100
-"""The label of a token that has no loss, as torch and transformers have it."""
+"""Label of a token without a loss, in torch and transformers."""
 
 
-class SFTRecipe(TrainingRecipe):
+class SFTRecipe(ExampleRecipe):
     """Supervised fine-tuning."""
 
     algorithm: Literal["sft"] = "sft"
     targets: Literal["best", "random", "answer"] = Field(
-        "best", description="the best sample of a state, any (a control), or the reference answer of the task"
+        "best", description="the best sample of a state, a random one (a control), or the task's reference answer"
     )
-    field: str = Field("answer", description="of targets answer: the predictor's only output field")
-    require_spread: bool = Field(True, description="only states whose samples differ in reward")
-    max_targets: PositiveInt = Field(1, description="completions a state at most")
+    field: str = Field("answer", description="for targets answer: the only output field of the predictor")
+    require_spread: bool = Field(True, description="take only states with different rewards")
+    max_targets: PositiveInt = Field(1, description="completions a state, at most")
 
     @property
     def is_control(self) -> bool:
-        """Steps of another policy, or targets that ignore the reward."""
-        return self.match_steps_of is not None or self.targets == "random"
+        """True for the steps of another policy, and for targets that ignore the reward."""
+        return super().is_control or self.targets == "random"
 
 
-def read_examples(recipe: SFTRecipe, run: Run) -> list[TrainingExample]:
-    """The targets of the run's states under the zero-shot prompt."""
+def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
+    """Return the targets of the samples' states, under the zero-shot prompt."""
     if recipe.targets == "answer":
-        return reference_answers(recipe, run)
+        return _reference_answers(recipe, samples)
     how = (recipe.targets, recipe.require_spread, recipe.max_targets, recipe.seed)
-    examples = [
+    targets = [
         TrainingExample(group.state.task_id, plain(group.state.messages), (str(target.completion),))
-        for group in finished_states(run, recipe.predictors)
+        for group in samples.groups()
         for target in state_targets(group, *how)
     ]
-    if not examples:
+    if not targets:
         raise TrainingError(
             "the run has no target for SFT: no state whose samples differ in reward. Sample more questions, more "
             "prompts or samples a state, or set require_spread: false to train on every state"
         )
-    return examples
+    return targets
 
 
-def reference_answers(recipe: SFTRecipe, run: Run) -> list[TrainingExample]:
-    """The first reference answer of each task, at the states of the predictors that write ``field`` and nothing else.
+def _reference_answers(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
+    """Return the first reference answer of each task, at the states of predictors that write only ``field``.
 
-    They need not have been sampled: a predictor that got one completion a state, without a reward, is trained as well.
+    Such a predictor needs no samples with rewards: one completion a state is enough.
     """
-    from leret.rollouts.environment import Environment
     from leret.sampling.store.store import Store
 
-    with Environment.open(run) as environment, Store(run.store, read_only=True) as store:
-        answers = {task.id: task.answers[0] for task in environment.tasks(check=False) if task.answers}
-        fields = {
-            name: list(environment.formatter.signature(name).output_fields) for name in environment.replay.predictors
-        }
-        writers = {name for name in recipe.predictors or fields if fields.get(name) == [recipe.field]}
-        examples = [
+    if not isinstance(samples, RunSamples) or samples.environment is None:
+        raise TrainingError("targets: answer needs the tasks of a run of `leret sample`; set targets: best")
+    run, environment = samples.run, samples.environment
+    formatter = environment.formatter
+    answers = {task.id: task.answers[0] for task in environment.tasks(check=False) if task.answers}
+    fields = {name: list(formatter.signature(name).output_fields) for name in environment.replay.predictors}
+    writers = {name for name in recipe.predictors or fields if fields.get(name) == [recipe.field]}
+    with Store(run.store, read_only=True) as store:
+        targets = [
             TrainingExample(
                 group.state.task_id,
                 plain(group.state.messages),
-                (
-                    environment.formatter.completion(
-                        group.state.predictor, {recipe.field: answers[group.state.task_id]}
-                    ),
-                ),
+                (formatter.completion(group.state.predictor, {recipe.field: answers[group.state.task_id]}),),
             )
             for group in store.groups(run.manifest.policy_digest)
             if group.state.predictor in writers and group.state.task_id in answers
         ]
-    if not examples:
+    if not targets:
         written = "; ".join(f"{name} writes {', '.join(names)}" for name, names in fields.items())
         raise TrainingError(
             f"targets: answer needs states of a predictor that writes {recipe.field} alone ({written}), of questions "
-            f"with reference answers ({len(answers)} have one); name its output in `field`, or take targets: best, "
-            "which imitates whole completions"
+            f"with reference answers ({len(answers)} have one); name its output in `field`, or set targets: best to "
+            "imitate whole completions"
         )
-    return examples
+    return targets
 
 
 def collate_targets(rows: list[dict[str, Any]], pad: int, *, packed: bool = False) -> dict[str, Any]:
-    """A batch of rows of `sft_rows`, ids with labels; ``packed`` for a model that `share_prompts` has prepared."""
+    """Return a batch of rows of `sft_rows`, ids with labels; ``packed`` for a model prepared by `share_prompts`."""
     from leret.training.packing import collate
 
     batch = collate([_sequence(row) for row in rows], pad, packed=packed)
@@ -100,7 +102,7 @@ def collate_targets(rows: list[dict[str, Any]], pad: int, *, packed: bool = Fals
 
 
 def make_trainer(recipe: SFTRecipe, inputs: TrainerInputs) -> Any:
-    """TRL's SFTTrainer over rows of ids; the loss is on the completion and its end token."""
+    """Return TRL's SFTTrainer over rows of ids; the loss is on the completion and its end token."""
     from trl import SFTConfig, SFTTrainer
 
     arguments = SFTConfig(
@@ -112,16 +114,16 @@ def make_trainer(recipe: SFTRecipe, inputs: TrainerInputs) -> Any:
     return build_trainer(SFTTrainer, recipe, inputs, arguments, sft_rows(inputs.examples), data_collator=collator)
 
 
-def sft_rows(examples: Sequence[Encoded]) -> dict[str, list[list[int]]]:
-    """Columns ``input_ids`` and ``labels``, the prompt's labels ignored."""
+def sft_rows(encoded: Sequence[Encoded]) -> dict[str, list[list[int]]]:
+    """Return columns ``input_ids`` and ``labels``; the labels of prompts are ignored."""
     return {
-        "input_ids": [example.prompt + example.completions[0] for example in examples],
-        "labels": [[IGNORED] * len(example.prompt) + example.completions[0] for example in examples],
+        "input_ids": [example.prompt + example.completions[0] for example in encoded],
+        "labels": [[IGNORED] * len(example.prompt) + example.completions[0] for example in encoded],
     }
 
 
 def oracle_loss(recipe: SFTRecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
-    """The mean negative log-probability of the targets' tokens."""
+    """Return the mean negative log-probability of the targets' tokens."""
     import torch
 
     return float(-torch.cat([completion_logps(model, *_sequence(row)) for row in rows]).mean())
@@ -137,4 +139,4 @@ def _describe(recipe: SFTRecipe) -> str:
     return f"supervised fine-tuning on {what}"
 
 
-SFT = Algorithm(SFTRecipe, read_examples, make_trainer, oracle_loss, _describe)
+SFT = StoredAlgorithm(SFTRecipe, examples, make_trainer, oracle_loss, _describe)

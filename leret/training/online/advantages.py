@@ -1,7 +1,7 @@
-"""What a completion is worth beside others: estimators of the advantage, and the filter of rollouts.
+"""Estimators of the advantage of completions, and the filter of rollouts.
 
-``groups`` (n,) numbers the state of each completion, from 0; the members of a group need not stand together, and
-groups may be of different sizes. Tensors over tokens are as in `leret.training.online.losses`.
+``groups`` (n,) numbers the state of each completion, from 0; members of a group need not be adjacent, and groups may
+differ in size. Tensors over tokens are as in `leret.training.online.losses`.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from torch import Tensor
 from leret.core.types import digest
 
 _SMALL = 1e-4
-"""Added to a standard deviation; TRL's."""
+"""Added to a standard deviation, as in TRL."""
 
 
 def group_means(values: Tensor, groups: Tensor) -> Tensor:
-    """The mean of its group, for each of (n,) or (n, m) values."""
+    """Return the mean of its group for each of (n,) or (n, m) values."""
     n_groups = int(groups.max()) + 1
     sums = values.new_zeros(n_groups, *values.shape[1:]).index_add_(0, groups, values)
     sizes = torch.bincount(groups, minlength=n_groups).to(values.dtype)
@@ -43,7 +43,7 @@ def centred(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def group_relative(rewards: Tensor, groups: Tensor, scale: Literal["group", "batch", "none"]) -> Tensor:
-    """Rewards (n,) less the mean of their group, over the standard deviation of the group, of all of them, or of none.
+    """Return rewards (n,) less the mean of their group, divided by a standard deviation: group, batch or none.
 
     Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2; without the deviation: Liu et al. 2025, arXiv 2503.20783.
     """
@@ -55,7 +55,7 @@ def group_relative(rewards: Tensor, groups: Tensor, scale: Literal["group", "bat
 
 
 def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Rewards (n,) less the mean of the others of their group; 0 where there are no others.
+    """Return rewards (n,) less the mean of the others in their group; 0 in a group of one.
 
     Source: Ahmadian et al. 2024, arXiv 2402.14740, eq. 8 (Kool et al. 2019).
     """
@@ -64,13 +64,13 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def lambda_returns(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
-    """What each step of a trajectory is worth: ``G[t] = r[t] + gamma * ((1 - lam) * V[t + 1] + lam * G[t + 1])``.
+    """Return the lambda-returns of steps: ``G[t] = r[t] + gamma * ((1 - lam) * V[t + 1] + lam * G[t + 1])``.
 
-    Less the values these are the generalised advantage estimates of Schulman et al. 2015, arXiv 1506.02438, eq. 16.
+    Less the values, they are the generalized advantage estimates of Schulman et al. 2015, arXiv 1506.02438, eq. 16.
 
     Args:
-        rewards: (n, width) of each step: a token, or a pick.
-        values: (n, width) of the states that the steps were taken in; behind the last one it is 0.
+        rewards: (n, width) of each step (a token, or a pick).
+        values: (n, width) of the state before each step; 0 after the last one.
         mask: (n, width), 1 on steps.
         gamma: discount a step.
         lam: 0 trusts the values, 1 the rewards.
@@ -90,19 +90,19 @@ def lambda_returns(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, 
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """Values of mean 0 and variance 1 (of a sample) over the mask; 0 where there is one alone."""
+    """Scale values to mean 0 and sample variance 1 over the mask; a single one becomes 0."""
     n = mask.sum()
     mean = (values * mask).sum() / n
     variance = (((values - mean) * mask) ** 2).sum() / (n - 1).clamp(min=1)
     return (values - mean) * mask * torch.rsqrt(variance + 1e-8)
 
 
-def on_one_side(parts: Tensor, groups: Tensor, side: Literal["above", "below", "either"]) -> Tensor:
-    """Tell whether all parts (n, n_parts) of a completion's reward are above (below) the mean of its group: (n,) bool.
+def same_side_of_mean(parts: Tensor, groups: Tensor, side: Literal["above", "below", "either"]) -> Tensor:
+    """Return (n,) True if all parts (n, n_parts) of a completion's reward are above (below) the mean of its group.
 
-    A part that is the same in the whole group, or NaN because it does not apply, is on both sides.
+    A part that is equal in the whole group, or NaN because it does not apply, is on both sides.
     """
-    parts = parts.double()  # in float32 a part without spread is off its mean by more than `close`
+    parts = parts.double()  # in float32, equal parts differ from their mean by more than `close`
     known = (~parts.isnan()).to(parts)
     means = group_means(parts.nan_to_num(), groups) / group_means(known, groups)
     distance = (parts - means).nan_to_num()
@@ -112,10 +112,10 @@ def on_one_side(parts: Tensor, groups: Tensor, side: Literal["above", "below", "
     return above | below if side == "either" else above if side == "above" else below
 
 
-def spread(rewards: Tensor, groups: Tensor) -> dict[str, float]:
-    """Figures of rewards (n,) for the log: their mean, the groups' mean deviation, the share of groups without one.
+def group_statistics(rewards: Tensor, groups: Tensor) -> dict[str, float]:
+    """Return figures for the log: the rewards' mean, the groups' mean deviation, the share of groups with deviation 0.
 
-    The last two are of groups of several samples.
+    The last two ignore groups of one sample.
     """
     several = [group for group, size in enumerate(torch.bincount(groups)) if size > 1]
     figures = {"reward": float(rewards.mean())}
@@ -128,10 +128,10 @@ def spread(rewards: Tensor, groups: Tensor) -> dict[str, float]:
 
 
 def mini_batches(groups: Tensor, n: int, *seed: int) -> list[Tensor]:
-    """Places of the samples of each of ``n`` optimizer steps, drawn by the seed; those of a group stay together."""
+    """Return the indices of the samples of each of ``n`` optimizer steps, drawn by the seed; groups stay whole."""
     if n == 1:
         return [torch.arange(len(groups), device=groups.device)]
     states = groups.unique(sorted=True)
     generator = torch.Generator().manual_seed(int(digest(*seed)[:15], 16))
     chunks = states[torch.randperm(len(states), generator=generator)].tensor_split(n)
-    return [torch.isin(groups, own).nonzero()[:, 0] for own in chunks if len(own)]
+    return [torch.isin(groups, chunk).nonzero()[:, 0] for chunk in chunks if len(chunk)]

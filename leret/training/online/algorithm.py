@@ -1,79 +1,80 @@
-"""What makes an algorithm on fresh samples, and what it trains."""
+"""Entries of the table of algorithms that sample in rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from leret.config.training import RoundRecipe
+from leret.core.errors import TrainingError
+from leret.core.runs import Run
+from leret.core.types import Task
+from leret.rollouts.environment import training_tasks
+from leret.training.algorithms.base import n_processes, refuse_processes
+from leret.training.model import InitialPolicy, find_initial, find_picker
+from leret.training.online.base import Learner, Objective
 
 if TYPE_CHECKING:
-    from leret.rollouts.rounds import LivePolicy, Sampled
-    from leret.training.validation import Validation
+    from leret.rollouts.environment import Environment
+    from leret.training.checkpoints import TrainingJob
+    from leret.training.driver import Engine
 
 
-class Learner(Protocol):
-    """What is trained, and how a round updates it.
+def writer(objective: Objective) -> Callable[..., Learner]:
+    """Return the maker of learners with an objective."""
 
-    Attributes:
-        policy: samples the rounds.
-        temperature: of the next round.
-        learning_rate: of the next step.
-    """
+    def make(*arguments: Any) -> Learner:
+        from leret.training.online.writing import WriterLearner
 
-    temperature: float
+        return WriterLearner(objective, *arguments)
 
-    @property
-    def policy(self) -> LivePolicy: ...
-
-    @property
-    def learning_rate(self) -> float: ...
-    def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
-        """Update by a round; returns the figures of its log entry."""
-        ...
-
-    def validate(self, validation: Validation, step: int) -> dict[str, float]: ...
-
-    def state(self, directory: Path) -> dict[str, Any]:
-        """All that the next update depends on, as tensors and plain values, or in files of a checkpoint."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
-        """Go on from there."""
-
-    def save(self, directory: Path) -> tuple[str, str]:
-        """Write what was trained; returns its base's name and the library that loads it, for the model card."""
-        ...
+    return make
 
 
 @dataclass(frozen=True, slots=True)
 class OnlineAlgorithm:
-    """One way to train on fresh samples.
+    """An algorithm on fresh samples of the run's tasks.
 
     Attributes:
-        settings: its recipe class, whose ``algorithm`` is a literal: the name in recipes.
-        learner: makes a `Learner` of a recipe, an `InitialPolicy`, an `Environment`, a number of tasks and a device.
-        describe: for the model card: what it is, with its source.
+        settings: recipe class.
+        learner: makes a `Learner` from a recipe, an `InitialPolicy`, an `Environment`, a number of tasks and a device.
+        describe: describes a recipe, with its source, for the model card.
+        picks: True if it trains a picker, False for a policy that writes.
     """
 
     settings: type[RoundRecipe]
     learner: Callable[..., Learner]
     describe: Callable[[Any], str]
+    picks: bool = False
 
+    is_online: ClassVar[bool] = True
 
-def writing(estimate: Callable[[Any, Any, Any, float], None]) -> Callable[..., Learner]:
-    """The learner of a policy that writes.
+    def find_initial(self, run: Run, recipe: RoundRecipe) -> InitialPolicy:
+        if not self.picks:
+            return find_initial(run, recipe.init_from, recipe.predictors)
+        return find_picker(run, recipe)
 
-    Args:
-        estimate: fills in ``advantages``, and ``returns`` where there are values, of a `RolloutBatch`; gets the recipe,
-            what was `Sampled`, the batch, and the weight of the KL penalty in the reward.
-    """
+    def inputs(self, recipe: RoundRecipe, run: Run, environment: Environment) -> list[Task]:
+        return training_tasks(environment, recipe)
 
-    def make(*given: Any) -> Learner:
-        from leret.training.online.writing import WritingLearner
+    @contextmanager
+    def engine(self, job: TrainingJob, device: str) -> Iterator[Engine]:
+        recipe: Any = job.recipe
+        if job.run is None:
+            raise TrainingError(
+                f"algorithm: {recipe.algorithm} samples a run's tasks afresh; for examples: sft, dpo, ipo"
+            )
+        if recipe.uses_trl:
+            from leret.training.online.trl import trl_engine
 
-        return WritingLearner(estimate, *given)
+            with trl_engine(job, device) as engine:
+                yield engine
+            return
+        if n_processes() > 1:
+            refuse_processes(recipe)
+        from leret.training.online.loop import RoundLoop
 
-    return make
+        with closing(RoundLoop(job, self.learner, device)) as loop:
+            yield loop

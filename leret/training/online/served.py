@@ -1,4 +1,4 @@
-"""A policy in training that writes on its run's servers: before each round they load the adapter as it is then."""
+"""A policy in training that the run's servers sample: they load its current adapter before each round."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from leret.training.model import save_policy, stop_ids
 
 
 class ServedPolicy:
-    """What a round needs of a `LocalPolicy`, with completions of servers.
+    """The part of a `LocalPolicy` that rounds need, with completions of servers.
 
     Args:
-        settings: of the servers, which have the adapter's base.
+        settings: of the servers, which hold the adapter's base.
         model: an adapter of peft, in training.
-        tokenizer: with the chat template of the servers.
-        directory: where the servers read the adapter from.
-        name: as reports call it.
-        digest: names its weights as they are now.
+        tokenizer: with the servers' chat template.
+        directory: the servers read the adapter from it.
+        name: for reports.
+        digest: name of its current weights.
     """
 
     def __init__(
@@ -39,24 +39,24 @@ class ServedPolicy:
     ) -> None:
         self.name, self.digest = name, digest
         self._model, self._tokenizer, self._directory = model, tokenizer, directory
-        self._settings = settings.model_copy(update={"logprobs": True})  # with them a server gives its tokens' ids
+        self._settings = settings.model_copy(update={"logprobs": True})  # servers then send token ids too
         self._encoder = PromptEncoder(tokenizer, positions(model), name, settings.enable_thinking)
         self._ends = stop_ids(model)
         self._end = end_token(tokenizer, self._ends)
 
     def renew(self, digest: str) -> None:
-        """The weights have changed, and this names them now: the servers get them, or `PolicyError` says why not."""
+        """Send the current weights, named ``digest``, to the servers; `PolicyError` says why that fails."""
         self.digest = digest
         save_policy(self._model, self._tokenizer, self._directory)
         directory = str(self._directory)
         self._settings = refresh(self._settings, resolve_policy(directory), directory)
 
     def prompt_ids(self, messages: Messages) -> tuple[int, ...]:
-        """The prompt as it is trained; `PromptTooLongError` where it takes all of the model's positions."""
+        """Return the prompt's ids; `PromptTooLongError` if it takes all of the model's positions."""
         return self._encoder.encode(messages).token_ids
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion] | BaseException]:
-        """The completions of each request, or why there are none."""
+        """Return the completions of each request, or its error."""
         return submit(self._complete(requests)).result()
 
     def close(self) -> None:
@@ -64,10 +64,10 @@ class ServedPolicy:
 
     async def _complete(self, requests: Sequence[Request]) -> list[list[Completion] | BaseException]:
         async with aclosing(OpenAIPolicy(self._settings)) as policy:
-            made = await asyncio.gather(*map(policy.complete, requests), return_exceptions=True)
+            answers = await asyncio.gather(*map(policy.complete, requests), return_exceptions=True)
         return [
-            own if isinstance(own, BaseException) else [self._with_ids(one, request) for one in own]
-            for request, own in zip(requests, made, strict=True)
+            answer if isinstance(answer, BaseException) else [self._with_ids(one, request) for one in answer]
+            for request, answer in zip(requests, answers, strict=True)
         ]
 
     def _with_ids(self, completion: Completion, request: Request) -> Completion:
@@ -75,7 +75,7 @@ class ServedPolicy:
         if completion.n_prompt_tokens not in (0, n):
             raise TrainingError(
                 f"{self._settings.urls[0]} counts {completion.n_prompt_tokens} tokens in a prompt of {n}: its chat "
-                "template or tokenizer is not the one that is trained; serve the model with these"
+                "template or tokenizer is not that of the training; serve the model with these"
             )
         ids = completion.token_ids or self._tokenizer(completion.text, add_special_tokens=False)["input_ids"]
         if completion.token_ids:
@@ -85,7 +85,7 @@ class ServedPolicy:
         return replace(completion, token_ids=tuple(ids))
 
     def _check_ids(self, completion: Completion, ids: Sequence[int]) -> None:
-        """Refuse token ids that are not those of the text, which would be trained in its place."""
+        """Refuse token ids of another text, which would be trained instead."""
         size, n_logprobs = self._model.get_input_embeddings().num_embeddings, len(completion.logprobs or ids)
         if not all(0 <= one < size for one in ids):
             fault = f"token ids from {min(ids)} to {max(ids)}, and the vocabulary has {size} tokens"
@@ -96,11 +96,11 @@ class ServedPolicy:
         else:
             return
         raise TrainingError(
-            f"{self._settings.urls[0]} sent {fault}: its tokenizer is not the one that is trained, or it changes the "
-            "text; serve the model with its own tokenizer and without a parser of reasoning or tools"
+            f"{self._settings.urls[0]} sent {fault}: its tokenizer is not that of the training, or it changes the "
+            "text; serve the model with its tokenizer and without a parser of reasoning or tools"
         )
 
 
 def _letters(text: str) -> str:
-    """A text without what servers decode differently: white space, and a last letter that is cut off."""
+    """Return a text without the parts that servers decode differently: white space, and a cut-off last letter."""
     return "".join(text.split()).rstrip("\ufffd")

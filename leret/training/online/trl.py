@@ -1,16 +1,18 @@
-"""TRL's GRPOTrainer and RLOOTrainer, as they are, on a run's stored states: for several GPUs, and to compare ours with.
+"""TRL's GRPOTrainer and RLOOTrainer, unmodified, on a run's stored states: for several GPUs, and for comparison.
 
-A row is the prompt of a state and its id. The reward function runs the program on from the state with each completion,
-all of a generation batch at once, so they share one call of the retriever; it scores them as our rounds do.
+A row is the prompt of a state and its id. The reward function continues the program from the state with each
+completion of a generation batch, so that they share one call of the retriever, and scores them like our rounds.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
+from leret.config.training import RoundRecipe, TRLKeys
 from leret.core.aio import started
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
@@ -23,22 +25,20 @@ from leret.rollouts.rounds import Group, Round, RoundSampler
 from leret.rollouts.states import StateSampler
 from leret.rollouts.walk import Point
 from leret.sampling.store.store import stored_paths
-from leret.training.algorithms.base import TrainerInputs, build_trainer, trainer_arguments
+from leret.training.algorithms.base import TrainerInputs, TRLEngine, build_trainer, trainer_arguments
+from leret.training.checkpoints import TrainingJob
 from leret.training.data import plain
-from leret.training.model import InitialPolicy
-from leret.training.online.recipe import TwoEngines
-
-_LOSSES = {"sequence": "grpo", "token": "bnpo", "dapo": "dapo"}
+from leret.training.model import load_for_training
 
 
-class _Places(StateSampler):
-    """Keeps where a path stands, instead of sampling there."""
+class _StateCollector(StateSampler):
+    """Collects the points of a path instead of sampling at them."""
 
-    found: dict[str, tuple[Point, State]]
+    points: dict[str, tuple[Point, State]]
 
     async def sample_state(self, point: Point, state: State) -> list[Any]:
         if self.roles[state.predictor].sampled:
-            self.found[state.id] = point, state
+            self.points[state.id] = point, state
         return []
 
 
@@ -48,17 +48,17 @@ class StoredStates(RoundSampler):
     __name__ = "reward"
 
     def __init__(
-        self, recipe: TwoEngines, environment: Environment, run: Run, policy: LocalPolicy, tasks: Sequence[Task]
+        self, recipe: RoundRecipe, environment: Environment, run: Run, policy: LocalPolicy, tasks: Sequence[Task]
     ) -> None:
         super().__init__(recipe, environment, run, policy, stored_paths(run))
-        self._places: dict[str, tuple[Point, State]] = {}
-        asyncio.run(self._find(tasks))
+        self._points: dict[str, tuple[Point, State]] = {}
+        asyncio.run(self._collect_states(tasks))
 
     @property
     def rows(self) -> dict[str, list[Any]]:
-        """Columns ``prompt``, of messages, and ``state``, of ids."""
-        prompts = [list(plain(state.messages)) for _, state in self._places.values()]
-        return {"prompt": prompts, "state": [*self._places]}
+        """Columns ``prompt`` (messages) and ``state`` (ids)."""
+        prompts = [list(plain(state.messages)) for _, state in self._points.values()]
+        return {"prompt": prompts, "state": [*self._points]}
 
     def close(self) -> None:
         """End the threads of searches and sampling."""
@@ -68,9 +68,9 @@ class StoredStates(RoundSampler):
     def __call__(
         self, completions: Sequence[Any], state: Sequence[str], trainer_state: Any, log_metric: Any, **more: Any
     ) -> list[float | None]:
-        """A reward a completion, as our rounds score it; None where an outage leaves it unknown."""
+        """Return a reward a completion, scored like our rounds; None after an outage."""
         texts = [str(turns[0]["content"]) for turns in completions]
-        self.policy.renew(digest("trl", trainer_state.global_step))  # it writes what follows, under credit final
+        self.policy.renew(digest("trl", trainer_state.global_step))  # under credit final it continues the program
         groups = asyncio.run(self._score(texts, state, trainer_state.global_step))
         for _, samples in groups:
             self.stats.count(samples)
@@ -79,14 +79,14 @@ class StoredStates(RoundSampler):
         for name, value in self._facts(groups, *self._parts([sample for sample, _ in members])).items():
             log_metric(name, value)
         rewards = {sample.id: value for sample, value in members}
-        made = {own.id: iter([rewards.get(sample.id) for sample in samples]) for own, samples in groups}
-        return [next(made[name]) for name in state]
+        by_state = {one.id: iter([rewards.get(sample.id) for sample in samples]) for one, samples in groups}
+        return [next(by_state[name]) for name in state]
 
-    async def _find(self, tasks: Sequence[Task]) -> None:
+    async def _collect_states(self, tasks: Sequence[Task]) -> None:
         plan = await self._plan_of(Round(), tasks, self.recipe.seed)
-        walker = _Places(self._runner, None, plan)
-        walker.found = self._places
-        await self._roll_out(walker, plan, tasks)
+        collector = _StateCollector(self._runner, None, plan)
+        collector.points = self._points
+        await self._roll_out(collector, plan, tasks)
 
     async def _score(self, texts: Sequence[str], names: Sequence[str], step: int) -> list[Group]:
         round_ = Round()
@@ -94,65 +94,70 @@ class StoredStates(RoundSampler):
         sampler = StateSampler(self._runner, None, plan, walks=round_.walks)
 
         async def group(name: str) -> Group:
-            point, state = self._places[name]
+            point, state = self._points[name]
             fresh = replace(point, results=dict(point.results), reached={}, finals={})
-            own = [text for text, other in zip(texts, names, strict=True) if other == name]
-            return state, await sampler.score(fresh, state, own)
+            completions = [text for text, other in zip(texts, names, strict=True) if other == name]
+            return state, await sampler.score(fresh, state, completions)
 
         groups = [started(group(name)) for name in dict.fromkeys(names)]
         await round_.walks.wait(groups)
         return [await one for one in groups]
 
 
-def make_trainer(
-    recipe: TwoEngines, inputs: TrainerInputs, initial: InitialPolicy, environment: Environment, run: Run,
-    tasks: Sequence[Task],
-) -> tuple[Any, StoredStates]:  # fmt: skip
-    """TRL's trainer of the recipe's algorithm, and its states, which are to be closed.
+@contextmanager
+def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
+    """Yield TRL's trainer of the recipe's algorithm as an engine; it takes as many steps as our loop.
 
     Raises:
         TrainingError: there are fewer states than a batch takes, or TRL refuses the settings.
     """
     import trl
 
+    assert job.run is not None
+    assert job.environment is not None
+    recipe: Any = job.recipe
+    environment, initial, tasks = job.environment, job.initial, cast(Sequence[Task], job.inputs)
     if recipe.beta and recipe.lora is None and adapter_base(initial.directory) is not None:
         raise TrainingError(f"engine: trl would take the base of {initial.directory} as the reference; merge it first")
-    thinking = getattr(environment.recipe.policy, "enable_thinking", None)
+    model, tokenizer = load_for_training(initial, recipe.lora, recipe.dtype)
+    inputs = TrainerInputs(model, tokenizer, (), job.directory.path, device, recipe.n_steps(len(tasks)))
+    states = StoredStates(recipe, environment, job.run, _live(job, model, tokenizer), tasks)
+    with closing(states):
+        name = recipe.algorithm.upper()
+        try:
+            arguments = getattr(trl, f"{name}Config")(**_arguments(recipe, inputs, environment))
+        except ValueError as error:
+            raise TrainingError(f"engine: trl refuses the recipe: {error}") from error
+        rows = states.rows
+        if len(rows["state"]) * recipe.num_generations < arguments.generation_batch_size:
+            raise TrainingError(
+                f"a batch of {arguments.generation_batch_size} completions, {recipe.num_generations} a state, needs "
+                f"more than the {len(rows['state'])} states of the run; lower per_device_train_batch_size, or sample "
+                "more"
+            )
+        trainer = build_trainer(getattr(trl, f"{name}Trainer"), recipe, inputs, arguments, rows, reward_funcs=states)
+        states.policy = _live(job, trainer.model, tokenizer)  # now on its device
+        yield TRLEngine(trainer, tokenizer, job, len(rows["state"]))
+        trainer.accelerator.wait_for_everyone()
 
-    def live(model: Any) -> LocalPolicy:
-        name, digest = recipe.policy_name, initial.digest
-        return LocalPolicy.over(model, inputs.tokenizer, name=name, digest=digest, enable_thinking=thinking)
 
-    states = StoredStates(recipe, environment, run, live(inputs.model), tasks)
-    name = recipe.algorithm.upper()
-    try:
-        arguments = getattr(trl, f"{name}Config")(**_arguments(recipe, inputs, environment, thinking))
-    except ValueError as error:
-        raise TrainingError(f"engine: trl refuses the recipe: {error}") from error
-    rows = states.rows
-    if len(rows["state"]) * recipe.num_generations < arguments.generation_batch_size:
-        raise TrainingError(
-            f"a batch of {arguments.generation_batch_size} completions, {recipe.num_generations} a state, is more than "
-            f"the {len(rows['state'])} states of the run give; lower per_device_train_batch_size, or sample more"
-        )
-    trainer = build_trainer(getattr(trl, f"{name}Trainer"), recipe, inputs, arguments, rows, reward_funcs=states)
-    states.policy = live(trainer.model)  # on its device now
-    return trainer, states
+def _live(job: TrainingJob, model: Any, tokenizer: Any) -> LocalPolicy:
+    assert job.environment is not None
+    thinking = getattr(job.environment.recipe.policy, "enable_thinking", None)
+    name, digest = job.recipe.policy_name, job.initial.digest
+    return LocalPolicy.over(model, tokenizer, name=name, digest=digest, enable_thinking=thinking)
 
 
-def _arguments(
-    recipe: TwoEngines, inputs: TrainerInputs, environment: Environment, thinking: bool | None
-) -> dict[str, Any]:
-    """The recipe in TRL's terms; an optimizer step takes ``per_device_train_batch_size`` completions a device."""
+def _arguments(recipe: Any, inputs: TrainerInputs, environment: Environment) -> dict[str, Any]:
+    """Return the recipe in TRL's terms; a step takes ``per_device_train_batch_size`` completions a device."""
     lm, suppressed = environment.recipe.policy, inputs.model.generation_config.suppress_tokens
+    thinking = getattr(lm, "enable_thinking", None)
     same = ["num_generations", "num_iterations", "epsilon", "epsilon_high", "beta"]
-    same += [name for name in TwoEngines.model_fields if name.startswith(("use_vllm", "vllm_"))]
-    same += [name for name in ("scale_rewards", "entropy_coef") if not recipe.sequence_ratio]
-    given = trainer_arguments(recipe, inputs) | {name: getattr(recipe, name) for name in same}
-    del given["max_length"]
-    if not recipe.sequence_ratio:
-        given["loss_type"] = _LOSSES[recipe.loss_type]
-    return given | {
+    same += [name for name in TRLKeys.model_fields if name.startswith(("use_vllm", "vllm_"))]
+    arguments = trainer_arguments(recipe, inputs) | {name: getattr(recipe, name) for name in same}
+    del arguments["max_length"]
+    arguments |= recipe.trl_arguments()
+    return arguments | {
         "steps_per_generation": recipe.gradient_accumulation_steps * recipe.num_mini_batches,
         "temperature": recipe.temperature or lm.temperature,
         "top_p": recipe.top_p or lm.top_p,

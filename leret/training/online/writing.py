@@ -1,93 +1,101 @@
-"""A policy that writes, in training: advantages of a round's completions, and its updates by them."""
+"""A policy that writes, in training: advantages of a round's completions, and its updates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from leret.config.policy import OpenAIPolicySettings, PolicySettings
+from leret.config.training import WritingRecipe
 from leret.core.errors import TrainingError
 from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.model import InitialPolicy, library_of, save_policy
-from leret.training.online.advantages import mini_batches, on_one_side, spread
+from leret.training.online.advantages import group_statistics, mini_batches, same_side_of_mean
+from leret.training.online.base import Objective
 from leret.training.online.losses import KL, KLController
-from leret.training.online.recipe import OnlineRecipe
 from leret.training.online.served import ServedPolicy
 from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable, make_schedule
 from leret.training.validation import Validation
 
+_LOGGED = {
+    "loss": "loss", "grad_norm": "grad_norm", "clipped": "clip_ratio/region_mean", "ratio": "val/ratio", "kl": "kl",
+    "policy_loss": "loss/policy_avg", "value_loss": "loss/value_avg",
+}  # fmt: skip
+"""Names of an update's figures in the log."""
 
-class WritingLearner:
-    """The `leret.training.online.algorithm.Learner` of policies that write."""
+
+class WriterLearner:
+    """The `leret.training.online.base.Learner` of policies that write."""
 
     def __init__(
-        self, estimate: Callable[[Any, Any, Any, float], None], recipe: OnlineRecipe, initial: InitialPolicy,
-        environment: Environment, n_tasks: int, device: str,
+        self, objective: Objective, recipe: WritingRecipe, initial: InitialPolicy, environment: Environment,
+        n_tasks: int, device: str,
     ) -> None:  # fmt: skip
-        self.recipe, self._estimate, self._initial = recipe, estimate, initial
+        self.recipe, self.objective, self._initial = recipe, objective, initial
         self.model, self.tokenizer = load_trainable(initial, recipe.lora, recipe.dtype, device)
         reference = Reference(self.model, initial, recipe.lora) if recipe.beta else None
         sampled = environment.recipe.policy_of(recipe.predictors)
         self.temperature = recipe.temperature or sampled.temperature
-        self.policy = self._policy(sampled, environment)
+        self.policy = self._live_policy(sampled, environment)
         self.update = Update(
-            self.model, self.tokenizer.pad_token_id, recipe, temperature=self.temperature, reference=reference
+            self.model, self.tokenizer.pad_token_id, recipe, objective,
+            temperature=self.temperature, reference=reference,
         )  # fmt: skip
         self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
         self._schedule = make_schedule(recipe, self.update.optimizer, recipe.n_steps(n_tasks))
 
-    def _policy(self, sampled: PolicySettings, environment: Environment) -> LocalPolicy | ServedPolicy:
-        given = {"name": self.recipe.policy_name, "digest": self._initial.digest}
+    def _live_policy(self, sampled: PolicySettings, environment: Environment) -> LocalPolicy | ServedPolicy:
+        identity = {"name": self.recipe.policy_name, "digest": self._initial.digest}
         if not self.recipe.served:
             thinking = getattr(sampled, "enable_thinking", None)
-            return LocalPolicy.over(self.model, self.tokenizer, enable_thinking=thinking, **given)
+            return LocalPolicy.over(self.model, self.tokenizer, enable_thinking=thinking, **identity)
         if not isinstance(sampled, OpenAIPolicySettings):
-            raise TrainingError(f"served: the run's policy is of kind {sampled.kind}, not of openai; leave served out")
+            raise TrainingError(f"served: the run's policy has kind {sampled.kind}, not openai; remove served")
         directory = environment.cache / f"served-{self.recipe.policy_name}"
-        return ServedPolicy(sampled, self.model, self.tokenizer, directory, **given)
+        return ServedPolicy(sampled, self.model, self.tokenizer, directory, **identity)
 
     @property
     def learning_rate(self) -> float:
         return float(self._schedule.get_last_lr()[0])
 
     def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
-        recipe, update = self.recipe, self.update
+        recipe, update, beta = self.recipe, self.update, self.kl.coefficient
+        in_reward = self.objective.penalty == "reward"
         batch = RolloutBatch.of(sampled.sequences, sampled.groups.to(update.device))
-        steps = recipe.num_iterations * recipe.num_mini_batches
-        if steps > 1 or recipe.kl_in_reward or update.value_head is not None:
-            batch.old_logps, batch.values = update.evaluate(batch)
+        if recipe.num_iterations * recipe.num_mini_batches > 1 or in_reward or self.objective.has_values:
+            logps, values = update.evaluate(batch)
+            batch = replace(batch, old_logps=logps, values=values)
         if update.reference is not None:
-            batch.reference = update.evaluate(batch, reference=True)[0]
-        beta = self.kl.coefficient
-        self._estimate(recipe, sampled, batch, beta)
+            batch = replace(batch, reference=update.evaluate(batch, reference=True)[0])
+        batch = self.objective.advantages(recipe, sampled, batch, beta)
         if recipe.keep_rollouts is not None:
             parts = sampled.parts if sampled.parts.shape[1] else sampled.rewards[:, None]
-            kept = on_one_side(parts, sampled.groups, recipe.keep_rollouts).to(update.device)
-            if not kept.any():
+            chosen = same_side_of_mean(parts, sampled.groups, recipe.keep_rollouts).to(update.device)
+            if not chosen.any():
                 return self._entry(sampled, batch, beta, ())
-            batch = batch.rows(kept.nonzero()[:, 0])
-        batch.n_tokens = float(batch.mask.sum()) / recipe.num_mini_batches
-        found: list[dict[str, float]] = []
+            batch = batch.rows(chosen.nonzero()[:, 0])
+        round_tokens = float(batch.mask.sum()) / recipe.num_mini_batches
+        figures: list[dict[str, float]] = []
         for order in range(recipe.num_iterations):
             for index in mini_batches(batch.groups, recipe.num_mini_batches, recipe.seed, number, order):
-                if made := update.step(batch.rows(index), 0.0 if recipe.kl_in_reward else beta):
-                    found.append(made)
+                if step := update.step(batch.rows(index), 0.0 if in_reward else beta, round_tokens):
+                    figures.append(step)
                     self._schedule.step()
-        return self._entry(sampled, batch, beta, found)
+        return self._entry(sampled, batch, beta, figures)
 
     def _entry(
-        self, sampled: Sampled, batch: RolloutBatch, beta: float, found: Sequence[Mapping[str, float]]
+        self, sampled: Sampled, batch: RolloutBatch, beta: float, figures: Sequence[Mapping[str, float]]
     ) -> dict[str, float]:
-        entry = spread(sampled.rewards, sampled.groups)
-        means = {name: sum(one[name] for one in found) / len(found) for name in (found[0] if found else ())}
-        names = {"loss": "loss", "grad_norm": "grad_norm", "clipped": "clip_ratio/region_mean", "ratio": "val/ratio"}
-        names |= {"kl": "kl", "policy_loss": "loss/policy_avg", "value_loss": "loss/value_avg"}
-        entry |= {names[name]: value for name, value in means.items()}
+        """Return the log entry of a round, and move the weight of the KL penalty."""
+        entry = group_statistics(sampled.rewards, sampled.groups)
+        for name in figures[0] if figures else ():
+            entry[_LOGGED[name]] = sum(step[name] for step in figures) / len(figures)
         kl, length = 0.0, float(batch.mask.sum(1).mean())
         if batch.reference is not None:
             entry["kl_coef"] = beta
@@ -96,7 +104,7 @@ class WritingLearner:
                 entry["kl"] = kl / length
             kl = entry.get("kl", 0.0) * length
             self.kl.update(kl, len(sampled.rewards))
-        if self.recipe.kl_in_reward:
+        if self.objective.penalty == "reward":
             entry |= {"objective/kl": kl, "objective/scores": entry["reward"]}
             entry["objective/rlhf_reward"] = entry["reward"] - beta * kl
             if "entropy" in sampled.facts:
@@ -108,7 +116,7 @@ class WritingLearner:
 
     def state(self, directory: Path) -> dict[str, Any]:
         return {
-            "weights": {name: weight.detach() for name, weight in self.update.trained().items()},
+            "weights": {name: weight.detach() for name, weight in self.update.trainable_parameters().items()},
             "optimizer": self.update.optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
             "kl_coef": self.kl.coefficient,
@@ -116,7 +124,7 @@ class WritingLearner:
 
     def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
         with torch.no_grad():
-            for name, weight in self.update.trained().items():
+            for name, weight in self.update.trainable_parameters().items():
                 weight.copy_(state["weights"][name])
         self.update.optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])

@@ -8,10 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from leret.config.load import load_recipe
-from leret.config.training import TrainingRecipe
+from leret.config.training import ExampleRecipe, TrainingRecipe
 from leret.core.errors import ConfigError, TrainingError
-from leret.training.algorithms import ALGORITHMS, Algorithm, sft
-from leret.training.algorithms.base import TrainerInputs, build_with_reference
+from leret.training.algorithms import ALGORITHMS, sft
+from leret.training.algorithms.base import StoredAlgorithm, TrainerInputs, build_with_reference
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import Encoded
@@ -22,14 +22,14 @@ ROOT = Path(__file__).parents[3]
 PAIRS = [Encoded([3, 40, 41, 4], ([50, 51, 5], [60, 5]))] * 16
 
 
-class ToyRecipe(TrainingRecipe):
+class ToyRecipe(ExampleRecipe):
     algorithm: Literal["toy"] = "toy"
     n: int = 4
 
 
-TOY = Algorithm(
+TOY = StoredAlgorithm(
     settings=ToyRecipe,
-    read_examples=lambda recipe, run: sft.read_examples(SFTRecipe(), run)[: recipe.n],
+    examples=lambda recipe, samples: sft.examples(SFTRecipe(), samples)[: recipe.n],
     make_trainer=sft.make_trainer,
     oracle_loss=sft.oracle_loss,
     describe=lambda recipe: f"{recipe.n} of sft",

@@ -12,9 +12,8 @@ from leret.core.errors import TrainingError
 from leret.core.types import Failure
 from leret.sampling.store.schema import SamplingParams
 from leret.sampling.store.store import Store
-from leret.training.algorithms import kto
-from leret.training.algorithms.kto import KTORecipe, kto_loss, kto_rows, read_examples
-from leret.training.data import Encoded
+from leret.training.algorithms.kto import KTORecipe, examples, kto_loss, kto_rows
+from leret.training.data import Encoded, GroupSamples, RunSamples
 from leret.training.stage import train
 from tests.training.training_runs import POLICY, logp, moved, sampled_run, trainer_of
 
@@ -67,31 +66,30 @@ def test_a_mismatched_completion_is_the_one_before_and_no_longer_than_the_longes
     [("mean", {0.5: 24, -0.5: 24}), (0.5, {0.5: 24, 0.0: 24, -0.5: 24}), (0.75, {0.25: 24, -0.25: 24, -0.75: 24})],
 )
 def test_completions_are_measured_by_their_states_mean_or_by_a_reward(run, baseline, scores):
-    examples = read_examples(KTORecipe(baseline=baseline), run)  # rewards 1, 0.5 and 0 at 24 states
-    assert Counter(example.scores[0] for example in examples) == scores
-    assert len({example.task_id for example in examples[:8]}) > 4, "neighbours are of other states"
-    assert examples == read_examples(KTORecipe(baseline=baseline), run)
-    assert examples != read_examples(KTORecipe(baseline=baseline, seed=1), run)
+    completions = examples(KTORecipe(baseline=baseline), RunSamples(run))  # rewards 1, 0.5 and 0 at 24 states
+    assert Counter(example.scores[0] for example in completions) == scores
+    assert len({example.task_id for example in completions[:8]}) > 4, "neighbours are of other states"
+    assert completions == examples(KTORecipe(baseline=baseline), RunSamples(run))
+    assert completions != examples(KTORecipe(baseline=baseline, seed=1), RunSamples(run))
 
 
 @pytest.mark.parametrize("reward", [0.1, 0.7, 1 / 3])
 @pytest.mark.parametrize("n", range(2, 17))
-def test_a_state_of_equal_rewards_is_left_out(run, monkeypatch, n, reward):
+def test_a_state_of_equal_rewards_is_left_out(run, n, reward):
     with Store(run.store) as store:
         spread, equal = list(store.groups())[:2]
     samples = tuple(replace(equal.samples[0], id=f"{i}", completion=f"{i}", reward=reward) for i in range(n))
-    groups = [spread, replace(equal, samples=samples)]
-    monkeypatch.setattr(kto, "finished_states", lambda *_: groups)
-    assert {example.task_id for example in read_examples(KTORecipe(), run)} == {spread.state.task_id}
+    memory = GroupSamples([spread, replace(equal, samples=samples)])
+    assert {example.task_id for example in examples(KTORecipe(), memory)} == {spread.state.task_id}
 
 
-def test_a_completion_at_the_mean_of_other_rewards_is_left_out(run, monkeypatch):
+def test_a_completion_at_the_mean_of_other_rewards_is_left_out(run):
     with Store(run.store) as store:
         group = next(store.groups())
     rewards = (0.1, 0.2, -0.3, 0.0)  # their mean is 1.4e-17 in floating point
     samples = [replace(group.samples[0], id=f"{i}", completion=f"{i}", reward=r) for i, r in enumerate(rewards)]
-    monkeypatch.setattr(kto, "finished_states", lambda *_: [replace(group, samples=tuple(samples))])
-    assert {example.completions[0] for example in read_examples(KTORecipe(), run)} == {"0", "1", "2"}
+    memory = GroupSamples([replace(group, samples=tuple(samples))])
+    assert {example.completions[0] for example in examples(KTORecipe(), memory)} == {"0", "1", "2"}
 
 
 def test_what_does_not_parse_is_undesirable_where_it_has_a_price(run):
@@ -99,12 +97,12 @@ def test_what_does_not_parse_is_undesirable_where_it_has_a_price(run):
         group = next(store.groups())
         bad = replace(group.samples[0], id="bad", index=9, completion="no", reward=None, failure=Failure("parse", "x"))
         store.put_samples([bad], SamplingParams("base", POLICY, "p", 1.0, 1.0, 16))
-    texts = {example.completions[0] for example in read_examples(KTORecipe(), run)}
+    texts = {example.completions[0] for example in examples(KTORecipe(), RunSamples(run))}
     assert "no" not in texts
     section = run.manifest.sampling
     parts = {"reward": {"parts": {"ap": {"reward": "ap"}}, "unparsed_reward": -3.5}}
     run.update(sampling={**section, "sampling": parts})
-    found = {example.completions[0]: example.scores[0] for example in read_examples(KTORecipe(), run)}
+    found = {example.completions[0]: example.scores[0] for example in examples(KTORecipe(), RunSamples(run))}
     assert found["no"] == pytest.approx(-3.5 - (1.0 + 0.5 + 0.0 - 3.5) / 4)
 
 
@@ -112,7 +110,7 @@ def test_what_does_not_parse_is_undesirable_where_it_has_a_price(run):
 def test_completions_of_one_kind_alone_are_refused(tmp_path, base, baseline):
     run = sampled_run(tmp_path / "run", base, spread=False)
     with pytest.raises(TrainingError, match=r"desirable and .* undesirable completions, and KTO needs both"):
-        read_examples(KTORecipe(baseline=baseline), run)
+        examples(KTORecipe(baseline=baseline), RunSamples(run))
 
 
 def test_kto_raises_what_is_desirable_over_what_is_not(run):

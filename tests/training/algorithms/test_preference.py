@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from leret.core.errors import TrainingError
-from leret.training.algorithms.preference import DPORecipe, IPORecipe, collate_pairs, pair_loss, read_examples
-from leret.training.data import Encoded
+from leret.training.algorithms.preference import DPORecipe, IPORecipe, collate_pairs, examples, pair_loss
+from leret.training.data import Encoded, RunSamples
 from tests.training.training_runs import logp, moved, trainer_of
 
 PAIRS = [
@@ -132,7 +132,7 @@ def test_the_mask_of_the_sequence_reduction_sums_to_one(packed, sequence):
     ids=["missing", "text", "columns"],
 )  # fmt: skip
 def test_preferences_that_cannot_be_read_are_named(run, damage, says):
-    assert len(read_examples(IPORecipe(), run)) == 48
+    assert len(examples(IPORecipe(), RunSamples(run))) == 48
     damage(run.preferences / "train.parquet")
     with pytest.raises(TrainingError, match=f"{says}.*leret pairs"):
-        read_examples(IPORecipe(), run)
+        examples(IPORecipe(), RunSamples(run))

@@ -4,8 +4,8 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.sampling.store.store import Store
-from leret.training.algorithms.sft import IGNORED, SFTRecipe, collate_targets, read_examples, sft_rows
-from leret.training.data import Encoded
+from leret.training.algorithms.sft import IGNORED, SFTRecipe, collate_targets, examples, sft_rows
+from leret.training.data import Encoded, RunSamples
 from leret.training.stage import train
 
 ENCODED = [Encoded([1, 2], ([3, 4, 5],)), Encoded([7], ([8],))]
@@ -29,10 +29,10 @@ def test_what_is_trained_is_the_best_completion_under_the_zero_shot_prompt(run):
 
 @pytest.mark.parametrize(("keys", "only_best"), [({"max_targets": 2}, True), ({"targets": "random"}, False)])
 def test_targets_are_of_the_highest_reward_unless_they_are_a_control(run, keys, only_best):
-    examples = read_examples(SFTRecipe(**keys), run)
+    targets = examples(SFTRecipe(**keys), RunSamples(run))
     best = {sample.completion for group in groups(run) for sample in group.samples if sample.reward == 1.0}
-    assert len(examples) == 24
-    assert ({text for example in examples for text in example.completions} <= best) is only_best
+    assert len(targets) == 24
+    assert ({text for example in targets for text in example.completions} <= best) is only_best
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -6,7 +6,14 @@ import statistics
 import pytest
 import torch
 
-from leret.training.online.advantages import group_relative, lambda_returns, leave_one_out, on_one_side, spread, whiten
+from leret.training.online.advantages import (
+    group_relative,
+    group_statistics,
+    lambda_returns,
+    leave_one_out,
+    same_side_of_mean,
+    whiten,
+)
 
 
 def case(seed: int, n: int = 23):
@@ -76,27 +83,29 @@ def test_whitened_values_have_mean_0_and_variance_1():
 
 def test_groups_of_one_have_no_spread_to_tell():
     groups, rewards = torch.tensor([0, 1, 1, 2]), torch.tensor([1.0, 0.0, 1.0, 3.0])
-    assert spread(rewards, groups) == pytest.approx(
+    assert group_statistics(rewards, groups) == pytest.approx(
         {"reward": 1.25, "reward_std": 0.5**0.5, "frac_reward_zero_std": 0.0}
     )
-    assert spread(rewards[:1], groups[:1]) == {"reward": 1.0}
+    assert group_statistics(rewards[:1], groups[:1]) == {"reward": 1.0}
 
 
 @pytest.mark.parametrize("n", range(2, 17))
 @pytest.mark.parametrize("value", [0.1, 0.7, 12.63, 1234.1])
 def test_equal_float32_rewards_have_no_spread(n, value):
     rewards, groups = torch.full((n,), value), torch.zeros(n).long()
-    assert spread(rewards, groups) == pytest.approx({"reward": value, "reward_std": 0.0, "frac_reward_zero_std": 1.0})
+    assert group_statistics(rewards, groups) == pytest.approx(
+        {"reward": value, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
+    )
     parts = torch.stack([rewards, torch.arange(n).float()], 1)
     expected = torch.arange(n) >= (n - 1) / 2
-    assert on_one_side(parts, groups, "above").equal(expected), "a part without spread is on both sides"
+    assert same_side_of_mean(parts, groups, "above").equal(expected), "a part without spread is on both sides"
 
 
 def test_a_rollout_is_kept_where_all_parts_agree():
     parts = torch.tensor([[1.0, 1.0, 5.0], [0.0, 0.0, 5.0], [1.0, 0.0, 5.0], [7.0, 8.0, 9.0]])
     groups = torch.tensor([0, 0, 0, 1])
-    assert on_one_side(parts, groups, "above").tolist() == [True, False, False, True]
-    assert on_one_side(parts, groups, "below").tolist() == [False, True, False, True]
-    assert on_one_side(parts, groups, "either").tolist() == [True, True, False, True]
+    assert same_side_of_mean(parts, groups, "above").tolist() == [True, False, False, True]
+    assert same_side_of_mean(parts, groups, "below").tolist() == [False, True, False, True]
+    assert same_side_of_mean(parts, groups, "either").tolist() == [True, True, False, True]
     parts[:2, 1], parts[3, 0] = torch.nan, torch.nan  # does not apply to two of a group, to one alone
-    assert on_one_side(parts, groups, "above").tolist() == [True, False, True, True]
+    assert same_side_of_mean(parts, groups, "above").tolist() == [True, False, True, True]

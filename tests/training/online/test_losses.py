@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from leret.training.online.losses import KLController, clipped_loss, entropy, k1, k3, total, value_loss
+from leret.training.online.losses import KLController, clipped_loss, entropy, k1, k3, reduce_loss, value_loss
 
 N, WIDTH = 5, 7
 LENGTHS = (7, 1, 4, 3, 6)
@@ -29,20 +29,12 @@ def surrogate(ratio: float, advantage: float, low: float, high: float) -> float:
 @pytest.mark.parametrize("seed", range(5))
 def test_the_clipped_surrogate_is_the_papers(seed):
     new, old, advantages = table(seed), table(seed) + table(seed + 50, 0.4), table(seed + 99)
-    loss, clipped = clipped_loss(new, old, advantages, MASK, 0.2, 0.3, sequence=False)
+    loss, clipped = clipped_loss((new - old) * MASK, advantages, 0.2, 0.3)
     for i, t in tokens():
         ratio, advantage = math.exp(new[i, t] - old[i, t]), float(advantages[i, t])
         assert float(loss[i, t]) == pytest.approx(surrogate(ratio, advantage, 0.2, 0.3), abs=1e-6)
         held = (ratio < 0.8 and advantage < 0) or (ratio > 1.3 and advantage > 0)
         assert bool(clipped[i, t]) == held
-
-
-def test_the_ratio_of_a_completion_is_the_product_of_its_tokens():
-    new, old, own = table(1), table(1) + table(2, 0.2), torch.tensor([1.0, -0.5, 2.0, -1.0, 0.3]).double()
-    loss, _ = clipped_loss(new, old, own[:, None] * MASK, MASK, 0.2, 0.2, sequence=True)
-    for i, n in enumerate(LENGTHS):
-        ratio = math.exp(sum(float(new[i, t] - old[i, t]) for t in range(n)))
-        assert float(loss[i, 0]) == pytest.approx(surrogate(ratio, float(own[i]), 0.2, 0.2), abs=1e-6)
 
 
 def test_divergences_estimate_that_of_two_distributions():
@@ -76,7 +68,7 @@ def test_entropy_is_that_of_the_distribution():
 @pytest.mark.parametrize("kind", ["sequence", "token", "dapo"])
 def test_parts_of_a_batch_add_up_to_the_papers_mean(kind):
     values, n = table(7), sum(LENGTHS)
-    parts = sum(float(total(values[rows], MASK[rows], kind, N, n)) for rows in (slice(0, 2), slice(2, N)))
+    parts = sum(float(reduce_loss(values[rows], MASK[rows], kind, N, n)) for rows in (slice(0, 2), slice(2, N)))
     by_row = [[float(values[i, t]) for t in range(length)] for i, length in enumerate(LENGTHS)]
     over_rows = sum(sum(row) / len(row) for row in by_row) / N
     assert parts == pytest.approx(over_rows if kind == "sequence" else sum(map(sum, by_row)) / n, abs=1e-6)

@@ -119,7 +119,7 @@ def test_a_training_whose_every_sample_failed_is_refused(run, base):
 
 
 def test_a_policy_of_this_process_has_no_servers(run):
-    with pytest.raises(TrainingError, match="the run's policy is of kind local"):
+    with pytest.raises(TrainingError, match="the run's policy has kind local"):
         train(RECIPE, run)
     with pytest.raises(ValueError, match="set lora too"):
         GRPORecipe(served=True)

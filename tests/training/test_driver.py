@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from leret.core.errors import MissingDependency, TrainingError
-from leret.training import callbacks
+from leret.training import watch
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.callbacks import Monitor, monitored
 from leret.training.stage import estimate, train
+from leret.training.watch import Monitor, monitored
 from tests.training.training_runs import changed, fail
 
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 4, "logging_steps": 1}
@@ -31,7 +31,7 @@ def test_a_loss_that_is_no_number_stops_with_the_step(run):
 
 def test_an_alarm_is_an_event_and_a_warning_once(caplog):
     events = []
-    monitor = Monitor(SFT, lambda what, **facts: events.append((what, facts["alarm"], facts["step"])))
+    monitor = Monitor("sft", event=lambda what, **facts: events.append((what, facts["alarm"], facts["step"])))
     assert not any(monitor.see(COLLAPSE[:n]) for n in range(1, 6))
     assert events == [("alarm", "kl", 3)]
     [warning] = caplog.messages
@@ -51,7 +51,7 @@ def test_an_alarm_in_a_training_stands_in_its_record_events_and_card(run, alarmi
 def test_a_stop_leaves_a_checkpoint_that_warn_goes_on_from(run, alarming):
     stop = changed(SFT, on_alarm="stop")
     for _ in range(2):  # asked again, it stands where it stood
-        with pytest.raises(TrainingError, match=r"alarm of step 5: it is 5; .* --set on_alarm=warn goes on from it"):
+        with pytest.raises(TrainingError, match=r"alarm of step 5: it is 5; .* --set on_alarm=warn"):
             train(stop, run)
         assert estimate(stop, run).resumes_at == 5
     assert not (run.policies / "sft").exists()
@@ -61,15 +61,12 @@ def test_a_stop_leaves_a_checkpoint_that_warn_goes_on_from(run, alarming):
 @pytest.fixture
 def alarming(monkeypatch):
     """An alarm at step 5 of any training."""
-    from leret.training import alarms, checkpoints
-    from leret.training.alarms import Alarm
+    from leret.training.watch import Alarm
 
     def at_5(log, measure="recall"):
         return [Alarm("loss", 5, "it is 5; do something")] if log[-1]["step"] == 5 and "loss" in log[-1] else []
 
-    monkeypatch.setattr(callbacks, "alarms", at_5)
-    monkeypatch.setattr(alarms, "alarms", at_5)
-    assert checkpoints.first_alarms is alarms.first_alarms
+    monkeypatch.setattr(watch, "alarms", at_5)
 
 
 class Tracker:
@@ -128,7 +125,7 @@ def test_logs_of_a_real_tracker_lie_beside_the_policy(run, monkeypatch, name, fo
 
 
 def test_a_report_to_what_is_not_installed_names_the_extra(run, monkeypatch):
-    monkeypatch.setattr(callbacks, "find_spec", lambda name: None)
+    monkeypatch.setattr(watch, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=r"wandb is not installed; `pip install 'leret\[wandb\]'`"):
         train(SFTRecipe(report_to=("wandb",)), run)
     assert not (run.policies / ".sft").exists()
@@ -138,7 +135,7 @@ TRACKIO = """
 import sys
 from pathlib import Path
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.callbacks import monitored
+from leret.training.watch import monitored
 with monitored(SFTRecipe(report_to=("trackio",), project="queries"), Path(sys.argv[1])) as monitor:
     monitor.see([{"step": 3, "loss": 0.5}])
 """

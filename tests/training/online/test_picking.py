@@ -11,9 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from leret.core.errors import PolicyError, TrainingError
 from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.picking.recipe import PickRecipe, PQNRecipe
+from leret.training.algorithms.pick import PickRecipe
+from leret.training.algorithms.pqn import PQNRecipe
 from leret.training.stage import estimate, train
 from tests.sampling.fakes import ROOT
+from tests.training.picking_runs import picking_run
 from tests.training.training_runs import changed
 
 SMALL = {"questions_per_round": 8, "save_steps": 2, "logging_steps": 1, "learning_rate": 2e-2, "device": "cpu"}
@@ -22,6 +24,11 @@ PQN = PQNRecipe(
     **SMALL, num_train_epochs=12, num_mini_batches=2, learning_starts=2, temperature=0.1, lr_scheduler_type="constant",
     min_lr_rate=0.0,
 )  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    return picking_run(tmp_path)
 
 
 def record(report):
@@ -38,7 +45,7 @@ import os, signal, sys
 from pathlib import Path
 from leret.core.runs import Run
 from leret.training.stage import train
-from tests.training.picking.test_learner import PQN
+from tests.training.online.test_picking import PQN
 from tests.training.training_runs import Stopper
 stopper = Stopper(5, lambda: os.kill(os.getpid(), signal.SIGKILL))
 train(PQN, Run.open(Path(sys.argv[1])), progress=stopper)
@@ -70,8 +77,8 @@ def test_a_training_goes_on_from_a_trained_picker(run):
 
 
 @pytest.mark.parametrize("keys", [{"lora": {"r": 4}}, {"dtype": "bfloat16"}, {"lr_scheduler_type": "linear"}])
-def test_keys_that_pickers_have_no_use_for_are_refused(keys):
-    with pytest.raises(ValidationError):
+def test_keys_without_a_use_for_pickers_are_refused(keys):
+    with pytest.raises(ValidationError, match=f"{next(iter(keys))}|min_lr_rate"):
         PQNRecipe(**keys)
 
 

@@ -7,8 +7,10 @@ import random
 import pytest
 import torch
 
+from leret.training.algorithms.pick import best_and_others
+from leret.training.algorithms.pqn import soft_value
 from leret.training.online.advantages import lambda_returns
-from leret.training.picking.losses import as_table, best_and_others, gains, soft_value
+from leret.training.online.picking import as_table, step_rewards
 
 ALPHA, GAMMA = 0.3, 0.9
 
@@ -86,7 +88,7 @@ def test_a_run_that_ended_early_has_no_value_behind_it():
 
 @pytest.mark.parametrize(("at_end", "expected"), [(False, [0.5, 0.5, 0.25]), (True, [0.0, 1.0, 0.25])])
 def test_a_step_is_paid_what_it_adds_or_the_last_one_all(at_end, expected):
-    assert gains(torch.tensor([0.5, 1.0, 0.25]), torch.tensor([0, 0, 1]), at_end).tolist() == expected
+    assert step_rewards(torch.tensor([0.5, 1.0, 0.25]), torch.tensor([0, 0, 1]), at_end).tolist() == expected
     table, mask = as_table(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 4, 7]))
     assert (table.tolist(), mask.tolist()) == ([[1.0, 2.0], [3.0, 0.0]], [[True, True], [True, False]])
 

@@ -6,12 +6,18 @@ from leret.config.policy import PolicySettings
 from leret.core.types import Candidate, Choice
 from leret.policies.load import make_policy
 from leret.training.stage import train
-from tests.training.picking import stories
-from tests.training.picking.test_learner import PICK, PQN, record
+from tests.training import stories
+from tests.training.online.test_picking import PICK, PQN, record
+from tests.training.picking_runs import picking_run
 from tests.training.training_runs import changed
 
 LOSSES = {"pqn": PQN} | {loss: changed(PICK, loss=loss) for loss in ("grpo", "ipo", "dpo", "sft")}
 LOSSES["dpo"] = changed(LOSSES["dpo"], beta=1.0)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return picking_run(tmp_path)
 
 
 @pytest.mark.parametrize("name", LOSSES)

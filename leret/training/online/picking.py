@@ -1,4 +1,4 @@
-"""A picker in training: what its methods share, from the choices of a round to the optimizer's step."""
+"""A picker in training: the batch of a round's picks, the protocol of its losses, and the optimizer's steps."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from leret.config.training import PickingRecipe
 from leret.core.errors import TrainingError
 from leret.core.types import Choice, digest
 from leret.policies.pickers.picker import Picker, open_picker
@@ -20,97 +21,96 @@ from leret.rollouts.rounds import Sampled
 from leret.training.model import InitialPolicy, sampled_picker
 from leret.training.online.advantages import mini_batches
 from leret.training.online.update import make_optimizer, make_schedule
-from leret.training.picking.losses import gains
-from leret.training.picking.recipe import PickingRecipe
 from leret.training.validation import Validation
 
 _PICKER = "picker"
+"""Folder of the picker in a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class PickBatch:
-    """Picks with what an update needs; tensors are (n,), an entry a pick.
+    """Picks with the targets of an update; tensors are (n,), an entry a pick.
 
     Attributes:
-        choices: one a state; all picks of a state stand together.
-        states: place of each pick's choice.
-        actions: place of the picked candidate in it.
-        walks: number of the run of the program.
-        gains: what each pick is paid of its run's reward.
-        targets: what the method aims at: advantages, or returns.
-        before: log-probabilities of the picks under the picker that sampled, or under the reference.
+        choices: one a state; all picks of a state are adjacent.
+        states: index of each pick's choice.
+        actions: index of the picked candidate in it.
+        rollouts: number of the run of the program.
+        step_rewards: each pick's part of its rollout's reward.
+        targets: advantages or returns, by the method.
+        old_logps: log-probabilities of the picks under the picker that sampled, or under the reference.
     """
 
     choices: Sequence[Choice]
     states: Tensor
     actions: Tensor
     rewards: Tensor
-    walks: Tensor
-    gains: Tensor
+    rollouts: Tensor
+    step_rewards: Tensor
     targets: Tensor
-    before: Tensor
+    old_logps: Tensor
 
     @classmethod
     def of(cls, sampled: Sampled) -> PickBatch:
-        """A round's picks, without targets."""
+        """Make the batch of a round's picks, without targets."""
         choices = {int(group): one[0] for group, one in zip(sampled.groups, sampled.sequences, strict=True)}
         places = {group: {one.id: i for i, one in enumerate(choice.candidates)} for group, choice in choices.items()}
         groups = sampled.groups.tolist()
         actions = [places[group][name] for group, (_, name) in zip(groups, sampled.sequences, strict=True)]
         zeros = torch.zeros(len(actions))
-        paid = gains(sampled.rewards, sampled.walks, sampled.at_end)
-        given = sampled.groups, torch.tensor(actions), sampled.rewards, sampled.walks, paid
-        return cls([choices[i] for i in range(len(choices))], *given, zeros, zeros)
+        parts = step_rewards(sampled.rewards, sampled.walks, sampled.at_end)
+        picks = sampled.groups, torch.tensor(actions), sampled.rewards, sampled.walks, parts
+        return cls([choices[i] for i in range(len(choices))], *picks, zeros, zeros)
 
     def at(self, states: Tensor) -> PickBatch:
-        """The picks at some states, given in rising order."""
+        """Return the picks at some states, which are in ascending order."""
         rows = torch.isin(self.states, states).nonzero()[:, 0]
-        names = ("actions", "rewards", "walks", "gains", "targets", "before")
+        names = ("actions", "rewards", "rollouts", "step_rewards", "targets", "old_logps")
         tables = {name: getattr(self, name)[rows] for name in names}
-        own = torch.searchsorted(states, self.states[rows])
-        return replace(self, choices=[self.choices[i] for i in states.tolist()], states=own, **tables)
+        index = torch.searchsorted(states, self.states[rows])
+        return replace(self, choices=[self.choices[i] for i in states.tolist()], states=index, **tables)
 
 
 class Method(Protocol):
-    """How a picker learns from a round.
+    """Losses of a picker.
 
     Attributes:
-        fellow: the picker beside the one in training, if any: a reference, or a target network.
+        reference: a second picker, if any: the initial one, or a target network.
     """
 
-    fellow: Picker | None
+    reference: Picker | None
 
     def begin(self, picker: Picker) -> None:
-        """Make the fellow, of a picker that is about to be trained."""
+        """Make the reference from a picker whose training begins."""
 
-    def draws(self, number: int, share: float) -> tuple[float, int | None]:
-        """Temperature and top-k of a round; ``share`` is of the first learning rate."""
+    def sampling(self, number: int, share: float) -> tuple[float, int | None]:
+        """Return temperature and top-k of a round; ``share`` is of the first learning rate."""
         ...
 
     def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
-        """The batch with targets, and figures for the log."""
+        """Return the batch with targets, and figures for the log."""
         ...
 
     def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
-        """(n_states,)."""
+        """Return (n_states,) losses."""
         ...
 
-    def after(self, picker: Picker) -> None:
-        """After each step of the optimizer."""
+    def after_step(self, picker: Picker) -> None:
+        """Follow a step of the optimizer."""
 
 
 class PickLearner:
-    """The `leret.training.online.algorithm.Learner` of pickers."""
+    """The `leret.training.online.base.Learner` of pickers."""
 
     def __init__(
         self, method: Callable[[Any, float], Method], recipe: PickingRecipe, initial: InitialPolicy,
         environment: Environment, n_tasks: int, device: str,
     ) -> None:  # fmt: skip
-        own = sampled_picker(environment.recipe, recipe)
+        sampled = sampled_picker(environment.recipe, recipe)
         self.recipe, self._n_steps, self._rounds = recipe, recipe.n_steps(n_tasks), 0
-        self.method = method(recipe, recipe.temperature or own.temperature)
-        self._settings = own.model_copy(
-            update={"model": str(initial.directory)} | ({"device": device} if hasattr(own, "device") else {})
+        self.method = method(recipe, recipe.temperature or sampled.temperature)
+        self._settings = sampled.model_copy(
+            update={"model": str(initial.directory)} | ({"device": device} if hasattr(sampled, "device") else {})
         )
         self._optimizer: Any = None
         self._schedule: Any = None
@@ -128,25 +128,28 @@ class PickLearner:
             self.policy.fit(batch.choices)
             self._begin()
         self.policy.model.eval()
-        batch, entry = self.method.prepare(self.policy, batch, self._share)
+        batch, entry = self.method.prepare(self.policy, batch, self._lr_fraction)
         first = torch.unique_consecutive(batch.states, return_inverse=True)[1]
-        walks = torch.zeros(len(batch.choices), dtype=torch.long).index_copy(0, first, batch.walks)
-        found: list[dict[str, float]] = []
+        rollouts = torch.zeros(len(batch.choices), dtype=torch.long).index_copy(0, first, batch.rollouts)
+        steps: list[dict[str, float]] = []
         for order in range(recipe.num_iterations):
-            for states in mini_batches(walks, recipe.num_mini_batches, recipe.seed, number, order):
-                found.append(self._step(batch.at(states)))
+            for states in mini_batches(rollouts, recipe.num_mini_batches, recipe.seed, number, order):
+                steps.append(self._step(batch.at(states)))
         self._rounds = number + 1
         self._next_round()
-        return entry | {name: sum(one[name] for one in found) / len(found) for name in found[0]}
+        return entry | {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
-        return validation.run_policy(self.policy.clone())  # whoever runs it closes it
+        return validation.run_policy(self.policy.clone())  # which it closes
 
     def state(self, directory: Path) -> dict[str, Any]:
         self.policy.save(directory / _PICKER)
-        fellow = {} if self.method.fellow is None else self.method.fellow.model.state_dict()
-        own = {"optimizer": self._optimizer.state_dict(), "schedule": self._schedule.state_dict()}
-        return {**own, "fellow": fellow, "rounds": self._rounds}
+        return {
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "reference": {} if self.method.reference is None else self.method.reference.model.state_dict(),
+            "rounds": self._rounds,
+        }
 
     def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
         self.policy.close()
@@ -154,8 +157,8 @@ class PickLearner:
         self._begin()
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
-        if self.method.fellow is not None:
-            self.method.fellow.model.load_state_dict(state["fellow"])
+        if self.method.reference is not None:
+            self.method.reference.model.load_state_dict(state["reference"])
         self._rounds = state["rounds"]
         self._next_round()
 
@@ -172,21 +175,21 @@ class PickLearner:
         self.method.begin(self.policy)
 
     @property
-    def _share(self) -> float:
-        """Of the first learning rate; 1 while it is warmed up."""
+    def _lr_fraction(self) -> float:
+        """Fraction of the first learning rate; 1 during the warm-up."""
         warmup = self.recipe.warmup_steps or math.ceil(self.recipe.warmup_ratio * self._n_steps)
         if self._schedule is None or self._schedule.last_epoch < warmup:
             return 1.0
         return self.learning_rate / self.recipe.learning_rate
 
     def _next_round(self) -> None:
-        """What the next round is drawn with; embeddings of the weights before are forgotten."""
-        self.temperature, top_k = self.method.draws(self._rounds, self._share)
+        """Set temperature and top-k of the next round, and forget embeddings of earlier weights."""
+        self.temperature, top_k = self.method.sampling(self._rounds, self._lr_fraction)
         self.policy.settings = self.policy.settings.model_copy(update={"top_k": top_k})
         self.policy.renew(digest(self.policy.digest, self._rounds))
 
     def _step(self, batch: PickBatch) -> dict[str, float]:
-        """One step of the optimizer; the loss is the mean over states."""
+        """Take one step of the optimizer; the loss is the mean over states."""
         self._optimizer.zero_grad()
         n, total, picker = len(batch.choices), 0.0, self.policy
         for states in torch.arange(n).split(self.recipe.per_device_train_batch_size):
@@ -198,11 +201,30 @@ class PickLearner:
             raise TrainingError(f"the loss is {total}, the norm of its gradient {norm}; lower learning_rate")
         self._optimizer.step()
         self._schedule.step()
-        self.method.after(picker)
+        self.method.after_step(picker)
         return {"loss": total, "grad_norm": norm}
 
 
 def values_of(picker: Picker, choices: Sequence[Choice], twin: bool = False) -> Tensor:
-    """Q-values (n_states, n_heads, width) on the CPU, minus infinity behind a choice's candidates."""
+    """Return Q-values (n_states, n_heads, width) on the CPU, minus infinity behind a choice's candidates."""
     rows = [values if twin else values[None] for values in picker.q(choices, twin)]
     return pad_sequence([values.T for values in rows], batch_first=True, padding_value=-math.inf).transpose(1, 2).cpu()
+
+
+def step_rewards(rewards: Tensor, rollouts: Tensor, at_end: bool = False) -> Tensor:
+    """Split the rewards (n,) of rollouts into those of their steps, which are adjacent and in order.
+
+    A step gets what it adds to the reward. If ``at_end``, rewards are those of the program's end, and the last step
+    gets all of it.
+    """
+    starts = torch.cat([rollouts.new_ones(1, dtype=torch.bool), rollouts[1:] != rollouts[:-1]])
+    if at_end:
+        return rewards * torch.cat([starts[1:], starts.new_ones(1)])
+    return rewards - torch.cat([rewards.new_zeros(1), rewards[:-1]]).masked_fill(starts, 0.0)
+
+
+def as_table(values: Tensor, rollouts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values (n,) of steps as a table (n_rollouts, width), padded at the end, and its mask."""
+    sizes = torch.unique_consecutive(rollouts, return_counts=True)[1]
+    mask = torch.arange(int(sizes.max())) < sizes[:, None]
+    return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values), mask

@@ -1,22 +1,19 @@
-"""A run whose program picks: of eight chunks, the one that the question names, and the one that this names."""
+"""A run with a program that picks two of eight chunks: the question names one, and that one names the other."""
 
 from __future__ import annotations
 
 import json
 import random
 
-import pytest
-
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from tests.sampling.fakes import ROOT
-from tests.training.picking import stories
+from tests.training import stories
 from tests.training.training_runs import LETTERS, train_ids
 
 
-@pytest.fixture
-def run(tmp_path) -> Run:
-    """Begun, and not sampled: 24 questions."""
+def picking_run(tmp_path) -> Run:
+    """Return a run that was not sampled, with 24 questions."""
     rng = random.Random(0)
     rows = []
     for id in train_ids(24):

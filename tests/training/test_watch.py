@@ -2,7 +2,7 @@
 
 import pytest
 
-from leret.training.alarms import RULES, alarms, best_step, first_alarms
+from leret.training.watch import RULES, alarms, best_step, first_alarms
 
 
 def log_of(key, *values, **beside):

@@ -1,0 +1,48 @@
+"""GSPO: group sequence policy optimization, which is GRPO with one ratio for each completion."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, PositiveInt
+
+from leret.config.training import WritingRecipe
+from leret.training.algorithms.grpo import advantages
+from leret.training.online.algorithm import OnlineAlgorithm, writer
+from leret.training.online.base import Objective
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from leret.training.online.update import Forward, RolloutBatch
+
+
+class GSPORecipe(WritingRecipe):
+    """Group sequence policy optimization; the clip range is the paper's."""
+
+    algorithm: Literal["gspo"] = "gspo"
+    num_mini_batches: PositiveInt = Field(4, description="optimizer steps a pass")
+    epsilon: float = Field(3e-4, gt=0, description="the length-normalized ratio is clipped at 1 - epsilon ...")
+    epsilon_high: float | None = Field(4e-4, gt=0, description="... and at 1 + epsilon_high; None: epsilon")
+    scale_rewards: Literal["group", "batch", "none"] = Field(
+        "group", description="divisor of advantages: the standard deviation of a group, of the round, or none"
+    )
+
+
+def loss(recipe: GSPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> dict[str, Tensor]:
+    """Return the clipped surrogate of each completion's length-normalized ratio (arXiv 2507.18071, eq. 5 and 7)."""
+    from leret.training.online.losses import clipped_loss
+    from leret.training.online.update import penalized
+
+    log_ratio = batch.log_ratio(now.logps).sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)
+    losses, clipped = clipped_loss(log_ratio, batch.advantages[:, :1], recipe.epsilon, recipe.epsilon_high)
+    policy = batch.sequence_mean(losses)
+    return penalized(policy, recipe, batch, now, beta, "sequence") | {"clipped": batch.token_mean(clipped)}
+
+
+def _describe(recipe: GSPORecipe) -> str:
+    return f"group sequence policy optimization (arXiv 2507.18071), {recipe.num_generations} completions a state"
+
+
+OBJECTIVE = Objective(advantages, loss)
+GSPO = OnlineAlgorithm(GSPORecipe, writer(OBJECTIVE), _describe)

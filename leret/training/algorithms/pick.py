@@ -1,0 +1,138 @@
+"""`pick`: a picker learns from several picks at each state, compared by their rewards."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, model_validator
+
+from leret.config.training import PickingRecipe, changed_keys
+from leret.training.algorithms.preference import pair_loss
+from leret.training.online.algorithm import OnlineAlgorithm
+from leret.training.online.base import Learner
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from leret.policies.pickers.picker import Picker
+    from leret.training.online.picking import PickBatch
+
+
+class PickRecipe(PickingRecipe):
+    """Several picks at each state, compared by their rewards."""
+
+    algorithm: Literal["pick"] = "pick"
+    loss: Literal["grpo", "dpo", "ipo", "sft"] = Field(
+        "grpo", description="grpo: group-relative advantages; dpo, ipo: the best over the others; sft: only the best"
+    )
+    scale_rewards: Literal["group", "batch", "none"] = Field(
+        "none", description="for grpo: divisor of advantages: the deviation of a group, of the round, or none"
+    )
+    epsilon: float = Field(0.2, gt=0, description="for grpo: range of the ratio to the picker that sampled")
+    entropy_coef: float = Field(0.0, ge=0, description="for grpo")
+    beta: float = Field(0.1, gt=0, description="for dpo and ipo: strength of the tie to the initial picker")
+
+    @model_validator(mode="after")
+    def _has_a_reference(self) -> PickRecipe:
+        if changed_keys(self, ["beta"]) and self.loss in {"grpo", "sft"}:
+            raise ValueError(f"beta needs loss dpo or ipo, and loss is {self.loss}; remove it, or set another loss")
+        return self
+
+
+class GroupMethod:
+    """Losses of groups of picks (`leret.training.online.picking.Method`)."""
+
+    def __init__(self, recipe: PickRecipe, temperature: float) -> None:
+        self.recipe, self.temperature = recipe, temperature
+        self.reference: Picker | None = None
+
+    def begin(self, picker: Picker) -> None:
+        """Copy the initial picker, the reference of pairs."""
+        self.reference = picker.clone() if self.recipe.loss in {"dpo", "ipo"} else None
+
+    def sampling(self, number: int, share: float) -> tuple[float, int | None]:
+        return self.temperature, None
+
+    def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
+        import torch
+
+        from leret.training.online.advantages import group_relative, group_statistics
+        from leret.training.online.picking import values_of
+
+        advantages = group_relative(batch.rewards.double(), batch.states, self.recipe.scale_rewards).float()
+        with torch.no_grad():
+            old_logps = self._logps(values_of(self.reference or picker, batch.choices), batch)
+        statistics = group_statistics(batch.rewards, batch.states)
+        return replace(batch, targets=advantages, old_logps=old_logps), statistics
+
+    def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
+        """Return (n_states,) means over a state's picks, or over its pairs of a best pick and another."""
+        import torch
+
+        from leret.training.online.losses import clipped_loss, entropy
+        from leret.training.online.picking import values_of
+
+        recipe, q = self.recipe, values_of(picker, batch.choices)
+        logps = self._logps(q, batch)
+        states, shares = batch.states, 1 / torch.bincount(batch.states)[batch.states]
+        if recipe.loss == "grpo":
+            each = clipped_loss(logps - batch.old_logps, batch.targets, recipe.epsilon)[0]
+        else:
+            chosen, rejected, shares = best_and_others(batch.rewards, batch.states)
+            states, ahead = batch.states[chosen], logps - batch.old_logps
+            each = (
+                -logps[chosen]
+                if recipe.loss == "sft"
+                else pair_loss(recipe.loss, ahead[chosen] - ahead[rejected], recipe.beta)
+            )
+        losses = torch.zeros(len(q)).index_add(0, states, each * shares)
+        return losses - recipe.entropy_coef * entropy(q[:, 0] / self.temperature) if recipe.entropy_coef else losses
+
+    def after_step(self, picker: Picker) -> None:
+        """Do nothing: the reference does not move."""
+
+    def _logps(self, q: Tensor, batch: PickBatch) -> Tensor:
+        """Return the picks' (n,) log-probabilities."""
+        return (q[:, 0] / self.temperature).log_softmax(-1)[batch.states, batch.actions]
+
+
+def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Pair each group's best samples with all others of it.
+
+    Args:
+        rewards: (n,).
+        groups: (n,) number of each sample's state.
+
+    Returns:
+        Indices of the chosen and of the rejected, (n_pairs,) each, and the pairs' weights, which sum to 1 in a group.
+    """
+    import torch
+
+    top = torch.full((int(groups.max()) + 1,), -math.inf, dtype=rewards.dtype).scatter_reduce(
+        0, groups, rewards, "amax"
+    )
+    best = rewards >= top[groups] - 1e-9
+    chosen, rejected = ((groups[:, None] == groups) & best[:, None] & ~best).nonzero(as_tuple=True)
+    counts = torch.bincount(groups[chosen], minlength=len(top))
+    return chosen, rejected, 1 / counts[groups[chosen]].to(rewards.dtype)
+
+
+def _learner(*arguments: Any) -> Learner:
+    from leret.training.online.picking import PickLearner
+
+    return PickLearner(GroupMethod, *arguments)
+
+
+def _describe(recipe: PickRecipe) -> str:
+    names = {
+        "grpo": "group-relative advantages (arXiv 2402.03300)",
+        "dpo": "direct preference optimization (arXiv 2305.18290)",
+        "ipo": "identity preference optimization (arXiv 2310.12036)",
+        "sft": "imitation of the best picks",
+    }
+    return f"{names[recipe.loss]}, {recipe.num_generations} picks a state"
+
+
+PICK = OnlineAlgorithm(PickRecipe, _learner, _describe, picks=True)

@@ -1,0 +1,135 @@
+"""`pqn`: a picker learns values from whole trajectories, as in Q-RAG (arXiv 2511.07328) and PQN (arXiv 2407.04811)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, PositiveInt, model_validator
+
+from leret.config.training import PickingRecipe
+from leret.training.online.algorithm import OnlineAlgorithm
+from leret.training.online.base import Learner
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from leret.policies.pickers.picker import Picker
+    from leret.training.online.picking import PickBatch
+
+_UNIFORM = 1e9
+"""Temperature at which all candidates are about equally likely."""
+
+
+class PQNRecipe(PickingRecipe):
+    """Parallel Q-learning; defaults are Q-RAG's for E5 on HotpotQA.
+
+    ``questions_per_round: 96`` stands for its 12 environments and 8 accumulated gradients.
+    """
+
+    algorithm: Literal["pqn"] = "pqn"
+    learning_rate: float = Field(1.5e-5, gt=0)
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "cosine"
+    min_lr_rate: float = Field(0.1, ge=0, le=1, description="for cosine: final share of the rate")
+    weight_decay: float = Field(5e-4, ge=0)
+    adam_beta2: float = Field(0.98, ge=0, lt=1)
+    adam_epsilon: float = Field(1e-6, gt=0)
+    max_grad_norm: float = Field(2.0, gt=0)
+    questions_per_round: PositiveInt = Field(96, description="tasks, one trajectory each")
+    num_generations: Literal[1] = 1
+    temperature: float | None = Field(0.05, gt=0, description="alpha, of sampling and values; falls with the rate")
+    top_k: PositiveInt | None = Field(5, description="best candidates that are sampled, and that make up a value")
+    learning_starts: int = Field(10, ge=0, description="first rounds, with random picks")
+    gamma: float = Field(0.99, gt=0, le=1, description="discount a pick")
+    lam: float = Field(0.5, ge=0, le=1, description="lambda of the returns: 0 trusts the values, 1 the rewards")
+    tau: float = Field(
+        0.02, gt=0, le=1, description="share of each step that the target network takes; 1: no target network"
+    )
+    soft_value: bool = Field(True, description="value of a state: the soft maximum; false: the largest value")
+    twin: bool = Field(True, description="estimate the value with each half of the network")
+
+    @model_validator(mode="after")
+    def _falls_to_a_share(self) -> PQNRecipe:
+        if self.min_lr_rate and self.lr_scheduler_type != "cosine":
+            raise ValueError("min_lr_rate needs lr_scheduler_type cosine; set min_lr_rate: 0")
+        return self
+
+
+class ValueMethod:
+    """Losses of the values of picks (`leret.training.online.picking.Method`); the reference is the target network."""
+
+    def __init__(self, recipe: PQNRecipe, temperature: float) -> None:
+        self.recipe, self.temperature = recipe, temperature
+        self.reference: Picker | None = None
+
+    def begin(self, picker: Picker) -> None:
+        """Copy the picker as the target network, unless each step moves all of it."""
+        self.reference = picker.clone() if self.recipe.tau < 1 else None
+
+    def sampling(self, number: int, share: float) -> tuple[float, int | None]:
+        random = number < self.recipe.learning_starts
+        return (_UNIFORM, None) if random else (self.temperature * share, self.recipe.top_k)
+
+    def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
+        import torch
+
+        from leret.training.online.advantages import lambda_returns
+        from leret.training.online.picking import as_table, values_of
+
+        recipe = self.recipe
+        with torch.no_grad():
+            q = values_of(self.reference or picker, batch.choices, self.recipe.twin)
+        values = soft_value(q, self.temperature * share * recipe.soft_value, recipe.top_k).mean(1)
+        rewards, mask = as_table(batch.step_rewards, batch.rollouts)
+        returns = lambda_returns(rewards, as_table(values, batch.rollouts)[0], mask.float(), recipe.gamma, recipe.lam)
+        last = as_table(batch.rewards, batch.rollouts)[0].gather(1, mask.sum(1, keepdim=True) - 1)
+        entry = {"reward": float(last.mean()), "value": float(values.mean()), "alpha": self.temperature * share}
+        return replace(batch, targets=returns[mask]), entry
+
+    def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
+        """Return (n_states,) squared errors, means over heads; only the picked candidates are encoded."""
+        import torch
+
+        q = torch.stack(picker.q(batch.choices, self.recipe.twin, batch.actions.tolist())).flatten(1).cpu()
+        return ((q - batch.targets[:, None]) ** 2).mean(1)
+
+    def after_step(self, picker: Picker) -> None:
+        import torch
+
+        if self.reference is not None:
+            with torch.no_grad():
+                for target, weight in zip(self.reference.model.parameters(), picker.model.parameters(), strict=True):
+                    target.lerp_(weight, self.recipe.tau)
+            self.reference.renew(picker.digest)
+
+
+def soft_value(q: Tensor, temperature: float, k: int | None = None) -> Tensor:
+    """Return the value of states: ``temperature * log(sum(exp(q / temperature)))`` over their k best candidates.
+
+    Args:
+        q: (..., n_candidates).
+        temperature: 0 gives the largest value.
+        k: None: all candidates.
+
+    Returns:
+        (...).
+
+    Source: Q-RAG, arXiv 2511.07328, section 3 (Haarnoja et al. 2017, arXiv 1702.08165, eq. 3).
+    """
+    if temperature == 0:
+        return q.amax(-1)
+    best = q if k is None else q.topk(min(k, q.shape[-1]), -1).values
+    return temperature * (best / temperature).logsumexp(-1)
+
+
+def _learner(*arguments: Any) -> Learner:
+    from leret.training.online.picking import PickLearner
+
+    return PickLearner(ValueMethod, *arguments)
+
+
+def _describe(recipe: PQNRecipe) -> str:
+    return f"parallel Q-learning of a picker (Q-RAG, arXiv 2511.07328), lambda {recipe.lam}, alpha {recipe.temperature}"
+
+
+PQN = OnlineAlgorithm(PQNRecipe, _learner, _describe, picks=True)

@@ -1,0 +1,276 @@
+"""The driver of every training: progress, validation, best step, alarms, interrupts, checkpoints, publication.
+
+It is a callback of transformers, so that TRL's trainers, our rounds (`leret.training.online.loop`) and the steps of
+``dspy.GRPO`` (`leret.optimize.reinforce`) are engines of the same driver. Trainer calls callbacks itself; `StepLoop`
+calls them in the same order for trainings outside Trainer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from transformers import DefaultFlowCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import CallbackHandler
+from transformers.trainer_utils import rotate_checkpoints
+
+from leret.core.progress import Progress
+from leret.core.runs import versions
+from leret.training.checkpoints import TrainingJob, TrainingRecord, checkpoint_step
+from leret.training.process import Interrupt
+from leret.training.validation import Validation
+from leret.training.watch import Monitor, best_step, first_alarms, monitored
+
+N_CHECKPOINTS = 2
+"""Checkpoints that stay on disk, with the best one."""
+
+_SHOWN = {
+    "loss": "loss",
+    "rewards/accuracies": "accuracy",
+    "rewards/margins": "margin",
+    "reward": "reward",
+    "objective/rlhf_reward": "reward",
+}
+"""Logged figures on the progress line."""
+
+
+class Engine(Protocol):
+    """A training that a `Driver` watches.
+
+    Attributes:
+        state: step, log and best step, as transformers keeps them.
+        is_main: True in the process that writes.
+        steps: optimizer steps so far.
+        examples: number of examples, states or samples that were trained on.
+        dropped: examples that were too long.
+        preflight: relative error of the trainer's loss (`leret.training.checks.check_loss`); None if unknown.
+    """
+
+    examples: int
+    dropped: int
+    preflight: float | None
+
+    @property
+    def state(self) -> TrainerState: ...
+
+    @state.setter
+    def state(self, state: TrainerState) -> None: ...
+
+    @property
+    def is_main(self) -> bool: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    def add_callback(self, callback: TrainerCallback) -> None: ...
+
+    def train(self, checkpoint: Path | None) -> None:
+        """Take all remaining steps, after those of the checkpoint."""
+        ...
+
+    def log(self, figures: dict[str, float]) -> None:
+        """Append an entry for the current step to the log."""
+        ...
+
+    def validate(self, validation: Validation) -> dict[str, float]:
+        """Run the validation with the current weights."""
+        ...
+
+    def load(self, checkpoint: Path) -> None:
+        """Load the weights of a checkpoint."""
+        ...
+
+    def save(self, directory: Path) -> tuple[str, str]:
+        """Write the trained policy; return the name of its base model and the library that loads it."""
+        ...
+
+
+class Driver(TrainerCallback):
+    """Callback that shows progress, feeds the monitor, validates, and stops at an interrupt.
+
+    Args:
+        log: appends an entry for the current step to the log.
+        monitor: reads the log.
+        stage: name of the training on the progress line.
+        progress: shows the steps.
+        interrupt: requests a stop with a checkpoint.
+        validate: runs the validation with the current weights; None: no validation.
+        eval_steps: steps between validations.
+    """
+
+    def __init__(
+        self, log: Callable[[dict[str, float]], None], monitor: Monitor, stage: str, progress: Progress,
+        interrupt: Interrupt, validate: Callable[[], dict[str, float]] | None = None, eval_steps: int | None = None,
+    ) -> None:  # fmt: skip
+        self.log, self.monitor, self.stage, self.progress = log, monitor, stage, progress
+        self.interrupt, self.validate, self.eval_steps = interrupt, validate, eval_steps
+        self._facts: dict[str, float] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.progress.start(self.stage, state.max_steps)
+        self.monitor.begin(state.log_history)
+        if state.global_step:
+            self.progress.advance(state.global_step)
+        elif self.validate is not None:
+            self._validate(self.validate, state, control)
+        if state.best_global_step:  # the run may have moved
+            state.best_model_checkpoint = os.path.join(args.output_dir, f"checkpoint-{state.best_global_step}")
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.interrupt.requested:
+            control.should_save = control.should_training_stop = True
+        is_last = state.global_step == state.max_steps
+        if self.validate is not None and (is_last or (self.eval_steps and state.global_step % self.eval_steps == 0)):
+            self._validate(self.validate, state, control)
+        if control.should_save:
+            control.should_log = True  # first, so that no checkpoint follows a loss that is not finite
+        self.progress.advance(1, **self._facts)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        entry = state.log_history[-1]
+        if "train_runtime" in entry:
+            return
+        if self.monitor.see(state.log_history):
+            control.should_save = control.should_training_stop = True
+        self._facts |= {label: float(entry[name]) for name, label in _SHOWN.items() if entry.get(name) is not None}
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.progress.finish()
+
+    def _validate(self, validate: Callable[[], dict[str, float]], state: Any, control: Any) -> None:
+        """Log a validation, and save the step if it is the best so far; the rotation never removes that checkpoint."""
+        should_log = control.should_log  # which the entry of the validation would reset
+        self.log(validate())
+        control.should_log = should_log
+        if state.global_step and best_step(state.log_history, self.monitor.measure) == state.global_step:
+            state.best_global_step = state.global_step
+            control.should_save = True
+
+
+class StepLoop:
+    """State and callbacks of a training that is not a `transformers.Trainer`, in Trainer's order of events.
+
+    Args:
+        directory: of the checkpoints.
+        logging_steps: steps averaged in a log entry.
+        save_steps: steps between checkpoints.
+        max_steps: steps of the whole training.
+    """
+
+    def __init__(self, directory: Path, logging_steps: int, save_steps: int, max_steps: int = sys.maxsize) -> None:
+        self.args = TrainingArguments(output_dir=str(directory), save_strategy="steps", use_cpu=True, report_to=[])
+        self.state = TrainerState(max_steps=max_steps, logging_steps=logging_steps, save_steps=save_steps)
+        self.control = TrainerControl()
+        self._handler: Any = CallbackHandler([DefaultFlowCallback()], None, None, None, None)
+        self._figures: list[Mapping[str, float]] = []
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.control.should_training_stop) or self.state.global_step >= self.state.max_steps
+
+    def add_callback(self, callback: TrainerCallback) -> None:
+        self._handler.add_callback(callback)
+
+    def begin(self) -> None:
+        """Tell the callbacks that the training begins."""
+        self._handler.on_train_begin(self.args, self.state, self.control)
+
+    def end_step(self, figures: Mapping[str, float], epoch: float = 0.0) -> bool:
+        """Count a step and log when it is time; return True if a checkpoint is to be written."""
+        self._handler.on_step_begin(self.args, self.state, self.control)
+        self._figures.append(figures)
+        self.state.global_step, self.state.epoch = self.state.global_step + 1, epoch
+        self._handler.on_step_end(self.args, self.state, self.control)
+        if self.control.should_log:
+            self.log(_means(self._figures))
+            self._figures = []
+        return bool(self.control.should_save)
+
+    def log(self, figures: dict[str, float]) -> None:
+        """Append an entry for the current step to the log."""
+        entry = {**figures, "epoch": self.state.epoch, "step": self.state.global_step}
+        self.state.log_history.append(entry)
+        self._handler.on_log(self.args, self.state, self.control, figures)
+
+    def save_state(self, checkpoint: Path) -> None:
+        """Write the state, which completes a checkpoint, and remove older checkpoints."""
+        best = self.state.best_global_step
+        self.state.best_model_checkpoint = None if best is None else str(checkpoint.parent / f"checkpoint-{best}")
+        self.state.save_to_json(str(checkpoint / "trainer_state.json"))
+        rotate_checkpoints(str(checkpoint.parent), N_CHECKPOINTS, self.state.best_model_checkpoint)
+
+    def end(self) -> None:
+        """Tell the callbacks that the training ended."""
+        self._handler.on_train_end(self.args, self.state, self.control)
+
+
+def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Interrupt) -> int:
+    """Train from the last checkpoint to the end, and load the weights of the best validation.
+
+    Returns:
+        Step of the checkpoint that the training went on from; 0 without one.
+
+    Raises:
+        TrainingError: the loss is not finite, or an alarm stopped the training.
+        KeyboardInterrupt: SIGINT or SIGTERM came; a checkpoint was written first.
+    """
+    recipe, directory = job.recipe, job.directory
+    directory.drop_broken()
+    checkpoint = directory.checkpoint()
+    state = checkpoint and TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+    if checkpoint and state and state.global_step >= state.max_steps:  # Trainer would take one more step
+        engine.load(checkpoint)
+        engine.state = state
+    else:
+        with monitored(recipe, directory.path, job.event, writes=engine.is_main) as monitor, interrupt.handled():
+            stage, validation = f"train {recipe.policy_name}", job.validation
+            validate = None if validation is None else partial(engine.validate, validation)
+            driver = Driver(engine.log, monitor, stage, progress, interrupt, validate, recipe.eval_steps)
+            engine.add_callback(driver)
+            engine.train(checkpoint)
+            monitor.check()
+    best = best_step(engine.state.log_history, recipe.metric_for_best_model)
+    if best not in (None, engine.state.global_step):
+        engine.load(directory.path / f"checkpoint-{best}")
+    return checkpoint_step(checkpoint)
+
+
+def publish(engine: Engine, job: TrainingJob, method: str, seconds: float) -> TrainingRecord:
+    """Write the trained policy with its record and card, and make it the run's; return the record."""
+    recipe, measure, final = job.recipe, job.recipe.metric_for_best_model, job.directory.final
+    log = [entry for entry in engine.state.log_history if "train_runtime" not in entry]
+    record = TrainingRecord(
+        name=recipe.policy_name,
+        algorithm=recipe.algorithm,
+        key=job.key,
+        parent=recipe.init_from,
+        examples=engine.examples,
+        dropped=engine.dropped,
+        steps=engine.steps,
+        total_steps=job.initial.total_steps + engine.steps,
+        seconds=round(seconds, 3),
+        preflight=engine.preflight,
+        versions=versions(),
+        log_history=log,
+        best_step=best_step(log, measure),
+        alarms=[asdict(alarm) for alarm in first_alarms(log, measure)],
+        validation=sorted(job.validation.ids) if job.validation else (),
+    )
+    base_model, library = engine.save(final)
+    if engine.is_main:
+        engine.state.save_to_json(str(final / "trainer_state.json"))
+        record.write(final, method, base_model, library)
+        job.directory.publish()
+    return record
+
+
+def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return each figure's mean over the entries that have it."""
+    names = dict.fromkeys(name for entry in entries for name in entry)
+    columns = {name: [entry[name] for entry in entries if name in entry] for name in names}
+    return {name: sum(values) / len(values) for name, values in columns.items()}

@@ -1,0 +1,314 @@
+"""The watch on a training's log: rules that raise alarms, and the monitor that applies them and fills trackers.
+
+A log is a list of entries, one a logged step, with the names of TRL's trainers: `reward`, `frac_reward_zero_std`,
+`entropy`, `kl`, `completions/mean_length`, `clip_ratio/region_mean`, and of its PPO: `objective/kl`, `val/ratio`,
+`policy/entropy`. leret adds `completions/unparsed` and `completions/distinct`, shares of the sampled completions, and
+for validations `eval_MEASURE` and `eval_unparsed`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, NamedTuple
+
+from leret.config.training import TrainingRecipe
+from leret.core.errors import MissingDependency, TrainingError
+
+_LOG = logging.getLogger("leret")
+
+Log = Sequence[Mapping[str, Any]]
+
+ROW = 3
+"""Consecutive logged values that must break a limit, so that one noisy batch raises no alarm; the first ones are
+averaged as the start of a training."""
+
+NOISE = 0.05
+"""Smallest fall of a validation measure that counts: about the standard error of the recall of 64 tasks."""
+
+_REWARDS = ("reward", "objective/rlhf_reward")
+_SCORES = (*_REWARDS, "rewards/margins")
+"""Figures that a training raises: the reward, or the margin between chosen and rejected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A fault at a step; ``message`` says what is wrong and what to try."""
+
+    name: str
+    step: int
+    message: str
+
+
+class Rule(NamedTuple):
+    """A limit on one logged figure."""
+
+    name: str
+    keys: tuple[str, ...]  # of the figure; an entry of the log has one of them
+    beyond: Callable[[float, float], bool]  # of the value and the value at the start
+    message: str  # what is wrong, and what to try
+
+
+RULES = (
+    # Noise in healthy trainings leaves .79 of it; GRPO with a fault in its prompts had .6 after 20 rounds.
+    Rule(
+        "reward",
+        _REWARDS,
+        lambda value, start: start > 0 and value < 2 / 3 * start,
+        "the reward of the samples fell from {start:.3g} to {value:.3g}: the updates make the policy worse; "
+        "lower learning_rate, or raise the KL coefficient",
+    ),
+    # The demo's healthy trainings keep at least 40 % of it, also at the highest rate that still gains recall.
+    Rule(
+        "entropy",
+        ("entropy", "policy/entropy"),
+        lambda value, start: value < 0.2 * start,
+        "the policy's entropy fell from {start:.3g} to {value:.3g} nats a token: it writes one completion everywhere; "
+        "lower learning_rate, raise the KL coefficient, or sample at a higher temperature",
+    ),
+    # With groups of four, the demo's best trainings end at .82.
+    Rule(
+        "zero_spread",
+        ("frac_reward_zero_std",),
+        lambda value, start: value > 0.9,
+        "{value:.0%} of the groups have one reward for all of their samples, and teach nothing; "
+        "sample more completions a state, at a higher temperature, or choose a reward with more levels",
+    ),
+    Rule(
+        "duplicates",
+        ("completions/distinct",),
+        lambda value, start: value < 0.2,  # 2 different completions in a group of 8 are at .25
+        "only {value:.0%} of the completions of a group are distinct; "
+        "sample at a higher temperature or with a larger top_p, or lower learning_rate",
+    ),
+    Rule(
+        "unparsed",
+        ("completions/unparsed", "eval_unparsed"),
+        lambda value, start: value > 0.2,
+        "{value:.0%} of the completions are not in the program's format; "
+        "raise max_tokens where they are cut off, start from an sft policy, or lower learning_rate",
+    ),
+    Rule(
+        "length",
+        ("completions/mean_length",),
+        lambda value, start: not 0.5 * start <= value <= 2 * start,
+        "the completions' mean length went from {start:.3g} to {value:.3g} tokens; "
+        "add the reward `length`, raise the KL coefficient, or look at what the policy writes now",
+    ),
+    # On the demo, trainings that still gain recall are at .75 (GRPO) and 1.3 (PPO).
+    Rule(
+        "kl",
+        ("kl",),
+        lambda value, start: value > 2,
+        "the policy is {value:.3g} nats a token away from where it started; "
+        "raise the KL coefficient, or lower learning_rate",
+    ),
+    # KL of a sequence, for completions of at least about ten tokens; limits of TRL's PPO are of the same order.
+    Rule(
+        "kl",
+        ("objective/kl",),
+        lambda value, start: value > 20,
+        "the policy is {value:.3g} nats a completion away from where it started; "
+        "raise the KL coefficient, or lower learning_rate",
+    ),
+    # TRL's guide to PPO: near 1 is healthy; 2 or .1 means that the updates are too large.
+    Rule(
+        "ratio",
+        ("val/ratio",),
+        lambda value, start: not 0.5 <= value <= 2,
+        "the updated policy gives the samples {value:.3g} times the probability they were drawn with; "
+        "lower learning_rate, or take fewer epochs over a batch of samples",
+    ),
+    Rule(
+        "ratio",
+        ("clip_ratio/region_mean",),
+        lambda value, start: value > 0.4,
+        "the loss is clipped at {value:.0%} of the tokens: the policy moves too far between two samplings; "
+        "lower learning_rate, or take fewer epochs over a batch of samples",
+    ),
+)
+
+
+def alarms(log: Log, measure: str = "recall") -> list[Alarm]:
+    """Return the alarms of the last entry; ``measure`` is that of the validation."""
+    if not log:
+        return []
+    step = int(log[-1]["step"])
+    messages = {rule.name: message for rule in RULES if (message := _check(rule, log)) is not None}
+    messages |= _validation(log, f"eval_{measure}")
+    return [Alarm(name, step, message) for name, message in messages.items()]
+
+
+def first_alarms(log: Log, measure: str = "recall") -> list[Alarm]:
+    """Return every alarm of a training, at the step that first raised it."""
+    first: dict[str, Alarm] = {}
+    for n in range(1, len(log) + 1):
+        for alarm in alarms(log[:n], measure):
+            first.setdefault(alarm.name, alarm)
+    return list(first.values())
+
+
+def best_step(log: Log, measure: str = "recall") -> int | None:
+    """Return the step of the best validation, the first of equal ones; None without one. Step 0 does not count."""
+    validated = [entry for entry in log if f"eval_{measure}" in entry and entry["step"] > 0]
+    return int(max(validated, key=lambda entry: entry[f"eval_{measure}"])["step"]) if validated else None
+
+
+def _check(rule: Rule, log: Log) -> str | None:
+    key = next((key for key in rule.keys if log[-1].get(key) is not None), None)
+    if key is None or (key == "entropy" and ("alpha" in log[-1] or not any(name in log[-1] for name in _REWARDS))):
+        return None  # imitation and a falling temperature lower the entropy on purpose
+    last, first = (
+        [float(entry[key]) for entry in islice((e for e in entries if e.get(key) is not None), ROW)]
+        for entries in (reversed(log), log)
+    )
+    start = fmean(first)
+    if len(last) < ROW or not all(rule.beyond(value, start) for value in last):
+        return None
+    return rule.message.format(value=last[0], start=start)
+
+
+def _validation(log: Log, key: str) -> dict[str, str]:
+    """Check for a validation that fell twice in a row: below its first value, or while the reward rises."""
+    if key not in log[-1]:
+        return {}
+    places = [place for place, entry in enumerate(log) if key in entry]
+    values = [float(log[place][key]) for place in places]
+    first, best, last = values[0], max(values), values[-1]
+    if len(values) < 3 or max(values[-2:]) > best - NOISE:
+        return {}
+    messages = {}
+    name = key.removeprefix("eval_")
+    top = places[values.index(best)]
+    before, after = _scores(log[: top + 1])[-ROW:], _scores(log[top + 1 :])[-ROW:]
+    if before and after and fmean(after) > fmean(before):
+        messages["overfitting"] = (
+            f"validation {name} fell from {best:.3g} to {last:.3g} while the reward rose: the policy exploits "
+            "the reward; look at what it writes, correct the reward, or raise the KL coefficient"
+        )
+    if max(values[-2:]) < 0.8 * first:
+        messages["validation"] = (
+            f"validation {name} is {last:.3g}, and was {first:.3g} before the training; lower learning_rate, or raise "
+            "beta or the KL coefficient"
+        )
+    return messages
+
+
+def _scores(log: Log) -> list[float]:
+    return [float(entry[name]) for entry in log for name in _SCORES if entry.get(name) is not None]
+
+
+@dataclass
+class Monitor:
+    """Reads a training's log as it grows: refuses values that are not finite, raises alarms, fills trackers.
+
+    Attributes:
+        name: of the policy.
+        measure: of the validation.
+        on_alarm: stop or warn.
+        event: writes an event of the run, given its kind and facts.
+        trackers: started trackers of accelerate.
+        alarm: message of the alarm that stops the training.
+    """
+
+    name: str
+    measure: str = "recall"
+    on_alarm: Literal["warn", "stop"] = "warn"
+    event: Callable[..., None] | None = None
+    trackers: Sequence[Any] = ()
+    alarm: str | None = None
+    _raised: set[str] = field(default_factory=set)
+
+    def begin(self, log: Log) -> None:
+        """Read the log of a checkpoint; TrainingError if one of its alarms stops the training."""
+        before = first_alarms(log, self.measure)
+        self._raised = {alarm.name for alarm in before}
+        if before and self.on_alarm == "stop":
+            self.alarm = f"step {before[0].step}: {before[0].message}"
+            self.check()
+
+    def see(self, log: Log) -> bool:
+        """Read the last entry of a log; return True if the training must save, stop and call `check`."""
+        from transformers.integrations import rewrite_logs
+
+        entry = log[-1]
+        for name in ("loss", "grad_norm"):
+            if (value := entry.get(name)) is not None and not math.isfinite(float(value)):
+                raise TrainingError(
+                    f"the {name} is {value} at step {entry['step']}; "
+                    "lower learning_rate or max_grad_norm, or look for a broken example"
+                ).failed()
+        values = {n: float(v) for n, v in entry.items() if isinstance(v, int | float) and n not in ("step", "epoch")}
+        for tracker in self.trackers:
+            tracker.log(rewrite_logs(values), step=int(entry["step"]))  # train/loss, eval/recall
+        for alarm in alarms(log, self.measure):
+            if alarm.name in self._raised:
+                continue
+            self._raised.add(alarm.name)
+            text = f"step {alarm.step}: {alarm.message}"
+            _LOG.warning("%s, %s", self.name, text)
+            if self.event is not None:
+                facts = {"alarm": alarm.name, "step": alarm.step, "message": alarm.message}
+                self.event("alarm", policy=self.name, **facts)
+            if self.on_alarm == "stop":
+                self.alarm = self.alarm or text
+        return self.alarm is not None
+
+    def check(self) -> None:
+        """Raise a TrainingError if an alarm stopped the training."""
+        if self.alarm is not None:
+            raise TrainingError(
+                f"stopped at an alarm of {self.alarm}. Resume from the checkpoint with --set on_alarm=warn; "
+                "to change other keys, give the policy another name"
+            ).failed()
+
+
+@contextmanager
+def monitored(
+    recipe: TrainingRecipe, directory: Path, event: Callable[..., None] | None = None, *, writes: bool = True
+) -> Iterator[Monitor]:
+    """Yield a monitor with the trackers of ``report_to``, and finish these afterwards.
+
+    Unless the environment says otherwise, TensorBoard and W&B write to ``directory/logs``; trackio keeps all projects
+    in one place. ``writes`` is False in all but one of several processes.
+    """
+    trackers: list[Any] = []
+    try:
+        for name in recipe.report_to if writes else ():
+            trackers.append(_tracker(name, recipe, directory / "logs"))
+        measure, on_alarm = recipe.metric_for_best_model, recipe.on_alarm
+        yield Monitor(recipe.policy_name, measure, on_alarm, event if writes else None, trackers)
+    finally:
+        for tracker in trackers:
+            tracker.finish()
+
+
+def check_trackers(recipe: TrainingRecipe) -> None:
+    """Raise MissingDependency for a tracker that is not installed."""
+    for package in recipe.report_to:
+        if find_spec(package) is None:
+            raise MissingDependency(package, package)
+
+
+def _tracker(name: str, recipe: TrainingRecipe, logs: Path) -> Any:
+    from accelerate import PartialState
+    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
+
+    PartialState()  # accelerate's logger needs it
+    run_name, config = recipe.run_name or recipe.policy_name, recipe.model_dump(mode="json")
+    logs.mkdir(parents=True, exist_ok=True)  # W&B would write elsewhere
+    if name == "tensorboard":
+        tracker = LOGGER_TYPE_TO_CLASS[name](run_name, os.environ.get("TENSORBOARD_LOGGING_DIR", str(logs)))
+    else:
+        keys = {"resume": "allow"} if name == "trackio" else {"dir": os.environ.get("WANDB_DIR", str(logs))}
+        tracker = LOGGER_TYPE_TO_CLASS[name](recipe.project, name=run_name, config=config, **keys)
+    tracker.start()
+    return tracker
