@@ -12,26 +12,16 @@ from leret.core.types import Messages as Messages  # noqa: PLC0414  re-exported
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt to complete ``len(seeds)`` times.
-
-    Attributes:
-        seeds: one 63-bit seed per completion; a completion depends only on its seed.
-        temperature: 0 is greedy, with one seed.
-        max_tokens: most completion tokens.
-        stop: strings that end a completion, excluded from its text.
-        choice: the candidates that the messages describe, if one of them is to be chosen: the text of the completion
-            is the id of one.
-        predictor: name of the program's step that asks; `PolicySet` selects the policy by it.
-    """
+    """One prompt to complete ``len(seeds)`` times."""
 
     messages: Messages
-    seeds: tuple[int, ...]
-    temperature: float
-    max_tokens: int
+    seeds: tuple[int, ...]  # one 63-bit seed per completion; a completion depends only on its seed
+    temperature: float  # 0 is greedy, with one seed
+    max_tokens: int  # most completion tokens
     top_p: float = 1.0
-    stop: tuple[str, ...] = ()
-    choice: Choice | None = None
-    predictor: str = ""
+    stop: tuple[str, ...] = ()  # strings that end a completion, excluded from its text
+    choice: Choice | None = None  # candidates in the messages; the text of the completion is the id of one
+    predictor: str = ""  # step of the program that asks; `PolicySet` selects the policy by it
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from leret.core.bundled import policy_directory
-from leret.core.errors import PolicyError, import_optional
+from leret.core.errors import PolicyError, import_optional, reason
 from leret.core.types import digest
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
@@ -77,8 +77,8 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, HTTPError, OSError) as error:
         raise PolicyError(
-            f"{name} is not a directory, and the Hugging Face hub did not send it ({type(error).__name__}: "
-            f"{str(error).splitlines()[0]}); download it first, or correct the name"
+            f"{name} is not a directory, and the Hugging Face hub did not send it ({reason(error)}); "
+            "download it first, or correct the name"
         ) from error
 
 
@@ -188,9 +188,7 @@ def pick_device(device: str) -> str:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise PolicyError(
-            f"device: {device} is not available here ({str(error).splitlines()[0]}); use auto or cpu"
-        ) from error
+        raise PolicyError(f"device: {device} is not available here ({reason(error)}); use auto or cpu") from error
     return device
 
 
@@ -198,11 +196,6 @@ def positions(model: Any) -> int | None:
     """Return a model's longest sequence in tokens; None if its configuration has no limit."""
     n = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return n if isinstance(n, int) and n > 0 else None
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of a library's error, shortened."""
-    return (str(error).splitlines() or [""])[0][:300]
 
 
 def load_tokenizer(path: Path, template: str | None = None) -> Any:
@@ -220,7 +213,7 @@ def load_tokenizer(path: Path, template: str | None = None) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
         raise PolicyError(
-            f"{source} has no tokenizer that can be loaded ({first_line(error)}); "
+            f"{source} has no tokenizer that can be loaded ({reason(error)}); "
             "save it there with tokenizer.save_pretrained"
         ) from error
     if template == "plain" and tokenizer.chat_template not in {None, _PLAIN}:

@@ -32,9 +32,7 @@ from leret.policies.pickers.record import picker_digest
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.remote.tgi import TgiPolicy
 
-PROBE_S = 8.0
-"""Deadline of a probe's completion of one token."""
-
+PROBE_S = 8.0  # deadline of a probe's completion of one token
 _OF_REQUESTS = {"temperature", "top_p", "max_tokens"}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "picker.json")
 
@@ -104,11 +102,7 @@ def sampled_policy(settings: PolicySettings) -> Policy:
 
 
 class PolicySet:
-    """One policy made of a policy per predictor of a program.
-
-    Attributes:
-        by_predictor: policies by predictor; ``""`` is for all others.
-    """
+    """One policy made of a policy per predictor of a program; ``""`` is for all other predictors."""
 
     def __init__(self, by_predictor: Mapping[str, Policy]) -> None:
         self.by_predictor = dict(sorted(by_predictor.items()))

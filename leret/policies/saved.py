@@ -36,12 +36,8 @@ from leret.policies.serving.engines import Listening
 from leret.policies.serving.launch import BackgroundServer, free_port, plan
 from leret.policies.serving.model import resolve_policy
 
-_PROBE = ({"role": "user", "content": "Which city?"},)
-"""A prompt with a length that depends on the chat template."""
-
-_START_S = 600.0
-"""Deadline of a server that is started here."""
-
+_PROBE = ({"role": "user", "content": "Which city?"},)  # its length depends on the chat template
+_START_S = 600.0  # deadline of a server that is started here
 _SAVED = LM_ATTRIBUTES | {
     *("api_base", "cache", "engine", "extra_body", "n", "rollout_id", "timeout", "use_developer_role"),
     *("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop", "seed", "response_format"),

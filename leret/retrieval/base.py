@@ -48,10 +48,11 @@ class CallableRetriever:
         from leret.core.dspy_internals import rm_rows, watching_run
 
         run = watching_run()
-        added = self.search([query], k)[0] if run is None else run.search(query, k, self)
-        if run is not None:
-            run.add((query,), (added,))
-        return rm_rows(added)
+        if run is None:
+            return rm_rows(self.search([query], k)[0])
+        ranking = run.search(query, k, self)
+        run.add((query,), (ranking,))
+        return rm_rows(ranking)
 
 
 class NoRetriever:
@@ -68,12 +69,7 @@ class NoRetriever:
 
 
 class PartialResultsError(RetrievalError):
-    """Failure of some queries of a batch.
-
-    Args:
-        failure: of one of them.
-        answered: rankings of the others, by query.
-    """
+    """Failure of some queries of a batch; ``answered`` has the rankings of the others, by query."""
 
     def __init__(self, failure: LeretError, answered: Mapping[str, Ranking]) -> None:
         super().__init__(str(failure))
@@ -116,11 +112,7 @@ def to_valid_utf8(text: str) -> str:
 
 
 def clip_k(k: int, n_documents: int) -> int:
-    """Limit ``k`` to the number of documents.
-
-    Raises:
-        RetrievalError: ``k`` is less than 1.
-    """
+    """Limit ``k`` to the number of documents; RetrievalError if it is less than 1."""
     if k < 1:
         raise RetrievalError(f"k is {k}; ask for at least one document")
     return min(k, n_documents)

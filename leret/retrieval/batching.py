@@ -14,11 +14,8 @@ from leret.core.errors import RetrievalError
 from leret.core.types import Ranking
 from leret.retrieval.base import PartialResultsError, Retriever
 
-_QUICK_S = 0.0005
-"""CPU-seconds per query below which a thread costs more than it frees (benchmarks/RESULTS.md)."""
-
-_N_RECENT = 20_000
-"""Rankings of quick searches held in memory."""
+_QUICK_S = 0.0005  # CPU-seconds per query below which a thread costs more than it frees (RESULTS.md)
+_N_RECENT = 20_000  # rankings of quick searches in memory
 
 
 class QueueFullError(Exception):
@@ -68,8 +65,7 @@ class SearchBatcher:
         self._cpu_s = math.inf  # per query, in the last batch, then smoothed
         self._wall_s: float | None = None  # per query, smoothed
         self._counts = {"asked": 0, "searched": 0, "batches": 0}
-        self.n_waiting = 0
-        """Queries in the queue."""
+        self.n_waiting = 0  # queries in the queue
 
     async def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         if not queries:
@@ -112,7 +108,6 @@ class SearchBatcher:
         return dict(self._counts)
 
     def close(self) -> None:
-        """End the thread after its batch."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _work(self) -> None:

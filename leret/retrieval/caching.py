@@ -18,9 +18,7 @@ from leret.retrieval.base import CallableRetriever, PartialResultsError, Retriev
 
 _LOG = logging.getLogger("leret")
 
-_FAST = frozenset({"bm25", "rm3", "none"})
-"""Engines with answers in a fraction of a millisecond, where a cache saves little (benchmarks/RESULTS.md)."""
-
+_FAST = frozenset({"bm25", "rm3", "none"})  # a cache saves little: they answer in a fraction of a millisecond
 _FAULTS = (sqlite3.Error, diskcache.Timeout, OSError, ValueError, TypeError, zlib.error)
 
 
@@ -70,7 +68,6 @@ class CachedRetriever(CallableRetriever, SharedInstance):
         return [rankings[query] for query in queries]
 
     def close(self) -> None:
-        """Close the cache and the retriever."""
         if self._cache is not None:
             self._cache.close()
         close = getattr(self.retriever, "close", None)

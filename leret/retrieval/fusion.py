@@ -67,10 +67,12 @@ class Hybrid(CallableRetriever):
 
     @staticmethod
     def parts(settings: HybridSettings) -> dict[str, LocalEngine]:
+        """Return the settings of the parts, by the folder of their index."""
         return dict(zip(("first", "second"), settings.engines, strict=True))
 
     @staticmethod
     def manifest(parts: Sequence[Manifest], settings: FusionSettings, places: Mapping[str, str]) -> Manifest:
+        """Return the manifest, without files, of a hybrid of these parts in these places."""
         return Manifest(
             engine="hybrid",
             settings={"engines": [{"kind": p.engine, **p.settings} for p in parts], **settings.fusion_keys()},

@@ -52,7 +52,7 @@ class EngineKind:
         role: how the class is used:
 
             - ``index``: an `IndexEngine`, made from settings.
-            - ``composite``: a `leret.retrieval.index.manifest.Composite` of several indexes, with a manifest.
+            - ``composite``: a retriever over several indexes, with a manifest (`leret.retrieval.fusion.Hybrid`).
             - ``view``: a retriever over the index of another kind, made from the parts that ``Class.parts(settings)``
               names, and settings.
             - ``server``: a retriever made from settings.
@@ -304,19 +304,13 @@ def reopen(record: Mapping[str, Any], directory: Path) -> Retriever:
 
 @dataclass(frozen=True)
 class OpenRetriever:
-    """A retriever that a command named, with its description.
-
-    Attributes:
-        corpus: digest of its corpus; None if it has none.
-        documents: number of documents; None if unknown.
-        directory: with the documents; None if they cannot be listed.
-    """
+    """A retriever that a command named, with its description."""
 
     retriever: Retriever
     engine: str
-    corpus: str | None
-    documents: int | None
-    directory: Path | None = None
+    corpus: str | None  # digest
+    documents: int | None  # number of documents, if known
+    directory: Path | None = None  # with the documents, if they can be listed
 
     def ids(self) -> Container[str] | None:
         """Return the ids of its documents; None if they cannot be listed."""

@@ -18,8 +18,7 @@ from leret.policies.checkpoints import load_tokenizer
 if TYPE_CHECKING:
     from leret.policies.local.decoder import Generated
 
-_BEGINNINGS = 256
-"""Prompt beginnings with their tokens in memory."""
+_BEGINNINGS = 256  # prompt beginnings with their tokens in memory
 
 
 def apply_template(
@@ -51,16 +50,11 @@ def apply_template(
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt in tokens.
-
-    Attributes:
-        n_shared: tokens of all messages but the last: demonstrations and instructions, which many states share.
-        room: completion tokens that still fit the model's positions.
-    """
+    """A prompt in tokens."""
 
     token_ids: tuple[int, ...]
-    n_shared: int
-    room: int
+    n_shared: int  # tokens before the last message: demonstrations, which many states share
+    room: int  # completion tokens that still fit the model's positions
 
 
 class PromptEncoder:

@@ -20,8 +20,7 @@ from torch import Tensor
 from leret.policies.local.kv_cache import KeyValues, PrefixCache, buffered_cache, gather_rows, layers_of, place
 from leret.policies.local.sampling import choose, step_keys
 
-MIN_PREFIX = 16
-"""Tokens below which sharing a prefix costs more than it saves."""
+MIN_PREFIX = 16  # tokens below which sharing a prefix costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +94,6 @@ class Decoder:
     """Completes batches of prompts with one model.
 
     Args:
-        model: a causal LM in evaluation mode.
-        end_ids: tokens that end a completion.
-        suppressed: tokens that are never chosen.
         to_text: decodes tokens; called only for jobs with stop strings.
         prefixes: store of shared prefixes; None shares none.
         prefill_tokens: tokens per forward pass over prompts, padding included.

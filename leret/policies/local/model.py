@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from leret.core.errors import PolicyError
+from leret.core.errors import PolicyError, reason
 from leret.policies.base import Completion, Messages
 from leret.policies.checkpoints import (
     adapter_base,
     check_finite,
-    first_line,
     load_tokenizer,
     pick_device,
     positions,
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
 
     from leret.policies.local.decoder import Job
 
-_PREFIX_BYTES = 256 * 2**20
-"""Memory for the keys and values of shared prompt beginnings."""
+_PREFIX_BYTES = 256 * 2**20  # memory for the keys and values of shared prompt beginnings
 
 
 class SequenceModel(Protocol):
@@ -136,13 +134,8 @@ def load_model(
 ) -> SequenceModel:
     """Load a model directory, or an adapter directory merged into its base, in evaluation mode.
 
-    Args:
-        path: the directory, as `find_model` returns it.
-        device: ``auto`` is CUDA if available.
-        dtype: ``auto`` is float32 on a CPU, elsewhere the saved one.
-        template: as in `load_tokenizer`.
-        name: of the model in messages; the directory's by default.
-        thinking: ``enable_thinking`` of the chat template.
+    ``device`` auto is CUDA if available, ``dtype`` auto is float32 on a CPU elsewhere the saved one. ``name`` stands
+    in messages.
     """
     place, base = pick_device(device), adapter_base(path)
     network = load_weights(base or path, "float32" if dtype == "auto" and place == "cpu" else dtype)
@@ -172,7 +165,7 @@ def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
         )
     except (ValueError, KeyError, AttributeError, TypeError, OSError, RuntimeError, SafetensorError) as error:
         raise PolicyError(
-            f"{path} cannot be loaded by {architecture.auto_class} ({type(error).__name__}: {first_line(error)}); "
+            f"{path} cannot be loaded by {architecture.auto_class} ({reason(error)}); "
             "check its config.json, or serve it with an engine that supports it and use kind: openai"
         ) from error
     network, info = loaded
@@ -193,7 +186,7 @@ def merge_into(network: Any, path: Path) -> Any:
         merged = PeftModel.from_pretrained(network, str(path)).merge_and_unload()
     except (ValueError, KeyError, OSError, RuntimeError) as error:
         raise PolicyError(
-            f"the adapter {path} does not fit its base model ({first_line(error)}); train it again on this base"
+            f"the adapter {path} does not fit its base model ({reason(error)}); train it again on this base"
         ) from error
     check_finite(merged, path)
     return merged

@@ -22,8 +22,7 @@ from leret.policies.local.model import SequenceModel, architecture_of, load_mode
 if TYPE_CHECKING:
     from leret.policies.local.decoder import Job
 
-_TINY = 10_000_000
-"""Parameters below which a model is faster in one thread than in several."""
+_TINY = 10_000_000  # parameters below which a model is faster in one thread than in several
 
 
 class LocalPolicy(SharedInstance):
@@ -64,12 +63,7 @@ class LocalPolicy(SharedInstance):
         The network is in evaluation mode while it decodes, then in its former mode; an adapter of peft is active. Until
         all requested completions are there, its weights must not change and no other thread may use it.
 
-        Args:
-            model: a network of transformers, or an adapter of peft on one.
-            tokenizer: with a chat template.
-            name: in reports.
-            digest: of the present weights.
-            enable_thinking: of the chat template; None leaves it to the template.
+        ``model`` is a network of transformers, or an adapter of peft on one; ``digest`` is that of the present weights.
         """
         self = cls.__new__(cls)
         self._threads = None

@@ -18,17 +18,12 @@ from leret.core.errors import PolicyError, import_optional, reason
 from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.checkpoints import find_model, pick_device
 
-_TITLE = ". "
-"""Separator of a candidate's title and text, as in `DenseSettings.separator`."""
+_TITLE = ". "  # between a candidate's title and text, as in `DenseSettings.separator`
 _CHUNK_TEXTS = 128
-_CHUNK_NUMBERS = 2**19
-"""Numbers of embeddings compared at once without gradients: the cache of a processor core."""
+_CHUNK_NUMBERS = 2**19  # numbers of embeddings compared at once without gradients: the cache of a core
 _CACHE_BYTES = 2**28
-_CACHE_TEXTS = 2**16
-"""Texts with cached token ids; beyond it, the cache is emptied."""
-_BASE = 1000.0
-"""Base of the rotations: the slowest turns once in about 6,000 positions."""
-
+_CACHE_TEXTS = 2**16  # texts with cached token ids; beyond it, the cache is emptied
+_BASE = 1000.0  # of the rotations: the slowest turns once in about 6,000 positions
 _SCRATCH_TOKENS = 256
 _SPECIALS = ("[PAD]", "[UNK]", "[SEP]")
 _HEAD = 32

@@ -32,13 +32,9 @@ _AT_ONCE = 2**16
 
 
 class QFunction(Protocol):
-    """The part of a picker that depends on its kind.
+    """The part of a picker that depends on its kind."""
 
-    Attributes:
-        module: the network; made by `fit` or `load`, or by the constructor for a pretrained model.
-    """
-
-    module: nn.Module
+    module: nn.Module  # made by `fit` or `load`, or by the constructor for a pretrained model
 
     def fit(self, choices: Sequence[Choice]) -> None: ...
 
@@ -66,12 +62,6 @@ class Picker(SharedInstance):
     The probability of a candidate is softmax(Q / temperature) over the request's candidates, or the best ``top_k``;
     temperature 0 takes the first of the best. A draw depends only on its seed and the values. Safe for several
     threads.
-
-    Args:
-        settings: of a kind in `Q_FUNCTIONS`; those of a saved picker are in its record.
-        function: one of `Q_FUNCTIONS`.
-        name: in reports.
-        digest: of its weights and settings.
     """
 
     def __init__(self, settings: PickerSettings, function: QFunction, name: str, digest: str) -> None:
@@ -158,7 +148,6 @@ class Picker(SharedInstance):
         write_atomically(directory / RECORD, json.dumps(record, indent=1) + "\n")
 
     def close(self) -> None:
-        """Stop the worker. May be called twice."""
         self._worker.close()
 
     async def aclose(self) -> None:
@@ -201,7 +190,7 @@ def draw(
 
     Args:
         q: values (n_candidates,).
-        seeds: of the draws, 63 bits.
+        seeds: of the draws.
         temperature: 0 takes the greatest value, the first of equal ones.
         top_k: draws from this many of the greatest values.
         top_p: of these, draws from the smallest set of the likeliest with this mass.

@@ -21,23 +21,16 @@ if TYPE_CHECKING:
     from leret.config.policy import OpenAIPolicySettings, PolicySettings, ServedPolicySettings, TogetherPolicySettings
     from leret.policies.base import Policy
 
-LONGEST_TOKEN = 128
-"""Most characters per token, as in runs of spaces in OpenAI's vocabularies; a longer text is not a completion."""
-
-SEED_BITS = 2**31 - 1
-"""Bits of a sample's 63-bit seed that are sent; some servers refuse larger numbers."""
-
-LIST_S = 3.0
-"""Deadline for the list of models."""
-
+LONGEST_TOKEN = 128  # characters, as in runs of spaces; a longer text is not a completion
+SEED_BITS = 2**31 - 1  # bits of a sample's 63-bit seed that are sent; some servers refuse larger numbers
+LIST_S = 3.0  # deadline for the list of models
 _FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", None})
 """Finish reasons of OpenAI, Together and TGI; some servers give none."""
 
 _TOO_LONG = re.compile(r"(?i)context.(length|size|window)|maximum model length|`inputs` (must have less|tokens \+)")
 """Error texts of vLLM, SGLang, llama.cpp, OpenAI, TGI and Together for a prompt that does not fit."""
 
-_ROUNDING = 1e-3
-"""Largest log-probability that is taken for a rounding error of half precision."""
+_ROUNDING = 1e-3  # largest log-probability taken for a rounding error of half precision
 
 
 class OpenAIPolicy(SharedInstance):
@@ -89,14 +82,8 @@ class OpenAIPolicy(SharedInstance):
 
     async def served(self) -> list[str]:
         """Return the server's list of models; empty if it has none, PolicyError if the server is away."""
-        call = Call("GET", "/models")
         try:
-            return await self.client.request(
-                call,
-                _model_names,
-                timeout_s=LIST_S,
-                retry_for_s=LIST_S,
-            )
+            return await self.client.request(Call("GET", "/models"), _model_names, timeout_s=LIST_S, retry_for_s=LIST_S)
         except RejectedError:
             return []
         except RetryableError as error:
@@ -161,10 +148,7 @@ def _model_names(answer: Answer) -> list[str]:
 
 
 def client_of(
-    settings: ServedPolicySettings,
-    meter: UsageMeter,
-    *,
-    also_retried: frozenset[int] = frozenset(),
+    settings: ServedPolicySettings, meter: UsageMeter, *, also_retried: frozenset[int] = frozenset()
 ) -> Client:
     """Return the HTTP client of a served policy."""
     return Client(

@@ -35,28 +35,17 @@ class Listening:
 
 @dataclass(frozen=True, slots=True)
 class ServerKind:
-    """A server that leret can start.
-
-    Attributes:
-        executable: searched for on PATH; the environment's ``LERET_NAME`` names another.
-        install: instructions for its installation.
-        arguments: of the executable, for (executable, model, listening, on a GPU).
-        environment: variables to set unless the user has set them.
-        cpu_environment: likewise, without a GPU.
-        adapter_name: ``model`` in requests for an adapter.
-        key_variable: where the server looks for the key of its clients; None if it has no such variable.
-        takes_adapters: serves an adapter on its base; otherwise it is merged.
-    """
+    """A server that leret can start."""
 
     name: str
-    executable: str
-    install: str
-    arguments: Callable[[str, ServedModel, Listening, bool], list[str]]
-    environment: Mapping[str, str] = field(default_factory=dict)
-    cpu_environment: Mapping[str, str] = field(default_factory=dict)
-    adapter_name: str = "{name}"
-    key_variable: str | None = None
-    takes_adapters: bool = True
+    executable: str  # searched for on PATH; the environment's ``LERET_NAME`` names another
+    install: str  # instructions
+    arguments: Callable[[str, ServedModel, Listening, bool], list[str]]  # for (executable, model, address, on a GPU)
+    environment: Mapping[str, str] = field(default_factory=dict)  # set unless the user has set them
+    cpu_environment: Mapping[str, str] = field(default_factory=dict)  # likewise, without a GPU
+    adapter_name: str = "{name}"  # ``model`` in requests for an adapter
+    key_variable: str | None = None  # where the server looks for the key of its clients
+    takes_adapters: bool = True  # serves an adapter on its base; otherwise it is merged
 
     @property
     def variable(self) -> str:

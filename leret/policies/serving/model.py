@@ -14,13 +14,7 @@ from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.files import atomic_directory
 from leret.core.runs import Run
-from leret.policies.checkpoints import (
-    adapter_base,
-    find_model,
-    load_tokenizer,
-    model_digest,
-    read_model_json,
-)
+from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, model_digest, read_model_json
 from leret.policies.local.model import load_weights
 
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -33,20 +27,15 @@ _PROBE = "Which river flows through the city where the author of the book was bo
 class ServedModel:
     """A policy for an engine.
 
-    Attributes:
-        name: in requests and recipes. Unless chosen by the user, it holds a digest of the weights, so that samples of
-            other weights are never taken for this policy's.
-        weights: of the model, or of an adapter's base: an absolute path, or a repository of the Hugging Face hub.
-        adapter: directory of a LoRA adapter; None for full weights.
-        tokenizer: directory of the adapter's tokenizer; None for the base's.
-        rank: largest rank in the adapter; 0 for full weights.
+    ``name`` holds a digest of the weights, unless chosen by the user, so that samples of other weights are never taken
+    for this policy's.
     """
 
     name: str
-    weights: str
-    adapter: Path | None = None
-    tokenizer: Path | None = None
-    rank: int = 0
+    weights: str  # of the model or of an adapter's base: an absolute path, or a repository of the hub
+    adapter: Path | None = None  # directory of a LoRA adapter
+    tokenizer: Path | None = None  # directory of the adapter's tokenizer; None for the base's
+    rank: int = 0  # largest rank in the adapter; 0 for full weights
 
 
 def resolve_policy(policy: str, run: Run | None = None, name: str | None = None) -> ServedModel:

@@ -113,24 +113,15 @@ class Site(Generic[T]):
     A query with a syntax that the site refuses has an empty ranking, as on the site. But wrong settings and broken
     sites refuse queries in the same way. So after a refusal a plain query is sent under the same settings; if that is
     refused too, the refusal is an error.
-
-    Attributes:
-        name: in messages.
-        most: passages per query.
-        client: sends the requests.
-        question: makes a request of a query and k.
-        nothing: the answer to a query that is refused for its syntax.
-        statuses: HTTP statuses of refusals that may concern the query: malformed, too long.
-        n_refused: number of queries refused for their syntax.
     """
 
-    name: str
-    most: int
+    name: str  # in messages
+    most: int  # passages per query
     client: SearchClient
-    question: Callable[[str, int], Question[T]]
-    nothing: T
-    statuses: Collection[int]
-    n_refused: int = 0
+    question: Callable[[str, int], Question[T]]  # makes a request of a query and k
+    nothing: T  # answer to a query that is refused for its syntax
+    statuses: Collection[int]  # HTTP statuses of refusals that may concern the query: malformed, too long
+    n_refused: int = 0  # queries refused for their syntax
 
     def ask(self, queries: Sequence[str], k: int, offline: bool) -> tuple[list[str], dict[str, T | HttpError]]:
         """Return the cleaned queries, and the site's answer to each that is not blank."""

@@ -14,9 +14,7 @@ from leret.retrieval.base import CallableRetriever
 from leret.retrieval.clients.base import Question, SearchClient, Site, rankings_of
 
 _SITE = ClinicalTrialsSettings().url
-_PAGE = 1_000
-"""Most studies in an answer of the API."""
-
+_PAGE = 1_000  # most studies in an answer of the API
 _MOST = 10_000
 _SYNTAX = frozenset({400, 413, 414})
 _FIELDS = "NCTId,BriefTitle,OfficialTitle,BriefSummary"

@@ -23,20 +23,13 @@ _ABOUT_A_QUERY = frozenset({200, 400, 413, 422})
 
 
 class Served(BaseModel, frozen=True):
-    """Answer of a ``leret`` server under /health.
-
-    Attributes:
-        index: digest of the served retriever.
-        corpus: digest of its corpus; None if it has none.
-        documents: in the corpus; None if unknown.
-        max_queries: most queries per request; None if unknown.
-    """
+    """Answer of a ``leret`` server under /health."""
 
     engine: str
-    index: str
-    corpus: str | None
-    documents: int | None
-    max_queries: PositiveInt | None = None
+    index: str  # digest of the served retriever
+    corpus: str | None  # digest of its corpus, if it has one
+    documents: int | None  # number of documents, if known
+    max_queries: PositiveInt | None = None  # most queries per request, if known
 
 
 class Remote(CallableRetriever, SharedInstance):

@@ -27,19 +27,12 @@ Named = Literal["id", "title", "row"]
 
 @dataclass(frozen=True)
 class SearchProtocol:
-    """One protocol.
+    """One protocol."""
 
-    Attributes:
-        batched: takes several queries per request.
-        call: makes a request of queries and k.
-        rankings: one list of entries per query from an answer.
-        entry: id, title, text and score of an entry.
-    """
-
-    batched: bool
-    call: Callable[[Sequence[str], int], Call]
-    rankings: Callable[[Answer], list[Any]]
-    entry: Callable[[Mapping[str, Any]], tuple[Any, Any, Any, Any]]
+    batched: bool  # takes several queries per request
+    call: Callable[[Sequence[str], int], Call]  # makes a request of queries and k
+    rankings: Callable[[Answer], list[Any]]  # one list of entries per query
+    entry: Callable[[Mapping[str, Any]], tuple[Any, Any, Any, Any]]  # id, title, text and score of an entry
 
     def read(self, answer: Answer, n_queries: int, k: int, named: Named = "id") -> list[Ranking]:
         """Return the rankings of an answer, at most ``k`` passages each; RetryableError if it is malformed.

@@ -21,18 +21,11 @@ from leret.retrieval.clients.base import Question, SearchClient, Site, rankings_
 _LOG = logging.getLogger("leret")
 
 _SITE = PubMedSettings().url
-_MOST = 9_999
-"""Most ids in an answer of esearch."""
-
+_MOST = 9_999  # ids in an answer of esearch
 _FETCHED_AT_ONCE = 200
-_LONG = 1_500
-"""Characters of a query in a URL from which on it is sent by POST, as the E-utilities ask."""
-
-_SYNTAX = frozenset({400, 413})
-"""Statuses of queries with a bad syntax; not 414, since long queries are not in URLs."""
-
-_KNOWN = "1"
-"""An article in PubMed since 1975: an answer with its record is complete."""
+_LONG = 1_500  # characters of a query in a URL from which on it is sent by POST, as the E-utilities ask
+_SYNTAX = frozenset({400, 413})  # statuses of queries with a bad syntax; not 414, since long queries are posted
+_KNOWN = "1"  # an article in PubMed since 1975: an answer with its record is complete
 
 
 class PubMed(CallableRetriever, SharedInstance):

@@ -1,11 +1,4 @@
-"""BM25 over an index of bm25s, mapped into memory.
-
-::
-
-    *.csc.index.npy             the score matrix, one column per word
-    vocab.index.json            words to columns
-    params.index.json           for ``bm25s.BM25.load``, which can open the directory too
-"""
+"""BM25 over an index of bm25s, mapped into memory; ``bm25s.BM25.load`` can open the directory too."""
 
 from __future__ import annotations
 
@@ -29,28 +22,18 @@ from leret.retrieval.engines.analysis import make_analyzer
 from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, MappedDocuments, make_passages
 from leret.retrieval.index.manifest import IndexEngine, Manifest, write_index
 
-_FEW = 64
-"""Results of a batch below which NumPy is slower than Python."""
-
-_CELLS = 1 << 22
-"""Entries of the result matrix: bounds the memory of a large batch with a large k."""
+_FEW = 64  # results of a batch below which NumPy is slower than Python
+_CELLS = 1 << 22  # entries of the result matrix: bounds the memory of a large batch with a large k
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreMatrix:
-    """Weights of all words in all documents, by columns.
+    """Weights of all words in all documents, by columns."""
 
-    Attributes:
-        vocabulary: words to columns.
-        data: (n_entries,) weight of a word in a document.
-        indices: (n_entries,) row of the document of each weight.
-        indptr: (n_words + 1,) start of each column.
-    """
-
-    vocabulary: Mapping[str, int]
-    data: NDArray[np.float32]
-    indices: NDArray[np.uint32]
-    indptr: NDArray[np.int64]
+    vocabulary: Mapping[str, int]  # words to columns
+    data: NDArray[np.float32]  # (n_entries,) weight of a word in a document
+    indices: NDArray[np.uint32]  # (n_entries,) row of the document of each weight
+    indptr: NDArray[np.int64]  # (n_words + 1,) start of each column
 
 
 class BM25(CallableRetriever):

@@ -7,38 +7,47 @@ leaves out documents without a word of the query, and is compiled once per machi
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-_FEW = 2
-"""Scan all documents if a query's entries are more than one in this many; otherwise walk along its words again."""
-_BLOCK = 16
-"""Documents skipped at once."""
+_FEW = 2  # scan all documents if more than one in this many has a word of the query
+_BLOCK = 16  # documents skipped at once
 
 
+def _compiled(function: Callable[..., Any], **options: Any) -> Any:
+    try:
+        return numba.njit(nogil=True, cache=True, **options)(function)
+    except RuntimeError:  # no directory is writable for the cache
+        return numba.njit(nogil=True, **options)(function)
+
+
+@_compiled
 def _worse(score: float, document: int, other_score: float, other_document: int) -> bool:
     """Return whether an entry ranks below another: a lower score, or an equal score and a later document."""
     return score < other_score or (score == other_score and document > other_document)
 
 
+@_compiled
 def _replace_worst(scores: NDArray[np.float32], documents: NDArray[np.int32], score: float, document: int) -> None:
     """Replace the worst entry, on top of the heap, by a better one, and restore the heap."""
     n, hole, child = len(scores), 0, 1
     while child < n:
         right = child + 1
-        if right < n and worse(scores[right], documents[right], scores[child], documents[child]):
+        if right < n and _worse(scores[right], documents[right], scores[child], documents[child]):
             child = right
-        if not worse(scores[child], documents[child], score, document):
+        if not _worse(scores[child], documents[child], score, document):
             break
         scores[hole], documents[hole] = scores[child], documents[child]
         hole, child = child, 2 * child + 1
     scores[hole], documents[hole] = score, document
 
 
-def _top_k(
+@_compiled
+def top_k(
     words: NDArray[np.int32],
     starts: NDArray[np.int64],
     data: NDArray[np.float32],
@@ -60,11 +69,12 @@ def _top_k(
                 scores[among[entry]] += weights[entry]
         heap_scores, heap = best_scores[query], best_documents[query]  # a heap from the start: all its scores are 0
         if _FEW * n_entries < n_documents:
-            among_touched(columns, indices, indptr, scores, heap_scores, heap)
+            _among_touched(columns, indices, indptr, scores, heap_scores, heap)
         else:
-            among_all(scores, n_documents, heap_scores, heap)
+            _among_all(scores, n_documents, heap_scores, heap)
 
 
+@_compiled
 def _among_touched(
     columns: NDArray[np.int32],
     indices: NDArray[np.uint32],
@@ -82,11 +92,12 @@ def _among_touched(
             score = scores[document]
             scores[document] = 0  # skipped at the next word that has this document too
             # one comparison, nearly always false: twice as fast as a branch on `score > 0` before it
-            if score >= max(lowest, above_0) and worse(lowest, heap[0], score, document):
-                replace_worst(heap_scores, heap, score, document)
+            if score >= max(lowest, above_0) and _worse(lowest, heap[0], score, document):
+                _replace_worst(heap_scores, heap, score, document)
                 lowest = heap_scores[0]
 
 
+@partial(_compiled, fastmath={"nnan", "nsz"})  # required for a vectorized maximum
 def _among_all(
     scores: NDArray[np.float32], n_documents: int, heap_scores: NDArray[np.float32], heap: NDArray[np.int32]
 ) -> None:
@@ -99,20 +110,6 @@ def _among_all(
         if highest > lowest:
             for i in range(start, start + _BLOCK):
                 if scores[i] > lowest:  # an equal score belongs to a later document, so it is worse
-                    replace_worst(heap_scores, heap, scores[i], i)
+                    _replace_worst(heap_scores, heap, scores[i], i)
                     lowest = heap_scores[0]
     scores[:] = 0
-
-
-def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    try:
-        return numba.njit(nogil=True, cache=True, **options)(function)
-    except RuntimeError:  # no directory is writable for the cache
-        return numba.njit(nogil=True, **options)(function)
-
-
-worse = _compiled(_worse)
-replace_worst = _compiled(_replace_worst)
-among_all = _compiled(_among_all, fastmath={"nnan", "nsz"})  # required for a vectorized maximum
-among_touched = _compiled(_among_touched)
-top_k = _compiled(_top_k)

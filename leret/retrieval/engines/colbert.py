@@ -23,8 +23,7 @@ from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _FOLDER = "plaid"
 _CODEC = ("plan.json", "centroids.pt", "avg_residual.pt", "buckets.pt")
-_CODE = frozenset({"auto_map", "custom_pipelines"})
-"""Keys of transformers that name classes in files of a checkpoint or of a hub repository."""
+_CODE = frozenset({"auto_map", "custom_pipelines"})  # keys that name classes in files of a checkpoint or of the hub
 
 
 class ColBERT(CallableRetriever):
@@ -89,18 +88,12 @@ class ColBERT(CallableRetriever):
 
 @dataclass(frozen=True)
 class ColbertIndex(IndexEngine):
-    """Builds and opens ColBERT indexes; `ColbertIndex.of` resolves the checkpoint of a recipe.
-
-    Attributes:
-        checkpoint: directory of the model.
-        content: digest of the model.
-        downloaded: an index to search where it is, instead of a build.
-    """
+    """Builds and opens ColBERT indexes; `ColbertIndex.of` resolves the checkpoint of a recipe."""
 
     settings: ColbertSettings
-    checkpoint: Path
-    content: str
-    downloaded: PlaidIndex | None = None
+    checkpoint: Path  # directory of the model
+    content: str  # digest of the model
+    downloaded: PlaidIndex | None = None  # an index to search where it is, instead of a build
     kind: ClassVar[str] = "colbert"
     packages = ("colbert-ai",)
     resumable: ClassVar[bool] = True

@@ -29,9 +29,7 @@ from filelock import FileLock
 from leret.core.errors import MissingDependency, RetrievalError, reason
 from leret.core.files import cache_directory
 
-_LOCK = threading.RLock()
-"""Held by the thread that loads or builds: colbert-ai has global configuration."""
-
+_LOCK = threading.RLock()  # colbert-ai has global configuration
 _EXTENSIONS = (
     ("colbert.modeling.colbert", "ColBERT", "segmented_maxsim_cpp"),
     ("colbert.search.index_storage", "IndexScorer", "filter_pids_cpp"),
@@ -45,11 +43,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def library() -> Iterator[SimpleNamespace]:
-    """Hold the lock and yield colbert-ai's classes; restore the process afterwards.
-
-    Yields:
-        ``Checkpoint``, ``ColBERTConfig``, ``IndexScorer``, ``Run``, and ``indexer(config, texts, checkpoint)``.
-    """
+    """Hold the lock and yield colbert-ai's classes; restore the process afterwards."""
     with _LOCK, _restored():
         modules = _imported()
         _compiled(modules)
@@ -146,7 +140,6 @@ def _compatible(factory: Callable[[str], Any]) -> Callable[[str], Any]:
 
 
 def _indexer(config: Any, texts: list[str], checkpoint: Any) -> Any:
-    """Return the library's indexer with a loaded model."""
     module = sys.modules["colbert.indexing.collection_indexer"]
     with patch.object(module, "Checkpoint", lambda *_, **__: checkpoint):
         return vars(module)["CollectionIndexer"](config=config, collection=texts, verbose=0)

@@ -13,35 +13,22 @@ from leret.core.errors import RetrievalError
 from leret.core.types import Document
 from leret.retrieval.base import Documents
 
-_SMALL = 1 << 26
-"""Largest file in bytes that goes into the digest as a whole; of larger ones only the size does."""
-_SAMPLE = 200
-"""Documents compared by their number of tokens."""
-_EQUAL = 0.9
-"""Share of them that must be equal: cleaning of texts before indexing changes a few."""
-_PARTS = ("codes.pt", "residuals.pt", "metadata.json")
-"""Files of a chunk, besides its doclens."""
+_SMALL = 1 << 26  # bytes; only the size of a larger file goes into the digest
+_SAMPLE = 200  # documents compared by their number of tokens
+_EQUAL = 0.9  # share of them that must be equal: cleaning of texts before indexing changes a few
+_PARTS = ("codes.pt", "residuals.pt", "metadata.json")  # files of a chunk, besides its doclens
 
 
 @dataclass(frozen=True)
 class PlaidIndex:
-    """An index of colbert-ai.
+    """An index of colbert-ai."""
 
-    Attributes:
-        directory: ``index_root`` / ``index_name``.
-        checkpoint: name of the checkpoint that built it, from its metadata.
-        collection: its collection: inside it as named in its metadata, or beside it; None if there is none.
-        digest: of its content.
-        doc_maxlen: most tokens per document, from its metadata.
-        metadata: its metadata.json.
-    """
-
-    directory: Path
-    checkpoint: str
-    collection: Path | None
+    directory: Path  # ``index_root`` / ``index_name``
+    checkpoint: str  # that built it, from its metadata
+    collection: Path | None  # inside it as named in its metadata, or beside it
     digest: str
-    doc_maxlen: int | None
-    metadata: dict[str, Any]
+    doc_maxlen: int | None  # tokens per document
+    metadata: dict[str, Any]  # its metadata.json
 
     @staticmethod
     def exists(directory: Path) -> bool:

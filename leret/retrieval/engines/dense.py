@@ -24,10 +24,8 @@ from leret.retrieval.engines.vector_store import STORES, VectorStore
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments, make_passages
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
-_SHARD = 2048
-"""Documents per file of a build, and the most that a killed build loses."""
-_DIGITS = 6
-"""Decimals of a score; the last bits depend on the other queries of a batch."""
+_SHARD = 2048  # documents per file of a build, and the most that a killed build loses
+_DIGITS = 6  # decimals of a score; the last bits depend on the other queries of a batch
 
 
 class Dense(CallableRetriever):
@@ -66,16 +64,11 @@ class Dense(CallableRetriever):
 
 @dataclass(frozen=True)
 class DenseIndex(IndexEngine):
-    """Builds and opens dense indexes; `DenseIndex.of` resolves the models of a recipe.
-
-    Attributes:
-        models: directories of ``model`` and, if it is set, ``query_model``.
-        contents: digests of the models.
-    """
+    """Builds and opens dense indexes; `DenseIndex.of` resolves the models of a recipe."""
 
     settings: DenseSettings
-    models: Mapping[str, Path]
-    contents: Mapping[str, str]
+    models: Mapping[str, Path]  # directories of ``model`` and, if it is set, ``query_model``
+    contents: Mapping[str, str]  # their digests
     kind: ClassVar[str] = "dense"
     resumable: ClassVar[bool] = True
 

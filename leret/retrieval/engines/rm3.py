@@ -27,22 +27,13 @@ from leret.core.types import Ranking, digest
 from leret.retrieval.base import CallableRetriever, Retriever, clip_k
 from leret.retrieval.engines.bm25 import BM25
 
-_COMMON = 0.1
-"""Largest share of the documents for a feedback term."""
-
-_FEW = 100
-"""Documents below which that share is not applied."""
-
+_COMMON = 0.1  # largest share of the documents for a feedback term
+_FEW = 100  # documents below which that share is not applied
 _FEEDBACK = ("fb_docs", "fb_terms", "original_weight")
 
 
 class RM3(CallableRetriever):
-    """BM25 with feedback terms; safe for many threads.
-
-    Args:
-        bm25: searches first, and its index is searched again.
-        settings: of the feedback; those of BM25 are ignored.
-    """
+    """BM25 with feedback terms; safe for many threads. The BM25 settings of ``settings`` are ignored."""
 
     def __init__(self, bm25: Retriever, settings: RM3Settings | None = None) -> None:
         if not isinstance(bm25, BM25):

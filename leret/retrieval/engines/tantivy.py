@@ -25,8 +25,7 @@ from leret.retrieval.index.documents import DocumentTable, MappedDocuments, make
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _FOLDER = "tantivy"
-_HEAP = 256_000_000
-"""Bytes in memory before a build writes."""
+_HEAP = 256_000_000  # bytes in memory before a build writes
 _REPORTED = 10_000
 _BATCH = 64
 """Queries with hits in memory: for thousands at once, Python's garbage collector takes 5 % of the time."""

@@ -33,14 +33,9 @@ Parts = Iterable[NDArray[np.float32]]
 
 
 class FaissStore:
-    """A faiss index, mapped into memory.
+    """A faiss index, mapped into memory."""
 
-    Attributes:
-        name: of its file, which exists once the store is complete.
-        package: with a version that matters.
-    """
-
-    name, package = _FAISS, "faiss-cpu"
+    name, package = _FAISS, "faiss-cpu"  # the file exists once the store is complete
 
     @staticmethod
     def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:

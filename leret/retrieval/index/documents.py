@@ -59,7 +59,6 @@ class MappedDocuments:
             raise RetrievalError(f"{directory}: its documents cannot be read ({error}); build it again") from error
 
     def at(self, row: int) -> tuple[str, str, str]:
-        """Return id, title and text of a document."""
         # one slice of offsets: numpy's scalars are slow one by one
         start, middle, last, end = self._starts[3 * row : 3 * row + 4].tolist()
         read = self._bytes
@@ -101,8 +100,7 @@ def write_documents(corpus: Documents, directory: Path) -> None:
         np.save(file, starts)
 
 
-_MAX_CACHED = 1 << 16
-"""Decoded documents in memory: the same ones are retrieved again and again."""
+_MAX_CACHED = 1 << 16  # decoded documents in memory: the same ones are retrieved again and again
 
 _new_passage = tuple.__new__
 

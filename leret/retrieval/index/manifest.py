@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from leret.config.retriever import RetrieverSettings
 from leret.core.errors import RetrievalError
 from leret.core.files import atomic_directory, is_incomplete, write_atomically
 from leret.core.progress import Progress, Silent
@@ -71,50 +69,20 @@ class IndexEngine(Protocol):
         """Return the engine that built an index."""
 
 
-class Composite(Protocol):
-    """A retriever over several indexes, in a directory with their folders and a manifest.
-
-    The constructor takes the retrievers of the parts in their order, then the settings.
-    """
-
-    @staticmethod
-    def parts(settings: Any) -> Mapping[str, RetrieverSettings]:
-        """Return the settings of the parts, by the folder of their index."""
-
-    @staticmethod
-    def manifest(parts: Sequence[Manifest], settings: Any, places: Mapping[str, str]) -> Manifest:
-        """Return the manifest of a composite of these parts in these ``places``, without files."""
-
-    @staticmethod
-    def settings_of(manifest: Manifest) -> Any:
-        """Return the settings for the constructor."""
-
-
 class Manifest(BaseModel):
-    """Description of an index directory.
-
-    Attributes:
-        engine: kind of the retriever: bm25, dense ...
-        settings: everything besides the corpus that determines its rankings.
-        versions: of the packages that made it.
-        corpus: digest of the corpus.
-        documents: number of documents.
-        digest: of the retriever: engine, settings and corpus.
-        places: paths of a model, a downloaded index or parts; determine no ranking.
-        files: bytes and BLAKE2b digest of each file.
-    """
+    """Description of an index directory."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
     format: int = _FORMAT
-    engine: str
-    settings: dict[str, Any]
-    versions: dict[str, str]
-    corpus: str
-    documents: int
-    digest: str
-    places: dict[str, str]
-    files: dict[str, tuple[int, str]] = {}
+    engine: str  # kind of the retriever: bm25, dense ...
+    settings: dict[str, Any]  # everything besides the corpus that determines its rankings
+    versions: dict[str, str]  # of the packages that made it
+    corpus: str  # digest of the corpus
+    documents: int  # number of documents
+    digest: str  # of the retriever: engine, settings and corpus
+    places: dict[str, str]  # paths of a model, a downloaded index or parts; determine no ranking
+    files: dict[str, tuple[int, str]] = {}  # bytes and BLAKE2b digest of each file
 
     @classmethod
     def planned(cls, engine: IndexEngine, corpus: Documents) -> Manifest:

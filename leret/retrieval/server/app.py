@@ -38,14 +38,10 @@ from leret.retrieval.server.schemas import (
 
 _LOG = logging.getLogger("leret")
 
-_MANY = 200
-"""Documents from which on an answer is encoded in a thread (about 2 ms)."""
-_LONGEST_LINE = 1 << 18
-"""Bytes of a request line, which holds the query of a GET."""
-_IDLE_S = 10.0
-"""Seconds until a connection without a complete request head is closed."""
-_FILES = 8192
-"""Descriptors that the process asks for; a quarter of its limit is for connections."""
+_MANY = 200  # documents from which on an answer is encoded in a thread (about 2 ms)
+_LONGEST_LINE = 1 << 18  # bytes of a request line, which holds the query of a GET
+_IDLE_S = 10.0  # until a connection without a complete request head is closed
+_FILES = 8192  # descriptors that the process asks for; a quarter of its limit is for connections
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
