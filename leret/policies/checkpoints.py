@@ -30,11 +30,7 @@ _digests: dict[tuple[str, int, int], bytes] = {}
 
 
 def find_model(name: str | Path) -> Path:
-    """Return the directory of a model, given its path, its Hugging Face repository, or the name of a shipped one.
-
-    Raises:
-        PolicyError: there is no such model, or it has no safetensors.
-    """
+    """Return the directory of a model, given its path, its Hugging Face repository, or the name of a shipped one."""
     path = policy_directory(name) or Path(name)
     if not path.is_dir():
         path = _from_hub(str(name))
@@ -47,9 +43,7 @@ def find_model(name: str | Path) -> Path:
     if not weights:
         pickled = sorted(file.name for pattern in _PICKLES for file in path.glob(pattern))
         others = f" (only {', '.join(pickled[:3])}, which leret does not unpickle)" if pickled else ""
-        raise PolicyError(
-            f"{path} holds no *.safetensors{others}; save it again with save_pretrained(safe_serialization=True)"
-        )
+        raise PolicyError(f"{path} has no *.safetensors{others}; save it with save_pretrained(safe_serialization=True)")
     _check_whole(weights)
     pickled = sorted(file.name for file in path.glob("*.bin") if file.name != "training_args.bin")
     if (path / "adapter_config.json").is_file() and (pickled or path / "adapter_model.safetensors" not in weights):
@@ -65,9 +59,7 @@ def find_model(name: str | Path) -> Path:
 
 def _from_hub(name: str) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise PolicyError(
-            f"there is no model directory {name}; give a directory, or owner/name of the Hugging Face hub"
-        )
+        raise PolicyError(f"there is no model directory {name}; give one, or owner/name of the Hugging Face hub")
     from httpx import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError

@@ -64,11 +64,7 @@ def _engine(policy: Policy | PolicySettings) -> PolicyEngine:
 
 
 def policy_of(lm: dspy.BaseLM) -> Policy:
-    """Return the policy behind a leret LM's name, which stays open until `N_OPEN` others have been used.
-
-    Raises:
-        PolicyError: it is not a leret LM, or its model cannot be loaded.
-    """
+    """Return the policy behind a leret LM's name, which stays open until `N_OPEN` others have been used."""
     engine = getattr(lm, "engine", None)
     if not isinstance(engine, PolicyEngine):
         raise PolicyError(
@@ -136,11 +132,8 @@ class PolicyEngine(SharedInstance):
 
     A model of this process is named by its directory; another policy by ``model``. Without a seed, equal calls are
     counted, so that repeated calls at a temperature above 0 are different draws, independent of other threads. A
-    ``seed`` or a ``rollout_id`` makes the draw repeatable.
-
-    Args:
-        policy: a policy for requests under its name.
-        settings: device, dtype and enable_thinking of models that are looked up.
+    ``seed`` or a ``rollout_id`` makes the draw repeatable. ``policy`` answers requests under its name; ``settings`` are
+    the device, dtype and enable_thinking of models that are looked up.
     """
 
     supported_params = frozenset({"temperature", "max_tokens", "top_p", "stop", "seed", "n"})
@@ -189,7 +182,6 @@ class PolicyEngine(SharedInstance):
         return _response(request, call)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
-        """Stream the completion in one piece."""
         yield from lm15.response_to_events(self.complete(request))
 
     def close(self) -> None:
@@ -275,7 +267,6 @@ def _response(request: lm15.Request, call: _Call) -> lm15.Response:
 
 
 def _refuse_unsupported(request: lm15.Request, extensions: dict[str, Any]) -> None:
-    """Refuse arguments that a policy would ignore."""
     config = request.config
     asked = {
         "tools": request.tools,
@@ -297,7 +288,6 @@ def _refuse_unsupported(request: lm15.Request, extensions: dict[str, Any]) -> No
 
 @contextmanager
 def _dspy_errors() -> Iterator[None]:
-    """Convert a policy's failures into errors of DSPy."""
     try:
         yield
     except PromptTooLongError as error:

@@ -147,9 +147,6 @@ async def probe(settings: PolicySettings) -> None:
     """Check that all servers of a policy answer, accept the key and know the model.
 
     A server that is still loading is waited for a few seconds, and a slow one passes.
-
-    Raises:
-        PolicyError: a server is away, or refuses; its URL is in the message.
     """
     if not isinstance(settings, ServedPolicySettings):
         return

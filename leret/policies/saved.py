@@ -83,9 +83,7 @@ def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
         state["api_base"] = url
     unknown = _unknown_settings(state)
     if unknown or "@" in str(url):
-        raise ProgramError(
-            f"{name} may hold a secret ({', '.join(unknown) or 'in its URL'}) and is not saved; {instead}"
-        )
+        raise ProgramError(f"{name} may hold a secret ({', '.join(unknown) or 'in its URL'}); {instead}")
     return {"lm": {**state, "engine": engine}, "has_key": lm.kwargs.get("api_key") not in _NO_KEY}
 
 
@@ -176,7 +174,6 @@ def _copy(path: Path, target: Path) -> Path:
 
 
 def _check_files(settings: PolicySettings, record: Mapping[str, Any]) -> None:
-    """Refuse a policy if its directory is gone or its files have changed."""
     name, again = record["name"], "or say where it is served: leret.load(..., serve=URL)"
     try:
         path = find_model(settings.model)

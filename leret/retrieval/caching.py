@@ -51,7 +51,6 @@ class CachedRetriever(CallableRetriever, SharedInstance):
 
     @property
     def digest(self) -> str:
-        """Digest of the retriever: a cache changes no ranking."""
         return self.retriever.digest
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
@@ -97,11 +96,7 @@ class CachedRetriever(CallableRetriever, SharedInstance):
 
     def _give_up(self, error: Exception) -> None:
         self._cache = None
-        _LOG.warning(
-            "the cache in %s cannot be used (%s); searches continue without it, delete it if it is damaged",
-            self._directory,
-            error,
-        )
+        _LOG.warning("the cache in %s cannot be used (%s); delete it if it is damaged", self._directory, error)
 
 
 def with_cache(retriever: Retriever, settings: RetrieverSettings) -> Retriever:

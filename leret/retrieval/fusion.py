@@ -13,16 +13,10 @@ from leret.retrieval.index.manifest import Manifest
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float], constant: float = 60.0) -> Ranking:
     """Fuse rankings by reciprocal ranks: score a passage by the sum of ``weight / (constant + rank)``, the best rank 1.
 
-    Args:
-        rankings: of one query.
-        weights: one per ranking.
-        constant: a larger one gives the first ranks less advantage.
+    Each passage is returned once, best first; equal scores in the order of the first ranking, then of the next. A
+    larger constant gives the first ranks less advantage.
 
-    Returns:
-        Every passage once, best first; equal scores in the order of the first ranking, then of the next.
-
-    Source:
-        Cormack, Clarke, Buettcher, SIGIR 2009, with all weights 1 and the constant 60.
+    Source: Cormack, Clarke, Buettcher, SIGIR 2009, with all weights 1 and the constant 60.
 
     >>> a, b = Passage("a", "", "", 9.0), Passage("b", "", "", 8.0)
     >>> [(p.doc_id, round(p.score, 5)) for p in reciprocal_rank_fusion([(a, b), (b,)], [1, 1])]
@@ -35,8 +29,7 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float]
 def linear_fusion(rankings: Sequence[Ranking], weights: Sequence[float]) -> Ranking:
     """Fuse rankings by the weighted sum of scores, scaled to [0, 1] in each ranking; a missing passage scores 0.
 
-    Returns:
-        Passages as from `reciprocal_rank_fusion`. Equal scores throughout a ranking all count as 1.
+    Equal scores throughout a ranking all count as 1.
     """
     shares = []
     for ranking in rankings:

@@ -91,13 +91,8 @@ def load_retriever(
     """Return the retriever of a recipe; build its index if it is missing.
 
     An index in the cache is rebuilt if it does not fit. An index in a directory that the settings name may be shared
-    and costly: if it does not fit, it is refused. A remote server must answer at once.
-
-    Args:
-        settings: of the recipe.
-        corpus: searched by engines with an index; None for servers with their own.
-        cache: directory for the index if the settings name none.
-        progress: of a build.
+    and costly: if it does not fit, it is refused. A remote server must answer at once. ``corpus`` is None for servers;
+    ``cache`` is the directory for the index if the settings name none.
 
     Raises:
         ConfigError: a URL is invalid, or an environment variable is not set.
@@ -152,11 +147,7 @@ def _index_engine(settings: RetrieverSettings) -> IndexEngine:
 
 
 def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
-    """Return the manifest, without files, of the index that settings describe.
-
-    Raises:
-        RetrievalError: a model is missing, or the kind has no index.
-    """
+    """Return the manifest, without files, of the index that settings describe; its models must exist."""
     kind = ENGINES[settings.kind]
     if kind.role == "index":
         return Manifest.planned(_index_engine(settings), corpus)
@@ -174,11 +165,7 @@ def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
 def build_index(
     settings: RetrieverSettings, corpus: Documents, directory: Path, progress: Progress | None = None
 ) -> Manifest:
-    """Build an index in place of the directory's content; of a composite, build the parts that do not fit.
-
-    Raises:
-        RetrievalError: the corpus cannot be indexed, another process builds the index, or the disk is full.
-    """
+    """Build an index in place of the directory's content; of a composite, build the parts that do not fit."""
     if ENGINES[settings.kind].role == "index":
         return write_index(_index_engine(settings), corpus, directory, progress)
     planned = plan_index(settings, corpus)
@@ -198,11 +185,7 @@ def model_keys() -> dict[str, str]:
 
 
 def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
-    """Read an index through, open it and search it.
-
-    Raises:
-        RetrievalError: it is broken, not of ``corpus``, or cannot be opened.
-    """
+    """Read an index through, open it and search it; RetrievalError if it is broken or not of ``corpus``."""
     manifest = read_manifest(directory)
     if _role(manifest) == "composite":
         open_index(directory)
@@ -328,9 +311,7 @@ def open_retriever(index: str, *, token_env: str | None = None) -> OpenRetriever
     """
     if index.startswith(("http://", "https://")):
         if "@" in index:
-            raise ConfigError(
-                "the server's URL may hold no user or password; put the token in a variable (--token-env)"
-            )
+            raise ConfigError("the URL may hold no user or password; put the token in a variable (--token-env)")
         settings = RemoteSettings(urls=(index,), token_env=token_env, retry_for_s=30.0)
         remote = ENGINES["remote"].load()(settings)
         served = remote.served()

@@ -27,10 +27,7 @@ def apply_template(
     """Call ``tokenizer.apply_chat_template``; no other code turns messages into a prompt.
 
     If a template refuses a system message (Gemma 2's does), its text goes to the head of the user's turn, as in LeReT.
-    ``enable_thinking`` None leaves it to the template.
-
-    Raises:
-        PolicyError: the template of ``name`` refuses the messages.
+    ``enable_thinking`` None leaves it to the template. ``name`` of the model stands in messages.
     """
     from jinja2 import TemplateError
 
@@ -108,7 +105,6 @@ class PromptEncoder:
         return text.removeprefix(self._dropped)
 
     def n_tokens(self, inputs: str) -> int:
-        """Return the number of prompt tokens in the text from `inputs`."""
         with self._lock:
             return len(self._tokenizer(inputs)["input_ids"])
 

@@ -93,10 +93,8 @@ class _Rows:
 class Decoder:
     """Completes batches of prompts with one model.
 
-    Args:
-        to_text: decodes tokens; called only for jobs with stop strings.
-        prefixes: store of shared prefixes; None shares none.
-        prefill_tokens: tokens per forward pass over prompts, padding included.
+    ``to_text`` is called only for jobs with stop strings. ``prefill_tokens`` limits the tokens per forward pass over
+    prompts, padding included.
     """
 
     def __init__(

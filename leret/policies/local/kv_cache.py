@@ -116,11 +116,7 @@ def gather_rows(layers: KeyValues, rows: Tensor) -> KeyValues:
 def place(parts: Sequence[tuple[KeyValues, Tensor, Tensor]], n_rows: int, end: int, capacity: int) -> KeyValues:
     """Put several prefilled parts into common buffers, aligned at their last slot.
 
-    Args:
-        parts: keys and values, source rows (n,), target rows (n,).
-        n_rows: of the common buffers.
-        end: slot after the last prompt token.
-        capacity: slots of the common buffers.
+    ``parts`` are keys and values, source rows (n,), target rows (n,). ``end`` is the slot after the last prompt token.
     """
     placed: KeyValues = []
     for layer, pair in enumerate(parts[0][0]):

@@ -27,17 +27,11 @@ _PREFIX_BYTES = 256 * 2**20  # memory for the keys and values of shared prompt b
 
 
 class SequenceModel(Protocol):
-    """A network of transformers with its tokenizer, for sampling and training.
+    """A network of transformers with its tokenizer, for sampling and training."""
 
-    Attributes:
-        auto_class: class of transformers that loads the weights.
-        network: in evaluation mode, or in training between two batches of completions.
-        tokenizer: has a chat template.
-    """
-
-    auto_class: ClassVar[str]
-    network: Any
-    tokenizer: Any
+    auto_class: ClassVar[str]  # of transformers, loads the weights
+    network: Any  # in evaluation mode, or in training between two batches of completions
+    tokenizer: Any  # has a chat template
 
     def __init__(self, network: Any, tokenizer: Any, name: str, enable_thinking: bool | None = None) -> None: ...
 
@@ -134,8 +128,8 @@ def load_model(
 ) -> SequenceModel:
     """Load a model directory, or an adapter directory merged into its base, in evaluation mode.
 
-    ``device`` auto is CUDA if available, ``dtype`` auto is float32 on a CPU elsewhere the saved one. ``name`` stands
-    in messages.
+    ``device`` auto is CUDA if available, ``dtype`` auto is float32 on a CPU, else the saved one. ``name`` stands in
+    messages.
     """
     place, base = pick_device(device), adapter_base(path)
     network = load_weights(base or path, "float32" if dtype == "auto" and place == "cpu" else dtype)
@@ -171,9 +165,7 @@ def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
     network, info = loaded
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
-        raise PolicyError(
-            f"{path} lacks {len(missing)} of the model's weights ({', '.join(missing[:3])}); save the whole model again"
-        )
+        raise PolicyError(f"{path} lacks {len(missing)} weights ({', '.join(missing[:3])}); save the whole model again")
     check_finite(network, path)
     return network
 
@@ -185,8 +177,6 @@ def merge_into(network: Any, path: Path) -> Any:
     try:
         merged = PeftModel.from_pretrained(network, str(path)).merge_and_unload()
     except (ValueError, KeyError, OSError, RuntimeError) as error:
-        raise PolicyError(
-            f"the adapter {path} does not fit its base model ({reason(error)}); train it again on this base"
-        ) from error
+        raise PolicyError(f"the adapter {path} does not fit its base ({reason(error)}); train it again") from error
     check_finite(merged, path)
     return merged

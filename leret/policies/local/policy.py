@@ -118,7 +118,6 @@ class LocalPolicy(SharedInstance):
         return self.model.encode(messages).token_ids
 
     def close(self) -> None:
-        """Finish the queue and stop the worker. May be called twice."""
         self._worker.close()
 
     async def aclose(self) -> None:

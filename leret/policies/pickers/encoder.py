@@ -91,7 +91,6 @@ class EncoderQ:
         return self.settings.query_prefix + separator.join([context, *map(_text, picked)])
 
     def _actions(self, choices: Sequence[Choice]) -> list[str]:
-        """Return the texts of the candidates of all choices in turn."""
         prefix, whole = self.settings.document_prefix, [one for choice in choices for one in choice.candidates]
         texts = [one.text if one.text and not one.title else _text(one) for one in whole]
         return [prefix + text for text in texts] if prefix else texts
@@ -105,7 +104,6 @@ class Embedder:
         self.renew()
 
     def renew(self) -> None:
-        """Empty the cache."""
         self._places: dict[str, int] = {}
         self._cache: Tensor | None = None
 

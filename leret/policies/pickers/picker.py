@@ -228,13 +228,8 @@ class Picks(NamedTuple):
 def plan(score: Callable[[Sequence[Choice]], list[Tensor]], choice: Choice, n_picks: int, width: int) -> list[Picks]:
     """Search the picks that follow a choice by a beam; return them best first. Width 1 is greedy.
 
-    A step scores all sequences in one batch. Of sequences with the same candidates, the best one stays.
-
-    Args:
-        score: returns the values of each candidate of some choices.
-        choice: the next one.
-        n_picks: picks to come, at least one.
-        width: sequences in the beam.
+    A step scores all sequences in one batch. Of sequences with the same candidates, the best one stays. ``score``
+    returns the values of each candidate of some choices; ``width`` is the number of sequences in the beam.
     """
     beam = [Picks()]
     for _ in range(max(1, min(n_picks, len(choice.candidates)))):
@@ -258,13 +253,7 @@ def _after(choice: Choice, picked: tuple[Candidate, ...]) -> Choice:
 
 
 def open_picker(settings: PickerSettings) -> Picker:
-    """Open the picker of settings: a saved one, an encoder on a pretrained model, or one from scratch.
-
-    Raises:
-        ConfigError: the feature function cannot be loaded.
-        PolicyError: the model is missing, or of another kind.
-        MissingDependency: sentence-transformers is not installed.
-    """
+    """Open the picker of settings: a saved one, an encoder on a pretrained model, or one from scratch."""
     (own, record), directory = read_record(settings), Path(settings.model)
     if record is None:
         name = settings.kind if settings.model == "scratch" else f"{settings.kind} {directory.name}"

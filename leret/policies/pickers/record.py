@@ -21,10 +21,7 @@ VERSION = 3
 def read_record(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any] | None]:
     """Return the settings, with the architecture of the picker that leret saved, and its record.
 
-    There is no record of a pretrained encoder and of a picker from nothing.
-
-    Raises:
-        PolicyError: the picker has another kind or version, its weights have changed, or the directory holds none.
+    A pretrained encoder and a picker from scratch have no record.
     """
     directory = Path(settings.model)
     if not (directory / RECORD).is_file():

@@ -64,9 +64,6 @@ class OpenAIPolicy(SharedInstance):
         """Check that the server answers, accepts the key and knows the model.
 
         A list of models that has the model is enough; otherwise a completion of one token decides.
-
-        Raises:
-            PolicyError: the server is away or refuses; its URL is in the message.
         """
         served = await self.served()
         if self.name in served:
@@ -240,7 +237,6 @@ def _completion(choice: Mapping[str, Any], max_tokens: int, url: str, n_prompt: 
 
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
-    """Return token ids and log-probabilities in OpenAI's, vLLM's or Together's format."""
     table, listed = choice.get("logprobs") or {}, choice.get("token_ids")
     values = table.get("token_logprobs")
     if values is None and table.get("content") is not None:

@@ -139,7 +139,6 @@ class BackgroundServer:
         self._ready.result()
 
     def close(self) -> None:
-        """Stop the server. May be called twice."""
         self._end.set()
         self._thread.join()
 
@@ -174,9 +173,7 @@ def _bound(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} of {host} is in use; name another with --port, or 0 for a free one"
-            ) from error
+            raise ConfigError(f"port {port} of {host} is in use; name another --port, or 0 for a free one") from error
         raise ConfigError(f"--host {host} --port {port} cannot be listened on: {error.strerror or error}") from error
     return held
 

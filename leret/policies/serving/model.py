@@ -144,9 +144,8 @@ def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Map
     by_name, first = section.get("policies", {}), section.get("policy", {})
     settings = [by_name.get(name, first) for name in predictors or ()] or [first]
     if any(one != settings[0] for one in settings):
-        raise PolicyError(
-            f"predictors: {', '.join(predictors or ())} have different policies in {run.path}; train them one by one"
-        )
+        names = ", ".join(predictors or ())
+        raise PolicyError(f"predictors: {names} have different policies in {run.path}; train them one by one")
     return dict(settings[0])
 
 

@@ -78,14 +78,12 @@ class ServerProcess:
             )
 
     def failure(self, what: str) -> PolicyError:
-        """Return an error with the last lines of the log."""
         lines = self.tail()
         return PolicyError(
             f"{what}; its log is {self.log}" + (f". It ends with:\n{lines}" if lines else ", and is empty")
         ).failed()
 
     def tail(self, n_lines: int = 15) -> str:
-        """Return the last lines of the log, without the key."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
@@ -140,9 +138,7 @@ def wait_until_ready(
         while time.monotonic() < until:  # connections close a moment before the process ends
             server.check_alive()
             time.sleep(_POLL_S)
-        raise server.failure(
-            f"{url} is healthy, but sent no completion ({error}); --timeout may be too short"
-        ) from error
+        raise server.failure(f"{url} is healthy, but sent no completion ({error}); raise --timeout") from error
     server.check_alive()
 
 

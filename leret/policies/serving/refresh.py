@@ -19,9 +19,6 @@ def refresh(settings: OpenAIPolicySettings, served: ServedModel, directory: str)
 
     A server that lists the name has it. A vLLM that was started with ``--enable-lora`` and
     ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` loads an adapter, from the same path.
-
-    Raises:
-        PolicyError: a server does not have the policy; the message says what to start.
     """
     refreshed = settings.model_copy(update={"model": served.name})
     asyncio.run(_check_all(refreshed, served, directory))

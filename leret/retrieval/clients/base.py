@@ -30,10 +30,7 @@ _OF_THE_KEY = re.compile(r"api[ _-]?key", re.IGNORECASE)
 
 
 class SearchClient:
-    """Blocking batches of requests; safe for many threads.
-
-    ``key`` is sent in a header; ``secret`` is a key inside requests.
-    """
+    """Blocking batches of requests; safe for many threads. ``secret`` is a key inside requests."""
 
     def __init__(
         self,
@@ -82,7 +79,6 @@ class SearchClient:
             raise
 
     def close(self) -> None:
-        """Cancel running requests and close the connections. May be called twice."""
         with self._lock:
             self._closed = True
             running = list(self._running)

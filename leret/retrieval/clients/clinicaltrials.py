@@ -61,9 +61,8 @@ class ClinicalTrials(CallableRetriever, SharedInstance):
             "pageSize": str(min(k, _PAGE)),
             "format": "json",
             "fields": _FIELDS if s.texts else "NCTId",
+            **({"sort": s.sort} if s.sort else {}),
         }
-        if s.sort:
-            params["sort"] = s.sort
         if s.min_date or s.max_date:
             params["filter.advanced"] = f"AREA[StudyFirstPostDate]RANGE[{s.min_date or 'MIN'},{s.max_date or 'MAX'}]"
         if token is not None:

@@ -58,9 +58,7 @@ def _stemmer(language: str | None) -> Callable[[list[str]], list[str]] | None:
     try:
         stem = import_optional("Stemmer", "PyStemmer", "stemming").Stemmer(language).stemWords
     except KeyError as error:
-        raise RetrievalError(
-            f"retriever.stemmer: unknown Snowball language {language!r}; use english or null"
-        ) from error
+        raise RetrievalError(f"retriever.stemmer: no Snowball language {language!r}; use english or null") from error
     lock = threading.Lock()  # stemmers are stateful
 
     def stems(words: list[str]) -> list[str]:

@@ -46,15 +46,11 @@ class ColBERT(CallableRetriever):
             try:
                 self._ranker = colbert.IndexScorer(str(index), use_gpu=self._config.total_visible_gpus > 0)
             except (OSError, ValueError, RuntimeError, KeyError, AssertionError, EOFError) as error:
-                raise RetrievalError(
-                    f"{index}: the PLAID index cannot be read ({reason(error)}); build it again"
-                ) from error
+                raise RetrievalError(f"{index}: the index cannot be read ({reason(error)}); build it again") from error
             self._config_class = colbert.ColBERTConfig
         n_indexed = len(self._ranker.doclens)
         if n_indexed != len(documents):
-            raise RetrievalError(
-                f"{index} is an index of another corpus: it has {n_indexed} documents, this one has {len(documents)}"
-            )
+            raise RetrievalError(f"{index} has {n_indexed} documents, the corpus has {len(documents)}; build it again")
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         k = clip_k(k, self._n_documents)
@@ -119,9 +115,7 @@ class ColbertIndex(IndexEngine):
         if index is not None:
             downloaded = PlaidIndex.open(Path(manifest.places["index"]))
             if downloaded.digest != index:
-                raise RetrievalError(
-                    f"{directory} was made for another index than {downloaded.directory}; build it again"
-                )
+                raise RetrievalError(f"{directory} is not for the index {downloaded.directory}; build it again")
         return cls(ColbertSettings(checkpoint=str(checkpoint), **values), checkpoint, content, downloaded)
 
     def ranking_keys(self) -> dict[str, Any]:
@@ -287,7 +281,6 @@ def open_checkpoint(colbert: Any, directory: Path, config: Any) -> Any:
 
 
 def _refuse_code(directory: Path) -> None:
-    """Refuse a checkpoint with Python code, which colbert-ai would run."""
     keys: set[str] = set()
     for path in directory.glob("*config*.json"):
         json.loads(path.read_bytes(), object_pairs_hook=lambda pairs: keys.update(key for key, _ in pairs))

@@ -68,7 +68,6 @@ def extensions_directory() -> Path:
 
 @contextmanager
 def _restored() -> Iterator[None]:
-    """Restore what the library changes in the whole process."""
     import numpy as np
     import torch
     from huggingface_hub import constants
@@ -119,7 +118,6 @@ def _imported() -> dict[str, Any]:
 
 
 def _without_code(loader: str) -> Any:
-    """Return a loader of transformers that never runs a model's code."""
     import transformers
 
     load = getattr(transformers, loader).from_pretrained
@@ -146,7 +144,6 @@ def _indexer(config: Any, texts: list[str], checkpoint: Any) -> Any:
 
 
 def _centroids(n_dimensions: int, n_centroids: int, n_iterations: int, shared: Any, queue: Any = None) -> Any:
-    """Compute centroids as the library does, without output."""
     import faiss
     import torch
 
@@ -162,7 +159,6 @@ def _centroids(n_dimensions: int, n_centroids: int, n_iterations: int, shared: A
 
 
 def _compiled(modules: dict[str, Any]) -> None:
-    """Load the C++ extensions, and compile them if necessary."""
     import torch
 
     if torch.cuda.is_available() or all(

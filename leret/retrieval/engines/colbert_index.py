@@ -32,7 +32,6 @@ class PlaidIndex:
 
     @staticmethod
     def exists(directory: Path) -> bool:
-        """Return whether a directory looks like an index of colbert-ai."""
         return (directory / "metadata.json").is_file() and (directory / "centroids.pt").is_file()
 
     @classmethod
@@ -64,15 +63,12 @@ class PlaidIndex:
         return path
 
     def token_counts(self) -> list[int]:
-        """Return the number of vectors of each document."""
         counts: list[int] = []
         try:
             for chunk in range(int(self.metadata["num_chunks"])):
                 counts += json.loads((self.directory / f"doclens.{chunk}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError, TypeError) as error:
-            raise RetrievalError(
-                f"{self.directory}: its doclens cannot be read ({error}); download it again"
-            ) from error
+            raise RetrievalError(f"{self.directory}: doclens cannot be read ({error}); download it again") from error
         return counts
 
     def require_corpus(
@@ -99,7 +95,6 @@ class PlaidIndex:
             )
 
     def describe(self) -> dict[str, Any]:
-        """Return the facts that `leret index info` shows."""
         files = [path for path in self.directory.iterdir() if path.is_file()]
         return {
             "engine": "colbert",
@@ -115,7 +110,6 @@ class PlaidIndex:
         }
 
     def problems(self) -> list[str]:
-        """Return missing files and mismatches, one line each."""
         counts, vectors = self.token_counts(), self.metadata.get("num_embeddings")
         names = [f"{chunk}.{part}" for chunk in range(int(self.metadata["num_chunks"])) for part in _PARTS]
         missing = [name for name in (*names, "avg_residual.pt", "buckets.pt") if not (self.directory / name).is_file()]

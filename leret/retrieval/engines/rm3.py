@@ -94,11 +94,7 @@ def relevance_model(
     >>> relevance_model([{"a": 1, "b": 1}, {"b": 2}], [2, 2], [1.0, 3.0], 2)  # b: 1/4 x 1/2 + 3/4 x 1, a: 1/4 x 1/2
     {'b': 0.875, 'a': 0.125}
 
-    Args:
-        documents: counts of words.
-        lengths: words of each document, including those missing from ``documents``.
-        scores: of the documents, positive.
-        n_terms: number of words; ties are broken alphabetically.
+    ``documents`` are counts of words; ``lengths`` include words missing from them. Ties are broken alphabetically.
     """
     total = sum(scores)
     likely: Counter[str] = Counter()
@@ -116,10 +112,7 @@ def interpolate(original: Mapping[str, int], model: Mapping[str, float], origina
     >>> interpolate({"a": 1, "b": 1}, {"b": 0.5, "c": 0.5}, 0.5)
     {'a': 0.25, 'b': 0.5, 'c': 0.25}
 
-    Args:
-        original: counts of the query's words.
-        model: weights that sum to 1; if empty, the query stays as it is.
-        original_weight: in [0, 1].
+    If ``model`` is empty, the query stays as it is.
     """
     share = original_weight if model else 1.0
     n = sum(original.values())

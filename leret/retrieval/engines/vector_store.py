@@ -126,9 +126,7 @@ class ChromaStore:
         except MissingDependency:
             raise
         except Exception as error:
-            raise RetrievalError(
-                f"{directory}: Chroma cannot open its vectors ({reason(error)}); build the index again"
-            ) from error
+            raise RetrievalError(f"{directory}: Chroma cannot open it ({reason(error)}); build it again") from error
         weakref.finalize(self, client.close).atexit = False  # at exit the operating system frees everything
         self._lock = threading.Lock()
 

@@ -1,13 +1,4 @@
-"""Index directories: one format for all engines.
-
-::
-
-    manifest.json     describes the directory; written last
-    documents.*       the documents (`leret.retrieval.index.documents`)
-    ...               the engine's files
-
-A directory appears whole or not at all (`leret.core.files`).
-"""
+"""Index directories: the documents, the engine's files, and manifest.json, which is written last."""
 
 from __future__ import annotations
 

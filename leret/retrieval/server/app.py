@@ -162,7 +162,6 @@ class RetrieverServer:
 
     @web.middleware
     async def _outermost(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Authenticate, map exceptions to responses, record metrics."""
         began = time.perf_counter()
         route = request.match_info.route.resource
         path = route.canonical if route is not None else "unknown"

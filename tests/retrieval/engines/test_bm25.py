@@ -59,7 +59,7 @@ def test_stems_replace_words(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("key", "says"), [("stemmer", "unknown Snowball language 'klingon'"), ("stopwords", "no list 'klingon'")]
+    ("key", "says"), [("stemmer", "no Snowball language 'klingon'"), ("stopwords", "no list 'klingon'")]
 )
 def test_an_unknown_language_is_refused(key, says, monkeypatch):
     monkeypatch.setitem(sys.modules, "Stemmer", SimpleNamespace(Stemmer={}.__getitem__))
