@@ -254,11 +254,11 @@ def _after(choice: Choice, picked: tuple[Candidate, ...]) -> Choice:
 
 def open_picker(settings: PickerSettings) -> Picker:
     """Open the picker of settings: a saved one, an encoder on a pretrained model, or one from scratch."""
-    (own, record), directory = read_record(settings), Path(settings.model)
+    (saved, record), directory = read_record(settings), Path(settings.model)
     if record is None:
         name = settings.kind if settings.model == "scratch" else f"{settings.kind} {directory.name}"
-        return Picker(own, Q_FUNCTIONS[settings.kind](own), name, picker_digest(settings))
-    function = Q_FUNCTIONS[settings.kind](own.model_copy(update={"model": "scratch"}))
+        return Picker(saved, Q_FUNCTIONS[settings.kind](saved), name, picker_digest(settings))
+    function = Q_FUNCTIONS[settings.kind](saved.model_copy(update={"model": "scratch"}))
     function.load(directory, record)
     check_finite(function.module, directory)
-    return Picker(own, function, directory.resolve().name, picker_digest(settings))
+    return Picker(saved, function, directory.resolve().name, picker_digest(settings))
