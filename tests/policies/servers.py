@@ -1,10 +1,6 @@
 """Loopback servers with the documented protocols of chat completions and TGI, and with faults."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 
@@ -14,10 +10,10 @@ from tests.http.servers import Served, serving
 from tests.policies.conftest import ask
 
 
-def run(server: Served, work: Callable[[Any], Awaitable[Any]], **settings: Any) -> Any:
+def run(server, work, **settings):
     """Run ``work`` on a policy of the server, without retries by default."""
 
-    async def main() -> Any:
+    async def main():
         async with serving(server, under="" if settings.get("kind") == "tgi" else "/v1") as urls:
             values = {"kind": "openai", "model": "tiny", "urls": urls, "retry_for_s": 0, **settings}
             policy = make_policy(PolicySettings.model_validate(values))
@@ -30,14 +26,14 @@ def run(server: Served, work: Callable[[Any], Awaitable[Any]], **settings: Any) 
     return asyncio.run(main())
 
 
-def asked(server: Served, *seeds: int, temperature: float = 1.0, stop: tuple[str, ...] = (), **settings: Any) -> Any:
+def asked(server, *seeds, temperature=1.0, stop=(), **settings):
     """Return the completions of a prompt."""
     request = ask("the city", *(seeds or (1,)), temperature=temperature, stop=stop)
     return run(server, lambda policy: policy.complete(request), **settings)
 
 
-def probed(*servers: Served, path: str = "/v1", **settings: Any) -> None:
-    async def main() -> None:
+def probed(*servers, path="/v1", **settings):
+    async def main():
         async with serving(*servers) as urls:
             values = {"kind": "openai", "model": "tiny", "urls": [url + path for url in urls], **settings}
             await probe(PolicySettings.model_validate(values))
@@ -45,14 +41,14 @@ def probed(*servers: Served, path: str = "/v1", **settings: Any) -> None:
     asyncio.run(main())
 
 
-def refusal(message: str, status: int = 400) -> web.Response:
+def refusal(message, status=400):
     return web.json_response({"error": {"message": message}}, status=status)
 
 
 class Server(Served):
     """Sends faults first; settings become attributes."""
 
-    def __init__(self, faults: list[Any] | None = None, **settings: Any) -> None:
+    def __init__(self, faults=None, **settings):
         super().__init__(faults)
         vars(self).update(settings)
 
@@ -67,7 +63,7 @@ class ChatServer(Server):
     bare_list = False  # lists models as Together does
     key: str | None = None
 
-    async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
+    async def route(self, request, body):
         if request.path not in {"/v1/chat/completions", *(["/v1/models"] if self.models else [])}:
             return web.Response(status=404)
         if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
@@ -89,7 +85,7 @@ class TgiServer(Server):
     root_only = False
     headers = {"x-prompt-tokens": "7"}  # noqa: RUF012
 
-    async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
+    async def route(self, request, body):
         if request.path not in ({"/"} if self.root_only else {"/", "/generate"}):
             return web.Response(status=404)
         seed, stop = body["parameters"].get("seed"), (body["parameters"].get("stop") or [""])[0]
@@ -99,7 +95,7 @@ class TgiServer(Server):
         return web.json_response([answer] if request.path == "/" else answer, headers=self.headers)
 
 
-def tgi_sequence(text: str, seed: int | None, stop: str) -> dict[str, Any]:
+def tgi_sequence(text, seed, stop):
     tokens = [(11, "text", -0.5), (12, text[4:], -1.25), *([] if stop else [(2, "</s>", -0.125)])]
     return {
         "generated_text": text,
@@ -111,7 +107,7 @@ def tgi_sequence(text: str, seed: int | None, stop: str) -> dict[str, Any]:
     }
 
 
-def completion(body: dict[str, Any]) -> dict[str, Any]:
+def completion(body):
     """Return a chat completion with the seed in its text."""
     n, logprobs = body.get("n", 1), {"token_ids": [5, 6], "tokens": ["text", "x"], "token_logprobs": [-0.5, -1.0]}
     one = {"finish_reason": "stop", "logprobs": logprobs if body.get("logprobs") else None}

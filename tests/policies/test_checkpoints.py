@@ -1,13 +1,10 @@
 """Models on disk. Running adapters: serving/test_model."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,22 +21,22 @@ FILE = "model.safetensors"
 
 
 @pytest.fixture
-def copy(llama_dir: Path, tmp_path: Path) -> Path:
+def copy(llama_dir, tmp_path):
     return Path(shutil.copytree(llama_dir, tmp_path / "copy"))
 
 
-def set_config(path: Path, **values: object) -> None:
+def set_config(path, **values):
     file = path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-def set_weights(path: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
+def set_weights(path, change):
     weights = load_file(path / FILE)
     change(weights)
     save_file(weights, path / FILE, metadata={"format": "pt"})
 
 
-def as_adapter(path: Path, *names: str) -> None:
+def as_adapter(path, *names):
     (path / "adapter_config.json").write_text("{}")
     for name in names:
         shutil.copy(path / FILE, path / name)
@@ -71,13 +68,13 @@ def as_adapter(path: Path, *names: str) -> None:
         ),
     ],
 )
-def test_an_incomplete_model_is_refused(copy: Path, damage: Callable[[Path], object], says: str) -> None:
+def test_an_incomplete_model_is_refused(copy, damage, says):
     damage(copy)
     with pytest.raises(PolicyError, match=says):
         load_model(find_model(copy), device="cpu", dtype="auto")
 
 
-def test_code_of_a_model_is_never_run(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_of_a_model_is_never_run(copy, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *_: "y")  # the answer to a prompt of transformers
     (copy / "evil.py").write_text(f"open({str(copy / 'written')!r}, 'w')\nclass Evil: pass\n")
     set_config(copy, model_type="evil", auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"})
@@ -88,7 +85,7 @@ def test_code_of_a_model_is_never_run(copy: Path, monkeypatch: pytest.MonkeyPatc
     assert not (copy / "written").exists()
 
 
-def test_stopped_pretraining_is_reported(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_stopped_pretraining_is_reported(copy, caplog):
     find_model(copy)
     assert not caplog.records
     shutil.copy(copy / FILE, copy / "state.safetensors")
@@ -96,12 +93,12 @@ def test_stopped_pretraining_is_reported(copy: Path, caplog: pytest.LogCaptureFi
     assert caplog.messages[0].startswith(f"{copy} is unfinished")
 
 
-def test_a_missing_device_is_refused(llama_dir: Path) -> None:
+def test_a_missing_device_is_refused(llama_dir):
     with pytest.raises(PolicyError, match="device: nonsense is not available"):
         load_model(llama_dir, device="nonsense", dtype="auto")
 
 
-def test_the_digest_follows_the_bytes_and_not_the_place(llama_dir: Path, copy: Path) -> None:
+def test_the_digest_follows_the_bytes_and_not_the_place(llama_dir, copy):
     digests = [model_digest(copy)]
     set_weights(copy, lambda weights: weights["lm_head.weight"][0, 0].add_(1))
     digests.append(model_digest(copy))
@@ -110,13 +107,13 @@ def test_the_digest_follows_the_bytes_and_not_the_place(llama_dir: Path, copy: P
     assert len({*digests, model_digest(copy)}) == 3
 
 
-def test_an_adapter_may_have_training_arguments_beside_it(copy: Path) -> None:
+def test_an_adapter_may_have_training_arguments_beside_it(copy):
     as_adapter(copy, "training_args.bin", "adapter_model.safetensors")
     assert find_model(copy) == copy
 
 
 @pytest.mark.parametrize("name", [FILE, "config.json", "tokenizer.json", "chat_template.jinja"])
-def test_changed_files_of_a_trained_policy_are_refused(copy: Path, name: str) -> None:
+def test_changed_files_of_a_trained_policy_are_refused(copy, name):
     record = copy / "training.json"
     record.write_text("{}")  # of an older leret
     assert find_model(copy) == copy
@@ -128,7 +125,7 @@ def test_changed_files_of_a_trained_policy_are_refused(copy: Path, name: str) ->
         find_model(copy)
 
 
-def test_a_model_is_found_without_torch(llama_dir: Path) -> None:
+def test_a_model_is_found_without_torch(llama_dir):
     code = "import sys; from leret.policies.checkpoints import find_model; "
     code += f"find_model({str(llama_dir)!r}); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

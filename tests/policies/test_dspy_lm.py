@@ -1,10 +1,6 @@
-from __future__ import annotations
-
 import asyncio
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import dspy
 import pytest
@@ -23,7 +19,7 @@ pytestmark = pytest.mark.filterwarnings("error::DeprecationWarning:dspy")
 
 
 @pytest.fixture
-def lm(policy: LocalPolicy) -> Iterator[dspy.LM]:
+def lm(policy):
     lm = policy_lm(policy, temperature=1.0, max_tokens=6)
     with dspy.context(lm=lm, adapter=CompactAdapter()):
         yield lm
@@ -34,13 +30,13 @@ class Served:
 
     name, digest = "served", "d"
 
-    def __init__(self, failure: str = "", delay_s: float = 0.0) -> None:
+    def __init__(self, failure="", delay_s=0.0):
         self.failure, self.delay_s = failure, delay_s
-        self.requests: list[Request] = []
-        self.completions: list[Completion] = []
+        self.requests = []
+        self.completions = []
         self.begun = threading.Event()
 
-    async def complete(self, request: Request) -> list[Completion]:
+    async def complete(self, request):
         self.requests.append(request)
         self.begun.set()
         await asyncio.sleep(self.delay_s)
@@ -49,15 +45,15 @@ class Served:
         self.completions = [Completion(f"query {seed}", "stop", 3, 2) for seed in request.seeds]
         return self.completions
 
-    async def aclose(self) -> None:
+    async def aclose(self):
         pass
 
 
-def test_calls_from_threads_and_tasks_are_batched(policy: LocalPolicy) -> None:
+def test_calls_from_threads_and_tasks_are_batched(policy):
     predict = dspy.Predict("question -> query")
     questions = [{"question": f"who wrote book {i}?"} for i in range(32)]
 
-    async def together() -> list[dspy.Prediction]:
+    async def together():
         return await asyncio.gather(*[predict.acall(**question) for question in questions])
 
     before = policy.n_batches
@@ -69,7 +65,7 @@ def test_calls_from_threads_and_tasks_are_batched(policy: LocalPolicy) -> None:
     assert (between - before <= 16, policy.n_batches - between <= 8) == (True, True)
 
 
-def test_draws_differ_unless_seed_or_rollout_id_is_set(lm: dspy.LM, policy: LocalPolicy) -> None:
+def test_draws_differ_unless_seed_or_rollout_id_is_set(lm, policy):
     before = policy.n_batches
     assert len(set(lm("who wrote the book", n=6))) == 6
     assert policy.n_batches - before == 1
@@ -81,8 +77,8 @@ def test_draws_differ_unless_seed_or_rollout_id_is_set(lm: dspy.LM, policy: Loca
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_draws_do_not_depend_on_the_order_of_calls(temperature: float) -> None:
-    def completions(prompts: str) -> list[str]:
+def test_draws_do_not_depend_on_the_order_of_calls(temperature):
+    def completions(prompts):
         lm = policy_lm(Served(), temperature=temperature)
         return sorted(f"{prompt} {lm(prompt)}" for prompt in prompts)
 
@@ -90,7 +86,7 @@ def test_draws_do_not_depend_on_the_order_of_calls(temperature: float) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Passing OpenAI-style message")
-def test_settings_and_roles_reach_the_policy() -> None:
+def test_settings_and_roles_reach_the_policy():
     served = Served()
     roles = ("system", "user", "assistant", "user")
     messages = [{"role": role, "content": f"the city {i}"} for i, role in enumerate(roles)]
@@ -101,7 +97,7 @@ def test_settings_and_roles_reach_the_policy() -> None:
     assert len(served.completions) == 2, "a policy counts the tokens of its list after it was given"
 
 
-def test_copies_share_the_policy_and_do_not_cache(lm: dspy.LM, policy: LocalPolicy) -> None:
+def test_copies_share_the_policy_and_do_not_cache(lm, policy):
     assert lm.cache is False
     copied = lm.copy(temperature=0.0, rollout_id=5)
     assert copied.engine is lm.engine
@@ -112,7 +108,7 @@ def test_copies_share_the_policy_and_do_not_cache(lm: dspy.LM, policy: LocalPoli
     assert program(question="who").query
 
 
-def test_a_saved_program_loads_its_policy(llama_dir: Path, tmp_path: Path) -> None:
+def test_a_saved_program_loads_its_policy(llama_dir, tmp_path):
     predict, loaded = dspy.Predict("question -> query"), dspy.Predict("question -> query")
     predict.lm = policy_lm(LocalPolicySettings(model=str(llama_dir)), temperature=0.0)
     predict.save(str(tmp_path / "program.json"))
@@ -123,7 +119,7 @@ def test_a_saved_program_loads_its_policy(llama_dir: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("of_settings", [True, False])
-def test_weights_follow_the_name_of_the_lm(llama_dir: Path, tmp_path: Path, of_settings: bool) -> None:
+def test_weights_follow_the_name_of_the_lm(llama_dir, tmp_path, of_settings):
     other = tiny_policy(tmp_path / "other", seed=1)
     settings = LocalPolicySettings(model=str(llama_dir))
     source = settings if of_settings else LocalPolicy(settings)
@@ -138,7 +134,7 @@ def test_weights_follow_the_name_of_the_lm(llama_dir: Path, tmp_path: Path, of_s
     assert lm("the city") == first
 
 
-def test_a_closed_model_is_loaded_again(llama_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_model_is_loaded_again(llama_dir, tmp_path, monkeypatch):
     monkeypatch.setattr(load, "N_OPEN", 1)
     one = policy_lm(LocalPolicySettings(model=str(llama_dir)), temperature=0.0, max_tokens=6)
     policy, first = policy_of(one), one("the city")
@@ -150,12 +146,12 @@ def test_a_closed_model_is_loaded_again(llama_dir: Path, tmp_path: Path, monkeyp
     assert results == [first, two("the city")] * 4
 
 
-def test_only_leret_lms_have_a_policy() -> None:
+def test_only_leret_lms_have_a_policy():
     with pytest.raises(PolicyError, match=r"openai/gpt is a LM .* leret\.LM\(DIRECTORY\)"):
         policy_of(dspy.LM("openai/gpt"))
 
 
-def test_failures_are_dspy_errors_without_retries(lm: dspy.LM) -> None:
+def test_failures_are_dspy_errors_without_retries(lm):
     with pytest.raises(ContextWindowExceededError, match="512 positions"):
         lm("book " * 600)
     with pytest.raises(LMUnsupportedFeatureError, match="frequency_penalty"):
@@ -166,7 +162,7 @@ def test_failures_are_dspy_errors_without_retries(lm: dspy.LM) -> None:
     assert len(served.requests) == 1
 
 
-def test_closing_an_engine_cancels_and_refuses_requests() -> None:
+def test_closing_an_engine_cancels_and_refuses_requests():
     slow = Served(delay_s=60)
     lm = policy_lm(slow)
     with ThreadPoolExecutor(1) as pool:
@@ -179,7 +175,7 @@ def test_closing_an_engine_cancels_and_refuses_requests() -> None:
         lm("the city")
 
 
-def test_one_served_url_is_a_plain_lm() -> None:
+def test_one_served_url_is_a_plain_lm():
     lm = policy_lm(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",)), max_tokens=7)
     assert type(lm) is dspy.LM
     assert (lm.engine, lm.cache, lm.kwargs["api_base"], lm.kwargs["max_tokens"]) == ("litellm", False, "http://a/v1", 7)

@@ -1,10 +1,7 @@
-from __future__ import annotations
-
 import asyncio
 import shutil
 import time
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import pytest
 from aiohttp import web
@@ -12,39 +9,31 @@ from aiohttp import web
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings, by_predictor
 from leret.core.errors import PolicyError
 from leret.policies import load
-from leret.policies.base import Completion, Policy, Request
-from leret.policies.load import (
-    POLICIES,
-    PolicyKind,
-    make_policy,
-    open_policies,
-    policy_state,
-    probe,
-    shared_policy,
-)
+from leret.policies.base import Completion, Request
+from leret.policies.load import POLICIES, PolicyKind, make_policy, open_policies, policy_state, probe, shared_policy
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote import openai
 from tests.policies.servers import ChatServer, completion, probed
 from tests.tiny import tiny_policy
 
 
-def test_a_new_kind_is_a_settings_class_and_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_kind_is_a_settings_class_and_a_line(monkeypatch):
     class ToySettings(PolicySettings):
         kind: Literal["toy"] = "toy"
         model: str = "parrot"
 
     class Toy:
-        def __init__(self, settings: ToySettings) -> None:
+        def __init__(self, settings):
             self.settings, self.name = settings, settings.model
 
     monkeypatch.setitem(POLICIES, "toy", PolicyKind(ToySettings, Toy))
-    policy: Any = make_policy(PolicySettings.model_validate({"kind": "toy", "temperature": 0.5}))
+    policy = make_policy(PolicySettings.model_validate({"kind": "toy", "temperature": 0.5}))
     assert policy.name == "parrot"
     assert policy_state(policy) == {"kind": "toy", "temperature": 0.5}
     asyncio.run(probe(ToySettings()))  # it is behind no server
 
 
-def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir: Path) -> None:
+def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir):
     settings = LocalPolicySettings(model=str(llama_dir))
     one = shared_policy(settings)
     assert shared_policy(settings.model_copy(update={"temperature": 0.3})) is one
@@ -55,21 +44,21 @@ def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir: Path) -> No
 class Named:
     """Answers with its name."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name):
         self.name, self.digest, self.n_closed = name, f"{name}-digest", 0
 
-    async def complete(self, request: Request) -> list[Completion]:
+    async def complete(self, request):
         return [Completion(self.name, "stop", 0, 0) for _ in request.seeds]
 
-    async def aclose(self) -> None:
+    async def aclose(self):
         self.n_closed += 1
 
 
-def test_predictors_have_policies_and_equal_ones_are_shared() -> None:
+def test_predictors_have_policies_and_equal_ones_are_shared():
     first, other = LocalPolicySettings(model="a"), LocalPolicySettings(model="b")
-    policies: list[Named] = []
+    policies = []
 
-    def make(settings: PolicySettings) -> Policy:
+    def make(settings):
         policies.append(Named(settings.model))
         return policies[-1]
 
@@ -94,18 +83,18 @@ def test_predictors_have_policies_and_equal_ones_are_shared() -> None:
         ({"a": "own"}, ("b",), {"": "first", "a": "own", "b": "new"}),
     ],
 )
-def test_a_trained_policy_replaces_that_of_its_predictors(others: Any, predictors: Any, expected: Any) -> None:
+def test_a_trained_policy_replaces_that_of_its_predictors(others, predictors, expected):
     assert by_predictor("first", others, "new", predictors) == expected
 
 
-def test_replaced_weights_are_loaded(llama_dir: Path, tmp_path: Path) -> None:
+def test_replaced_weights_are_loaded(llama_dir, tmp_path):
     settings = LocalPolicySettings(model=str(shutil.copytree(llama_dir, tmp_path / "policy")))
     one = shared_policy(settings)
     tiny_policy(tmp_path / "policy", seed=1)
     assert shared_policy(settings).digest != one.digest
 
 
-def test_a_state_restores_the_policy_without_a_key(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_restores_the_policy_without_a_key(llama_dir, monkeypatch):
     monkeypatch.setenv("TINY_KEY", "sk-secret")
     served = make_policy(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",), api_key_env="TINY_KEY"))
     state = policy_state(served)
@@ -128,9 +117,7 @@ def test_a_state_restores_the_policy_without_a_key(llama_dir: Path, monkeypatch:
     ],
     ids=["dead", "without /v1", "wrong path", "wrong model", "wrong key"],
 )
-def test_a_wrong_server_is_reported_in_seconds(
-    settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wrong_server_is_reported_in_seconds(settings, message, monkeypatch):
     monkeypatch.setenv("WRONG_KEY", "sk-wrong")
     monkeypatch.setattr(openai, "LIST_S", 1.0)
     monkeypatch.setattr(load, "PROBE_S", 1.0)
@@ -156,6 +143,6 @@ def test_a_wrong_server_is_reported_in_seconds(
     ],
     ids=["any name is taken", "no list", "still loading", "reasons"],
 )  # fmt: skip
-def test_a_sufficient_server_passes(server: ChatServer) -> None:
+def test_a_sufficient_server_passes(server):
     probed(server)
     assert all(body["max_tokens"] == 1 for body in server.bodies)

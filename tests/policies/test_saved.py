@@ -1,7 +1,5 @@
 """LMs of saved programs: records, and LMs made from them."""
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import closing

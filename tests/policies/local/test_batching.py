@@ -1,23 +1,19 @@
 """The worker outlives failed batches. Many callers: test_policy."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import pytest
 
 from leret.core.errors import PolicyError, TrainingError
 from leret.policies.local.batching import BatchWorker
 
 
-def doubled(items: Sequence[int]) -> list[int | Exception]:
+def doubled(items):
     if 99 in items:
         raise ValueError("a shape is wrong")
     return [TrainingError("its own") if item < 0 else 2 * item for item in items]
 
 
-def test_a_fault_fails_its_item_or_batch_only() -> None:
-    def plan(items: Sequence[int]) -> list[list[int]]:
+def test_a_fault_fails_its_item_or_batch_only():
+    def plan(items):
         return [[i] for i in sorted(range(len(items)), key=lambda i: items[i])]
 
     worker = BatchWorker(doubled, plan, name="doubler")

@@ -1,13 +1,8 @@
 """Equal prompts in sampling, training and evaluation, under templates of well-known models (from TRL)."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
-from collections.abc import Callable
 from importlib.resources import files
-from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -34,10 +29,10 @@ WRITTEN = ("book author", "<think>\n the book\n</think>\n\nbook author", "<think
 
 
 @pytest.fixture(scope="module")
-def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def model_of(tmp_path_factory):
     """Make a tiny model with the template and end token of a known one."""
 
-    def make(template: str) -> Path:
+    def make(template):
         path = tiny_policy(tmp_path_factory.mktemp("models") / template)
         tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)
         tokenizer.add_special_tokens({"bos_token": "<bos>", "eos_token": ENDS[template]})
@@ -54,7 +49,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.mark.parametrize("template", ENDS)
-def test_sampled_trained_and_served_tokens_are_equal(model_of: Any, template: str) -> None:
+def test_sampled_trained_and_served_tokens_are_equal(model_of, template):
     tokenizer = AutoTokenizer.from_pretrained(model_of(template))
     end = end_token(tokenizer, [tokenizer.eos_token_id])
     encoder, sampler = TokenEncoder(tokenizer, end), PromptEncoder(tokenizer, None, template)
@@ -68,10 +63,10 @@ def test_sampled_trained_and_served_tokens_are_equal(model_of: Any, template: st
 
 
 @pytest.mark.parametrize("thinking", [False, None])
-def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, tmp_path: Path, thinking: Any) -> None:
+def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of, tmp_path, thinking):
     base = model_of("qwen3")
     settings = LocalPolicySettings(model=str(base), enable_thinking=thinking)
-    policy: Any = make_policy(settings)
+    policy = make_policy(settings)
     policy.close()
     assert ("<think>" in policy.model.tokenizer.decode(policy.model.encode(MESSAGES).token_ids)) is (thinking is False)
     assert policy_state(policy).get("enable_thinking") is thinking
@@ -91,15 +86,15 @@ def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of: Any, t
 
 
 @pytest.mark.parametrize(("thinking", "sent"), [(False, {"enable_thinking": False}), (None, None)])
-def test_enable_thinking_reaches_a_server(thinking: Any, sent: Any) -> None:
+def test_enable_thinking_reaches_a_server(thinking, sent):
     settings = OpenAIPolicySettings(model="m", urls=("http://a/v1",), enable_thinking=thinking)
-    policy: Any = make_policy(settings)
+    policy = make_policy(settings)
     body = json.loads(policy._call(Request(MESSAGES, (1,), 1.0, 8), 1, 1).body)
     assert body.get("chat_template_kwargs") == sent
     assert policy_lm(settings).kwargs.get("extra_body", {}).get("chat_template_kwargs") == sent
 
 
-def test_system_text_joins_the_users_turn_if_refused(model_of: Any, tmp_path: Path) -> None:
+def test_system_text_joins_the_users_turn_if_refused(model_of, tmp_path):
     base, how = model_of("gemma"), {"tokenize": False, "add_generation_prompt": True}
     policy = LocalPolicy(LocalPolicySettings(model=str(base)))
     text = apply_template(policy.model.tokenizer, MESSAGES, "gemma", **how)
@@ -117,7 +112,7 @@ def test_system_text_joins_the_users_turn_if_refused(model_of: Any, tmp_path: Pa
     assert train(IPORecipe(per_device_train_batch_size=8), run).examples == 48
 
 
-def test_demonstrations_are_a_shared_beginning(policy: LocalPolicy) -> None:
+def test_demonstrations_are_a_shared_beginning(policy):
     demo = ({"role": "user", "content": "the city"}, {"role": "assistant", "content": "london"})
     first = policy.model.encode((*demo, {"role": "user", "content": "who wrote the book"}))
     # <|user|> the city <|assistant|> london <|end|>, and the next turn's <|user|> is not part of it.

@@ -1,8 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -14,12 +9,12 @@ from tests.tiny import tiny_policy
 END, SUPPRESSED = 5, (0, 1, 2, 3, 4)
 
 
-def decoder(directory: Path, **kwargs: Any) -> Decoder:
+def decoder(directory, **kwargs):
     model = AutoModelForCausalLM.from_pretrained(directory).eval()
     return Decoder(model, end_ids=[END], suppressed=SUPPRESSED, **kwargs)
 
 
-def jobs(*seeds: int, temperature: float = 1.0, top_p: float = 1.0) -> list[Job]:
+def jobs(*seeds, temperature=1.0, top_p=1.0):
     """Return jobs with prompts of 3 to 60 tokens; the last three begin with the same 30."""
     generator = torch.Generator().manual_seed(3)
     drawn = [tuple(torch.randint(6, 200, (n,), generator=generator).tolist()) for n in (3, 17, 60, 30, 4, 9, 25)]
@@ -28,7 +23,7 @@ def jobs(*seeds: int, temperature: float = 1.0, top_p: float = 1.0) -> list[Job]
 
 
 @pytest.mark.parametrize("arch", ["llama", "opt"])
-def test_greedy_decoding_equals_transformers(arch: str, tmp_path: Path) -> None:
+def test_greedy_decoding_equals_transformers(arch, tmp_path):
     engine = decoder(tiny_policy(tmp_path, arch), prefixes=PrefixCache(2**24), prefill_tokens=70)
     for _ in range(2):  # the second time the prefix is known
         for job, [generated] in zip(jobs(1, temperature=0.0), engine.run(jobs(1, temperature=0.0)), strict=True):
@@ -45,7 +40,7 @@ def test_greedy_decoding_equals_transformers(arch: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.8])
-def test_a_sample_depends_on_its_seed_not_on_the_batch(llama_dir: Path, top_p: float) -> None:
+def test_a_sample_depends_on_its_seed_not_on_the_batch(llama_dir, top_p):
     seeds = tuple(range(50, 56))
     together = decoder(llama_dir, prefixes=PrefixCache(2**24)).run(jobs(*seeds, top_p=top_p))
     alone = decoder(llama_dir)
@@ -58,7 +53,7 @@ def test_a_sample_depends_on_its_seed_not_on_the_batch(llama_dir: Path, top_p: f
 
 
 @pytest.mark.parametrize("arch", ["llama", "opt", "gpt2"])
-def test_a_row_at_the_last_position_does_not_stop_others(arch: str, tmp_path: Path) -> None:
+def test_a_row_at_the_last_position_does_not_stop_others(arch, tmp_path):
     engine = decoder(tiny_policy(tmp_path, arch))
     engine.end_ids = engine.end_ids[:0]
     full = Job(tuple(6 + i % 50 for i in range(508)), 0, (1,), 1.0, 1.0, 4)  # of 512 positions
@@ -67,7 +62,7 @@ def test_a_row_at_the_last_position_does_not_stop_others(arch: str, tmp_path: Pa
     assert lengths == [4, 32, 32, 32]
 
 
-def test_finished_rows_do_not_change_others(llama_dir: Path) -> None:
+def test_finished_rows_do_not_change_others(llama_dir):
     engine, limits = decoder(llama_dir), (1, 2, 3, 10, 4, 1)
     several = [Job(job.token_ids, 0, (9,), 1.0, 1.0, limit) for job, limit in zip(jobs(9), limits, strict=True)]
     for job, limit, [generated] in zip(jobs(9), limits, engine.run(several), strict=True):
@@ -76,7 +71,7 @@ def test_finished_rows_do_not_change_others(llama_dir: Path) -> None:
         assert generated.finish_reason == ("stop" if generated.token_ids[-1] == END else "length")
 
 
-def test_the_end_token_is_included_and_ends_a_completion(llama_dir: Path) -> None:
+def test_the_end_token_is_included_and_ends_a_completion(llama_dir):
     [results] = decoder(llama_dir).run([Job((3, 9, 4), 0, tuple(range(64)), 3.0, 1.0, 30)])
     assert {generated.finish_reason for generated in results} == {"stop", "length"}
     for generated in results:

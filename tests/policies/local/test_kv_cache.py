@@ -1,13 +1,11 @@
 """The cache of prefixes. Buffers: test_decoder."""
 
-from __future__ import annotations
-
 import torch
 
 from leret.policies.local.kv_cache import PrefixCache
 
 
-def test_prefixes_are_stored_from_the_second_use_and_evicted() -> None:
+def test_prefixes_are_stored_from_the_second_use_and_evicted():
     cache, layers = PrefixCache(1100), {n: [(torch.zeros(1, 2, n, 4),) * 2] for n in (8, 80)}
     assert [cache.wanted((1, 2), 1) for _ in range(2)] == [False, True]
     for prefix in ((1,), (2,)):

@@ -1,20 +1,13 @@
 """Architectures: the causal one against a plain forward pass, and another one as a class and a line."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration
 
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
-from leret.policies.base import Completion, Messages
-from leret.policies.local.chat_template import EncodedPrompt, PromptEncoder
-from leret.policies.local.decoder import Generated, Job
+from leret.policies.local.chat_template import PromptEncoder
+from leret.policies.local.decoder import Generated
 from leret.policies.local.model import ARCHITECTURES
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.local.sampling import choose, step_keys
@@ -29,37 +22,37 @@ class Seq2Seq:
 
     auto_class = "AutoModelForSeq2SeqLM"
 
-    def __init__(self, network: Any, tokenizer: Any, name: str, enable_thinking: bool | None = None) -> None:
+    def __init__(self, network, tokenizer, name, enable_thinking=None):
         self.network, self.tokenizer = network, tokenizer
         self._encoder = PromptEncoder(tokenizer, None, name, enable_thinking)
         self._ends = self._encoder.set_ends(tokenizer.eos_token_id)
 
-    def encode(self, messages: Messages) -> EncodedPrompt:
+    def encode(self, messages):
         return self._encoder.encode(messages)
 
-    def generate(self, jobs: Sequence[Job]) -> list[list[Completion]]:
+    def generate(self, jobs):
         return [
             [self._encoder.completion(len(job.token_ids), self._write(job, seed), job.stop) for seed in job.seeds]
             for job in jobs
         ]
 
-    def renew(self) -> None:
+    def renew(self):
         """Nothing is cached."""
 
     @staticmethod
-    def logps(network: Any, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
+    def logps(network, prompt, completion):
         logits = Seq2Seq.logits(network, prompt, completion[:-1])
         return logits.log_softmax(-1).gather(-1, torch.tensor(completion)[:, None])[:, 0]
 
     @staticmethod
-    def logits(network: Any, prompt: Sequence[int], written: Sequence[int]) -> torch.Tensor:
+    def logits(network, prompt, written):
         output = network(input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([[START, *written]]))
-        return output.logits[0].float()  # type: ignore[no-any-return]
+        return output.logits[0].float()
 
     @torch.inference_mode()
-    def _write(self, job: Job, seed: int) -> Generated:
-        ids: list[int] = []
-        logprobs: list[float] = []
+    def _write(self, job, seed):
+        ids = []
+        logprobs = []
         temperature, top_p = torch.tensor([job.temperature]), torch.tensor([job.top_p])
         for key in step_keys([seed], job.max_tokens)[0]:
             logits = self.logits(self.network, job.token_ids, ids)[-1:]
@@ -72,7 +65,7 @@ class Seq2Seq:
 
 
 @pytest.fixture
-def t5(llama_dir: Path, tmp_path: Path) -> Path:
+def t5(llama_dir, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(llama_dir)
     config = T5Config(
         d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=len(tokenizer), decoder_start_token_id=START
@@ -82,7 +75,7 @@ def t5(llama_dir: Path, tmp_path: Path) -> Path:
     return tmp_path / "t5"
 
 
-def test_another_architecture_is_a_class_and_a_line(t5: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_architecture_is_a_class_and_a_line(t5, monkeypatch):
     settings = LocalPolicySettings(model=str(t5))
     with pytest.raises(PolicyError, match=r"t5 \(t5\) has an encoder.*kind: openai"):
         LocalPolicy(settings)
@@ -99,11 +92,11 @@ def test_another_architecture_is_a_class_and_a_line(t5: Path, monkeypatch: pytes
         one.close()
 
 
-def test_a_causal_models_logps_equal_those_of_sampling(policy: LocalPolicy) -> None:
+def test_a_causal_models_logps_equal_those_of_sampling(policy):
     check_logps(policy, *policy.complete_many([ask("the city", 1, 2, 3)])[0])
 
 
-def check_logps(policy: LocalPolicy, *completions: Completion) -> None:
+def check_logps(policy, *completions):
     prompt = policy.prompt_ids(ask("the city").messages)
     for one in completions:
         logps = completion_logps(policy.model.network.eval(), prompt, one.token_ids or ())

@@ -1,32 +1,27 @@
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoTokenizer, MistralConfig, MistralForCausalLM
 
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
-from leret.policies.base import Completion, PromptTooLongError, Request
-from leret.policies.local.decoder import Decoder, Job
+from leret.policies.base import PromptTooLongError, Request
+from leret.policies.local.decoder import Decoder
 from leret.policies.local.model import load_model
 from leret.policies.local.policy import LocalPolicy
 from tests.policies.conftest import ask
 
 
-def together(policy: LocalPolicy, *requests: Request) -> list[Any]:
-    async def ask_all() -> list[Any]:
+def together(policy, *requests):
+    async def ask_all():
         return await asyncio.gather(*map(policy.complete, requests), return_exceptions=True)
 
     return asyncio.run(ask_all())
 
 
-def test_concurrent_requests_are_decoded_together_in_order(policy: LocalPolicy) -> None:
+def test_concurrent_requests_are_decoded_together_in_order(policy):
     # Without log-probabilities: their last bits depend on the batches.
-    def ids(results: list[list[Completion]]) -> list[list[object]]:
+    def ids(results):
         return [[one.token_ids for one in some] for some in results]
 
     requests = [ask(f"who wrote book {i}", i, i + 100) for i in range(32)]
@@ -39,7 +34,7 @@ def test_concurrent_requests_are_decoded_together_in_order(policy: LocalPolicy) 
         assert [one for [one] in ids(alone)] == results[i]
 
 
-def test_a_completion_ends_before_the_stop_string(policy: LocalPolicy) -> None:
+def test_a_completion_ends_before_the_stop_string(policy):
     [[free]] = policy.complete_many([ask("the city", 5, max_tokens=5)])
     assert len(free.token_ids or ()) == len(free.logprobs or ()) == free.n_completion_tokens == 5
     assert (free.n_prompt_tokens, free.finish_reason) == (4, "length")  # <|user|> the city <|assistant|>
@@ -50,7 +45,7 @@ def test_a_completion_ends_before_the_stop_string(policy: LocalPolicy) -> None:
     assert (stopped.finish_reason, stopped.n_completion_tokens) == ("stop", 3)
 
 
-def test_a_prompt_beyond_the_positions_fails_alone(policy: LocalPolicy) -> None:
+def test_a_prompt_beyond_the_positions_fails_alone(policy):
     long, short, [tight] = together(policy, ask("book " * 600), ask("the city"), ask("book " * 507, max_tokens=64))
     with pytest.raises(PromptTooLongError, match=r"602 tokens.*512 positions"):
         raise long
@@ -59,7 +54,7 @@ def test_a_prompt_beyond_the_positions_fails_alone(policy: LocalPolicy) -> None:
 
 
 @pytest.mark.parametrize(("window", "shares"), [(8, False), (None, True)])
-def test_a_sliding_window_shares_no_prefixes(llama_dir: Path, window: int | None, shares: bool) -> None:
+def test_a_sliding_window_shares_no_prefixes(llama_dir, window, shares):
     config = MistralConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
                            num_key_value_heads=2, vocab_size=300, sliding_window=window)  # fmt: skip
     model, tokenizer = MistralForCausalLM(config), AutoTokenizer.from_pretrained(llama_dir)
@@ -68,7 +63,7 @@ def test_a_sliding_window_shares_no_prefixes(llama_dir: Path, window: int | None
     policy.close()
 
 
-def test_empty_requests_and_closed_policies_are_refused(llama_dir: Path) -> None:
+def test_empty_requests_and_closed_policies_are_refused(llama_dir):
     policy = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     policy.max_batch_tokens = 64
     with pytest.raises(PolicyError, match="0 completions"):
@@ -81,10 +76,10 @@ def test_empty_requests_and_closed_policies_are_refused(llama_dir: Path) -> None
         policy.complete_many([ask("the city")])
 
 
-def test_out_of_memory_halves_the_batch(llama_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_halves_the_batch(llama_dir, monkeypatch):
     run, sizes = Decoder.run, []
 
-    def hungry(self: Decoder, jobs: Sequence[Job]) -> Any:
+    def hungry(self, jobs):
         if len(jobs) > 2 or any(len(job.seeds) > 4 for job in jobs):
             raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
         sizes.append(len(jobs))
@@ -101,7 +96,7 @@ def test_out_of_memory_halves_the_batch(llama_dir: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("lora", [False, True])
-def test_a_model_in_training_is_sampled_with_its_weights(llama_dir: Path, lora: bool) -> None:
+def test_a_model_in_training_is_sampled_with_its_weights(llama_dir, lora):
     import torch
     from peft import LoraConfig, get_peft_model
 

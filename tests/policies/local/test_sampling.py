@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -8,23 +6,23 @@ from scipy import stats
 from leret.policies.local.sampling import choose, exponentials, step_keys
 
 
-def keys(n: int) -> np.ndarray:
+def keys(n):
     """Return the keys of the first step of n completions."""
     return step_keys(range(n), 1)[:, 0]
 
 
-def drawn(logits: torch.Tensor, n: int, temperature=(1.0,), top_p=(1.0,), suppressed=None):
+def drawn(logits, n, temperature=(1.0,), top_p=(1.0,), suppressed=None):
     """Ids and chances of ``n`` rows; temperatures and top-p are repeated over them."""
     repeated = [torch.tensor(values).repeat(n // len(values)) for values in (temperature, top_p)]
     ids, logprobs = choose(logits.repeat(n, 1), keys(n), *repeated, suppressed)
     return ids, logprobs.exp()
 
 
-def logs(*probabilities: float) -> torch.Tensor:
+def logs(*probabilities):
     return torch.log(torch.tensor(probabilities))
 
 
-def test_temperature_and_top_p_apply_by_row() -> None:
+def test_temperature_and_top_p_apply_by_row():
     ids, _ = drawn(logs(0.4, 0.6), 40, temperature=(0.0, 1.0))
     assert [set(ids[::2].tolist()), set(ids[1::2].tolist())] == [{1}, {0, 1}]
     # {1, 2} has .8 >= .6 and {1} has .5 < .6, so token 0 is out.
@@ -32,14 +30,14 @@ def test_temperature_and_top_p_apply_by_row() -> None:
     assert [set(ids[::2].tolist()), set(ids[1::2].tolist())] == [{1, 2}, {0, 1, 2}]
 
 
-def test_logprobs_ignore_temperature_top_p_and_suppression() -> None:
+def test_logprobs_ignore_temperature_top_p_and_suppression():
     ids, chances = drawn(logs(0.5, 0.3, 0.2), 50, (0.5,), (0.9,), torch.tensor([0]))
     assert set(ids.tolist()) == {1, 2}
     assert chances.tolist() == pytest.approx([0.3 if i == 1 else 0.2 for i in ids.tolist()], abs=1e-6)
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(2.0, 1.0), (1.0, 1.0), (1.0, 0.9)])
-def test_samples_follow_the_softmax_at_its_temperature_and_top_p(temperature: float, top_p: float) -> None:
+def test_samples_follow_the_softmax_at_its_temperature_and_top_p(temperature, top_p):
     logits = torch.tensor([1.0, 0.0, -1.0, 2.0])
     ids, _ = drawn(logits, 20_000, (temperature,), (top_p,))
     weights = torch.softmax(logits.double() / temperature, dim=0)
@@ -50,14 +48,14 @@ def test_samples_follow_the_softmax_at_its_temperature_and_top_p(temperature: fl
     assert stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue > 1e-3
 
 
-def test_noise_is_exponential_in_every_place() -> None:
+def test_noise_is_exponential_in_every_place():
     noise = exponentials(step_keys(range(200), 5).ravel(), 300).numpy()
     assert stats.kstest(noise.ravel(), "expon").pvalue > 1e-3
     assert stats.kstest([stats.kstest(noise[:, i], "expon").pvalue for i in range(300)], "uniform").pvalue > 1e-3
     assert noise.min() > 0
 
 
-def test_neighbouring_draws_are_independent() -> None:
+def test_neighbouring_draws_are_independent():
     table = step_keys(range(200), 50)
     ids, _ = choose(torch.zeros(table.size, 8), table.ravel(), torch.ones(table.size), torch.ones(table.size))
     counts = ids.reshape(table.shape).numpy()
@@ -67,7 +65,7 @@ def test_neighbouring_draws_are_independent() -> None:
     assert np.abs(correlation).max() < 6 / np.sqrt(table.size)
 
 
-def test_noise_is_the_same_on_every_machine_and_in_every_batch() -> None:
+def test_noise_is_the_same_on_every_machine_and_in_every_batch():
     # Computed with integers of Python, which know no overflow.
     assert step_keys([0], 1)[0, 0] == 0x8630C2BA6DAAB072
     golden = [0.5268987596704195, 0.4088697295742124]
@@ -76,7 +74,7 @@ def test_noise_is_the_same_on_every_machine_and_in_every_batch() -> None:
     assert torch.equal(exponentials(step_keys([1, 2**63 + 5, 3], 8)[:, 7], 900)[1, :4], alone[0])
 
 
-def test_samples_of_a_large_vocabulary_follow_the_softmax() -> None:
+def test_samples_of_a_large_vocabulary_follow_the_softmax():
     # As a trained model gives them: a few likely tokens, and 30,000 others with a tenth of the mass.
     logits, n = torch.randn(30_500, generator=torch.Generator().manual_seed(0)), 800
     logits[[5, 1023, 1024, 20_000, 30_499]] += torch.tensor([13.0, 11.0, 12.0, 12.5, 11.5])
@@ -89,7 +87,7 @@ def test_samples_of_a_large_vocabulary_follow_the_softmax() -> None:
 
 
 @pytest.mark.parametrize("n_vocabulary", [900, 30_500])
-def test_rounding_of_logits_changes_no_draw(n_vocabulary: int) -> None:
+def test_rounding_of_logits_changes_no_draw(n_vocabulary):
     n = 200_000 // n_vocabulary * 10
     logits = 2 * torch.randn(n, n_vocabulary, generator=torch.Generator().manual_seed(0))
     noise = 3e-6 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))

@@ -1,10 +1,5 @@
 """Pickers with random weights."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Iterator
-from typing import Any
-
 import pytest
 
 from leret.config.policy import PolicySettings
@@ -14,11 +9,11 @@ from tests.policies.pickers import stories
 
 
 @pytest.fixture
-def picker() -> Iterator[Callable[..., Picker]]:
+def picker():
     """Return a function that makes fitted pickers."""
-    pickers: list[Picker] = []
+    pickers = []
 
-    def make(kind: str = "encoder", **settings: Any) -> Picker:
+    def make(kind="encoder", **settings):
         defaults = {"features": f"{stories.__name__}:numbers"} if kind == "features" else {"positions": "relative"}
         policy = make_policy(PolicySettings.model_validate({"kind": kind, **defaults, **settings}))
         assert isinstance(policy, Picker)

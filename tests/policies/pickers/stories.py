@@ -1,15 +1,10 @@
 """Choices among sentences, and a user's feature function."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
 from leret.core.types import STOP, Candidate, Choice
 from leret.policies.base import Request
-from leret.policies.pickers.picker import Picker
 
 STORY = (
     "Mary went to the kitchen.",
@@ -21,24 +16,24 @@ STORY = (
 )
 
 
-def numbers(choice: Choice) -> tuple[tuple[str, ...], np.ndarray]:
+def numbers(choice):
     """Return length of the text, its place, and the number of earlier picks."""
     rows = [[len(one.text), one.position or 0, len(choice.picked)] for one in choice.candidates]
     return ("length", "place", "step"), np.array(rows, np.float32)
 
 
-def story(picked: Sequence[int] = (), stop: bool = False, question: str = "Where is the milk?") -> Choice:
+def story(picked=(), stop=False, question="Where is the milk?"):
     """Return the choice among sentences that are not picked yet."""
     whole = [Candidate(str(i), text, "", float(i)) for i, text in enumerate(STORY)]
     left = [one for i, one in enumerate(whole) if i not in picked]
     return Choice("pick", {"question": question}, [*left, *[STOP] * stop], tuple(whole[i] for i in picked))
 
 
-def request(choice: Choice, *seeds: int, temperature: float = 1.0, top_p: float = 1.0) -> Request:
+def request(choice, *seeds, temperature=1.0, top_p=1.0):
     return Request((), seeds or (0,), temperature, 8, top_p, choice=choice)
 
 
-def shaken(picker: Picker, seed: int = 0) -> Picker:
+def shaken(picker, seed=0):
     """Move the weights far from their first values, as training does."""
     torch.manual_seed(seed)
     with torch.no_grad():

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,7 +17,7 @@ from tests.policies.pickers.stories import STORY, shaken, story
 from tests.retrieval.small import minilm
 
 
-def turned(vector: np.ndarray, position: float) -> np.ndarray:
+def turned(vector, position):
     """Rotate the planes of a vector, dimensions i and i + d / 2, by a position."""
     d, out = len(vector), np.zeros(len(vector))
     for i in range(d // 2):
@@ -32,7 +28,7 @@ def turned(vector: np.ndarray, position: float) -> np.ndarray:
     return out
 
 
-def test_products_equal_those_of_rotated_vectors() -> None:
+def test_products_equal_those_of_rotated_vectors():
     generator = np.random.default_rng(0)
     states, actions = generator.normal(size=(2, 5, 8))
     positions = generator.uniform(0, 30, 5)
@@ -41,12 +37,12 @@ def test_products_equal_those_of_rotated_vectors() -> None:
     np.testing.assert_allclose(products.mean(0), expected, atol=1e-6)
 
 
-def placed(places: Sequence[float | None], picked: Sequence[float | None]) -> Choice:
+def placed(places, picked):
     candidates, before = ([Candidate(f"{i}", "", "", i) for i in values] for values in (places, picked))
     return Choice("pick", {}, candidates, tuple(before))
 
 
-def test_relative_positions_are_places_between_picked_chunks() -> None:
+def test_relative_positions_are_places_between_picked_chunks():
     choices = [
         placed([0, 2, 3, 5, 6, 9, None], [7, 4]),
         placed([2, 1, 0], []),
@@ -61,9 +57,7 @@ def test_relative_positions_are_places_between_picked_chunks() -> None:
 @pytest.mark.parametrize(
     ("positions", "at"), [("none", [0, 0, 0]), ("absolute", [0, 3, 5]), ("relative", [4.5, 13.6, 17.2])]
 )
-def test_q_values_equal_an_oracle_on_the_saved_encoders(
-    picker, tmp_path: Path, positions: str, at: list[float]
-) -> None:
+def test_q_values_equal_an_oracle_on_the_saved_encoders(picker, tmp_path, positions, at):
     from sentence_transformers import SentenceTransformer
 
     shaken(one := picker(positions=positions)).save(tmp_path)
@@ -80,12 +74,12 @@ def test_q_values_equal_an_oracle_on_the_saved_encoders(
     ("order", "text"),
     [("document", f"q [SEP] {STORY[1]} [SEP] {STORY[4]}"), ("pick", f"q [SEP] {STORY[4]} [SEP] {STORY[1]}")],
 )
-def test_a_state_is_the_question_and_the_picks(picker, order: str, text: str) -> None:
+def test_a_state_is_the_question_and_the_picks(picker, order, text):
     one = picker(order=order)
     assert one._function._state(story([4, 1], question="q"), " [SEP] ") == text
 
 
-def test_prefixes_and_titles_are_part_of_the_texts(picker) -> None:
+def test_prefixes_and_titles_are_part_of_the_texts(picker):
     function = picker(query_prefix="query: ", document_prefix="passage: ")._function
     assert function._state(story(question="q"), "|") == "query: q"
     titled = [Candidate("a", "It is old.", "Rome"), *story(stop=True).candidates[-2:]]
@@ -96,7 +90,7 @@ def test_prefixes_and_titles_are_part_of_the_texts(picker) -> None:
     ]
 
 
-def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch):
     one, read = shaken(picker()), []
     embed = one._function._embed_actions
     embed_ids = embed._embed
@@ -109,7 +103,7 @@ def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch: p
     assert read == [6, 1, 6]
 
 
-def test_cached_embeddings_are_bounded(picker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_embeddings_are_bounded(picker, monkeypatch):
     embed = shaken(picker())._function._embed_actions
     with torch.no_grad():
         first, _ = embed(["a", "Mary", "the milk"], cached=True)
@@ -121,7 +115,7 @@ def test_cached_embeddings_are_bounded(picker, monkeypatch: pytest.MonkeyPatch) 
     torch.testing.assert_close(embeddings, first[[2, 1]])
 
 
-def test_chunked_values_equal_unchunked_ones(picker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_values_equal_unchunked_ones(picker, monkeypatch):
     monkeypatch.setattr(encoders, "_CHUNK_NUMBERS", 256)
     monkeypatch.setattr(encoders, "_CHUNK_TEXTS", 4)
     one = shaken(picker())
@@ -129,7 +123,7 @@ def test_chunked_values_equal_unchunked_ones(picker, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("pretrained", [False, True], ids=["from nothing", "MiniLM"])
-def test_a_saved_encoder_is_a_dense_index_model(picker, tmp_path: Path, pretrained: bool) -> None:
+def test_a_saved_encoder_is_a_dense_index_model(picker, tmp_path, pretrained):
     pytest.importorskip("faiss", reason="faiss is not installed")
     shaken(one := picker(positions="none", **({"model": str(minilm())} if pretrained else {}))).save(tmp_path / "p")
     choice = story()
@@ -144,7 +138,7 @@ def test_a_saved_encoder_is_a_dense_index_model(picker, tmp_path: Path, pretrain
     )
 
 
-def test_a_pretrained_encoder_loses_its_normalization(picker) -> None:
+def test_a_pretrained_encoder_loses_its_normalization(picker):
     one = picker(positions="none", model=str(minilm()))
     assert one.fitted
     assert [type(part).__name__ for part in one.model["state"]] == ["Transformer", "Pooling"]
@@ -156,14 +150,14 @@ def test_a_pretrained_encoder_loses_its_normalization(picker) -> None:
 TEXTS = ["Mary went to the kitchen.", "Mary took the milk.", "To the garden!"]
 
 
-def test_words_that_occur_once_are_unknown() -> None:
+def test_words_that_occur_once_are_unknown():
     encoder = scratch_encoder(TEXTS, EncoderSettings(), 0)
     ids = encoder.tokenizer("mary WENT to the Milk [SEP] the", padding=False)["input_ids"]
     assert " ".join(encoder.tokenizer.convert_ids_to_tokens(ids)) == "mary [UNK] to the [UNK] [SEP] the [SEP]"
     assert len(scratch_encoder(TEXTS, EncoderSettings(vocab_size=4), 0).tokenizer) == 4
 
 
-def test_weights_depend_on_the_seed() -> None:
+def test_weights_depend_on_the_seed():
     one, same, other = (scratch_encoder(TEXTS, EncoderSettings(), seed).encode(TEXTS) for seed in (0, 0, 1))
     np.testing.assert_array_equal(one, same)
     assert abs(one - other).max() > 0.01

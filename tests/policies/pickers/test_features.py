@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch
@@ -9,18 +7,18 @@ from leret.policies.pickers.features import mentions
 from tests.policies.pickers.stories import shaken, story
 
 
-def test_a_new_network_values_all_candidates_at_0(picker) -> None:
+def test_a_new_network_values_all_candidates_at_0(picker):
     assert picker("features").q([story(), story([2])])[0].tolist() == [0.0] * 6
 
 
-def test_features_are_standardised_by_the_first_choices(picker) -> None:
+def test_features_are_standardised_by_the_first_choices(picker):
     network = picker("features").model  # of story() and story([2])
     lengths = [25, 25, 19, 24, 25, 22, 25, 25, 24, 25, 22]
     np.testing.assert_allclose(network.mean[0], np.mean(lengths), rtol=1e-6)
     np.testing.assert_allclose(network.scale[0], np.std(lengths), rtol=1e-6)
 
 
-def test_values_are_a_linear_layer_plus_a_small_network(picker) -> None:
+def test_values_are_a_linear_layer_plus_a_small_network(picker):
     one = shaken(picker("features", hidden_size=4))
     weights = {name: value.double().numpy() for name, value in one.model.state_dict().items()}
     rows = [[len(c.text), c.position, 1] for c in story([3]).candidates]
@@ -34,24 +32,23 @@ def test_values_are_a_linear_layer_plus_a_small_network(picker) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "row"),
-    [({"idf": 2.0, "own": 1}, [2.0, 1.0]), ({"own": True}, [0.0, 1.0]), ({}, [0.0, 0.0])],
+    ("data", "row"), [({"idf": 2.0, "own": 1}, [2.0, 1.0]), ({"own": True}, [0.0, 1.0]), ({}, [0.0, 0.0])]
 )
-def test_mentions_reads_the_numbers_of_candidates(data: dict[str, float], row: list[float]) -> None:
+def test_mentions_reads_the_numbers_of_candidates(data, row):
     whole = Candidate("a", "a", data={"idf": 1.0, "own": 0})
     names, rows = mentions(Choice("pick", {}, [whole, Candidate("b", "b", data=data)], (whole,)))
     assert names == ("idf", "own", "step", "again", "partly_again")
     assert rows.tolist() == [[1.0, 0.0, 1.0, 1.0, 0.0], [*row, 1.0, 0.0, 0.0]]
 
 
-def test_mentions_counts_words_shared_with_picks() -> None:
+def test_mentions_counts_words_shared_with_picks():
     picked = Candidate("1", "Anna Bolt"), Candidate("2", "Rome")
     texts = ["anna bolt", "Anna Kern Bolt Rome", "Mia", ""]
     _, rows = mentions(Choice("pick", {}, [Candidate(text, text) for text in texts], picked))
     assert rows.tolist() == [[2.0, 1.0, 0.0], [2.0, 0.75, 1.0], [2.0, 0.0, 0.0], [2.0, 0.0, 0.0]]
 
 
-def test_missing_features_are_0(picker) -> None:
+def test_missing_features_are_0(picker):
     one = shaken(picker("features", features="mentions"))
     plain = Choice("pick", {}, [Candidate("a", "a"), Candidate("b", "b", data={"new": 5.0})])
     one.fit([plain])  # nothing: it is fitted

@@ -1,9 +1,5 @@
-from __future__ import annotations
-
 import asyncio
 import json
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +27,7 @@ VALUES = torch.tensor([0.1, 0.5, 0.5, -0.2])
         (3, 0.3, [0, 1, 0, 0]),
     ],
 )
-def test_draws_follow_softmax_of_the_values(top_k: int | None, top_p: float, probabilities: list[float]) -> None:
+def test_draws_follow_softmax_of_the_values(top_k, top_p, probabilities):
     drawn = np.array(draw(VALUES, range(20_000), 1.0, top_k, top_p))
     places = drawn[:, 0].astype(int)
     np.testing.assert_allclose(np.bincount(places, minlength=4) / 20_000, probabilities, atol=0.011)
@@ -40,20 +36,20 @@ def test_draws_follow_softmax_of_the_values(top_k: int | None, top_p: float, pro
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_draw_depends_only_on_its_seed(picker, kind: str) -> None:
+def test_a_draw_depends_only_on_its_seed(picker, kind):
     one = shaken(picker(kind))
     requests = [request(story(), 1, 2, 3), request(story([2]), 4), request(story([0, 4], stop=True), 5, 6)]
     together = one.complete_many(requests)
     alone = [one.complete_many([request(r.choice, seed)])[0][0] for r in requests for seed in r.seeds]
     assert [c.text for each in together for c in each] == [c.text for c in alone]
 
-    async def complete() -> list[list[object]]:
+    async def complete():
         return await asyncio.gather(*map(one.complete, requests))
 
     assert [[c.text for c in each] for each in asyncio.run(complete())] == [[c.text for c in each] for each in together]
 
 
-def test_values_do_not_depend_on_the_batch(picker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_do_not_depend_on_the_batch(picker, monkeypatch):
     one, choices = shaken(picker()), [story(), story([2]), story([4])]
     together = one.score(choices)
     monkeypatch.setattr(pickers, "_AT_ONCE", 10)
@@ -62,7 +58,7 @@ def test_values_do_not_depend_on_the_batch(picker, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_completion_has_id_value_and_log_probability(picker, kind: str) -> None:
+def test_a_completion_has_id_value_and_log_probability(picker, kind):
     one, choice = shaken(picker(kind)), story([1])
     [values] = one.score([choice])
     for completion in one.complete_many([request(choice, *range(8), temperature=0.3)])[0]:
@@ -72,7 +68,7 @@ def test_a_completion_has_id_value_and_log_probability(picker, kind: str) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_values_for_updates_equal_those_of_draws(picker, kind: str) -> None:
+def test_values_for_updates_equal_those_of_draws(picker, kind):
     one, choices = shaken(picker(kind)), [story(), story([2]), story([2, 0], stop=True)]
     scores = one.score(choices)
     for q, twin, score in zip(one.q(choices), one.q(choices, twin=True), scores, strict=True):
@@ -85,18 +81,18 @@ def test_values_for_updates_equal_those_of_draws(picker, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("twin", [False, True])
-def test_values_at_places_equal_all_values(picker, kind: str, twin: bool) -> None:
+def test_values_at_places_equal_all_values(picker, kind, twin):
     one, choices = shaken(picker(kind)), [story(), story([2]), story([2, 0], stop=True)]
     for whole, each, place in zip(one.q(choices, twin), one.q(choices, twin, at=[5, 0, 4]), [5, 0, 4], strict=True):
         torch.testing.assert_close(each, whole[..., place : place + 1], atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_saved_picker_gives_the_same_values(picker, kind: str, tmp_path: Path) -> None:
+def test_a_saved_picker_gives_the_same_values(picker, kind, tmp_path):
     one = shaken(picker(kind, hidden_size=16))
     one.save(tmp_path / "p")
 
-    def load(name: str) -> Any:
+    def load(name):
         return make_policy(PolicySettings.model_validate({"kind": kind, "model": str(tmp_path / name)}))
 
     again = load("p")
@@ -110,7 +106,7 @@ def test_a_saved_picker_gives_the_same_values(picker, kind: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("kind", ["features", "encoder"])
-def test_a_picker_with_nan_or_other_files_is_refused(picker, kind: str, tmp_path: Path) -> None:
+def test_a_picker_with_nan_or_other_files_is_refused(picker, kind, tmp_path):
     settings = PolicySettings.model_validate({"kind": kind, "model": str(tmp_path)})
     one = shaken(picker(kind, hidden_size=16))
     one.save(tmp_path)
@@ -125,7 +121,7 @@ def test_a_picker_with_nan_or_other_files_is_refused(picker, kind: str, tmp_path
         make_policy(settings)
 
 
-def test_a_retrained_picker_is_reloaded(picker, tmp_path: Path) -> None:
+def test_a_retrained_picker_is_reloaded(picker, tmp_path):
     one, settings = shaken(picker("features")), FeaturesSettings(model=str(tmp_path))
     one.save(tmp_path)
     shared = shared_policy(settings)
@@ -135,7 +131,7 @@ def test_a_retrained_picker_is_reloaded(picker, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_clone_keeps_its_weights(picker, kind: str) -> None:
+def test_a_clone_keeps_its_weights(picker, kind):
     one = shaken(picker(kind))
     target, before = one.clone(), one.score([story()])
     shaken(one, 1)
@@ -144,7 +140,7 @@ def test_a_clone_keeps_its_weights(picker, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_a_network_all_candidates_are_equal(kind: str) -> None:
+def test_without_a_network_all_candidates_are_equal(kind):
     features = {"features": f"{numbers.__module__}:numbers"} if kind == "features" else {}
     untrained = make_policy(PolicySettings.model_validate({"kind": kind, **features}))
     [greedy] = untrained.complete_many([request(story(), temperature=0.0)])
@@ -153,7 +149,7 @@ def test_without_a_network_all_candidates_are_equal(kind: str) -> None:
         untrained.q([story()])
 
 
-def test_a_request_for_a_text_is_refused(picker) -> None:
+def test_a_request_for_a_text_is_refused(picker):
     asked = Request(({"role": "user", "content": "Where?"},), (0,), 1.0, 8)
     with pytest.raises(PolicyError, match="asked for a text"):
         picker("features").complete_many([asked])
@@ -161,7 +157,7 @@ def test_a_request_for_a_text_is_refused(picker) -> None:
         asyncio.run(picker("features").complete(asked))
 
 
-def test_a_picker_of_another_kind_or_version_is_refused(picker, tmp_path: Path) -> None:
+def test_a_picker_of_another_kind_or_version_is_refused(picker, tmp_path):
     picker("features").save(tmp_path / "p")
     with pytest.raises(PolicyError, match="kind features"):
         make_policy(EncoderSettings(model=str(tmp_path / "p")))
@@ -173,7 +169,7 @@ def test_a_picker_of_another_kind_or_version_is_refused(picker, tmp_path: Path) 
         make_policy(FeaturesSettings(model=str(tmp_path / "p")))
 
 
-def test_a_saved_architecture_overrides_the_recipe(picker, tmp_path: Path) -> None:
+def test_a_saved_architecture_overrides_the_recipe(picker, tmp_path):
     picker(positions="absolute").save(tmp_path / "p")
     again = make_policy(EncoderSettings(model=str(tmp_path / "p"), positions="none", top_k=3))
     assert (again.settings.positions, again.settings.top_k) == ("absolute", 3)
@@ -187,19 +183,19 @@ def tabular(choices):
     return [torch.tensor(AFTER[tuple(int(one.id) for one in choice.picked)]) for choice in choices]
 
 
-def small(n: int = 3):
+def small(n=3):
     choice = story()
     return type(choice)(choice.predictor, choice.context, choice.candidates[:n], choice.picked)
 
 
 @pytest.mark.parametrize(("width", "best"), [(1, ["0", "2"]), (2, ["1", "0"]), (9, ["1", "0"])])
-def test_a_beam_finds_what_greedy_misses(width: int, best: list[str]) -> None:
+def test_a_beam_finds_what_greedy_misses(width, best):
     paths = plan(tabular, small(), 2, width)
     assert [one.id for one in paths[0].picked] == best
     assert len({frozenset(one.id for one in path.picked) for path in paths}) == len(paths) <= width
 
 
-def test_a_beam_embeds_each_candidate_once(picker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_beam_embeds_each_candidate_once(picker, monkeypatch):
     one, read = shaken(picker()), []
     embed_ids = one._function._embed_actions._embed
     monkeypatch.setattr(one._function._embed_actions, "_embed", lambda ids: read.extend(ids) or embed_ids(ids))
@@ -208,7 +204,7 @@ def test_a_beam_embeds_each_candidate_once(picker, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("width", "expected"), [(1, [["[stop]"]]), (2, [["[stop]"], ["5", "[stop]"]])])
-def test_a_path_ends_at_its_stop(width: int, expected: list[list[str]]) -> None:
+def test_a_path_ends_at_its_stop(width, expected):
     def score(choices):
         return [torch.tensor([0.1, 0.9][-len(one.candidates) :]) for one in choices]
 
@@ -216,7 +212,7 @@ def test_a_path_ends_at_its_stop(width: int, expected: list[list[str]]) -> None:
     assert [[one.id for one in path.picked] for path in paths] == expected
 
 
-def test_a_greedy_picker_with_a_beam_plans_to_its_budget(picker) -> None:
+def test_a_greedy_picker_with_a_beam_plans_to_its_budget(picker):
     one = shaken(picker(beam=4, budget=3))
     best = plan(one.score, story([2]), 2, 4)[0]
     [[completion]] = one.complete_many([request(story([2]), temperature=0.0)])

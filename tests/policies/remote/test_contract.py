@@ -1,16 +1,12 @@
 """Failures and probes of all kinds of served policies. Retries: tests/http."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import logging
 import socket
 from copy import deepcopy
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -26,7 +22,7 @@ SECRET = "sk-0123456789abcdef"
 
 
 @pytest.fixture(params=["openai", "together", "tgi"])
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, llama_dir: Path) -> SimpleNamespace:
+def kind(request, monkeypatch, llama_dir):
     """Return a kind's server, and its settings with a secret key."""
     monkeypatch.setenv("TINY_KEY", f"{SECRET}\n")
     monkeypatch.setenv("TOGETHER_API_KEY", SECRET)
@@ -55,7 +51,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, llama_
         ("stall", "timeout"),
     ],
 )
-def test_a_transient_failure_has_a_kind(kind: SimpleNamespace, fault: Any, name: str) -> None:
+def test_a_transient_failure_has_a_kind(kind, fault, name):
     with pytest.raises(PolicyError, match="gave up after 1 attempt") as caught:
         kind.asked(kind.server([fault]), **({"timeout_s": 0.4} if fault == "stall" else {}))
     assert (caught.value.exit_code, getattr(caught.value.__cause__, "kind", "")) == (1, name)
@@ -71,9 +67,7 @@ def test_a_transient_failure_has_a_kind(kind: SimpleNamespace, fault: Any, name:
     ],
     ids=["refusal", "an error of status 200", "HTML", "a bomb"],
 )
-def test_a_failure_repeats_no_key(
-    kind: SimpleNamespace, fault: web.Response, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_repeats_no_key(kind, fault, monkeypatch, caplog):
     monkeypatch.setattr(leret.http.answers, "MAX_BYTES", 2**20)
     caplog.set_level(logging.DEBUG)
     server = kind.server([fault])
@@ -82,24 +76,22 @@ def test_a_failure_repeats_no_key(
     assert server.requests[0].headers["Authorization"] == f"Bearer {SECRET}"
     assert caught.value.exit_code == (2 if fault.status == 401 else 1)
     assert (r"401: bad key: [key]; correct the key" in str(caught.value)) is (fault.status == 401)
-    error: BaseException | None = caught.value
+    error = caught.value
     while error is not None:
         assert SECRET[:8] not in f"{error} {error!r}"
         error = error.__cause__ or error.__context__
     assert SECRET[:8] not in caplog.text
 
 
-def test_a_refusal_is_not_sent_again(kind: SimpleNamespace) -> None:
+def test_a_refusal_is_not_sent_again(kind):
     server = kind.server([refusal("Input validation error: `inputs` must have less than 99 tokens", 422)])
     with pytest.raises(PromptTooLongError, match="answered 422: Input validation"):
         kind.asked(server, retry_for_s=60.0)
     assert len(server.bodies) == 1
 
 
-def test_a_missing_key_or_seed_is_refused_before_sending(
-    kind: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def work(policy: Any) -> None:
+def test_a_missing_key_or_seed_is_refused_before_sending(kind, monkeypatch):
+    async def work(policy):
         assert deepcopy(policy) is policy
         with pytest.raises(PolicyError, match="no completion"):
             await policy.complete(Request((), (), 1.0, 8))
@@ -112,14 +104,14 @@ def test_a_missing_key_or_seed_is_refused_before_sending(
 
 
 @pytest.mark.parametrize("faults", [[], ["stall"]], ids=["well", "late with its first token"])
-def test_a_probe_is_one_token_and_passes_late_servers(kind: SimpleNamespace, faults: list[str]) -> None:
+def test_a_probe_is_one_token_and_passes_late_servers(kind, faults):
     tgi = kind.server is TgiServer
     server = kind.server(list(faults) if tgi else [None, *faults])
     probed(server, **kind.settings, path="" if tgi else "/v1")
     assert len(server.bodies) == 1
 
 
-def test_a_server_that_accepts_no_connection_is_reported(kind: SimpleNamespace) -> None:
+def test_a_server_that_accepts_no_connection_is_reported(kind):
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
         clients = [waiting.enter_context(socket.socket()) for _ in range(4)]
         for client in clients:

@@ -1,11 +1,7 @@
 """Chat completions: how the samples of a prompt are asked for, and what is a completion. Failures: test_contract."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -15,14 +11,14 @@ from leret.core import yaml
 from leret.core.errors import PolicyError
 from leret.http.answers import MALFORMED, Answer, RejectedError, RetryableError
 from leret.policies.base import PromptTooLongError
-from leret.policies.remote.openai import OpenAIPolicy, completions_of, policy_error, shared
+from leret.policies.remote.openai import completions_of, policy_error, shared
 from tests.policies.conftest import ask
 from tests.policies.servers import ChatServer, asked, completion, refusal, run, serving
 
 ANSWER = completion({"seed": 1})
 
 
-def test_several_samples_are_one_request() -> None:
+def test_several_samples_are_one_request():
     server = ChatServer()
     assert len({completion.text for completion in asked(server, 1, 2, 3, stop=("\n",))}) == 3
     [several] = server.bodies
@@ -38,14 +34,14 @@ def test_several_samples_are_one_request() -> None:
     [ChatServer(most_n=1), ChatServer([refusal("n must be 1")], most_n=1), ChatServer(most_n=2)],
     ids=["ignores n", "refuses n", "so many are too many"],
 )
-def test_without_n_each_sample_is_a_request_with_a_seed(server: ChatServer) -> None:
+def test_without_n_each_sample_is_a_request_with_a_seed(server):
     assert len({completion.text for completion in asked(server, 1, 2, 3)}) == 3
     assert [body.get("n") for body in server.bodies][-3:] == [None] * 3
     assert len({body["seed"] for body in server.bodies[-3:]}) == 3
 
 
-def test_the_meter_counts_tokens_and_cost() -> None:
-    async def work(policy: OpenAIPolicy) -> Any:
+def test_the_meter_counts_tokens_and_cost():
+    async def work(policy):
         await asyncio.gather(*[policy.complete(ask(f"city {i}", 1, 2)) for i in range(10)])
         return policy.meter.snapshot()
 
@@ -54,11 +50,11 @@ def test_the_meter_counts_tokens_and_cost() -> None:
     assert usage["cost"] == pytest.approx((50 * 2.0 + 40 * 4.0) / 1e6)
 
 
-def test_together_has_its_request_keys_and_model_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_together_has_its_request_keys_and_model_list(monkeypatch):
     monkeypatch.setenv("TOGETHER_API_KEY", "tgp_v1_this_is_the_secret")
     server = ChatServer(models=("tiny",), bare_list=True)
 
-    async def work(policy: OpenAIPolicy) -> Any:
+    async def work(policy):
         assert await policy.served() == ["tiny"]
         return await policy.complete(ask("the city", 1, 2, 3))
 
@@ -68,10 +64,10 @@ def test_together_has_its_request_keys_and_model_list(monkeypatch: pytest.Monkey
     assert (request["n"], request["logprobs"], "return_token_ids" in request) == (3, 1, False)
 
 
-def test_a_refused_extension_is_left_out() -> None:
+def test_a_refused_extension_is_left_out():
     server = ChatServer(strict=True)
 
-    async def work(policy: OpenAIPolicy) -> Any:
+    async def work(policy):
         return [await policy.complete(ask("the city", seed)) for seed in (1, 2)]
 
     [[completions], _] = run(server, work, logprobs=True)
@@ -90,24 +86,24 @@ def test_a_refused_extension_is_left_out() -> None:
     ],
     ids=["vLLM", "vLLM's decoder", "SGLang", "llama.cpp", "TGI and Together"],
 )
-def test_a_prompt_beyond_the_models_positions_is_too_long(said: str) -> None:
+def test_a_prompt_beyond_the_models_positions_is_too_long(said):
     assert isinstance(policy_error(RejectedError(f"answered 400: {said}", 400)), PromptTooLongError)
     other = "max_tokens is too large: this model writes at most 4096 tokens"
     for status, words in ((401, said), (400, other)):
         assert type(policy_error(RejectedError(f"answered {status}: {words}", status))) is PolicyError
 
 
-def choice(message: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
+def choice(message=None, **changes):
     """The answer with its choice changed."""
     completions = {**ANSWER["choices"][0], **changes}
     return {**ANSWER, "choices": [{**completions, "message": {**completions["message"], **(message or {})}}]}
 
 
-def logprob(value: float) -> dict[str, Any]:
+def logprob(value):
     return choice(logprobs={"content": [{"token": "a", "logprob": value}]})
 
 
-LIES: dict[str, tuple[Any, str]] = {
+LIES = {
     "an error beside the choices": ({**ANSWER, "error": {"message": "upstream is away"}}, "upstream is away"),
     "an error in a choice": (choice(error={"message": "out of memory"}, finish_reason="error"), "out of memory"),
     "a request that was aborted": (choice(finish_reason="abort"), "finish_reason abort"),
@@ -129,29 +125,29 @@ LIES: dict[str, tuple[Any, str]] = {
 }
 
 
-def read(value: Any, n: int = 1) -> Any:
+def read(value, n=1):
     text = value if isinstance(value, str) else json.dumps(value)
     return completions_of(Answer("http://a/v1", 200, {}, text.encode()), n, 16)
 
 
 @pytest.mark.parametrize("name", LIES)
-def test_an_invalid_answer_of_status_200_has_a_cause(name: str) -> None:
+def test_an_invalid_answer_of_status_200_has_a_cause(name):
     lie, cause = LIES[name]
     with pytest.raises((RetryableError, *MALFORMED), match=f"(?i){cause}"):
         read(lie)
 
 
-def test_known_finish_reasons_are_completions() -> None:
+def test_known_finish_reasons_are_completions():
     for reason in ("stop", "length", "eos", "eos_token", "stop_sequence", None):
         assert read(choice(finish_reason=reason))[0].finish_reason == ("length" if reason == "length" else "stop")
 
 
-def body(*texts: str, **usage: int) -> dict[str, Any]:
+def body(*texts, **usage):
     choices = [{"index": i, "message": {"content": text}, "finish_reason": "stop"} for i, text in enumerate(texts)]
     return {"choices": choices[::-1], "usage": usage}
 
 
-def test_choices_come_in_the_order_of_their_index() -> None:
+def test_choices_come_in_the_order_of_their_index():
     completions = read(body("one", "two", prompt_tokens=7, completion_tokens=6), 2)
     assert [(c.text, c.n_prompt_tokens, c.n_completion_tokens) for c in completions] == [("one", 7, 3), ("two", 7, 3)]
     with pytest.raises(ValueError, match="one index"):
@@ -159,7 +155,7 @@ def test_choices_come_in_the_order_of_their_index() -> None:
     assert [c.text for c in read(body("one"), 2)] == ["one"]
 
 
-def test_jointly_counted_tokens_are_shared_by_length() -> None:
+def test_jointly_counted_tokens_are_shared_by_length():
     # 10 tokens over texts of 2, 2 and 6 characters: 2, 2 and 6; of 7 tokens: ends at 1.4, 2.8 and 7, so 1, 1 and 5.
     for total, shares in ((10, [2, 2, 6]), (7, [1, 1, 5]), (0, [0, 0, 0])):
         completions = read(body("ab", "cd", "efghij", prompt_tokens=7, completion_tokens=total), 3)
@@ -176,12 +172,12 @@ def test_jointly_counted_tokens_are_shared_by_length() -> None:
     ],
     ids=["Together", "OpenAI and vLLM", "vLLM"],
 )
-def test_log_probabilities_and_token_ids_are_read(keys: Any, tokens: Any) -> None:
+def test_log_probabilities_and_token_ids_are_read(keys, tokens):
     [completions] = read({"choices": [{"message": {"content": "a"}, **keys}], "usage": {"completion_tokens": 9}})
     assert (completions.token_ids, completions.logprobs, completions.n_completion_tokens) == tokens
 
 
-def test_a_run_stores_and_prints_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_stores_and_prints_no_key(tmp_path, monkeypatch):
     secret = "sk-0123456789abcdef"
     monkeypatch.setenv("TINY_KEY", f"{secret}\n")
     recipe, run = tmp_path / "r.yaml", tmp_path / "run"
@@ -191,7 +187,7 @@ def test_a_run_stores_and_prints_no_key(tmp_path: Path, monkeypatch: pytest.Monk
         "sampling": {"prompts": 1, "samples": 2, "max_error_rate": 1.0},
     }
 
-    async def main() -> str:
+    async def main():
         async with serving(ChatServer([None] * 3 + [refusal(f"no {secret}")] * 9), under="/v1") as urls:
             policy = {"kind": "openai", "model": "m", "api_key_env": "TINY_KEY", "retry_for_s": 0, "urls": urls}
             recipe.write_text(yaml.dump({**sections, "policy": policy}))

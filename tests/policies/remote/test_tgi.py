@@ -1,10 +1,6 @@
 """The TGI policy, with the types and the client of the real package. Failures: test_contract."""
 
-from __future__ import annotations
-
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -22,11 +18,11 @@ from leret.policies.remote.tgi import TgiPolicy  # noqa: E402
 
 
 @pytest.fixture
-def asked(llama_dir: Path) -> Any:
+def asked(llama_dir):
     return partial(servers.asked, kind="tgi", model=str(llama_dir))
 
 
-def test_each_sample_is_a_request_with_a_seed(asked: Any) -> None:
+def test_each_sample_is_a_request_with_a_seed(asked):
     server = TgiServer()
     completions = asked(server, 1, 2, 3)
     seeds = {body["parameters"]["seed"] for body in server.bodies}
@@ -40,14 +36,14 @@ def test_each_sample_is_a_request_with_a_seed(asked: Any) -> None:
     )
 
 
-def test_the_body_equals_that_of_the_real_client(llama_dir: Path) -> None:
+def test_the_body_equals_that_of_the_real_client(llama_dir):
     from transformers import AutoTokenizer
 
     server = TgiServer()
     messages = ({"role": "system", "content": "search"}, {"role": "user", "content": "the city ?"})
-    how: dict[str, Any] = {"do_sample": True, "max_new_tokens": 9, "temperature": 0.7, "top_p": 0.5, "seed": 4}
+    how = {"do_sample": True, "max_new_tokens": 9, "temperature": 0.7, "top_p": 0.5, "seed": 4}
 
-    async def work(policy: TgiPolicy) -> Any:
+    async def work(policy):
         [completions] = await policy.complete(Request(messages, (4,), 0.7, 9, 0.5, ("\n",)))
         client = text_generation.AsyncClient(server.url, timeout=10)
         return completions, await client.generate(server.bodies[0]["inputs"], stop_sequences=["\n"], **how)
@@ -71,7 +67,7 @@ def test_the_body_equals_that_of_the_real_client(llama_dir: Path) -> None:
     ],
     ids=["best_of, which takes no seed", "greedy"],
 )
-def test_best_of_and_greedy_samples_are_one_request(asked: Any, settings: Any, n_choices: int, parameters: Any) -> None:
+def test_best_of_and_greedy_samples_are_one_request(asked, settings, n_choices, parameters):
     server = TgiServer()
     completions = asked(server, 1, 2, 3, **settings)
     assert [completion.text for completion in completions] == [f"text None.{i % n_choices}" for i in range(3)]
@@ -79,27 +75,27 @@ def test_best_of_and_greedy_samples_are_one_request(asked: Any, settings: Any, n
     assert {name: body["parameters"][name] for name in parameters} == parameters
 
 
-def test_a_gateway_with_only_the_root_is_detected_once(llama_dir: Path) -> None:
+def test_a_gateway_with_only_the_root_is_detected_once(llama_dir):
     server = TgiServer(root_only=True)
 
-    async def work(policy: TgiPolicy) -> Any:
+    async def work(policy):
         return [await policy.complete(ask("the city", seed)) for seed in (1, 2)]
 
     assert len(servers.run(server, work, kind="tgi", model=str(llama_dir))) == 2
     assert server.paths == ["/generate", "/", "/"]
 
 
-def test_prompt_tokens_are_counted_without_a_header(asked: Any) -> None:
+def test_prompt_tokens_are_counted_without_a_header(asked):
     assert asked(TgiServer(headers={}))[0].n_prompt_tokens == 4  # <|user|> the city <|assistant|>
 
 
-def test_a_failed_generation_is_retried(asked: Any) -> None:
+def test_a_failed_generation_is_retried(asked):
     failed = web.json_response({"error": "CUDA out of memory", "error_type": "generation"}, status=424)
     assert asked(TgiServer([failed]), retry_for_s=5.0)[0].text == "text 1.0"
 
 
-def test_the_digest_covers_model_and_template(llama_dir: Path, tmp_path: Path) -> None:
-    def tgi(model: Path | str, url: str = "http://a", **settings: Any) -> TgiPolicy:
+def test_the_digest_covers_model_and_template(llama_dir, tmp_path):
+    def tgi(model, url="http://a", **settings):
         return TgiPolicy(TgiPolicySettings(model=str(model), urls=(url,), **settings))
 
     one = tgi(llama_dir)
@@ -113,7 +109,7 @@ def test_the_digest_covers_model_and_template(llama_dir: Path, tmp_path: Path) -
         tgi(tmp_path)
 
 
-def lie(headers: dict[str, str] | None = None, *, text: str = "text", **details: Any) -> web.Response:
+def lie(headers=None, *, text="text", **details):
     return web.json_response(
         {"generated_text": text, "details": {**tgi_sequence(text, 1, ""), **details}}, headers=headers
     )
@@ -130,6 +126,6 @@ def lie(headers: dict[str, str] | None = None, *, text: str = "text", **details:
     ],
     ids=["a sequence too many", "reason", "text", "logprob", "token count"],
 )
-def test_an_invalid_answer_of_status_200_is_a_failure(asked: Any, answer: web.Response) -> None:
+def test_an_invalid_answer_of_status_200_is_a_failure(asked, answer):
     with pytest.raises(PolicyError, match="gave up after 1 attempt"):
         asked(TgiServer([answer]))

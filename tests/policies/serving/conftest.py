@@ -1,18 +1,14 @@
 """The fake engine as an executable, and `leret serve policy` in a process."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -34,16 +30,16 @@ class Serve:
     process: subprocess.Popen[str] | None = None
 
     @property
-    def flags(self) -> list[str]:
+    def flags(self):
         return ["--executable", str(self.executable), "--port", str(self.port)]
 
-    def start(self, *arguments: str | Path, mode: str = "well", **environment: str) -> None:
+    def start(self, *arguments, mode="well", **environment):
         command = [sys.executable, "-m", "leret", "serve", "policy", *map(str, arguments)]
         added = {"FAKE_ENGINE": mode, "FAKE_RECORD": str(self.record), "TMPDIR": str(self.record.parent)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, **pipes, env=os.environ | added | environment)
 
-    def wait_for(self, text: str) -> None:
+    def wait_for(self, text):
         """Read standard output up to a text."""
         for line in self.process.stdout:
             self.out += line
@@ -52,7 +48,7 @@ class Serve:
         self.end()
         raise AssertionError(f"no {text!r} in:\n{self.out}\n{self.err}")
 
-    def end(self, stop: signal.Signals | None = None) -> int:
+    def end(self, stop=None):
         """The exit code."""
         if stop is not None:
             self.process.send_signal(stop)
@@ -60,10 +56,10 @@ class Serve:
         self.out, self.err = self.out + out, self.err + err
         return self.process.returncode
 
-    def recorded(self, name: str, wait_s: float = 30) -> Any:
+    def recorded(self, name, wait_s=30):
         """Wait for a record of the fake engine."""
 
-        def read() -> Any:
+        def read():
             with suppress(OSError, ValueError):
                 return json.loads((self.record / name).read_text())
 
@@ -71,7 +67,7 @@ class Serve:
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Serve]:
+def serve(tmp_path):
     executable = tmp_path / "engine"
     executable.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
     executable.chmod(0o755)
@@ -85,7 +81,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             os.kill(pid, signal.SIGKILL)
 
 
-def running(pid: int) -> bool:
+def running(pid):
     """Return whether a process runs; zombies do not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
@@ -93,12 +89,12 @@ def running(pid: int) -> bool:
         return False
 
 
-def gone(pids: list[int]) -> bool:
+def gone(pids):
     """Return whether all processes end soon."""
     return bool(within(10, lambda: not any(map(running, pids))))
 
 
-def within(seconds: float, look: Callable[[], Any]) -> Any:
+def within(seconds, look):
     """Return the first true value, or the last one."""
     deadline = time.monotonic() + seconds
     while not (value := look()) and time.monotonic() < deadline:

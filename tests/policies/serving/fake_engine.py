@@ -4,8 +4,6 @@ Run as ``fake_engine.py serve MODEL --port P --served-model-name NAME ...``; FAK
 folder FAKE_RECORD receives its arguments, environment, process ids and requests.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -53,7 +51,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
-def main() -> None:
+def main():
     options = dict(pairwise(sys.argv))
     RECORD.mkdir(exist_ok=True)
     seen = {name: os.environ.get(name) for name in ("HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE", "VLLM_API_KEY")}

@@ -1,13 +1,11 @@
 """Command lines of the engines, against their documented options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 
 from leret.policies.serving.engines import Listening, has_gpu
-from leret.policies.serving.launch import ServerPlan, plan
+from leret.policies.serving.launch import plan
 from leret.policies.serving.model import ServedModel
 
 NAME, LORA = "ipo-1a2b3c4d", "/runs/r/policies/ipo"
@@ -24,7 +22,7 @@ SGLANG_LORA = f" --enable-lora --lora-paths {NAME}={LORA} --tokenizer-path {LORA
 TGI = "text-generation-launcher --model-id {} --hostname 127.0.0.1 --port 8123 --max-best-of 64"
 
 
-def planned(served: ServedModel, engine: str, executable: str | None = None) -> ServerPlan:
+def planned(served, engine, executable=None):
     at = Listening("127.0.0.1", 8123)
     return plan(served, engine, at, executable=executable, dry=True, environment={"PATH": "/nowhere"})
 
@@ -41,26 +39,24 @@ def planned(served: ServedModel, engine: str, executable: str | None = None) -> 
         ("tgi", ADAPTER, False, TGI.format("/runs/r/policies/.ipo-merged"), NAME),
     ],
 )
-def test_the_command_line(
-    engine: str, served: ServedModel, gpu: bool, command: str, model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line(engine, served, gpu, command, model, monkeypatch):
     monkeypatch.setattr("leret.policies.serving.launch.has_gpu", lambda environment: gpu)
     result = planned(served, engine)
     assert (" ".join(result.command), result.model) == (command, model)
     assert result.recipe == f'policy: {{kind: openai, urls: ["http://127.0.0.1:8123/v1"], model: "{model}"}}'
 
 
-def test_a_python_starts_sglang_as_a_module() -> None:
+def test_a_python_starts_sglang_as_a_module():
     command = planned(FULL, "sglang", "/venv/bin/python3").command
     assert command[:4] == ("/venv/bin/python3", "-m", "sglang.launch_server", "--model-path")
 
 
-def test_the_url_is_for_clients_of_this_machine() -> None:
+def test_the_url_is_for_clients_of_this_machine():
     for host, url in {"0.0.0.0": "127.0.0.1", "::": "[::1]", "::1": "[::1]", "node7": "node7"}.items():
         assert Listening(host, 80).url == f"http://{url}:80"
 
 
-def test_a_gpu_is_detected_unless_hidden(tmp_path: Path) -> None:
+def test_a_gpu_is_detected_unless_hidden(tmp_path):
     (tmp_path / "nvidiactl").touch()
     assert not has_gpu({}, tmp_path)
     (tmp_path / "nvidia0").touch()

@@ -1,14 +1,11 @@
 """Plans of servers, and `leret serve policy` as a user runs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import socket
 import sys
 import urllib.request
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -19,18 +16,18 @@ from leret.config.policy import PolicySettings
 from leret.core import yaml
 from leret.core.errors import ConfigError
 from leret.policies.serving.engines import Listening
-from leret.policies.serving.launch import ServerPlan, plan, run_server
+from leret.policies.serving.launch import plan, run_server
 from leret.policies.serving.model import ServedModel
-from tests.policies.serving.conftest import Serve, gone
+from tests.policies.serving.conftest import gone
 
 
-def dry(*extra: str, weights: str = "/m", **environment: str) -> ServerPlan:
+def dry(*extra, weights="/m", **environment):
     environment = {"PATH": "/nowhere", "CUDA_VISIBLE_DEVICES": ""} | environment
     at = Listening("127.0.0.1", 8123)
     return plan(ServedModel("m", weights), "vllm", at, extra=extra, dry=True, environment=environment)
 
 
-def test_arguments_and_environment_of_the_user_win() -> None:
+def test_arguments_and_environment_of_the_user_win():
     command = dry("--dtype=bfloat16", "--generation-config", "auto").command
     assert command[-3:] == ("--dtype=bfloat16", "--generation-config", "auto")
     assert [command.count(flag) for flag in ("--dtype", "--generation-config", "--enforce-eager")] == [0, 1, 1]
@@ -40,12 +37,12 @@ def test_arguments_and_environment_of_the_user_win() -> None:
 
 
 @pytest.mark.parametrize("argument", ["--port", "--port=1", "-p", "--host", "--hostname=x", "--served-model-name"])
-def test_options_that_leret_sets_are_refused(argument: str) -> None:
+def test_options_that_leret_sets_are_refused(argument):
     with pytest.raises(ConfigError, match="leret sets this option; use"):
         dry(argument)
 
 
-def test_a_taken_port_is_refused_before_anything_starts(serve: Serve) -> None:
+def test_a_taken_port_is_refused_before_anything_starts(serve):
     planned = plan(ServedModel("m", "/m"), "vllm", Listening("127.0.0.1", serve.port), executable=str(serve.executable))
     refused = pytest.raises(ConfigError, match=f"port {serve.port} of 127.0.0.1 is in use")
     with socket.create_server(("127.0.0.1", serve.port)), refused, run_server(planned):
@@ -53,7 +50,7 @@ def test_a_taken_port_is_refused_before_anything_starts(serve: Serve) -> None:
     assert not serve.record.exists()
 
 
-def served(serve: Serve) -> PolicySettings:
+def served(serve):
     """The policy that a recipe gets from the command's last line, seen to be served."""
     serve.wait_for("policy: {")
     settings = PolicySettings.model_validate(yaml.load(serve.out.splitlines()[-1])["policy"])
@@ -63,9 +60,7 @@ def served(serve: Serve) -> PolicySettings:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_server_is_warmed_stopped_and_its_key_hidden(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: signal.Signals
-) -> None:
+def test_a_server_is_warmed_stopped_and_its_key_hidden(serve, tmp_path, monkeypatch, stop):
     for name in ("HF_HUB_OFFLINE", "VLLM_CPU_KVCACHE_SPACE"):
         monkeypatch.delenv(name, raising=False)
     log = tmp_path / "logs" / "server.log"
@@ -88,7 +83,7 @@ def test_a_server_is_warmed_stopped_and_its_key_hidden(
     assert "s3cret-key" not in serve.out + serve.err + command
 
 
-def test_a_server_that_dies_later_ends_the_command(serve: Serve) -> None:
+def test_a_server_that_dies_later_ends_the_command(serve):
     serve.start("demo", *serve.flags)
     assert served(serve).urls == (f"http://127.0.0.1:{serve.port}/v1",)
     os.kill(serve.recorded("pids.json")[0], signal.SIGKILL)
@@ -97,7 +92,7 @@ def test_a_server_that_dies_later_ends_the_command(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
-def test_no_server_outlives_leret(serve: Serve, stop: signal.Signals) -> None:
+def test_no_server_outlives_leret(serve, stop):
     if stop == signal.SIGKILL and not sys.platform.startswith("linux"):
         pytest.skip("prctl is Linux's")
     serve.start("demo", *serve.flags, mode="silent")
@@ -123,9 +118,7 @@ def test_no_server_outlives_leret(serve: Serve, stop: signal.Signals) -> None:
         ("demo --engine sglang --api-key-env K --print", {}, "only on its command line"),
     ],
 )
-def test_a_usage_error_is_one_line(
-    arguments: str, environment: dict[str, str], says: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_usage_error_is_one_line(arguments, environment, says, monkeypatch):
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     result = CliRunner().invoke(app, ["serve", "policy", *arguments.split()])

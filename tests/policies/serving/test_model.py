@@ -1,7 +1,5 @@
 """Names of served models, and adapters on their base or merged into it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -19,7 +17,7 @@ from tests.tiny import tiny_policy
 
 
 @pytest.fixture(scope="module")
-def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def adapter(tmp_path_factory):
     """Return a LoRA adapter with effective weights, saved as by leret's trainings."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -34,16 +32,16 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def copy(adapter: Path, tmp_path: Path) -> Path:
+def copy(adapter, tmp_path):
     return Path(shutil.copytree(adapter, tmp_path / "tuned"))
 
 
-def set_adapter(path: Path, **values: object) -> None:
+def set_adapter(path, **values):
     file = path / "adapter_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
-def test_full_weights_are_named_by_directory_and_digest(llama_dir: Path, tmp_path: Path) -> None:
+def test_full_weights_are_named_by_directory_and_digest(llama_dir, tmp_path):
     served, other = resolve_policy(str(llama_dir)), resolve_policy(str(tiny_policy(tmp_path / "tiny-llama", seed=1)))
     assert (served.weights, served.adapter) == (str(llama_dir), None)
     assert [one.name.startswith("tiny-llama-") for one in (served, other)] == [True, True]
@@ -56,7 +54,7 @@ def test_full_weights_are_named_by_directory_and_digest(llama_dir: Path, tmp_pat
     assert (hub.name, hub.weights) == ("owner/model", "owner/model")
 
 
-def test_the_policies_of_a_run_and_its_base(llama_dir: Path, tmp_path: Path) -> None:
+def test_the_policies_of_a_run_and_its_base(llama_dir, tmp_path):
     run = Run.create(tmp_path / "run")
     run.update(sampling={"policy": {"kind": "local", "model": str(llama_dir)}})
     shutil.copytree(llama_dir, run.policies / "ipo")
@@ -73,7 +71,7 @@ def test_the_policies_of_a_run_and_its_base(llama_dir: Path, tmp_path: Path) -> 
         resolve_policy("base", run)
 
 
-def test_an_adapter_is_served_on_its_base_and_refused_without_it(adapter: Path, copy: Path) -> None:
+def test_an_adapter_is_served_on_its_base_and_refused_without_it(adapter, copy):
     served = resolve_policy(str(adapter))
     assert served.weights == str(adapter.parent / "base")
     assert (served.adapter, served.tokenizer, served.rank) == (adapter, adapter, 4)
@@ -83,7 +81,7 @@ def test_an_adapter_is_served_on_its_base_and_refused_without_it(adapter: Path, 
             resolve_policy(str(copy))
 
 
-def test_an_adapter_equals_peft_as_it_is_and_merged(adapter: Path) -> None:
+def test_an_adapter_equals_peft_as_it_is_and_merged(adapter):
     from peft import AutoPeftModelForCausalLM
 
     served = merge_adapter(resolve_policy(str(adapter)))
@@ -103,8 +101,8 @@ def test_an_adapter_equals_peft_as_it_is_and_merged(adapter: Path) -> None:
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_an_adapter_is_merged_again_only_after_changes(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def merged_at() -> int:
+def test_an_adapter_is_merged_again_only_after_changes(copy, monkeypatch):
+    def merged_at():
         return (Path(merge_adapter(resolve_policy(str(copy))).weights) / "model.safetensors").stat().st_mtime_ns
 
     first = merged_at()
@@ -114,7 +112,7 @@ def test_an_adapter_is_merged_again_only_after_changes(copy: Path, monkeypatch: 
     assert [path.name for path in copy.parent.glob(".tuned-merged*")] == [".tuned-merged"]  # nothing half-done is left
     shutil.rmtree(merged_directory(copy))
 
-    def full(*args: object, **options: object) -> None:
+    def full(*args, **options):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("leret.policies.serving.model.atomic_directory", full)

@@ -1,22 +1,17 @@
 """Servers that fail as real ones do."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from leret.core.errors import PolicyError
 from leret.policies.serving.engines import Listening
 from leret.policies.serving.launch import plan, run_server
 from leret.policies.serving.model import ServedModel
-from tests.policies.serving.conftest import Serve, gone
+from tests.policies.serving.conftest import gone
 
 
 @pytest.fixture
-def server(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    def run(mode: str, engine: str = "vllm", api_key_env: str | None = None, **options: Any) -> Any:
+def server(serve, monkeypatch, tmp_path):
+    def run(mode, engine="vllm", api_key_env=None, **options):
         for name, value in {"FAKE_ENGINE": mode, "FAKE_RECORD": str(serve.record), "K": "s3cret-key"}.items():
             monkeypatch.setenv(name, value)
         at, executable = Listening("127.0.0.1", serve.port), str(serve.executable)
@@ -36,10 +31,8 @@ def server(serve: Serve, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any
         ("dies of a completion", 5, ["exited with code 7", "RuntimeError: no such kernel"]),
     ],
 )
-def test_a_failed_server_is_stopped_and_its_log_shown(
-    serve: Serve, server: Any, mode: str, timeout_s: float, says: list[str]
-) -> None:
-    messages: list[str] = []
+def test_a_failed_server_is_stopped_and_its_log_shown(serve, server, mode, timeout_s, says):
+    messages = []
     started = server(mode, api_key_env="K", timeout_s=timeout_s, tell=messages.append)
     with pytest.raises(PolicyError) as caught, started:
         raise AssertionError("it was called ready")
@@ -48,8 +41,8 @@ def test_a_failed_server_is_stopped_and_its_log_shown(
     assert gone(serve.recorded("pids.json", wait_s=0) or [])
 
 
-def test_a_server_that_ignores_the_end_is_killed_with_its_children(serve: Serve, server: Any) -> None:
-    messages: list[str] = []
+def test_a_server_that_ignores_the_end_is_killed_with_its_children(serve, server):
+    messages = []
     with server("stubborn", grace_s=0.5, tell=messages.append):
         pids = serve.recorded("pids.json")
     assert len(pids) == 2
@@ -57,7 +50,7 @@ def test_a_server_that_ignores_the_end_is_killed_with_its_children(serve: Serve,
     assert gone(pids)
 
 
-def test_a_tgi_that_lists_a_path_is_ready(serve: Serve, server: Any) -> None:
+def test_a_tgi_that_lists_a_path_is_ready(serve, server):
     with server("well", "tgi", timeout_s=30):
         request = serve.recorded("request.json")
     assert (request["body"]["model"], request["key"]) == ("mine", None)
