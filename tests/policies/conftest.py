@@ -1,5 +1,3 @@
-"""Tiny real models, made once a session."""
-
 import pytest
 
 from leret.config.policy import LocalPolicySettings

@@ -1,5 +1,3 @@
-"""LMs of saved programs: records, and LMs made from them."""
-
 import json
 import sys
 from contextlib import closing

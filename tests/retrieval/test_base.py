@@ -1,5 +1,3 @@
-"""Queries that reach the engines."""
-
 from hypothesis import given
 from hypothesis import strategies as st
 

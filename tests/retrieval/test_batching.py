@@ -1,5 +1,3 @@
-"""Searches of many tasks share batches."""
-
 import asyncio
 import threading
 from types import SimpleNamespace

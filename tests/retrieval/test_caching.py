@@ -1,5 +1,3 @@
-"""The cache of rankings: shared, bounded, and harmless."""
-
 import os
 import sqlite3
 import subprocess

@@ -1,5 +1,3 @@
-"""Fusion of rankings, by hand."""
-
 from leret.core.types import Passage
 from leret.retrieval.fusion import linear_fusion, reciprocal_rank_fusion
 

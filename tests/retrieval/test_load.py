@@ -1,5 +1,3 @@
-"""All engines: indexes that open alone, odd queries, threads, foreign corpora, stopped builds."""
-
 import json
 import os
 import shutil

@@ -1,5 +1,3 @@
-"""All engines on HotpotQA's documents: their recall, and the measures of their run files."""
-
 from functools import partial
 from urllib.parse import unquote
 

@@ -1,5 +1,3 @@
-"""`leret sample` over servers: one that is killed changes nothing, and PubMed replays without a network."""
-
 import json
 import threading
 import time

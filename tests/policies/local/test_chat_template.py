@@ -1,5 +1,3 @@
-"""Equal prompts in sampling, training and evaluation, under templates of well-known models (from TRL)."""
-
 import json
 import sqlite3
 from importlib.resources import files

@@ -1,5 +1,3 @@
-"""Architectures: the causal one against a plain forward pass, and another one as a class and a line."""
-
 import pytest
 import torch
 from transformers import AutoTokenizer, T5Config, T5ForConditionalGeneration

@@ -1,5 +1,3 @@
-"""Pickers with random weights."""
-
 import pytest
 
 from leret.config.policy import PolicySettings

@@ -12,6 +12,7 @@ from leret.datasets.corpus import Corpus
 from leret.policies.load import make_policy
 from leret.policies.pickers import encoder as encoders
 from leret.policies.pickers.encoder import positions_of, rotated_products, scratch_encoder
+from leret.policies.pickers.picker import plan
 from leret.retrieval.load import load_retriever, open_index
 from tests.policies.pickers.stories import STORY, shaken, story
 from tests.retrieval.small import minilm
@@ -97,6 +98,7 @@ def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch):
     monkeypatch.setattr(embed, "_embed", lambda ids: read.append(len(ids)) or embed_ids(ids))
     before = one.score([story(), story([2])])
     one.score([story([2, 3], stop=True)])
+    plan(one.score, story(), 4, 3)
     assert read == [6, 1]
     shaken(one, 1)
     assert not torch.allclose(one.score([story()])[0], before[0])
@@ -113,13 +115,6 @@ def test_cached_embeddings_are_bounded(picker, monkeypatch):
         embeddings, rows = embed(["the milk", "Mary", "the milk"], cached=True)
     assert rows.tolist() == [0, 1, 0]
     torch.testing.assert_close(embeddings, first[[2, 1]])
-
-
-def test_chunked_values_equal_unchunked_ones(picker, monkeypatch):
-    monkeypatch.setattr(encoders, "_CHUNK_NUMBERS", 256)
-    monkeypatch.setattr(encoders, "_CHUNK_TEXTS", 4)
-    one = shaken(picker())
-    torch.testing.assert_close(one.score([story(), story([2])]), [q.detach() for q in one.q([story(), story([2])])])
 
 
 @pytest.mark.parametrize("pretrained", [False, True], ids=["from nothing", "MiniLM"])

@@ -1,5 +1,3 @@
-"""The fake engine as an executable, and `leret serve policy` in a process."""
-
 import json
 import os
 import signal

@@ -1,5 +1,3 @@
-"""Command lines of the engines, against their documented options."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Plans of servers, and `leret serve policy` as a user runs it."""
-
 import json
 import os
 import signal

@@ -1,5 +1,3 @@
-"""Names of served models, and adapters on their base or merged into it."""
-
 import json
 import shutil
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Servers that fail as real ones do."""
-
 import pytest
 
 from leret.core.errors import PolicyError

@@ -1,5 +1,3 @@
-"""Adapters are loaded into running servers; other weights are asked for."""
-
 import asyncio
 from pathlib import Path
 

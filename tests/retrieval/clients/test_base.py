@@ -1,5 +1,3 @@
-"""Search clients: closing, threads, offline use, and refused queries."""
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace

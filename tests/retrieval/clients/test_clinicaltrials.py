@@ -1,5 +1,3 @@
-"""ClinicalTrials.gov, against replies in the shapes of its API, on loopback."""
-
 import pytest
 
 from leret.config.retriever import ClinicalTrialsSettings
@@ -58,12 +56,6 @@ def test_missing_parts_of_studies_are_empty():
     bare = {"protocolSection": {"identificationModule": {"nctId": "NCT1", "officialTitle": "Official"}}}
     with loopback(Reply({"studies": [bare]})) as server:
         assert trials(server.url).search(["x"], 3) == [(("NCT1", "Official", "", 1.0),)]
-
-
-def test_blank_queries_are_not_sent():
-    with loopback(Reply({"studies": []})) as server:
-        assert trials(server.url).search(["x", "", "\x00"], 3) == [(), (), ()]
-    assert len(server.asked) == 1
 
 
 FAULTS = {

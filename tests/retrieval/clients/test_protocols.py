@@ -1,5 +1,3 @@
-"""Requests and answers of the four protocols."""
-
 import pytest
 
 from leret.config.retriever import RemoteSettings

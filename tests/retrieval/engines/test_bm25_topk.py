@@ -1,5 +1,3 @@
-"""The best documents of a query: as a full sort of bm25s's scores has them, ties in the order of the corpus."""
-
 import random
 
 import bm25s

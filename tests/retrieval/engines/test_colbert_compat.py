@@ -1,5 +1,3 @@
-"""colbert-ai as a library: process state, offline use, and killed compilers."""
-
 import multiprocessing
 import os
 import random

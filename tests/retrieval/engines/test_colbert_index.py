@@ -1,5 +1,3 @@
-"""Downloaded ColBERT indexes and checkpoints cannot run code or choose other files."""
-
 import json
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-"""The dense engine with real weights: exact against numpy, prefixes, resuming, a model that changed."""
-
 import json
 import pickle
 import shutil

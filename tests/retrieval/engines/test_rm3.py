@@ -1,5 +1,3 @@
-"""RM3 by hand, and its limits."""
-
 import pytest
 
 from leret.config.retriever import RM3Settings

@@ -1,5 +1,3 @@
-"""BM25 of tantivy: scores by hand, ties in the order of the corpus, and an index that does not fit."""
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-"""Vector stores against all inner products."""
-
 import shutil
 
 import numpy as np

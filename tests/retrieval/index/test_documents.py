@@ -1,5 +1,3 @@
-"""The documents of an index: what is written is what is read, and files that do not fit are refused."""
-
 import numpy as np
 import pytest
 

@@ -1,5 +1,3 @@
-"""Saved indexes: mapped, checked against their corpus, built whole or not at all."""
-
 import errno
 import json
 import mmap

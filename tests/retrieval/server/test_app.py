@@ -1,5 +1,3 @@
-"""``leret serve retriever``: protocols, limits, and the end."""
-
 import json
 import socket
 import threading

@@ -1,5 +1,3 @@
-"""Requests of the server, and its answers as read by DSPy's and leret's clients."""
-
 import dspy
 import pytest
 import requests
