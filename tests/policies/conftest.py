@@ -19,5 +19,4 @@ def policy(llama_dir):
 
 
 def ask(text, *seeds, temperature=1.0, max_tokens=8, stop=()):
-    """A request of one user message."""
     return Request(({"role": "user", "content": text},), seeds or (0,), temperature, max_tokens, stop=stop)

@@ -27,7 +27,6 @@ def run(server, work, **settings):
 
 
 def asked(server, *seeds, temperature=1.0, stop=(), **settings):
-    """Return the completions of a prompt."""
     request = ask("the city", *(seeds or (1,)), temperature=temperature, stop=stop)
     return run(server, lambda policy: policy.complete(request), **settings)
 

@@ -26,8 +26,6 @@ def lm(policy):
 
 
 class Served:
-    """An async policy that records its requests."""
-
     name, digest = "served", "d"
 
     def __init__(self, failure="", delay_s=0.0):

@@ -42,8 +42,6 @@ def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir):
 
 
 class Named:
-    """Answers with its name."""
-
     def __init__(self, name):
         self.name, self.digest, self.n_closed = name, f"{name}-digest", 0
 

@@ -73,7 +73,6 @@ def served(index, port=0):
 
 @contextmanager
 def started(*arguments):
-    """Start a Python process that serves: its URL, and the process."""
     command = [sys.executable, *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
     try:

@@ -35,8 +35,6 @@ def test_the_same_query_with_another_k_is_another_search():
 
 
 class Slow(FakeRetriever):
-    """Holds its first batch back until it is let go."""
-
     go = threading.Event()
 
     def search(self, queries, k):

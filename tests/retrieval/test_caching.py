@@ -5,11 +5,12 @@ import sys
 
 import pytest
 
-from leret.config.retriever import BM25Settings, CacheSettings, RemoteSettings
+from leret.config.retriever import RetrieverSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage
 from leret.retrieval.base import PartialResultsError, Retriever
 from leret.retrieval.caching import CachedRetriever, with_cache
+from leret.retrieval.clients.leret import Remote
 
 ODD = ["", "a\x00b", "\ud800", "x" * 100_000, "é", "e\u0301", "SELECT '", "a\nb"]
 
@@ -19,8 +20,6 @@ def ranking(query, n=2):
 
 
 class Engine:
-    """Ranks the query itself, and counts."""
-
     def __init__(self, digest="e1", answer=ranking):
         self.digest = digest
         self.answer = answer
@@ -135,12 +134,23 @@ def test_processes_share_the_cache_and_survive_a_kill(tmp_path):
     assert engine.asked == []
 
 
-def test_fast_engines_are_not_cached_by_default(tmp_path):
-    engine = Engine()
+REMOTE = {"kind": "remote", "urls": ("http://127.0.0.1:9",)}
 
-    def is_cached(kind, use="auto", **more):
-        settings = kind(cache=CacheSettings(path=str(tmp_path), use=use), **more)
-        return isinstance(with_cache(engine, settings), CachedRetriever)
 
-    assert [is_cached(BM25Settings, use) for use in ("auto", "on")] == [False, True]
-    assert [is_cached(RemoteSettings, use, urls=("http://h",)) for use in ("auto", "off")] == [True, False]
+@pytest.mark.parametrize(
+    ("settings", "use", "cached"),
+    [
+        ({"kind": "bm25"}, "auto", False),  # it is fast
+        ({"kind": "bm25"}, "on", True),
+        (REMOTE, "auto", True),
+        (REMOTE, "off", False),
+        ({**REMOTE, "protocol": "colbert"}, "auto", False),  # its index has no name
+        ({**REMOTE, "protocol": "colbert"}, "on", True),
+        ({**REMOTE, "protocol": "colbert", "name": "wiki"}, "auto", True),
+    ],
+)
+def test_only_slow_retrievers_with_a_named_index_are_cached_by_default(settings, use, cached, tmp_path):
+    cache = {"path": str(tmp_path), "use": use}
+    read = RetrieverSettings.model_validate({**settings, "cache": cache})
+    retriever = Remote(read) if read.kind == "remote" else Engine()
+    assert isinstance(with_cache(retriever, read), CachedRetriever) is cached

@@ -218,8 +218,6 @@ def test_a_killed_build_is_detected_and_finished(kind, folder, tmp_path):
 
 
 class ToySettings(BM25Settings):
-    """A kind that leret does not have."""
-
     kind: Literal["toy"] = "toy"
     letters: int = 1
 

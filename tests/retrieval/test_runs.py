@@ -36,7 +36,6 @@ def index(place):
 
 
 def sampled(retriever, run, progress=None, **data):
-    """The report of a run that samples over a retriever into the folder ``run``."""
     recipe = recipe_of(prompts=1, samples=4, concurrency=4, data=data).model_copy(update={"retriever": retriever})
     return sample(recipe, Run.create(run), base_dir=run.parent, progress=progress)
 

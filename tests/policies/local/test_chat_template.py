@@ -28,8 +28,6 @@ WRITTEN = ("book author", "<think>\n the book\n</think>\n\nbook author", "<think
 
 @pytest.fixture(scope="module")
 def model_of(tmp_path_factory):
-    """Make a tiny model with the template and end token of a known one."""
-
     def make(template):
         path = tiny_policy(tmp_path_factory.mktemp("models") / template)
         tokenizer, model = AutoTokenizer.from_pretrained(path), AutoModelForCausalLM.from_pretrained(path)

@@ -7,7 +7,6 @@ from leret.policies.local.sampling import choose, exponentials, step_keys
 
 
 def keys(n):
-    """Return the keys of the first step of n completions."""
     return step_keys(range(n), 1)[:, 0]
 
 

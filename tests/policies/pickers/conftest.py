@@ -8,7 +8,6 @@ from tests.policies.pickers import stories
 
 @pytest.fixture
 def picker():
-    """Return a function that makes fitted pickers."""
     pickers = []
 
     def make(kind="encoder", **settings):

@@ -17,13 +17,11 @@ STORY = (
 
 
 def numbers(choice):
-    """Return length of the text, its place, and the number of earlier picks."""
     rows = [[len(one.text), one.position or 0, len(choice.picked)] for one in choice.candidates]
     return ("length", "place", "step"), np.array(rows, np.float32)
 
 
 def story(picked=(), stop=False, question="Where is the milk?"):
-    """Return the choice among sentences that are not picked yet."""
     whole = [Candidate(str(i), text, "", float(i)) for i, text in enumerate(STORY)]
     left = [one for i, one in enumerate(whole) if i not in picked]
     return Choice("pick", {"question": question}, [*left, *[STOP] * stop], tuple(whole[i] for i in picked))

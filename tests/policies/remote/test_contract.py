@@ -23,7 +23,6 @@ SECRET = "sk-0123456789abcdef"
 
 @pytest.fixture(params=["openai", "together", "tgi"])
 def kind(request, monkeypatch, llama_dir):
-    """Return a kind's server, and its settings with a secret key."""
     monkeypatch.setenv("TINY_KEY", f"{SECRET}\n")
     monkeypatch.setenv("TOGETHER_API_KEY", SECRET)
     monkeypatch.setattr(openai, "LIST_S", 0.5)

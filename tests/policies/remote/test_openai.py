@@ -94,7 +94,6 @@ def test_a_prompt_beyond_the_models_positions_is_too_long(said):
 
 
 def choice(message=None, **changes):
-    """The answer with its choice changed."""
     completions = {**ANSWER["choices"][0], **changes}
     return {**ANSWER, "choices": [{**completions, "message": {**completions["message"], **(message or {})}}]}
 

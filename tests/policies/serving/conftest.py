@@ -38,7 +38,6 @@ class Serve:
         self.process = subprocess.Popen(command, **pipes, env=os.environ | added | environment)
 
     def wait_for(self, text):
-        """Read standard output up to a text."""
         for line in self.process.stdout:
             self.out += line
             if text in line:
@@ -47,7 +46,6 @@ class Serve:
         raise AssertionError(f"no {text!r} in:\n{self.out}\n{self.err}")
 
     def end(self, stop=None):
-        """The exit code."""
         if stop is not None:
             self.process.send_signal(stop)
         out, err = self.process.communicate(timeout=60)
@@ -80,7 +78,6 @@ def serve(tmp_path):
 
 
 def running(pid):
-    """Return whether a process runs; zombies do not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -88,7 +85,6 @@ def running(pid):
 
 
 def gone(pids):
-    """Return whether all processes end soon."""
     return bool(within(10, lambda: not any(map(running, pids))))
 
 

@@ -23,8 +23,6 @@ def study(number):
 
 
 def pages(n):
-    """``n`` studies, in pages of what is asked for."""
-
     def answer(asked):
         start, size = int(asked.params.get("pageToken", "0")), int(asked.params["pageSize"])
         more = {"nextPageToken": str(start + size)} if start + size < n else {}

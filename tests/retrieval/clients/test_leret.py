@@ -6,14 +6,13 @@ import pytest
 
 import leret.http.answers
 from leret.config.load import load_recipe
-from leret.config.retriever import CacheSettings, RemoteSettings
+from leret.config.retriever import RemoteSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core import yaml
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.base import PartialResultsError
-from leret.retrieval.caching import CachedRetriever, with_cache
 from leret.retrieval.clients.leret import Remote
 from leret.retrieval.load import open_retriever
 from tests.retrieval.serving import Reply, loopback
@@ -162,22 +161,6 @@ def test_the_digest_depends_on_index_and_doc_id_not_on_the_url():
         named = [remote(s.url, protocol="colbert", name="wiki").digest for s in (one, other)]
         assert named[0] == named[1]
         assert remote(one.url, protocol="colbert").digest != remote(other.url, protocol="colbert").digest
-
-
-@pytest.mark.parametrize(
-    ("protocol", "name", "use", "cached"),
-    [
-        ("colbert", None, "auto", False),
-        ("retrieve", None, "auto", False),
-        ("colbert", None, "on", True),
-        ("colbert", "wiki", "auto", True),
-        ("leret", None, "auto", True),
-    ],
-)
-def test_unnamed_servers_are_cached_only_on_request(protocol, name, use, cached, tmp_path):
-    cache = CacheSettings(path=str(tmp_path), use=use)
-    settings = RemoteSettings(urls=("http://127.0.0.1:9",), protocol=protocol, name=name, cache=cache)
-    assert isinstance(with_cache(Remote(settings), settings), CachedRetriever) is cached
 
 
 @pytest.mark.parametrize(

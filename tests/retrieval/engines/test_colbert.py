@@ -29,7 +29,6 @@ TURNED = Corpus(reversed(list(ANIMALS.values())))
 
 
 def passages(corpus):
-    """Its documents as colbert-ai reads them."""
     texts = [f"{d.title} | {d.text}" if d.title else d.text for d in corpus.values()]
     return [text.replace("\ud800", "\ufffd") for text in texts]
 
@@ -55,7 +54,6 @@ def built(checkpoint):
 
 @pytest.fixture(scope="module")
 def expected(built):
-    """Rankings of the queries from the opened index."""
     return open_index(built).search(QUERIES, 7)
 
 

@@ -16,7 +16,6 @@ VECTORS /= np.linalg.norm(VECTORS, axis=1, keepdims=True)
 
 @pytest.fixture(params=["flat", "hnsw", "chroma"])
 def written(request, tmp_path):
-    """Return class and settings of a store written from three parts."""
     if request.param == "chroma":
         pytest.importorskip("chromadb", reason="chromadb is not installed")
     store, settings = STORES[request.param], DenseSettings(model="m", store=request.param)

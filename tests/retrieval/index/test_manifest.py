@@ -66,8 +66,6 @@ def test_a_changed_corpus_or_setting_rebuilds_the_index(saved, change):
 
 
 def change(name, place, value):
-    """One value of an array; the file keeps its size."""
-
     def harm(folder):
         values = np.load(folder / f"{name}.csc.index.npy")
         values[place] = value
@@ -77,12 +75,10 @@ def change(name, place, value):
 
 
 def reword(old, new):
-    """Another text in the vocabulary; the file keeps its size."""
     return lambda folder: (folder / WORDS).write_text((folder / WORDS).read_text().replace(old, new))
 
 
 def fit(harm):
-    """A change with digests that fit."""
     return lambda folder: (harm(folder), write_manifest(read_manifest(folder), folder))
 
 
