@@ -143,7 +143,7 @@ class Run:
         """
         record = self.record()
         if self._manifest is None or self._manifest[0] is not record:
-            sections = {name: _with_texts(record[name], self._located) for name in record.keys() & _SECTIONS}
+            sections = {name: _with_texts(record[name], "$", self._located) for name in record.keys() & _SECTIONS}
             self._manifest = record, RunManifest(**sections)
         return self._manifest[1]
 
@@ -195,7 +195,7 @@ class Run:
         """
         with self.writing(), FileLock(self.path / ".run.yaml.lock"):
             value: dict[str, Any] = {**self.record()} if self.manifest_path.is_file() else {"schema": SCHEMA}
-            for name, section in _with_texts(sections, self._shared).items():
+            for name, section in _with_texts(sections, "/", self._shared).items():
                 value[name] = {**(value.get(name) or {}), **section} if keep else section
             write_atomically(self.manifest_path, yaml.dump(value))
 
@@ -225,7 +225,7 @@ class Run:
                     continue
 
     def _shared(self, text: str) -> str:
-        if not (text.startswith("/") and os.path.exists(text.partition(":")[0])):
+        if not os.path.exists(text.partition(":")[0]):
             return text
         ours = os.path.relpath(text, shipped.root())
         if ours.partition("/")[0] in shipped.FOLDERS:
@@ -266,12 +266,13 @@ def program_digest(program: Mapping[str, Any]) -> str:
     return digest(source, name, arguments, program["adapter"])
 
 
-def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+def _with_texts(value: Any, prefix: str, change: Callable[[str], str]) -> Any:
+    """Return a value with its texts that begin with a prefix changed."""
     if isinstance(value, Mapping):
-        return {key: _with_texts(item, change) for key, item in value.items()}
+        return {key: _with_texts(item, prefix, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_texts(item, change) for item in value]
-    return change(value) if isinstance(value, str) else value
+        return [_with_texts(item, prefix, change) for item in value]
+    return change(value) if isinstance(value, str) and value.startswith(prefix) else value
 
 
 def installed_version(package: str) -> str | None:

@@ -86,7 +86,7 @@ def test_a_run_without_samples_is_refused(tmp_path):
     with pytest.raises(RunError, match="run `leret sample"):
         build_preferences(run)
     Store(run.store).close()
-    with pytest.raises(RunError, match="no question sampled to its end"):
+    with pytest.raises(RunError, match="no question that is sampled to its end"):
         build_preferences(run)
     assert not (run.preferences / "train.parquet").exists()
 
