@@ -1,9 +1,7 @@
 """Saving an optimized program to disk, and loading it in any DSPy application.
 
-The directory holds ``program.json``: the program's class and constructor arguments, the DSPy state of its predictors,
-its adapter, an LM for each predictor, and its retriever if leret made it; beside it the program's source, if that is a
-file, and policies that leret trained. Nothing in it is unpickled, and it holds no key. Loading runs the program's
-source or imports its module: only load what you trust.
+The directory holds ``program.json``, and beside it the program's source, if that is a file, and trained policies.
+Nothing in it is unpickled, and it holds no key. Loading runs the program's source: only load what you trust.
 """
 
 from __future__ import annotations
@@ -104,7 +102,6 @@ class TrainedProgram(dspy.Module):
         _save(self, path, *args, **kwargs)
 
     def close(self) -> None:
-        """Stop the servers of this program."""
         self._servers.close()
 
     def __enter__(self) -> TrainedProgram:
@@ -363,7 +360,6 @@ def _record(program: dspy.Module, source: ProgramSource | None, directory: Path)
 
 
 def _values(program: dspy.Module) -> dict[str, Any]:
-    """Return the plain values of a program and its parts, by place, which its constructor derives from arguments."""
     return {
         f"{place}.{name}": value
         for place, part in _parts(program, dspy.Module).items()
@@ -374,7 +370,6 @@ def _values(program: dspy.Module) -> dict[str, Any]:
 
 
 def _arguments(program: dspy.Module) -> dict[str, Any]:
-    """Return the constructor arguments that a program keeps under their names."""
     arguments = {}
     for name, parameter in list(inspect.signature(type(program).__init__).parameters.items())[1:]:
         if name == "callbacks" or parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
@@ -388,7 +383,6 @@ def _arguments(program: dspy.Module) -> dict[str, Any]:
 
 
 def _construct(entry: Mapping[str, Any], directory: Path, searched: RetrieverSettings | None) -> dspy.Module:
-    """Construct the program again; ProgramError if it differs from the saved one."""
     advice = f"give one that takes the saved state: leret.load(..., program={entry['class'].rpartition(':')[2]}(...))"
     if entry["arguments"] is None:
         raise ProgramError(f"{entry['reason']}; {advice}")

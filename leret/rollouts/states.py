@@ -67,11 +67,7 @@ class _Visit:
 class StateSampler:
     """Makes the samples of a state, each once in the life of a run; without a store, at every call.
 
-    Attributes:
-        roles: roles of the program's predictors; ``credits`` holds the credits of those that are sampled.
-        policy_digest: digest of the policies of all roles together, or of the only policy. The store keeps paths and
-            samples by it, since what follows a sample depends on all of them.
-        walks: counts the walks that run beside the caller's.
+    ``policy_digest`` is of the policies of all roles together, since what follows a sample depends on all of them.
     """
 
     def __init__(
@@ -133,10 +129,7 @@ class StateSampler:
         return await point.after(self._runner, reached, sample.id)
 
     async def run_on(self, start: Point | Awaitable[Point], *seed: Any) -> Walk:
-        """Walk to the program's end, with one completion a step under the zero-shot prompt.
-
-        ``seed`` and the plan's make the completions' seeds; nothing is stored.
-        """
+        """Walk to the program's end, one completion a step, by ``seed`` and the plan's; nothing is stored."""
 
         async def visit(point: Point) -> Point:
             need = point.need
@@ -203,7 +196,6 @@ class StateSampler:
         step: int,
         name: str,
     ) -> list[Completion]:
-        """Ask the role's policy, counting usage under a name."""
         temperature, top_p, max_tokens = decoding
         call, began = need.call, time.monotonic()
         try:
@@ -220,10 +212,7 @@ class StateSampler:
     async def _score(
         self, visit: _Visit, samples: Sequence[Sample], completions: Sequence[Completion | Failure]
     ) -> list[Sample]:
-        """Return the samples with what their completions lead to.
-
-        Searches, and runs on to the end, start for all of them at once, so that they share batches.
-        """
+        """Score completions; searches and runs to the end start for all at once, so that they share batches."""
         point, runner = visit.point, self._runner
         to_end = visit.role.sampled and visit.role.credit != "step"
         texts, finals = list[str](), list[asyncio.Task[dict[str, float]]]()
@@ -246,7 +235,6 @@ class StateSampler:
         ]
 
     async def _result(self, visit: _Visit, sample: Sample, answer: Completion, text: str, to_end: bool) -> Sample:
-        """Return a sample with its reward and the reward's parts, or its failure."""
         point, role = visit.point, visit.role
         _, outputs, end = point.reached[text]
         ranking: Ranking = ()
@@ -311,11 +299,8 @@ class StateSampler:
 async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, tasks: Iterable[Task]) -> dict[str, bool]:
     """Return, by predictor, whether a search follows before the next LM call, on one path of each first task.
 
-    A completion that does not parse says nothing, nor does a task that fails; predictors that no path reaches are
-    missing. Nothing is stored.
-
-    Raises:
-        LeretError: the program is not deterministic, or all tasks failed.
+    Unparsed completions and failed tasks say nothing, and predictors that no path reaches are missing. LeretError if
+    the program is not deterministic, or all tasks failed.
     """
     searched: dict[str, bool] = {}
 

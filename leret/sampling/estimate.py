@@ -32,12 +32,9 @@ class SampleEstimate:
 
     Attributes:
         steps: LM calls of one run of the program; None if unknown without an LM.
-        bank_calls: 0 if the bank exists.
         lm_calls: completions, including the bank's.
         stored_samples: samples of any policy in the store.
-        prompt_tokens: length of the longest of some prompts with the bank's maximum of demos; None if the policy is
-            not in a directory here.
-        positions: positions of the policy; a prompt of as many tokens cannot be sampled.
+        prompt_tokens: length of the longest of some prompts with demos; None if the policy is not in a directory here.
     """
 
     questions: int

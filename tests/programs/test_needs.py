@@ -4,14 +4,16 @@ import dspy
 import pytest
 
 from leret.core.types import Passage
-from leret.programs.differences import asked_instead, difference, place
 from leret.programs.needs import (
     Finished,
     NeedsCompletion,
     NeedsSearch,
     PredictorCall,
     Step,
+    asked_instead,
+    difference,
     order,
+    place,
 )
 from leret.programs.search import SearchCall
 
