@@ -101,15 +101,12 @@ class CompactAdapter(dspy.ChatAdapter):
         for name in signature.input_fields:
             value = values.get(name)
             if isinstance(value, list | tuple):
-                shown = [" ".join(_item(item).split()[: self.words_per_item]) for item in value[:items]]
+                rows = [item.values() if isinstance(item, Mapping) else [item] for item in value[:items]]
+                shown = [" ".join(" | ".join(map(str, row)).split()[: self.words_per_item]) for row in rows]
                 lines += [f"{name}:", *shown] if shown else []
             elif value is not None:
                 lines.append(f"{name}: {_line(value)}")
         return "\n".join(lines)
-
-
-def _item(value: Any) -> str:
-    return " | ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
 
 
 def _line(value: Any) -> str:

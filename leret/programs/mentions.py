@@ -32,8 +32,7 @@ QUESTION = Candidate("[question]", "", data={"question": 1.0})
 
 _ADJECTIVES = ("an", "ans", "ish", "ese", "ic", "ch")
 """Endings of words for peoples and languages, which many pages share."""
-_BEFORE, _STEM = 4, 5
-"""Number of words before a name that are compared with the question's, and of letters compared."""
+_BEFORE, _STEM = 4, 5  # number of words before a name that are compared with the question's, and of letters compared
 
 
 class _Mention(NamedTuple):

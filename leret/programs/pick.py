@@ -19,7 +19,6 @@ from leret.policies.base import Policy, Request
 from leret.programs.needs import PredictorCall, plain_json
 
 _MAX_TOKENS = 64
-
 _CHOICE = dspy.Signature("candidates -> id")
 _encode = json_encoder(ensure_ascii=False)
 

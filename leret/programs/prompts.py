@@ -31,8 +31,7 @@ from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
 from leret.programs.pick import Candidates, ChoiceCall
 from leret.programs.replay import Replay, Stop
 
-_PROOFS = 3
-"""Messages of a prompt, and completions of a predictor, that are processed both ways."""
+_PROOFS = 3  # messages of a prompt, and completions of a predictor, that are processed both ways
 
 
 @dataclass(frozen=True)

@@ -68,9 +68,7 @@ _SETTLE_S, _STARVED_S = 0.01, 0.1
 """Seconds without progress after which threads count as blocked: older ones than the pass, and those it started."""
 
 _LONGEST_S = 1.0  # for threads to use the steps of the path
-
 _MUTED = muted()  # a program would print the same at every run
-
 _program_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
@@ -103,7 +101,7 @@ class Replay:
         self._predictor_names = {id(predictor): name for name, predictor in self.predictors.items()}
         self._inputs = input_names(program)
         self._fields = {name: predictor.signature.input_fields.keys() for name, predictor in self.predictors.items()}
-        self.proxy = AdapterProxy(self.adapter, _answer_call)
+        self.proxy = AdapterProxy(self.adapter, lambda *call: _current().answer(*call))
         record_lms(program)
         self._stand_in()
         self.rm = as_rm if rm is None else rm
@@ -407,10 +405,6 @@ class ProgramRun:
                 if same or other.asks_as(call):
                     return self.left.pop(place)
         return None
-
-
-def _answer_call(adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any) -> list[dict[str, Any]]:
-    return _current().answer(adapter, lm, config, signature, demos, inputs)
 
 
 def _answer_request(owner: str, request: lm15.Request) -> lm15.Response:

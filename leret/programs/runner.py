@@ -18,7 +18,6 @@ from leret.programs.replay import Replay, SearchResults
 from leret.retrieval.batching import SearchBatcher
 
 MAX_STEPS = 64
-
 _REPEATS = 4
 
 

@@ -46,7 +46,7 @@ class Environment:
 
     Attributes:
         role: returns the role at a call, given the policy in training; None if the recipe's policies decide.
-        skipped: invalid records left out by the last `tasks`, by kind of fault; ``held_out``: see `leret.datasets.load.Loaded`.
+        skipped: invalid records left out by the last `tasks`, by kind; ``held_out``: see `leret.datasets.load.Loaded`.
     """
 
     role: Callable[[NeedsCompletion, Policy], Role] | None = None

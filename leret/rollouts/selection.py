@@ -15,8 +15,7 @@ from leret.core.types import Sample, Task, digest
 TOP_BONUS = 0.5
 """Extra weight of the highest level, so that a state with no reward above 0 can continue too."""
 
-_DIGITS = 9
-"""Digits to which the rewards of a level agree, so that rounding errors make no levels."""
+_DIGITS = 9  # digits to which the rewards of a level agree, so that rounding errors make no levels
 
 
 def reward_levels(samples: Sequence[Sample]) -> list[tuple[float, list[Sample]]]:

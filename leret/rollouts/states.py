@@ -258,7 +258,8 @@ class StateSampler:
                 values = {**values_of(REPORTED if role.credit == "final" else self._rewards, outcome), **final}
                 [(reward, components)] = self._crediting.mixed([values], role.credit, sample.task_id)
         if answer.value is not None:
-            components = {**components, "q": answer.value, **_logp(answer)}
+            logp = {"logp": answer.logprobs[0]} if answer.logprobs else {}
+            components = {**components, "q": answer.value, **logp}
         return Sample(
             sample.id, sample.state_id, sample.task_id, sample.step, sample.prompt, sample.index, sample.seed, text,
             outputs, tuple([one.doc_id for one in ranking]), tuple([one.score for one in ranking]), reward, components,
@@ -345,10 +346,6 @@ def completion_of(sample: Sample) -> Completion:
     known, n_tokens = sample.components, (sample.n_prompt_tokens or 0, sample.n_completion_tokens or 0)
     logprobs = (known["logp"],) if "logp" in known else None
     return Completion(sample.completion or "", "stop", *n_tokens, logprobs=logprobs, value=known.get("q"))
-
-
-def _logp(completion: Completion) -> dict[str, float]:
-    return {"logp": completion.logprobs[0]} if completion.logprobs else {}
 
 
 def _key(outputs: Mapping[str, Any], completion: str) -> str:

@@ -157,7 +157,7 @@ class _Rescoring:
         self, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None]
     ) -> dict[str, Sample]:
         """Return samples with the parts of their reward, by id; the program is replayed if a part reads predictions."""
-        samples = [sample for group in groups for sample in group.samples if _is_scored_by_step(sample)]
+        samples = [sample for group in groups for sample in group.samples if _is_scored(sample, by_end=False)]
         if self._runner is None:
             try:
                 return {sample.id: self._with_parts(task, sample, _Unfinished) for sample in samples}
@@ -171,7 +171,7 @@ class _Rescoring:
         }
 
     def _group(self, task: Task, group: StateSamples, chosen: str | None, scored: Mapping[str, Sample]) -> list[Sample]:
-        self.n_final += sum(map(_is_scored_by_end, group.samples))
+        self.n_final += sum(_is_scored(sample, by_end=True) for sample in group.samples)
         old = [sample for sample in group.samples if sample.id in scored]
         if not old:
             return []
@@ -200,12 +200,8 @@ class _Rescoring:
         return replace(sample, components={**values_of(self._functions, outcome), **rest})
 
 
-def _is_scored_by_end(sample: Sample) -> bool:
-    return sample.reward is not None and sample.is_sampled and credit_of(sample) == "final"
-
-
-def _is_scored_by_step(sample: Sample) -> bool:
-    return sample.reward is not None and sample.is_sampled and credit_of(sample) != "final"
+def _is_scored(sample: Sample, by_end: bool) -> bool:
+    return sample.reward is not None and sample.is_sampled and (credit_of(sample) == "final") == by_end
 
 
 async def _ends(

@@ -31,10 +31,7 @@ from leret.sampling.store.schema import PathStep
 from leret.sampling.store.store import Store
 
 _CHECKED = 4
-
-_SAVE_S = 0.2
-"""Longest wait of a sample for its commit, in seconds."""
-
+_SAVE_S = 0.2  # longest wait of a sample for its commit, in seconds
 _WAIT = ("policy", "retrieval")
 
 

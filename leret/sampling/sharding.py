@@ -35,8 +35,7 @@ from leret.sampling.store.store import Store
 _OpenRecipe = tuple[Environment, list[Task], dict[str, str]]
 _RETRIES = 5
 _SHARDS_A_WORKER = 8
-_IDLE_S = 120.0
-"""Seconds within which Ray must begin a shard."""
+_IDLE_S = 120.0  # seconds within which Ray must begin a shard
 
 
 @dataclass(frozen=True)
