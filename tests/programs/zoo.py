@@ -121,6 +121,6 @@ class Threads(TwoPredictors):
 
 
 PROGRAMS = [TwoPredictors, Tutorial, Agent, Branch, Async, Retrieving, Tool, Threads]
-"""`shapes` has fifty more."""
+"""`shapes` has more."""
 if hasattr(dspy, "ReActV2"):
     PROGRAMS.append(type("AgentV2", (Agent,), {"kind": dspy.ReActV2}))

@@ -172,13 +172,6 @@ def test_a_sample_that_ends_the_program_needs_no_continuation(tmp_path):
         assert answer.reward == float("alpha" in answer.outputs["answer"])
 
 
-def test_both_is_a_weighted_mean_that_keeps_its_parts(tmp_path):
-    sample(tmp_path / "db", Role(Recorded(), credit="both"), final=is_alpha, final_weight=0.25)
-    for s in samples_of(tmp_path / "db"):
-        assert s.reward == 0.25 * s.components["final"] + 0.75 * s.components["step"]
-        assert s.components["step"] == s.components["ap"]
-
-
 def test_a_run_that_does_not_parse_on_the_way_counts_as_zero(tmp_path):
     mute = Recorded(mute=lambda request: step_of(request) == "answer")
     sample(tmp_path / "db", Role(mute, credit="final"), final=lambda outcome: 1.0)
@@ -221,12 +214,6 @@ def test_continuations_are_the_same_at_any_concurrency(tmp_path, monkeypatch):
         monkeypatch.setattr(f"{__name__}.SETTINGS", SETTINGS.model_copy(update={"concurrency": n}))
         sample(tmp_path / name, Role(Recorded(), credit="both"), final=is_alpha, n_continuations=2)
     assert groups_of(tmp_path / "one") == groups_of(tmp_path / "many")
-
-
-def test_a_function_is_a_reward_of_a_step_too(tmp_path):
-    roles = {name: Role(Recorded(), sampled=name == "write") for name in ("plan", "write", "answer")}
-    sample(tmp_path / "db", roles, reward=lambda outcome: float(len(outcome.doc_ids)))
-    assert all(s.reward == s.components["reward"] == len(s.doc_ids) for s in samples_of(tmp_path / "db", "write"))
 
 
 # ------------------------------------------------------------------ where a path ends, and what is refused
