@@ -214,14 +214,6 @@ class Nested(dspy.Module):
 
 
 @shape()
-def optional_argument_and_kwargs(self, question, limit=2, **more):
-    found = Found()
-    for _ in range(limit):
-        found = self.search(self.write(question=question, context=found.passages, **more).query, found)
-    return end(found)
-
-
-@shape()
 def signature_per_call(self, question):
     signature = self.write.signature.with_instructions(f"Write two words on {question}.")
     found = self.search(self.write(question=question, context=[], signature=signature).query)
@@ -320,13 +312,6 @@ async def async_agent(self, question):
 # ------------------------------------------------------------ concurrency
 
 
-@shape(inner=lambda self: Innermost(), write=None)
-def parallel_modules(self, question):
-    pairs = [(self.inner, {"question": f"{question} {i}", "found": Found()}) for i in range(3)]
-    parts = dspy.Parallel(num_threads=3, disable_progress_bar=True)(pairs)
-    return dspy.Prediction(found=sorted({doc for one in parts for doc in one.doc_ids}))
-
-
 @shape()
 async def gather_that_returns_exceptions(self, question):
     async def part(i):
@@ -404,7 +389,7 @@ def context_with_a_copy_of_the_lm(self, question):
         return end(self.search(self.write(question=question, context=[]).query))
 
 
-@shape("different messages.*leret/replay")
+@shape("not what the program sends.*leret/replay")
 def reads_the_settings(self, question):
     name = str(getattr(dspy.settings.lm, "model", ""))
     return end(self.search(self.write(question=f"{question} by {name}", context=[]).query))
@@ -426,22 +411,6 @@ def streaming_inside(self, question):
 # ------------------------------------------------------------ errors and retries
 
 
-@shape(retry=lambda self: dspy.Predict("question, feedback -> query"))
-def retries_by_hand(self, question):
-    query = self.write(question=question, context=[]).query
-    for _ in range(2):
-        if "alpha" in query:
-            break
-        query = self.retry(question=question, feedback=f"{query!r} lacks alpha").query
-    return end(self.search(query))
-
-
-@shape(r"crashes_on_some failed on .*IndexError.*shapes\.py:\d+")
-def crashes_on_some(self, question):
-    query = self.write(question=question, context=[]).query
-    return end(self.search(query.split()[9]))
-
-
 @shape()
 def retries_with_another_rollout(self, question):
     for i in range(3):
@@ -455,12 +424,6 @@ def retries_with_another_rollout(self, question):
 # ------------------------------------------------------------ programs with a state of their own
 
 
-@shape("no search that leret sees.*leret.search_tool")
-def search_that_leret_does_not_see(self, question):
-    rows = FakeRetriever().search([self.write(question=question, context=[]).query], 2)[0]
-    return dspy.Prediction(found=[row.doc_id for row in rows], answer=self.answer(question=question, context=[]).answer)
-
-
 @shape("no search seen by leret found.*wrap every search with leret.search_tool")
 def half_of_the_searches_unseen(self, question):
     query = self.write(question=question, context=[]).query
@@ -469,12 +432,6 @@ def half_of_the_searches_unseen(self, question):
     return dspy.Prediction(
         found=[row.doc_id for row in rows], context=found.passages, doc_ids=[row.doc_id for row in rows]
     )
-
-
-@shape("is not deterministic.*keep nothing on itself")
-def state_on_itself(self, question):
-    self.n = getattr(self, "n", 0) + 1
-    return end(self.search(self.write(question=f"{question} {self.n}", context=[]).query))
 
 
 @shape("is not deterministic.*on the same path")
