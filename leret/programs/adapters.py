@@ -132,7 +132,6 @@ def _bare(value: Any) -> Any:
 
 
 def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
-    """Return values by their label ``name:`` at a line's start; a value runs to the next label."""
     label = re.compile(rf"^\s*({'|'.join(map(re.escape, names))})\s*:", re.MULTILINE)
     marks = list(label.finditer(completion))
     ends = [mark.start() for mark in marks[1:]] + [len(completion)]

@@ -158,7 +158,6 @@ class Pick(dspy.Module):
         return chosen
 
     def ask(self, call: ChoiceCall) -> Candidate:
-        """Return the actor's greedy choice; AdapterParseError if it names no candidate."""
         if self.actor is None:
             raise ProgramError(
                 f"the Pick {call.predictor} has no actor to answer it: set pick.actor = POLICY, or load the program "

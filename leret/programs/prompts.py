@@ -94,7 +94,6 @@ class Formatter:
         return self._instructed(self._predictors[predictor].signature, predictor, prompt)
 
     def need(self, predictor: str, inputs: Mapping[str, Any]) -> NeedsCompletion:
-        """Return a usual call of a predictor with these inputs; for a pick, a call without candidates."""
         if predictor in self.picks:
             return NeedsCompletion(ChoiceCall(predictor, inputs, candidates=Candidates(())), ())
         known = self._predictors[predictor]

@@ -180,7 +180,6 @@ class Replay:
         return program.acall if self.is_async else forward_of(program)
 
     def name_of(self, signature: Any) -> str:
-        """Return the name of a predictor that the program makes on the way; a copy is known by its signature."""
         if signature is None:
             return "(direct)"
         same = [name for name, predictor in self.predictors.items() if predictor.signature.equals(signature)]
@@ -365,7 +364,6 @@ class ProgramRun:
         raise Stop
 
     def refuse_own_thread(self) -> None:
-        """Refuse a call in a thread that the program started, which no run reaches."""
         thread = threading.current_thread()
         if thread in _program_threads or thread not in self.older_threads:
             _program_threads.add(thread)
@@ -383,7 +381,6 @@ class ProgramRun:
             raise Stop
 
     def _wait_for_threads(self) -> None:
-        """Wait until the threads that the program started end, or make no progress, nor do older ones."""
         news, deadline = None, time.monotonic() + _LONGEST_S
         while True:
             started = [one for one in threading.enumerate() if one not in self.older_threads and one.ident is not None]

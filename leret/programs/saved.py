@@ -268,7 +268,6 @@ def _load(
 
 
 def _refuse_keys(records: Any, allowed: Collection[str], file: Path) -> None:
-    """Refuse to send a key to a server if the file names it and the caller does not allow it."""
     if isinstance(records, Mapping):
         for name, value in records.items():
             if name.endswith("_env") and isinstance(value, str) and value in os.environ and value not in allowed:
@@ -283,7 +282,6 @@ def _refuse_keys(records: Any, allowed: Collection[str], file: Path) -> None:
 
 
 def _searches(program: dspy.Module, rm: Any, directory: Path) -> dict[str, Any]:
-    """Return records of the searches' retrievers, by place; ``""`` is ``dspy.settings.rm``."""
     retrievers = {place: search.retriever for place, search in _parts(program, Search).items()}
     if None in retrievers.values() or _parts(program, dspy.Retrieve):
         retrievers[""] = rm
@@ -337,7 +335,6 @@ def _parts(program: dspy.Module, kind: type = Parameter) -> dict[str, Any]:
 
 
 def _record(program: dspy.Module, source: ProgramSource | None, directory: Path) -> dict[str, Any]:
-    """Return a program's class and constructor arguments, or a reason if JSON cannot hold these."""
     kind = type(program)
     if source is None and kind.__module__.startswith(FILE_MODULE):
         source = ProgramSource(Path(inspect.getfile(kind)), kind.__name__, _arguments(program))

@@ -74,7 +74,6 @@ class Environment:
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The documents; none if the engine has them behind HTTP."""
         return load_corpus(self.recipe.data) if self._has_corpus else Corpus(())
 
     @property
@@ -90,7 +89,6 @@ class Environment:
 
     @cached_property
     def engine(self) -> Retriever:
-        """The search engine, without the cache of rankings."""
         from leret.retrieval.load import load_retriever
 
         corpus = self.corpus if self._has_corpus else None
@@ -164,7 +162,6 @@ class Environment:
         return sources_digest(name for spec in self.recipe.sampling.rewards for name in function_names(spec))
 
     def close(self) -> None:
-        """Close what was opened; a retriever that waits for its server gives up."""
         close = getattr(self.__dict__.get("retriever"), "close", None)
         if close is not None:
             close()

@@ -67,7 +67,6 @@ class SamplingStats:
 
     @property
     def n_failed(self) -> int:
-        """Failures that say nothing about a completion."""
         return self.failures.total() - self.failures["parse"]
 
     def count(self, samples: Sequence[Sample]) -> None:

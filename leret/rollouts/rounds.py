@@ -180,7 +180,6 @@ class RoundSampler:
 
     @property
     def policy(self) -> LivePolicy:
-        """The policy in training, or the first of several."""
         return next(iter(self.policies.values()))
 
     @policy.setter
@@ -303,7 +302,6 @@ class RoundSampler:
         return names, tensor(values).reshape(len(samples), len(names))
 
     def _scored(self, groups: Sequence[Group]) -> list[tuple[State, list[tuple[Sample, float]]]]:
-        """Return samples with rewards, unparsed completions with theirs; outages are left out."""
         scored = []
         unparsed_reward = self.recipe.unparsed_reward
         if unparsed_reward is None:

@@ -172,7 +172,6 @@ class StateSampler:
         return samples
 
     async def _complete(self, visit: _Visit, prompt: Prompt, samples: Sequence[Sample]) -> list[Completion | Failure]:
-        """Complete the samples; a stored completion is not asked for again."""
         state, answers = visit.state, iter(list[Completion | Failure]())
         if seeds := tuple([sample.seed for sample in samples if sample.completion is None]):
             messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
@@ -281,7 +280,6 @@ class StateSampler:
         return self._crediting.final_components({name: sum(values) / len(values) for name, values in known.items()})
 
     async def _end_reward(self, start: Point, *seed: Any) -> dict[str, float]:
-        """Return the parts of one run to the end; all 0 if a completion on the way does not parse."""
         final = self._crediting.final
         assert final is not None
         end = (await self.run_on(start, *seed)).end

@@ -82,7 +82,6 @@ class Walk:
 
     @property
     def end(self) -> Point:
-        """The last point; raises the error of a walk that failed."""
         if self.error is not None:
             raise self.error
         return self.points[-1]

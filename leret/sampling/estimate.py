@@ -88,8 +88,6 @@ def steps_of(environment: Environment) -> int | None:
 def _made_up_path(
     environment: Environment, task: Task, passages: Iterator[Passage]
 ) -> tuple[list[NeedsCompletion], str | None]:
-    """Return the calls of one run, and the reason if it stopped early; each search takes the next passages."""
-
     class Passages:
         digest = "made up"
 

@@ -207,7 +207,6 @@ def _is_scored(sample: Sample, by_end: bool) -> bool:
 async def _ends(
     runner: ProgramRunner, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None]
 ) -> dict[str, Any]:
-    """Return the program's prediction after each sample that ended it, by the sample's id."""
     from leret.programs.needs import Finished
     from leret.rollouts.walk import Point, begin, walk
 

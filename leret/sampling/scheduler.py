@@ -134,7 +134,6 @@ class Scheduler:
         return following
 
     def _note_unlisted(self, steps: Sequence[Step], stats: SamplingStats) -> None:
-        """Note predictors that DSPy does not list: no LM of theirs can be trained."""
         for name in sorted({step.call.predictor for step in steps} - set(self.runner.replay.names)):
             note = f"{name} is answered and not sampled, since named_predictors() does not list it; to train it, keep "
             note += "it on the program, as an attribute or in a list or dict"
@@ -142,7 +141,6 @@ class Scheduler:
                 stats.notes.append(note)
 
     def _note_unseen(self, task: Task, end: Finished, stats: SamplingStats) -> None:
-        """Refuse predicted ``doc_ids`` that no search seen by leret retrieved; note such passages."""
         program, wrap = type(self.runner.replay.program).__name__, "wrap every search with leret.search_tool(fn)"
         unseen = unseen_documents(end)
         if ids := unseen.pop("doc_ids", None):

@@ -292,7 +292,6 @@ async def sample_session(
 
 
 def _role(recipe: SamplingRecipe, policy: Policy, need: NeedsCompletion) -> Role:
-    """Return the role of a predictor; one with a greedy policy is not sampled."""
     decoding = recipe.decoding_of(need.predictor)
     return Role(policy, decoding.get("temperature") != 0, recipe.sampling.credit, **decoding)
 

@@ -1,7 +1,5 @@
 """DSPy programs of the shapes that users write; none of them knows of leret beyond its searches."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
@@ -27,7 +25,6 @@ QUERY, ANSWER = "question, context: list[str] -> query", "question, context: lis
 
 
 def value(kind: str, rng: random.Random) -> Any:
-    """Make up a value of a type as DSPy's prompts name it."""
     word = " ".join(rng.choices(WORDS, k=2))
     if choices := re.findall(r"'([^']*)'", kind) if kind.startswith("Literal") else []:
         return rng.choice(choices)

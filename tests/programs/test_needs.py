@@ -1,5 +1,3 @@
-"""Two places of a program are one where the program asks for the same after the same searches."""
-
 import dspy
 import pytest
 

@@ -1,5 +1,3 @@
-"""A saved program comes back with its LMs, adapter and retriever."""
-
 import asyncio
 import copy
 import json
@@ -30,7 +28,6 @@ MULTIHOP = Path(__file__).parents[2] / "pipelines/multihop.py"
 
 @pytest.fixture
 def saved(tmp_path):
-    """As `leret eval` writes it."""
     write_data(tmp_path)
     source = ProgramSource(MULTIHOP, "MultiHop", {"hops": 2})
     data = FileSettings(corpus=str(tmp_path / "corpus.jsonl"), questions=str(tmp_path / "questions.jsonl"))
@@ -48,7 +45,6 @@ def saved(tmp_path):
 
 @pytest.fixture(scope="module")
 def lms(tmp_path_factory):
-    """Two small policies, greedy."""
     folder = tmp_path_factory.mktemp("policies")
     policies = [LocalPolicySettings(model=str(tiny_policy(folder / name, seed=i))) for i, name in enumerate("ab")]
     return [policy_lm(policy, temperature=0.0, max_tokens=5) for policy in policies]
@@ -78,8 +74,6 @@ class Outer(dspy.Module):
 
 
 class Counted(TwoPredictors):
-    """Keeps a value under another name than its argument's."""
-
     def __init__(self, hops=2):
         super().__init__()
         self.n_hops = hops

@@ -1,5 +1,3 @@
-"""Who answers a predictor, and what scores its completions: a step, the program's end, or both."""
-
 import asyncio
 from collections import Counter, defaultdict
 
@@ -28,8 +26,6 @@ SETTINGS = SamplingSettings(max_error_rate=1.0, max_unparsed_rate=1.0, concurren
 
 
 class Answering(dspy.Module):
-    """Plans, searches and answers; `answer` ends the program."""
-
     def __init__(self):
         super().__init__()
         self.plan = dspy.Predict("question -> plan")
@@ -43,8 +39,6 @@ class Answering(dspy.Module):
 
 
 class Retelling(Answering):
-    """Makes a predictor on the way."""
-
     def forward(self, question):
         found = self.search(self.write(question=question, plan="").query)
         told = dspy.Predict("notes: list[str] -> story")(notes=found.passages)
@@ -63,7 +57,6 @@ class Recorded(FakePolicy):
 
     @property
     def asked(self):
-        """Completions by predictor."""
         return Counter(step_of(request) for request in self.requests for _ in request.seeds)
 
 
@@ -220,8 +213,6 @@ def test_continuations_are_the_same_at_any_concurrency(tmp_path, monkeypatch):
 
 
 class Oracle(FakeRetriever):
-    """Finds the documents of every question."""
-
     def search(self, queries, k):
         return [self._one("alpha beta", k) for _ in queries]
 

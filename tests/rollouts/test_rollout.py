@@ -1,5 +1,3 @@
-"""Rolling a program out, one completion a step."""
-
 import asyncio
 
 import pytest
@@ -92,8 +90,6 @@ class OneByOne(TwoPredictors):
 
 
 class Completing:
-    """An actor whose completions are made up."""
-
     def __init__(self, formatter):
         self.formatter = formatter
 

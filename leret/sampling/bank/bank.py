@@ -80,7 +80,6 @@ def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, i
 
 
 def _read_prompts(directory: Path, n: int) -> list[Prompt]:
-    """Read prompts that the user wrote: the zero-shot one and the first ones by file name."""
     loaded = [Prompt.load(path) for path in sorted(directory.glob("*.json"))]
     few_shot = {prompt.digest: prompt for prompt in loaded if prompt.digest != ZERO_SHOT.digest}
     if not few_shot:

@@ -91,7 +91,6 @@ def bootstrap_prompts(
 
 
 def _answered_by(lms: LMs) -> dict[str, Any]:
-    """Return the settings under which a `RetrievalStudent` asks these LMs."""
     return {"lm": lms} if isinstance(lms, dspy.BaseLM) else {"_leret_lms": list(lms)}
 
 

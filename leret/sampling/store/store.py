@@ -126,7 +126,6 @@ class Store:
                 self._database.execute("DETACH other")
 
     def close(self) -> None:
-        """Commit and close the file; may be called twice."""
         with self._open, closing(self._database):
             self.flush()
 
@@ -176,12 +175,10 @@ class Store:
         return self._ids("SELECT DISTINCT question_id FROM states")
 
     def policy_digests(self) -> list[str]:
-        """Return the policies in the order of their first sample."""
         sql = "SELECT policy_digest FROM samples GROUP BY policy_digest ORDER BY min(rowid)"
         return [row["policy_digest"] for row in self._read(sql)]
 
     def reward_range(self) -> tuple[float, float]:
-        """Return the least and the greatest reward; 0 without rewards."""
         return tuple(self._read("SELECT ifnull(min(reward), 0.0), ifnull(max(reward), 0.0) FROM samples")[0])
 
     def counts(self, policy_digest: str | None = None) -> dict[str, int]:
