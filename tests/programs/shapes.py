@@ -386,7 +386,7 @@ def context_with_a_copy_of_the_lm(self, question):
         return end(self.search(self.write(question=question, context=[]).query))
 
 
-@shape("not what the program sends.*leret/replay")
+@shape("different messages.*leret/replay")
 def reads_the_settings(self, question):
     name = str(getattr(dspy.settings.lm, "model", ""))
     return end(self.search(self.write(question=f"{question} by {name}", context=[]).query))

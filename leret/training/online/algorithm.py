@@ -12,9 +12,9 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import Task
 from leret.rollouts.environment import training_tasks
-from leret.training.algorithms.base import n_processes, refuse_processes
 from leret.training.model import InitialPolicy, find_initial, find_picker
 from leret.training.online.base import Learner, Objective
+from leret.training.process import n_processes, refuse_processes
 
 if TYPE_CHECKING:
     from leret.rollouts.environment import Environment
