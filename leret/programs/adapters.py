@@ -1,9 +1,4 @@
-"""A DSPy adapter for small policies: the fields and nothing else.
-
-The chat adapter spends about 200 tokens of instructions on every call, too many for a policy of a few million
-parameters or a context of 512 tokens. This adapter sends the inputs, field by field, and reads the bare value of the
-output field, or one ``name: value`` line a field if a signature has several.
-"""
+"""A DSPy adapter for small policies: fields without instructions, which cost about 200 tokens a call."""
 
 from __future__ import annotations
 
@@ -48,14 +43,12 @@ class CompactAdapter(dspy.ChatAdapter):
         self.instructions, self.outputs = instructions, outputs
 
     def settings(self) -> dict[str, Any]:
-        """Return the arguments that rebuild this adapter."""
         names = ("words_per_item", "items", "demo_items", "instructions", "outputs")
         return {name: getattr(self, name) for name in names}
 
     def format(
         self, signature: type[dspy.Signature], demos: Sequence[Mapping[str, Any]], inputs: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
-        """Return the messages of one call: the demos as turns, then the inputs."""
         messages: list[dict[str, Any]] = []
         if self.instructions:
             messages.append({"role": "system", "content": signature.instructions})
@@ -81,7 +74,6 @@ class CompactAdapter(dspy.ChatAdapter):
     def format_assistant_message_content(
         self, signature: type[dspy.Signature], outputs: Mapping[str, Any], missing_field_message: str | None = None
     ) -> str:
-        """Return the completion that ``parse`` reads as these outputs."""
         values = {name: _line(outputs.get(name, missing_field_message)) for name in signature.output_fields}
         if len(values) == 1:
             return next(iter(values.values()))
@@ -109,15 +101,12 @@ class CompactAdapter(dspy.ChatAdapter):
         for name in signature.input_fields:
             value = values.get(name)
             if isinstance(value, list | tuple):
-                shown = [" ".join(_item(item).split()[: self.words_per_item]) for item in value[:items]]
+                rows = [item.values() if isinstance(item, Mapping) else [item] for item in value[:items]]
+                shown = [" ".join(" | ".join(map(str, row)).split()[: self.words_per_item]) for row in rows]
                 lines += [f"{name}:", *shown] if shown else []
             elif value is not None:
                 lines.append(f"{name}: {_line(value)}")
         return "\n".join(lines)
-
-
-def _item(value: Any) -> str:
-    return " | ".join(map(str, value.values())) if isinstance(value, Mapping) else str(value)
 
 
 def _line(value: Any) -> str:
@@ -143,7 +132,6 @@ def _bare(value: Any) -> Any:
 
 
 def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
-    """Return values by their label ``name:`` at a line's start; a value runs to the next label."""
     label = re.compile(rf"^\s*({'|'.join(map(re.escape, names))})\s*:", re.MULTILINE)
     marks = list(label.finditer(completion))
     ends = [mark.start() for mark in marks[1:]] + [len(completion)]
@@ -151,11 +139,7 @@ def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
 
 
 def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
-    """Return the adapter of a recipe.
-
-    The chat adapter's silent second call through JSON is off: one state and one seed are one call, and unparsed
-    completions are recorded.
-    """
+    """Return the adapter of a recipe, without the chat adapter's silent second call through JSON."""
     match settings.kind:
         case "compact":
             return CompactAdapter(**settings.model_dump(exclude={"kind"}))
@@ -168,11 +152,7 @@ def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
 
 
 def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:
-    """Return an adapter's class and constructor arguments as JSON values, without callbacks.
-
-    Raises:
-        ProgramError: these arguments do not make an equal adapter.
-    """
+    """Return an adapter's class and arguments as JSON values; ProgramError if they do not make an equal adapter."""
     kind, names = type(adapter), dict[str, None]()
     for parent in kind.__mro__:
         parameters = inspect.signature(vars(parent).get("__init__", object.__init__)).parameters.values()

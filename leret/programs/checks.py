@@ -1,8 +1,4 @@
-"""Checking, on the first sampled paths, that leret sends the same messages as the DSPy program would.
-
-DSPy runs the path again under the user's adapter, with an LM that compares its requests with leret's and answers with
-the path's completions.
-"""
+"""Checking, on the first sampled paths, that leret sends the same messages as the program under the user's adapter."""
 
 from __future__ import annotations
 
@@ -49,10 +45,7 @@ async def check_path(
     results: SearchResults,
     prompts: Sequence[Prompt] = (ZERO_SHOT,),
 ) -> None:
-    """Refuse a program that, with the completions of a path, sends other messages than leret did.
-
-    ``program`` is another instance than the replayed one.
-    """
+    """Refuse a ``program``, another instance, that sends other messages than leret did on this path."""
     needs = [await runner.advance(task, steps[:n], results) for n in range(len(steps))]
     # A separate run, since a callback changes DSPy's lines in a traceback, which ReAct shows its LM.
     watch = _ForeignLMs()
@@ -131,10 +124,7 @@ class _ForeignLMs(BaseCallback):
 class SearchMemory:
     """Answers searches of a program that is not replayed: from known results, else by searching once.
 
-    ``choose_by``, or their actors, answer picks.
-
-    Attributes:
-        rankings: rankings that `leret.Search` added to its unions, in order.
+    ``choose_by``, or their actors, answer picks; ``rankings`` are those of `leret.Search`, in order.
     """
 
     def __init__(

@@ -14,10 +14,7 @@ from leret.core.errors import LeretError, PolicyError, reason
 
 
 def recorded_lm(lm: dspy.BaseLM) -> dspy.BaseLM:
-    """Return a copy of an LM, with its capabilities, that the watching run answers.
-
-    A request under the same model and settings is sent once; ``_leret_spend`` in DSPy's settings counts the call.
-    """
+    """Return a copy of an LM that the watching run answers: equal requests are sent, and counted, once."""
     kind: Any = type(lm)
     if isinstance(lm, StandInLM) or getattr(kind, "is_recorded", False):
         return lm

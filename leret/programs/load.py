@@ -17,7 +17,6 @@ from leret.core.types import digest
 from leret.programs.search import Search
 
 FILE_MODULE = "leret_program_"
-"""Prefix of the names of modules loaded from a file; nothing can import them by name."""
 
 
 def _load_class(path: Path, name: str) -> type[dspy.Module]:
@@ -45,12 +44,9 @@ def _load_class(path: Path, name: str) -> type[dspy.Module]:
 def load_program(
     path: Path, name: str, arguments: dict[str, Any], *, k: int | None = None, exclude_seen: bool = False
 ) -> dspy.Module:
-    """Build the program ``name`` of a file, with ``exclude_seen`` set on each `Search`.
+    """Build the program ``name`` of a file, with ``exclude_seen`` set on each `Search`; ProgramError if that fails.
 
     The constructor gets ``k`` (passages a search) if it takes it and ``arguments`` has none.
-
-    Raises:
-        ProgramError: it cannot be built, or ``exclude_seen`` is set and it has no `Search`.
     """
     cls = _load_class(path, name)
     parameters = inspect.signature(cls.__init__).parameters  # DSPy's metaclass hides the class's signature

@@ -1,8 +1,4 @@
-"""Candidates for query expansion: names in the retrieved passages and in the question.
-
-A search for the question finds its first page; a name on that page leads to the next one. `mentions` lists such names
-as candidates of a `leret.Pick`, with numbers for a picker of kind ``features``.
-"""
+"""Names in the question and the retrieved passages: candidates for query expansion by a `leret.Pick`, with numbers."""
 
 from __future__ import annotations
 
@@ -31,15 +27,12 @@ _EDGES = "\"“”'‘’()[]{},.;:?!"
 WORD = re.compile(r"\w+(?:['’]\w+)*")
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"“])")
 LONGEST_NAME = 6
-"""Most words of a name that becomes a candidate."""
 
 QUESTION = Candidate("[question]", "", data={"question": 1.0})
-"""The candidate that adds nothing: searches for the question alone again."""
 
 _ADJECTIVES = ("an", "ans", "ish", "ese", "ic", "ch")
 """Endings of words for peoples and languages, which many pages share."""
-_BEFORE, _STEM = 4, 5
-"""Number of words before a name that are compared with the question's, and of letters compared."""
+_BEFORE, _STEM = 4, 5  # number of words before a name that are compared with the question's, and of letters compared
 
 
 class _Mention(NamedTuple):
@@ -56,11 +49,9 @@ class _Mention(NamedTuple):
 def mentions(question: str, results: Found) -> Sequence[Candidate]:
     """Return candidates to search for together with the question: `QUESTION`, which adds nothing, and names.
 
-    Names of the question come first, then names on the retrieved pages in order. Names in the question or in a
-    retrieved title are left out, except names of the question that have no retrieved page.
-
-    The numbers in a candidate's ``data`` need no corpus: the place of the name, and the overlap of name, sentence and
-    page with the question.
+    Names of the question come first, then names on the retrieved pages in order; names in the question or in a
+    retrieved title are left out, except names of the question that have no retrieved page. The numbers in ``data``
+    need no corpus.
     """
     asked, content = words_of(question), words_of(" ".join(content_words(question)))
     passages = [passage for ranking in results.searches for passage in ranking]
@@ -88,7 +79,6 @@ def mentions(question: str, results: Found) -> Sequence[Candidate]:
 
 
 def _of_page(rank: int, n_first: int, passage: Passage, content: frozenset[str], best: float) -> dict[str, float]:
-    """Return the numbers of a passage: rank in the first search, or later; score; share of the question's words."""
     page_overlap = len(content & (words_of(passage.title) | words_of(passage.text))) / max(1, len(content))
     if rank >= n_first:
         return {"later": 1.0, "page_overlap": page_overlap}
@@ -116,7 +106,6 @@ def _form(name: str, words: frozenset[str], content: frozenset[str]) -> dict[str
 
 @lru_cache(maxsize=8192)
 def _mentions_in(text: str) -> tuple[_Mention, ...]:
-    """Return the names of a passage, each at its first place."""
     first: dict[str, _Mention] = {}
     for number, sentence in enumerate(SENTENCE_END.split(text)):
         around = words_of(sentence)
@@ -145,10 +134,7 @@ def content_words(text: str) -> list[str]:
 
 
 def names(text: str) -> list[str]:
-    """Return likely names: quoted texts, and then runs of capitalised words; each in order.
-
-    Function words and months at a run's start are dropped, so a sentence's first word is not a name; ``of``, ``the``,
-    ``de`` and the like may stand inside; a run ends at punctuation, except at the dot of an initial.
+    """Return likely names: quoted texts, then runs of capitalised words without function words and months at the start.
 
     >>> names("Who directed The Battle of Algiers, and did C. J. Hunter see it in Rome?")
     ['Battle of Algiers', 'C. J. Hunter', 'Rome']

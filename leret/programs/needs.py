@@ -1,8 +1,8 @@
-"""Requests of a program on its way: LM calls, searches, or nothing more."""
+"""Requests of a program on its way (LM calls, searches, or nothing more), and the differences of two."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -16,18 +16,14 @@ from leret.programs.search import SearchCall
 from leret.retrieval.base import Retriever
 
 PLAIN = (str, int, float, bool, type(None))
-"""Types of values that are JSON without conversion."""
 
 REPEATABLE = (
     "let it depend on its inputs, completions and searches alone (wrap a search with leret.search_tool), and keep "
     "nothing on itself: no cache, counter, demo or LM that forward sets"
 )
-"""Advice for a program that does not come to the same place again."""
 
-_encode = json_encoder(sort_keys=True)
-_in_order = json_encoder(ensure_ascii=False)
-_CHOICE = dspy.Signature("candidates -> id")
 encode_sorted = json_encoder(sort_keys=True)
+_SHOWN = 160  # characters of a value in a message
 
 
 @dataclass(eq=False)
@@ -56,29 +52,21 @@ class PredictorCall:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """The inputs as JSON values."""
         fields = self.inputs if self.signature is None else self.signature.input_fields
         return {name: plain_json(value) for name, value in self.inputs.items() if name in fields}
 
     @cached_property
     def key(self) -> str:
-        """The question as JSON."""
         return encode_sorted((self.predictor, self.values, plain_json(self.config), self.wording))
 
     def asks_as(self, other: PredictorCall) -> bool:
-        """Check whether another call asks the same."""
         same = self.predictor == other.predictor and self.wording == other.wording and self.config == other.config
         return same and (self.inputs == other.inputs or self.key == other.key)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A completion, as the program sees it.
-
-    Attributes:
-        call: the question. Equal calls take their steps in order.
-        outputs: fields by the adapter; an AdapterParseError if the completion does not parse.
-    """
+    """A completion as the program sees it: its ``outputs`` fields; an AdapterParseError if it does not parse."""
 
     call: PredictorCall
     outputs: list[dict[str, Any]] | AdapterParseError
@@ -87,11 +75,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class NeedsCompletion:
-    """The program stands at a call that has no completion yet.
-
-    Attributes:
-        searches: searches before it, in order.
-    """
+    """The program stands at a call that has no completion yet, after some searches."""
 
     call: PredictorCall
     searches: tuple[SearchCall, ...]
@@ -102,7 +86,6 @@ class NeedsCompletion:
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """JSON values by field name."""
         return self.call.values
 
     @property
@@ -111,7 +94,6 @@ class NeedsCompletion:
 
     @property
     def choice(self) -> Choice | None:
-        """The candidates for a picker; None if a text is needed."""
         return self.call.choice
 
 
@@ -121,7 +103,7 @@ class NeedsSearch:
 
     Attributes:
         key: key of the answer in the results.
-        query: query for ``retriever``, or for the run's retriever if that is None; ``k`` passages.
+        retriever: retriever of the query; None: the run's.
         ask: makes the answer if the search is a tool; the other fields are empty then.
     """
 
@@ -141,7 +123,6 @@ class Finished:
 
     @property
     def ranking(self) -> Ranking:
-        """The union of all retrieved passages."""
         return merge(added for search in self.searches for added in search.added)
 
     @property
@@ -171,3 +152,60 @@ def plain_json(value: Any) -> Any:
 
 def _name(value: Any) -> str:
     return getattr(value, "__qualname__", None) or type(value).__qualname__
+
+
+def place(need: NeedsCompletion | NeedsSearch | Finished) -> Any:
+    """Return a key of a place: the question asked or the prediction, with the documents found before it."""
+    if isinstance(need, NeedsSearch):
+        return need.key
+    documents = [[passage.doc_id for passage in added] for search in need.searches for added in search.added]
+    if isinstance(need, NeedsCompletion):
+        return need.key, documents
+    value = need.prediction
+    return repr(value) if isinstance(value, Exception) else encode_sorted(plain_json(_fields(value))), documents
+
+
+def difference(before: NeedsCompletion | NeedsSearch | Finished, now: NeedsCompletion | NeedsSearch | Finished) -> str:
+    """Describe the difference between two places that should be one, with both values."""
+    if isinstance(before, NeedsCompletion) and isinstance(now, NeedsCompletion) and before.predictor == now.predictor:
+        if before.key != now.key:
+            return _changed(before.predictor, before.inputs, now.inputs)
+        return f"the searches before {before.predictor} found {place(before)[1]} and then {place(now)[1]}"
+    return f"it came to {_shown(before)} and then to {_shown(now)}"
+
+
+def asked_instead(step: Step, needs: Iterable[NeedsCompletion | NeedsSearch]) -> str:
+    """Describe the call that a program makes in place of a step of its path."""
+    name = step.call.predictor
+    now = next((need.inputs for need in needs if isinstance(need, NeedsCompletion) and need.predictor == name), None)
+    if now is None:
+        return f"{name} was asked for {_short(step.call.values)}, and is no longer on the same path"
+    return _changed(name, step.call.values, now)
+
+
+def _shown(need: NeedsCompletion | NeedsSearch | Finished) -> str:
+    match need:
+        case NeedsCompletion():
+            return f"a call of {need.predictor} for {_short(need.inputs)}"
+        case NeedsSearch():
+            return f"a search for {_short(need.key)}"
+        case Finished():
+            return f"its end with {_short(_fields(need.prediction))}"
+
+
+def _changed(predictor: str, before: Any, now: Any) -> str:
+    if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
+        return f"{predictor} was asked {_short(before)}, and on the same path {_short(now)}"
+    name = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+    if name is None:
+        return f"{predictor} was called in other ways with the same inputs"
+    return f"{predictor}.{name} was {_short(before.get(name))}, and on the same path {_short(now.get(name))}"
+
+
+def _fields(prediction: Any) -> Any:
+    return dict(prediction.items()) if isinstance(prediction, dspy.Example) else prediction
+
+
+def _short(value: Any) -> str:
+    text = encode_sorted(plain_json(value))
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."

@@ -19,8 +19,6 @@ from leret.policies.base import Policy, Request
 from leret.programs.needs import PredictorCall, plain_json
 
 _MAX_TOKENS = 64
-"""Tokens of an answer that an LM writes: the id of a candidate."""
-
 _CHOICE = dspy.Signature("candidates -> id")
 _encode = json_encoder(ensure_ascii=False)
 
@@ -42,7 +40,6 @@ class Candidates:
 
     @cached_property
     def text(self) -> str:
-        """Texts by id, as JSON."""
         return _encode({a.id: f"{a.title} | {a.text}" if a.title else a.text for a in self.items})
 
 
@@ -56,7 +53,6 @@ class ChoiceCall(PredictorCall):
 
     @cached_property
     def choice(self) -> Choice:  # type: ignore[override]
-        """The question for a picker."""
         left: Sequence[Candidate] = self.candidates.items
         if self.picked:
             left = [one for one in left if one.id not in self.picked_ids]
@@ -64,12 +60,10 @@ class ChoiceCall(PredictorCall):
 
     @cached_property
     def picked_ids(self) -> dict[str, None]:
-        """Ids in the order of picking."""
         return {one.id: None for one in self.picked}
 
     @property
     def is_open(self) -> bool:
-        """True if a candidate is left to choose."""
         return len(self.candidates.items) > sum(name in self.candidates.by_id for name in self.picked_ids)
 
     def chosen(self, text: str) -> Candidate:
@@ -90,12 +84,10 @@ class ChoiceCall(PredictorCall):
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Context and ids; the message has the candidates' texts."""
         return self.context | {"candidates": list(self.candidates.by_id), "picked": list(self.picked_ids)}
 
     @property
     def messages(self) -> tuple[dict[str, str], ...]:
-        """The question in words, for a policy that writes."""
         context = _encode({**self.context, "picked": list(self.picked_ids)})
         stop = f", or with {STOP.id} to pick no more" if self.stop else ""
         rest = f"Answer with the id of one of the candidates that are not picked yet{stop}."
@@ -106,7 +98,6 @@ class ChoiceCall(PredictorCall):
         return f"{self.predictor} {self.messages[0]['content']}"
 
     def asks_as(self, other: PredictorCall) -> bool:
-        """Check whether another call asks the same; equal candidates are compared without making their text."""
         if not isinstance(other, ChoiceCall) or self.predictor != other.predictor or self.stop != other.stop:
             return False
         same = self.picked == other.picked and self.candidates == other.candidates
@@ -167,7 +158,6 @@ class Pick(dspy.Module):
         return chosen
 
     def ask(self, call: ChoiceCall) -> Candidate:
-        """Return the actor's greedy choice; AdapterParseError if it names no candidate."""
         if self.actor is None:
             raise ProgramError(
                 f"the Pick {call.predictor} has no actor to answer it: set pick.actor = POLICY, or load the program "

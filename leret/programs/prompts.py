@@ -31,17 +31,14 @@ from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
 from leret.programs.pick import Candidates, ChoiceCall
 from leret.programs.replay import Replay, Stop
 
-_PROOFS = 3
-"""Messages of a prompt, and completions of a predictor, that are processed both ways."""
+_PROOFS = 3  # messages of a prompt, and completions of a predictor, that are processed both ways
 
 
 @dataclass(frozen=True)
 class Prompt:
     """Demos, and instructions that differ from the program's, by predictor.
 
-    Attributes:
-        name: "0" is the zero-shot prompt; few-shot ones count from "1".
-        score: mean reward on the bank's dev questions; None if not measured.
+    ``name`` is "0" for the zero-shot prompt; ``score`` is the mean reward on the bank's dev questions, if measured.
     """
 
     name: str
@@ -51,7 +48,6 @@ class Prompt:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the prompt's content, without its name."""
         return digest(to_jsonable_python(self.demos), dict(self.instructions))
 
     def save(self, path: Path) -> None:
@@ -78,12 +74,10 @@ ZERO_SHOT = Prompt("0")
 
 
 class Formatter:
-    """Turns a step into messages and a completion into outputs, exactly as the DSPy program would.
+    """Turns a step into messages and a completion into outputs, exactly as the program's adapter does.
 
-    The program's adapter makes both, over a stand-in for its LM. For usual calls there is a quick way: instructions
-    and demos are formatted once a prompt, later only the last turn, and the adapter's ``parse`` reads completions. The
-    first messages of every prompt and the first completions of every predictor are processed both ways; after a
-    difference, calls are always made in full.
+    Usual calls take a quick way: instructions and demos are formatted once a prompt, and the adapter's ``parse`` reads
+    completions. The first ones are processed both ways; after a difference, calls are always made in full.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -97,11 +91,9 @@ class Formatter:
         self._signatures: dict[tuple[str, str], type[dspy.Signature]] = {}
 
     def signature(self, predictor: str, prompt: Prompt = ZERO_SHOT) -> type[dspy.Signature]:
-        """Return the predictor's signature under a prompt's instructions."""
         return self._instructed(self._predictors[predictor].signature, predictor, prompt)
 
     def need(self, predictor: str, inputs: Mapping[str, Any]) -> NeedsCompletion:
-        """Return a usual call of a predictor with these inputs; for a pick, a call without candidates."""
         if predictor in self.picks:
             return NeedsCompletion(ChoiceCall(predictor, inputs, candidates=Candidates(())), ())
         known = self._predictors[predictor]
@@ -167,11 +159,9 @@ class Formatter:
         return Step(call, outputs, completion)
 
     def scripted(self, need: NeedsCompletion, outputs: Mapping[str, Any]) -> Step:
-        """Return the step that outputs make without a completion."""
         return Step(need.call, [dict(outputs)])
 
     def completion(self, predictor: str, outputs: Mapping[str, Any]) -> str:
-        """Return the completion that carries these outputs."""
         return str(self.adapter.format_assistant_message_content(self._predictors[predictor].signature, dict(outputs)))
 
     def _instructed(self, signature: type[dspy.Signature], name: str, prompt: Prompt) -> type[dspy.Signature]:

@@ -1,14 +1,9 @@
 """Running a program as a function of its completions.
 
-Every step runs the program from its start, with the completions of the steps before. Neither an LM nor a retriever is
-asked, so a run takes a fraction of a millisecond, and any stored state can be reached again.
-
-Nothing of DSPy or of the user's program is replaced: the program that runs is a copy with stand-ins for the LMs of its
-predictors and, for plain ``dspy.Predict``, a class without DSPy's bookkeeping. A proxy around the adapter in
-``dspy.settings`` sees every call of a predictor with its signature, demos and inputs; it returns the recorded outputs,
-or stops the program if there are none. Calls that bypass the adapter (another one set inside ``forward``, or the LM
-called directly) end in the stand-in. ``dspy.settings`` carry the run into the threads of ``dspy.Parallel``, and
-recorded outputs are looked up by the question, so order and threads do not matter.
+Every step runs the program from its start, in a fraction of a millisecond, with the completions of the steps before.
+The program is a copy with stand-ins for its predictors' LMs. A proxy around the adapter in ``dspy.settings`` returns
+the recorded outputs of a call, or stops the program. Calls that bypass the adapter end in the stand-in. Outputs are
+looked up by the question, so order and threads do not matter.
 """
 
 from __future__ import annotations
@@ -49,7 +44,6 @@ from leret.core.dspy_internals import (
 )
 from leret.core.errors import USER_ERRORS, ProgramError, ReplayError, raised
 from leret.core.types import Candidate, Ranking, Task
-from leret.programs.differences import asked_instead
 from leret.programs.lms import record_lms, recorded_lm
 from leret.programs.needs import (
     PLAIN,
@@ -59,6 +53,7 @@ from leret.programs.needs import (
     NeedsSearch,
     PredictorCall,
     Step,
+    asked_instead,
     order,
     tool_key,
 )
@@ -67,19 +62,14 @@ from leret.programs.search import SearchCall, as_rm
 from leret.retrieval.base import Retriever
 
 SearchResults = dict[Any, Any]
-"""Results of one path's searches: rankings by (query, k), results of search tools by (name, arguments)."""
+"""Rankings by (query, k), and results of search tools by (name, arguments), of one path."""
 
 _SETTLE_S, _STARVED_S = 0.01, 0.1
 """Seconds without progress after which threads count as blocked: older ones than the pass, and those it started."""
 
-_LONGEST_S = 1.0
-"""Seconds that threads have to use the steps of the path."""
-
-_MUTED = muted()
-"""A program runs many times and would print the same each time."""
-
+_LONGEST_S = 1.0  # for threads to use the steps of the path
+_MUTED = muted()  # a program would print the same at every run
 _program_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
-"""Threads that programs started."""
 
 
 class Stop(BaseException):
@@ -93,9 +83,6 @@ class Replay:
         program: a module for this replay alone, since its predictors get stand-ins for their LMs.
         adapter: adapter of the calls; by default that of ``dspy.settings``, else DSPy's.
         rm: value of ``dspy.settings.rm`` for the program; by default the run's retriever.
-
-    Attributes:
-        names: all steps that the program has when it is constructed.
     """
 
     def __init__(self, program: dspy.Module, adapter: dspy.Adapter | None = None, rm: Any = None) -> None:
@@ -114,7 +101,7 @@ class Replay:
         self._predictor_names = {id(predictor): name for name, predictor in self.predictors.items()}
         self._inputs = input_names(program)
         self._fields = {name: predictor.signature.input_fields.keys() for name, predictor in self.predictors.items()}
-        self.proxy = AdapterProxy(self.adapter, _answer_call)
+        self.proxy = AdapterProxy(self.adapter, lambda *call: _current().answer(*call))
         record_lms(program)
         self._stand_in()
         self.rm = as_rm if rm is None else rm
@@ -145,17 +132,9 @@ class Replay:
         results: SearchResults,
         retrieve: Callable[[str, int], Ranking | None] | None = None,
     ) -> NeedsCompletion | NeedsSearch | Finished:
-        """Run from the start with the completions of a path.
+        """Run from the start with the steps of a path; return the next request without an answer, or the end.
 
-        Args:
-            task: gives the program its inputs.
-            steps: steps of the path so far.
-            results: answers of searches; immediate answers are added.
-            retrieve: the run's retriever: answers a search immediately, or returns None if it cannot. Without one,
-                every `leret.Search` has a retriever.
-
-        Returns:
-            The next request without an answer, or the program's prediction.
+        ``retrieve`` answers a search immediately, or returns None if it cannot; its answers are added to ``results``.
 
         Raises:
             ProgramError: the program failed, or asks for other completions than those of the path.
@@ -201,7 +180,6 @@ class Replay:
         return program.acall if self.is_async else forward_of(program)
 
     def name_of(self, signature: Any) -> str:
-        """Return the name of a predictor that the program makes on the way; a copy is known by its signature."""
         if signature is None:
             return "(direct)"
         same = [name for name, predictor in self.predictors.items() if predictor.signature.equals(signature)]
@@ -231,8 +209,6 @@ class ProgramRun:
     """One pass of a program over a path; `leret.Search` and search tools find it in ``dspy.settings``.
 
     Attributes:
-        retrieve: the run's retriever, see `Replay.run`.
-        names: names of the predictors, by id of the module.
         left: steps that no call has taken yet.
         home: thread of the pass; ``older_threads`` existed before it.
         side_threads: True if `dspy.Parallel`'s threads answer, in any order.
@@ -278,7 +254,6 @@ class ProgramRun:
         return self.outputs(PredictorCall(name, inputs, usual, adapter, lm, config, signature, wording, demos))
 
     def outputs(self, call: PredictorCall) -> list[dict[str, Any]]:
-        """Return the recorded outputs of a call; stop the program if there are none."""
         if self.stopped:
             self._raise_if_stopped()
         step = self._take(call) if self.left else None
@@ -304,7 +279,6 @@ class ProgramRun:
         return text_response(request, step.text or "")
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
-        """Return the retriever's known answer; stop the program if there is none."""
         if self.stopped:
             self._raise_if_stopped()
         if self.retrieve is not None:
@@ -322,7 +296,6 @@ class ProgramRun:
         return ranking
 
     def call_tool(self, name: str, arguments: Any, ask: Callable[[], Any]) -> Any:
-        """Return the known result of a search tool; stop the program if there is none."""
         self._raise_if_stopped()
         key = tool_key(name, arguments)
         if key not in self.results:
@@ -338,26 +311,22 @@ class ProgramRun:
         return cast(Candidates, known[1])
 
     def choose(self, pick: Pick, call: ChoiceCall) -> Candidate:
-        """Return the recorded answer to a pick; stop the program if there is none."""
         [fields] = self.outputs(call)
         return call.chosen(fields["id"])
 
     def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
-        """Record a search and its rankings."""
         self.side_threads |= threading.get_ident() != self.home
         self.searches.append(SearchCall(len(self.steps) - len(self.left), queries, added))
 
     # ------------------------------------------------------------------ results of the pass
 
     def _ordered(self) -> tuple[SearchCall, ...]:
-        """Return the searches in order; those of several threads by their queries."""
         if not self.side_threads:
             return tuple(self.searches)
         ordered = sorted(self.searches, key=lambda search: search.queries)
         return tuple([search._replace(n_steps=min(n, len(self.steps))) for n, search in enumerate(ordered, start=1)])
 
     def outcome(self, task: Task) -> NeedsCompletion | NeedsSearch | Finished:
-        """Return the place that the program has come to."""
         if self.side_threads:
             self._wait_for_threads()
         if self.errors:
@@ -395,7 +364,6 @@ class ProgramRun:
         raise Stop
 
     def refuse_own_thread(self) -> None:
-        """Refuse a call in a thread that the program started, which no run reaches."""
         thread = threading.current_thread()
         if thread in _program_threads or thread not in self.older_threads:
             _program_threads.add(thread)
@@ -413,7 +381,6 @@ class ProgramRun:
             raise Stop
 
     def _wait_for_threads(self) -> None:
-        """Wait until the threads that the program started end, or make no progress, nor do older ones."""
         news, deadline = None, time.monotonic() + _LONGEST_S
         while True:
             started = [one for one in threading.enumerate() if one not in self.older_threads and one.ident is not None]
@@ -428,7 +395,6 @@ class ProgramRun:
                 return
 
     def _take(self, call: PredictorCall) -> Step | None:
-        """Take the first unused step that answers such a call."""
         with self.lock:
             for place, step in enumerate(self.left):
                 other = step.call
@@ -436,10 +402,6 @@ class ProgramRun:
                 if same or other.asks_as(call):
                     return self.left.pop(place)
         return None
-
-
-def _answer_call(adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any) -> list[dict[str, Any]]:
-    return _current().answer(adapter, lm, config, signature, demos, inputs)
 
 
 def _answer_request(owner: str, request: lm15.Request) -> lm15.Response:

@@ -12,27 +12,20 @@ import dspy
 from leret.core.aio import started
 from leret.core.errors import LeretError, ProgramError, ReplayError, RetrievalError, raised
 from leret.core.types import State, Task, digest
-from leret.programs.differences import difference, place
-from leret.programs.needs import REPEATABLE, Finished, NeedsCompletion, NeedsSearch, Step
+from leret.programs.needs import REPEATABLE, Finished, NeedsCompletion, NeedsSearch, Step, difference, place
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay, SearchResults
 from leret.retrieval.batching import SearchBatcher
 
 MAX_STEPS = 64
-"""LM calls after which a program counts as endless."""
-
 _REPEATS = 4
-"""Runs that must come to the same place when a path is checked."""
 
 
 @dataclass(frozen=True)
 class ProgramRunner:
-    """One program over one retriever. Its user answers the completions: a policy, a rule, or the store.
+    """Runs one program over one retriever; its user answers the completions: a policy, a rule, or the store.
 
-    A replay runs one path at a time, so one serves all tasks of an event loop; the formatter is for the same program.
-
-    Attributes:
-        searches: retriever of all searches; None if every `leret.Search` has a retriever.
+    ``searches`` is the retriever of all searches; None if every `leret.Search` has one.
     """
 
     replay: Replay
@@ -44,17 +37,13 @@ class ProgramRunner:
     def over(
         cls, program: dspy.Module, adapter: dspy.Adapter | None, searches: SearchBatcher | None, rm: Any = None
     ) -> ProgramRunner:
-        """Return a runner of a program, which `Replay` changes."""
         replay = Replay(program, adapter, rm)
         return cls(replay, Formatter(replay), searches)
 
     async def advance(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
     ) -> NeedsCompletion | Finished:
-        """Run to the next step without a completion, or to the end; raises errors of `Replay.run` and searches.
-
-        ``check`` repeats the run several times and refuses a program that comes to another place.
-        """
+        """Run to the next step without a completion, or to the end; ``check`` repeats the run and compares."""
         need = self._run(task, steps, results, check)
         return await self._search_on(need, task, steps, results, check) if isinstance(need, NeedsSearch) else need
 

@@ -1,9 +1,7 @@
 """Saving an optimized program to disk, and loading it in any DSPy application.
 
-The directory holds ``program.json``: the program's class and constructor arguments, the DSPy state of its predictors,
-its adapter, an LM for each predictor, and its retriever if leret made it; beside it the program's source, if that is a
-file, and policies that leret trained. Nothing in it is unpickled, and it holds no key. Loading runs the program's
-source or imports its module: only load what you trust.
+The directory holds ``program.json``, and beside it the program's source, if that is a file, and trained policies.
+Nothing in it is unpickled, and it holds no key. Loading runs the program's source: only load what you trust.
 """
 
 from __future__ import annotations
@@ -104,7 +102,6 @@ class TrainedProgram(dspy.Module):
         _save(self, path, *args, **kwargs)
 
     def close(self) -> None:
-        """Stop the servers of this program."""
         self._servers.close()
 
     def __enter__(self) -> TrainedProgram:
@@ -271,7 +268,6 @@ def _load(
 
 
 def _refuse_keys(records: Any, allowed: Collection[str], file: Path) -> None:
-    """Refuse to send a key to a server if the file names it and the caller does not allow it."""
     if isinstance(records, Mapping):
         for name, value in records.items():
             if name.endswith("_env") and isinstance(value, str) and value in os.environ and value not in allowed:
@@ -286,7 +282,6 @@ def _refuse_keys(records: Any, allowed: Collection[str], file: Path) -> None:
 
 
 def _searches(program: dspy.Module, rm: Any, directory: Path) -> dict[str, Any]:
-    """Return records of the searches' retrievers, by place; ``""`` is ``dspy.settings.rm``."""
     retrievers = {place: search.retriever for place, search in _parts(program, Search).items()}
     if None in retrievers.values() or _parts(program, dspy.Retrieve):
         retrievers[""] = rm
@@ -340,7 +335,6 @@ def _parts(program: dspy.Module, kind: type = Parameter) -> dict[str, Any]:
 
 
 def _record(program: dspy.Module, source: ProgramSource | None, directory: Path) -> dict[str, Any]:
-    """Return a program's class and constructor arguments, or a reason if JSON cannot hold these."""
     kind = type(program)
     if source is None and kind.__module__.startswith(FILE_MODULE):
         source = ProgramSource(Path(inspect.getfile(kind)), kind.__name__, _arguments(program))
@@ -363,7 +357,6 @@ def _record(program: dspy.Module, source: ProgramSource | None, directory: Path)
 
 
 def _values(program: dspy.Module) -> dict[str, Any]:
-    """Return the plain values of a program and its parts, by place, which its constructor derives from arguments."""
     return {
         f"{place}.{name}": value
         for place, part in _parts(program, dspy.Module).items()
@@ -374,7 +367,6 @@ def _values(program: dspy.Module) -> dict[str, Any]:
 
 
 def _arguments(program: dspy.Module) -> dict[str, Any]:
-    """Return the constructor arguments that a program keeps under their names."""
     arguments = {}
     for name, parameter in list(inspect.signature(type(program).__init__).parameters.items())[1:]:
         if name == "callbacks" or parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
@@ -388,7 +380,6 @@ def _arguments(program: dspy.Module) -> dict[str, Any]:
 
 
 def _construct(entry: Mapping[str, Any], directory: Path, searched: RetrieverSettings | None) -> dspy.Module:
-    """Construct the program again; ProgramError if it differs from the saved one."""
     advice = f"give one that takes the saved state: leret.load(..., program={entry['class'].rpartition(':')[2]}(...))"
     if entry["arguments"] is None:
         raise ProgramError(f"{entry['reason']}; {advice}")

@@ -23,23 +23,13 @@ class Observer(Protocol):
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking: ...
 
-    def call_tool(self, name: str, arguments: Any, ask: Callable[[], Any]) -> Any:
-        """Return the result of a search tool, which ``ask`` makes."""
-        ...
+    def call_tool(self, name: str, arguments: Any, ask: Callable[[], Any]) -> Any: ...
 
-    def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
-        """Record a search, with a ranking a query."""
-        ...
+    def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None: ...
 
 
 class SearchCall(NamedTuple):
-    """One search of a program.
-
-    Attributes:
-        n_steps: number of completions before it.
-        queries: several if `Search` was called with a list.
-        added: one ranking a query.
-    """
+    """One search of a program after ``n_steps`` completions: queries, with a ranking for each."""
 
     n_steps: int
     queries: tuple[str, ...]
@@ -80,7 +70,6 @@ class Found:
 
     @property
     def passages(self) -> list[str]:
-        """Texts for a prompt: ``title | text``."""
         return [f"{p.title} | {p.text}" if p.title else p.text for p in self.ranking]
 
 

@@ -17,9 +17,7 @@ from leret.rewards import Scoring, scoring
 class Actor(Protocol):
     """Answers the steps of a program: a policy or a rule."""
 
-    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
-        """Return the record of an answer, and the step that the program continues with."""
-        ...
+    async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]: ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Decoding:
     limits: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def request(self, need: NeedsCompletion, messages: Messages, *parts: Any) -> Request:
-        """Return a request for one completion; its seed follows from the parts."""
+        """Return a request for one completion, with a seed from the parts."""
         seeds, max_tokens = (seed_of(self.seed, *parts),), self.limits.get(need.predictor, self.max_tokens)
         return Request(messages, seeds, self.temperature, max_tokens, self.top_p, (), need.choice, need.predictor)
 
@@ -48,7 +46,6 @@ class PolicyActor:
     prompt: Prompt = ZERO_SHOT
 
     async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]:
-        """Complete the step and parse the completion."""
         messages = self.formatter.messages(need, self.prompt)
         request = self.decoding.request(need, messages, task.id, step, self.prompt.digest, index)
         [completion] = await self.policy.complete(request)
@@ -60,7 +57,7 @@ class PolicyActor:
 
 @dataclass(frozen=True)
 class Role:
-    """The policy that answers a predictor, and the credit of its completions.
+    """The policy that answers a predictor, and the credit of its completions; None takes the plan's setting.
 
     Attributes:
         sampled: False: one completion under the zero-shot prompt continues the path and is not learnt from.
@@ -68,7 +65,6 @@ class Role:
         credit: ``step``: reward of the documents retrieved by the end of the step; ``final``: final reward of the
             program, which is run to its end from each sample; ``both``: their weighted mean; ``auto``: ``step`` if a
             search follows the predictor, else ``final``, or not sampled without a final reward.
-        temperature: sampling temperature; None: the plan's. Likewise ``max_tokens`` and ``top_p``.
     """
 
     policy: Policy
@@ -84,8 +80,6 @@ class SamplingPlan:
     """Samples of every state, ``n_samples`` completions a prompt, and their reward.
 
     Attributes:
-        role: role of the predictor that a program stands at.
-        reward: reward of a step.
         final: reward of the program's end, with an outcome that has the ``prediction``. Called in a thread.
         n_continuations: runs to the end from each sample under credit ``final`` and ``both``; the mean counts.
         final_weight: weight of ``final`` under credit ``both``, 0 to 1.
@@ -117,11 +111,10 @@ class SamplingPlan:
         return replace(role, credit="final", sampled=self.final is not None)
 
     def roles(self, runner: ProgramRunner) -> dict[str, Role]:
-        """Return the roles of all predictors of a program, by name."""
         return {name: self.role_of(runner.formatter.need(name, {})) for name in runner.replay.names}
 
     def decoding_of(self, role: Role) -> tuple[float, float, int]:
-        """Return temperature, top-p and the limit of tokens."""
+        """Return temperature, top-p and max_tokens."""
         temperature = self.temperature if role.temperature is None else role.temperature
         top_p = self.top_p if role.top_p is None else role.top_p
         return temperature, top_p, self.max_tokens if role.max_tokens is None else role.max_tokens

@@ -1,8 +1,7 @@
 """Credit of a sample: the reward of its step, of the program's end, or of both.
 
-A sample's components hold everything that its reward is computed from: the parts of the step's reward by name;
-``final``, and its parts as ``final.NAME`` if there are several; ``step`` if both count. So a group's rewards follow
-from its components: sampling mixes them, and `leret rescore` mixes them with other parts.
+A group's rewards follow from its samples' components: the parts of the step's reward by name; ``final``, and its parts
+as ``final.NAME`` if there are several; ``step`` if both count.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from leret.core.types import Sample
 from leret.rewards import REWARDS, Reward, Scoring
 
 PREFIX = "final."
-"""Prefix of components that are parts of the final reward."""
 
 REPORTED: Mapping[str, Reward] = {name: REWARDS[name] for name in ("recall", "ap")}
 """Measures stored beside the reward; a part of the step's reward with the same name replaces one."""
@@ -23,13 +21,7 @@ REPORTED: Mapping[str, Reward] = {name: REWARDS[name] for name in ("recall", "ap
 
 @dataclass(frozen=True)
 class Crediting:
-    """Mixes parts into rewards.
-
-    Attributes:
-        step: reward of a step.
-        final: reward of the program's end; None without one, or if its value is kept.
-        final_weight: weight of the final reward if both count, 0 to 1.
-    """
+    """Mixes parts into rewards; ``final`` is None if its value is kept, ``final_weight`` (0 to 1) counts for both."""
 
     step: Scoring
     final: Scoring | None = None
@@ -37,12 +29,10 @@ class Crediting:
 
     @property
     def functions(self) -> dict[str, Reward]:
-        """The parts of the step's reward, and the reported measures with other names."""
         return {**self.step.parts, **{name: one for name, one in REPORTED.items() if name not in self.step.parts}}
 
     @property
     def needs_group(self) -> bool:
-        """True if a sample's reward depends on the others of its state."""
         return self.step.needs_group or (self.final is not None and self.final.needs_group)
 
     def final_components(self, values: Mapping[str, float]) -> dict[str, float]:
@@ -54,7 +44,6 @@ class Crediting:
         return {} if value is None else {"final": value}
 
     def rewards(self, group: Sequence[Sample], credit: str) -> list[Sample]:
-        """Return samples of one state with rewards by `mixed`."""
         rewards = self.mixed([sample.components for sample in group], credit, group[0].task_id)
         pairs = zip(group, rewards, strict=True)
         return [replace(sample, reward=reward, components=components) for sample, (reward, components) in pairs]
@@ -62,10 +51,7 @@ class Crediting:
     def mixed(
         self, group: Sequence[Mapping[str, float]], credit: str, question_id: str
     ) -> list[tuple[float, dict[str, float]]]:
-        """Return reward and components of each sample of one state, given its parts.
-
-        ``credit`` is step, final or both. A reward that depends on the group needs the whole group.
-        """
+        """Return reward and components of each sample of one state, given its parts."""
         values = [dict(parts) for parts in group]
         if credit != "step" and self.final is not None and len(self.final.parts) > 1:
             named = [{n.removeprefix(PREFIX): v for n, v in one.items() if n.startswith(PREFIX)} for one in values]

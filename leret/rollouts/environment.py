@@ -1,7 +1,4 @@
-"""The environment of a sampling recipe: corpus, tasks, retriever, program.
-
-Sampling opens it from its recipe, evaluation from the run that sampling wrote, so that both see the same.
-"""
+"""The environment of a sampling recipe: corpus, tasks, retriever, program. Evaluation opens it from the sampled run."""
 
 from __future__ import annotations
 
@@ -49,8 +46,7 @@ class Environment:
 
     Attributes:
         role: returns the role at a call, given the policy in training; None if the recipe's policies decide.
-        skipped: invalid records left out by the last `tasks`, by kind of fault.
-        held_out: result of the last `tasks`, see `leret.datasets.load.Loaded`.
+        skipped: invalid records left out by the last `tasks`, by kind; ``held_out``: see `leret.datasets.load.Loaded`.
     """
 
     role: Callable[[NeedsCompletion, Policy], Role] | None = None
@@ -64,16 +60,12 @@ class Environment:
 
     @classmethod
     def open(cls, run: Run) -> Environment:
-        """Open the environment of a sampled run."""
         return cls(sampling_recipe_of(run), run.cache)
 
     def tasks(
         self, split: str | None = None, limit: int | None = None, part: str | None = None, *, check: bool = True
     ) -> list[Task]:
-        """Read the tasks of a split, by default the recipe's; a smaller limit gives a subset of a larger one's.
-
-        ``check`` reads the corpus and refuses gold ids that it does not hold.
-        """
+        """Read the tasks of a split, by default the recipe's; ``check`` refuses gold ids that the corpus lacks."""
         data = self.recipe.data
         chosen = data.model_copy(update={"split": split or data.split, "limit": limit, "part": part})
         loaded = load_tasks(chosen, self.corpus if check and self._has_corpus else None)
@@ -82,7 +74,6 @@ class Environment:
 
     @cached_property
     def corpus(self) -> Corpus:
-        """The documents; none if the engine has them behind HTTP."""
         return load_corpus(self.recipe.data) if self._has_corpus else Corpus(())
 
     @property
@@ -98,7 +89,6 @@ class Environment:
 
     @cached_property
     def engine(self) -> Retriever:
-        """The search engine, without the cache of rankings."""
         from leret.retrieval.load import load_retriever
 
         corpus = self.corpus if self._has_corpus else None
@@ -113,7 +103,6 @@ class Environment:
         return ProgramSource(Path(path), name, settings.arguments)
 
     def program(self) -> dspy.Module:
-        """Return a new instance of the program."""
         from leret.programs.load import load_program
 
         settings = self.recipe.retriever
@@ -123,7 +112,6 @@ class Environment:
         )
 
     def check_policies(self, policies: Collection[str]) -> None:
-        """Refuse policies of unknown steps."""
         names = self.replay.names if policies else ()
         if unknown := [name for name in policies if name not in names]:
             raise ConfigError(
@@ -150,7 +138,6 @@ class Environment:
 
     @cached_property
     def replay(self) -> Replay:
-        """The replay of the program, for all tasks of an event loop."""
         from leret.programs.replay import Replay
 
         return Replay(self.program(), self.adapter)
@@ -175,7 +162,6 @@ class Environment:
         return sources_digest(name for spec in self.recipe.sampling.rewards for name in function_names(spec))
 
     def close(self) -> None:
-        """Close what was opened; a retriever that waits for its server gives up."""
         close = getattr(self.__dict__.get("retriever"), "close", None)
         if close is not None:
             close()
@@ -233,10 +219,7 @@ _OTHERWISE = "name a new run directory; `leret rescore` takes another reward"
 
 
 def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = True) -> None:
-    """Refuse another program, reward, corpus or questions than the run was sampled with.
-
-    Every stage of a sampled run calls this. Files with unchanged stamps are not read.
-    """
+    """Refuse another program, reward, corpus or questions than the run was sampled with, unless stamps are equal."""
     known, before = run.manifest.digests, run.manifest.sampling
     if before is None or completed(
         run.path, "sample", stage_key(environment.recipe, recipe_stamps(environment.recipe))

@@ -14,10 +14,8 @@ from leret.programs.prompts import Formatter
 BOUNDARIES: Mapping[str, type[LeretError]] = {
     "policy": PolicyError, "retrieval": RetrievalError, "program": ProgramError,
 }  # fmt: skip
-"""Errors by kind of failure."""
 
 FAILURES = (PolicyError, RetrievalError, ProgramError)
-"""Errors that end one rollout and are recorded as its failure."""
 
 _MIN_SAMPLES, _MIN_UNPARSED = 50, 5
 """Samples before a share of failures stops a session; unparsed ones before that, if none parses."""
@@ -49,10 +47,7 @@ def is_unparsed(sample: Sample) -> bool:
 class SamplingStats:
     """Counts of one session.
 
-    Attributes:
-        waiting: questions that met an outage and continue at the next resume.
-        policy_digest: key of this session's samples in the store, see `StateSampler`.
-        notes: facts for the user, such as predictors that are not sampled.
+    ``waiting`` questions met an outage and continue at the next resume; ``notes`` are for the user.
     """
 
     questions: int = 0
@@ -72,7 +67,6 @@ class SamplingStats:
 
     @property
     def n_failed(self) -> int:
-        """Failures that say nothing about a completion."""
         return self.failures.total() - self.failures["parse"]
 
     def count(self, samples: Sequence[Sample]) -> None:

@@ -1,7 +1,4 @@
-"""Running a program once on each of many tasks: one completion a step, no branching.
-
-Evaluation and the bank's zero-shot runs use it; sampling tries several completions at a step (`states`).
-"""
+"""Running a program once on each of many tasks: one completion a step, no branching."""
 
 from __future__ import annotations
 
@@ -44,7 +41,6 @@ class RolloutRunner:
         return [rollouts[place] for place in range(len(tasks))]
 
     async def run_one(self, task: Task, index: int = 0) -> Rollout:
-        """Run one task; the rollout holds a failure."""
         calls: list[LMCall] = []
 
         async def visit(point: Point) -> Point:

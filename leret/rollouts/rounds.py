@@ -1,8 +1,7 @@
 """Rounds of samples for training: whole runs of the program with the policy as it is, or the run's stored states.
 
 Bits must not depend on the clock: requests decoded together decide a logit's last digits, and in rare cases a token.
-So a round's policies wait until every open walk waits for a completion, and then complete all requests, in a fixed
-order.
+So a round's policies wait until every open walk waits, and then complete all requests, in a fixed order.
 """
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ class Sampled:
     """Samples of a round that have a reward; those of one state, and of one task, stand together.
 
     Attributes:
-        sequences: ids of prompt and completion, ending with the end token if it was reached. For picks: the `Choice`
-            and the id of the candidate.
+        sequences: ids of prompt and completion, with the end token if reached; for picks: `Choice` and candidate's id.
         groups: (n,) number of the state, from 0.
         rewards: (n,) float32.
         parts: (n, n_parts) parts of the rewards, NaN if one does not apply.
@@ -84,9 +82,7 @@ class Sampled:
 class Round:
     """The live policies of one round, which complete in one batch each all that its open walks wait for.
 
-    Attributes:
-        walks: counts the open walks. When each of them waits for a completion, nothing else can go on.
-        completions: prompt ids, or the choice, with the completion, by seed.
+    ``completions`` are prompt ids, or the choice, with the completion, by seed.
     """
 
     def __init__(self) -> None:
@@ -158,13 +154,8 @@ def round_of(n_tasks: int, size: int, seed: int, number: int) -> list[int]:
 class RoundSampler:
     """Samples rounds of a run's tasks.
 
-    Args:
-        policy: the policy in training; its digest changes with each round.
-        paths: stored paths to follow; None: the samples of the round choose the path.
-
-    Attributes:
-        policies: policies in training by predictor; ``""`` answers all predictors.
-        temperature: sampling temperature, which a training may change between rounds.
+    ``policies`` in training are by predictor (``""``: all); a training may change ``temperature``. Stored
+    ``paths`` are followed; without them, the samples of the round choose the path.
     """
 
     def __init__(
@@ -189,7 +180,6 @@ class RoundSampler:
 
     @property
     def policy(self) -> LivePolicy:
-        """The policy in training, or the first of several."""
         return next(iter(self.policies.values()))
 
     @policy.setter
@@ -197,7 +187,6 @@ class RoundSampler:
         self.policies = dict.fromkeys(self.recipe.predictors or [""], policy)
 
     def close(self) -> None:
-        """Stop the search thread."""
         if self._searches is not None:
             self._searches.close()
 
@@ -205,12 +194,7 @@ class RoundSampler:
         return 0.0 if self._searches is None else float(self._searches.counts()["asked"])
 
     def sample(self, tasks: Sequence[Task], number: int, *, last: bool = False) -> Sampled:
-        """Sample one round; its samples follow from the recipe's seed, its number and the policy.
-
-        Raises:
-            LeretError: more samples failed than the run's ``sampling.max_error_rate`` allows, or, by the ``last``
-                round, no sample had a reward.
-        """
+        """Sample one round; LeretError if too much failed, or, by the ``last`` round, nothing had a reward."""
         sampled = asyncio.run(self._sample(tasks, number))
         refuse_failures(self.stats, self._environment.recipe.sampling.max_error_rate, max_unparsed_rate=1.0, last=last)
         return sampled
@@ -256,7 +240,6 @@ class RoundSampler:
         return plan
 
     async def _roll_out(self, sampler: StateSampler, plan: SamplingPlan, tasks: Sequence[Task]) -> list[list[Group]]:
-        """Return, by task, the states of one run of the program with their samples."""
         walks = [started(self._walk(sampler, plan, task)) for task in tasks]
         await sampler.walks.wait(walks)
         return [await one for one in walks]
@@ -301,7 +284,6 @@ class RoundSampler:
         return Sampled(sequences, states, rewards, parts, facts, tasks, predictors=predictors)
 
     def _facts(self, groups: Sequence[Group], names: Sequence[str], parts: Tensor) -> dict[str, float]:
-        """Return figures for the log that TRL has no name for, and the means of a reward's several parts."""
         completed = [sample for _, samples in groups for sample in samples if sample.completion is not None]
         means = {f"rewards/{name}/mean": float(parts[:, i].nanmean()) for i, name in enumerate(names) if len(names) > 1}
         return {
@@ -320,7 +302,6 @@ class RoundSampler:
         return names, tensor(values).reshape(len(samples), len(names))
 
     def _scored(self, groups: Sequence[Group]) -> list[tuple[State, list[tuple[Sample, float]]]]:
-        """Return samples with rewards, unparsed completions with theirs; outages are left out."""
         scored = []
         unparsed_reward = self.recipe.unparsed_reward
         if unparsed_reward is None:
@@ -335,7 +316,6 @@ class RoundSampler:
 
 
 def _completion_facts(groups: Sequence[Group], round_: Round) -> dict[str, float]:
-    """Return means over all completions of the round by the policies in training."""
     completed = [one for _, samples in groups for one in samples if one.completion is not None]
     written = [round_.completions[one.seed][1] for one in completed if one.seed in round_.completions]
     logprobs = [value for one in written for value in one.logprobs or ()]
@@ -348,7 +328,7 @@ def _completion_facts(groups: Sequence[Group], round_: Round) -> dict[str, float
 
 
 def _distinct(groups: Sequence[Group]) -> float:
-    """Return the share of different completions among those of a state, a mean over states."""
+    """Return the share of different completions of a state, a mean over states."""
     texts = [[sample.completion for sample in samples if sample.completion is not None] for _, samples in groups]
     shares = [len(set(group)) / len(group) for group in texts if group]
     return sum(shares) / max(1, len(shares))

@@ -1,8 +1,7 @@
 """Choosing the sample that continues a path.
 
-Source: LeReT, section 4.1 and its code: one sample of a state continues. Solved samples end there, unless the
-program's end is learnt as well; the others are grouped by reward, a level is drawn with its reward as the weight (0.5
-more on the highest level), and then one of its members.
+Source: LeReT, section 4.1 and its code. Solved samples end there, unless the program's end is learnt too; of the others
+a level is drawn with its reward as the weight (0.5 more on the highest), then a member.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from leret.core.types import Sample, Task, digest
 TOP_BONUS = 0.5
 """Extra weight of the highest level, so that a state with no reward above 0 can continue too."""
 
-_DIGITS = 9
-"""Digits to which the rewards of a level agree, so that rounding errors make no levels."""
+_DIGITS = 9  # digits to which the rewards of a level agree, so that rounding errors make no levels
 
 
 def reward_levels(samples: Sequence[Sample]) -> list[tuple[float, list[Sample]]]:
@@ -34,12 +32,7 @@ def select_next(
 ) -> Sample | None:
     """Return the sample that continues the path; None if all samples are solved or none has a reward.
 
-    Args:
-        samples: samples of one state; those without a reward are skipped.
-        task: task with the gold documents, by which samples are solved.
-        seed: seed of the run.
-        draw: key of the state, by which its draw differs from others.
-        through_solved: treat solved samples like the others.
+    ``draw`` is the state's key in the random draw; ``through_solved`` treats solved samples like the others.
     """
     levels = reward_levels([one for one in samples if through_solved or not task.is_solved_by(one.doc_ids)])
     if not levels:

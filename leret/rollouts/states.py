@@ -67,11 +67,7 @@ class _Visit:
 class StateSampler:
     """Makes the samples of a state, each once in the life of a run; without a store, at every call.
 
-    Attributes:
-        roles: roles of the program's predictors; ``credits`` holds the credits of those that are sampled.
-        policy_digest: digest of the policies of all roles together, or of the only policy. The store keeps paths and
-            samples by it, since what follows a sample depends on all of them.
-        walks: counts the walks that run beside the caller's.
+    ``policy_digest`` is of the policies of all roles together, since what follows a sample depends on all of them.
     """
 
     def __init__(
@@ -133,10 +129,7 @@ class StateSampler:
         return await point.after(self._runner, reached, sample.id)
 
     async def run_on(self, start: Point | Awaitable[Point], *seed: Any) -> Walk:
-        """Walk to the program's end, with one completion a step under the zero-shot prompt.
-
-        ``seed`` and the plan's make the completions' seeds; nothing is stored.
-        """
+        """Walk to the program's end, one completion a step, by ``seed`` and the plan's; nothing is stored."""
 
         async def visit(point: Point) -> Point:
             need = point.need
@@ -179,7 +172,6 @@ class StateSampler:
         return samples
 
     async def _complete(self, visit: _Visit, prompt: Prompt, samples: Sequence[Sample]) -> list[Completion | Failure]:
-        """Complete the samples; a stored completion is not asked for again."""
         state, answers = visit.state, iter(list[Completion | Failure]())
         if seeds := tuple([sample.seed for sample in samples if sample.completion is None]):
             messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
@@ -203,7 +195,6 @@ class StateSampler:
         step: int,
         name: str,
     ) -> list[Completion]:
-        """Ask the role's policy, counting usage under a name."""
         temperature, top_p, max_tokens = decoding
         call, began = need.call, time.monotonic()
         try:
@@ -220,10 +211,7 @@ class StateSampler:
     async def _score(
         self, visit: _Visit, samples: Sequence[Sample], completions: Sequence[Completion | Failure]
     ) -> list[Sample]:
-        """Return the samples with what their completions lead to.
-
-        Searches, and runs on to the end, start for all of them at once, so that they share batches.
-        """
+        """Score completions; searches and runs to the end start for all at once, so that they share batches."""
         point, runner = visit.point, self._runner
         to_end = visit.role.sampled and visit.role.credit != "step"
         texts, finals = list[str](), list[asyncio.Task[dict[str, float]]]()
@@ -246,7 +234,6 @@ class StateSampler:
         ]
 
     async def _result(self, visit: _Visit, sample: Sample, answer: Completion, text: str, to_end: bool) -> Sample:
-        """Return a sample with its reward and the reward's parts, or its failure."""
         point, role = visit.point, visit.role
         _, outputs, end = point.reached[text]
         ranking: Ranking = ()
@@ -270,7 +257,8 @@ class StateSampler:
                 values = {**values_of(REPORTED if role.credit == "final" else self._rewards, outcome), **final}
                 [(reward, components)] = self._crediting.mixed([values], role.credit, sample.task_id)
         if answer.value is not None:
-            components = {**components, "q": answer.value, **_logp(answer)}
+            logp = {"logp": answer.logprobs[0]} if answer.logprobs else {}
+            components = {**components, "q": answer.value, **logp}
         return Sample(
             sample.id, sample.state_id, sample.task_id, sample.step, sample.prompt, sample.index, sample.seed, text,
             outputs, tuple([one.doc_id for one in ranking]), tuple([one.score for one in ranking]), reward, components,
@@ -292,7 +280,6 @@ class StateSampler:
         return self._crediting.final_components({name: sum(values) / len(values) for name, values in known.items()})
 
     async def _end_reward(self, start: Point, *seed: Any) -> dict[str, float]:
-        """Return the parts of one run to the end; all 0 if a completion on the way does not parse."""
         final = self._crediting.final
         assert final is not None
         end = (await self.run_on(start, *seed)).end
@@ -311,11 +298,8 @@ class StateSampler:
 async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, tasks: Iterable[Task]) -> dict[str, bool]:
     """Return, by predictor, whether a search follows before the next LM call, on one path of each first task.
 
-    A completion that does not parse says nothing, nor does a task that fails; predictors that no path reaches are
-    missing. Nothing is stored.
-
-    Raises:
-        LeretError: the program is not deterministic, or all tasks failed.
+    Unparsed completions and failed tasks say nothing, and predictors that no path reaches are missing. LeretError if
+    the program is not deterministic, or all tasks failed.
     """
     searched: dict[str, bool] = {}
 
@@ -360,10 +344,6 @@ def completion_of(sample: Sample) -> Completion:
     known, n_tokens = sample.components, (sample.n_prompt_tokens or 0, sample.n_completion_tokens or 0)
     logprobs = (known["logp"],) if "logp" in known else None
     return Completion(sample.completion or "", "stop", *n_tokens, logprobs=logprobs, value=known.get("q"))
-
-
-def _logp(completion: Completion) -> dict[str, float]:
-    return {"logp": completion.logprobs[0]} if completion.logprobs else {}
 
 
 def _key(outputs: Mapping[str, Any], completion: str) -> str:

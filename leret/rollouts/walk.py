@@ -30,13 +30,10 @@ class Point:
     """The place of a task on its path through a program.
 
     Attributes:
-        need: the step that the program stands at, or its end.
-        steps: steps of the path so far.
         results: search results of this path; reaching further points adds to it.
         parent: id of the sample that led here.
         fresh: the store held nothing of the task when the session began, so it need not be asked.
         check: run paths several times, and refuse a program that comes to another place.
-        reached: where completions tried here lead.
         finals: components of the final reward, means over the continuations, by outputs as JSON.
     """
 
@@ -64,7 +61,6 @@ class Point:
         return reached
 
     async def after(self, runner: ProgramRunner, step: Step | Reached, parent: str | None = None) -> Point:
-        """Return the point that a step leads to."""
         if isinstance(step, Reached):
             path, need = (*self.steps, step.step), await step.end
         else:
@@ -86,7 +82,6 @@ class Walk:
 
     @property
     def end(self) -> Point:
-        """The last point; raises the error of a walk that failed."""
         if self.error is not None:
             raise self.error
         return self.points[-1]
@@ -99,14 +94,9 @@ async def begin(runner: ProgramRunner, task: Task, *, check: bool = False, fresh
 
 
 async def walk(start: Point | Awaitable[Point], visit: Callable[[Point], Awaitable[Point | None]]) -> Walk:
-    """Walk from state to state.
+    """Walk from state to state, as ``visit`` returns the next point, or None to stop there.
 
-    Args:
-        start: the first point.
-        visit: called at each point that needs a completion; returns the next point, or None to stop there.
-
-    Returns:
-        The points. Failures of policies, searches and the program end the walk and are kept in it.
+    Failures of policies, searches and the program end the walk and are kept in it.
     """
     path = Walk()
     try:
@@ -120,11 +110,7 @@ async def walk(start: Point | Awaitable[Point], visit: Callable[[Point], Awaitab
 
 
 class OpenWalks:
-    """Counts the walks that may still ask for a completion, so that a round knows when all of them wait.
-
-    Attributes:
-        n: open walks. Whoever creates the counter is the first.
-    """
+    """Counts the walks that may still ask for a completion, the creator first, so that a round knows when all wait."""
 
     def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
         self.n = 1

@@ -32,12 +32,9 @@ class SampleEstimate:
 
     Attributes:
         steps: LM calls of one run of the program; None if unknown without an LM.
-        bank_calls: 0 if the bank exists.
         lm_calls: completions, including the bank's.
         stored_samples: samples of any policy in the store.
-        prompt_tokens: length of the longest of some prompts with the bank's maximum of demos; None if the policy is
-            not in a directory here.
-        positions: positions of the policy; a prompt of as many tokens cannot be sampled.
+        prompt_tokens: length of the longest of some prompts with demos; None if the policy is not in a directory here.
     """
 
     questions: int
@@ -91,8 +88,6 @@ def steps_of(environment: Environment) -> int | None:
 def _made_up_path(
     environment: Environment, task: Task, passages: Iterator[Passage]
 ) -> tuple[list[NeedsCompletion], str | None]:
-    """Return the calls of one run, and the reason if it stopped early; each search takes the next passages."""
-
     class Passages:
         digest = "made up"
 

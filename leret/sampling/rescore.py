@@ -1,8 +1,7 @@
 """`leret rescore`: give the samples of a run other rewards, without an LM call, and pair them again.
 
-A stored sample has its fields, its ranking (ids and scores) and its number of steps. Texts come from the run's corpus
-if a user's function may read them. Predictions are not stored: as soon as a reward reads one, the program is replayed
-on the stored completions. Rewards of the program's end stay, since their runs are not stored.
+The program is replayed on the stored completions once a reward reads predictions, which are not stored. Rewards of the
+program's end stay, since their runs are not stored.
 """
 
 from __future__ import annotations
@@ -43,10 +42,7 @@ _REST = ("final", "q", "logp")
 class RescoreReport:
     """Results of `leret rescore`.
 
-    Attributes:
-        samples: samples with a reward of their step; ``changed`` of them have a new one.
-        other_choices: states at which the new reward would have continued the path from another sample.
-        notes: findings, with advice.
+    ``other_choices`` counts states at which the new reward would have continued the path from another sample.
     """
 
     samples: int
@@ -61,10 +57,9 @@ class RescoreReport:
 
 
 def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: Progress | None = None) -> RescoreReport:
-    """Score a run's samples by a recipe's ``reward``, by default the run's, with a function that may have changed.
+    """Score a run's samples by ``reward``, by default the run's, with a function that may have changed.
 
-    One commit of the store changes all of them, and the run's recipe. A call stopped before it leaves the old rewards;
-    a call stopped after it leaves the new ones without pairs.
+    One commit of the store changes all of them, and the run's recipe; a call stopped after it leaves no pairs.
 
     Raises:
         ConfigError: the reward is unknown, has no value for a sample, or the run's credit scores only the end.
@@ -120,8 +115,6 @@ class _Unfinished(Outcome):
 
 
 class _Rescoring:
-    """One pass over the samples of a store, question by question."""
-
     def __init__(self, environment: Environment, store: Store, step: Scoring) -> None:
         settings = environment.recipe.sampling
         self._environment, self._store, self._seed = environment, store, settings.seed
@@ -145,7 +138,6 @@ class _Rescoring:
             yield f"{self.n_final:,} samples are scored only by the program's end, and keep their rewards"
 
     async def samples(self, progress: Progress) -> list[Sample]:
-        """Return the samples with a new reward or new parts."""
         changed: list[Sample] = []
         with self._resources:
             for (policy, name), members in groupby(
@@ -165,7 +157,7 @@ class _Rescoring:
         self, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None]
     ) -> dict[str, Sample]:
         """Return samples with the parts of their reward, by id; the program is replayed if a part reads predictions."""
-        samples = [sample for group in groups for sample in group.samples if _is_scored_by_step(sample)]
+        samples = [sample for group in groups for sample in group.samples if _is_scored(sample, by_end=False)]
         if self._runner is None:
             try:
                 return {sample.id: self._with_parts(task, sample, _Unfinished) for sample in samples}
@@ -179,7 +171,7 @@ class _Rescoring:
         }
 
     def _group(self, task: Task, group: StateSamples, chosen: str | None, scored: Mapping[str, Sample]) -> list[Sample]:
-        self.n_final += sum(map(_is_scored_by_end, group.samples))
+        self.n_final += sum(_is_scored(sample, by_end=True) for sample in group.samples)
         old = [sample for sample in group.samples if sample.id in scored]
         if not old:
             return []
@@ -208,18 +200,13 @@ class _Rescoring:
         return replace(sample, components={**values_of(self._functions, outcome), **rest})
 
 
-def _is_scored_by_end(sample: Sample) -> bool:
-    return sample.reward is not None and sample.is_sampled and credit_of(sample) == "final"
-
-
-def _is_scored_by_step(sample: Sample) -> bool:
-    return sample.reward is not None and sample.is_sampled and credit_of(sample) != "final"
+def _is_scored(sample: Sample, by_end: bool) -> bool:
+    return sample.reward is not None and sample.is_sampled and (credit_of(sample) == "final") == by_end
 
 
 async def _ends(
     runner: ProgramRunner, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None]
 ) -> dict[str, Any]:
-    """Return the program's prediction after each sample that ended it, by the sample's id."""
     from leret.programs.needs import Finished
     from leret.rollouts.walk import Point, begin, walk
 

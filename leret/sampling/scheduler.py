@@ -1,8 +1,7 @@
 """Sampling many questions at once: each walks its own path, none waits for another.
 
-At each state of a path, all samples are made, one of them is chosen, and the path continues from it. The store is
-asked at every step for what it already holds, so a run continues wherever it was stopped, and a run that was stopped
-equals one that was not. A question with samples that met an outage waits at that state for the next resume.
+The store is asked at every step for what it holds, so a run that was stopped equals one that was not. A question with
+samples that met an outage waits at that state for the next resume.
 """
 
 from __future__ import annotations
@@ -32,26 +31,16 @@ from leret.sampling.store.schema import PathStep
 from leret.sampling.store.store import Store
 
 _CHECKED = 4
-"""Tasks whose paths are checked before all others are sampled."""
-
-_SAVE_S = 0.2
-"""Longest wait of a sample for its commit, in seconds."""
-
+_SAVE_S = 0.2  # longest wait of a sample for its commit, in seconds
 _WAIT = ("policy", "retrieval")
-"""Outages that end by themselves, so that the path waits for the next resume."""
 
 
 @dataclass
 class Scheduler:
     """Samples tasks into a store.
 
-    Attributes:
-        seed: seed of the choice of the next state.
-        max_error_rate: share of samples with failures other than parsing that stops the run; None: no limit.
-        max_unparsed_rate: share of unparsed samples that stops the run.
-        check_path: refuses a program that does not come to the same place again, or sends other messages. It gets the
-            first tasks' paths, which are sampled before all others.
-        facts: further facts for the progress line.
+    ``max_error_rate`` is the share of samples with failures other than parsing that stops the run (None: no limit),
+    ``max_unparsed_rate`` that of unparsed ones. ``check_path`` gets the paths of the first tasks and refuses a program.
     """
 
     runner: ProgramRunner
@@ -120,7 +109,6 @@ class Scheduler:
             await self.check_path(task, end.steps, end.results)
 
     async def _visit(self, stats: SamplingStats, known: Mapping[int, PathStep], point: Point) -> Point | None:
-        """Sample a state and continue from it; None if the path ends or waits there."""
         assert isinstance(point.need, NeedsCompletion)
         task, step = point.task, len(point.steps)
         state = self.runner.state(task, point.need, step, point.parent)
@@ -146,7 +134,6 @@ class Scheduler:
         return following
 
     def _note_unlisted(self, steps: Sequence[Step], stats: SamplingStats) -> None:
-        """Note predictors that DSPy does not list: no LM of theirs can be trained."""
         for name in sorted({step.call.predictor for step in steps} - set(self.runner.replay.names)):
             note = f"{name} is answered and not sampled, since named_predictors() does not list it; to train it, keep "
             note += "it on the program, as an attribute or in a list or dict"
@@ -154,7 +141,6 @@ class Scheduler:
                 stats.notes.append(note)
 
     def _note_unseen(self, task: Task, end: Finished, stats: SamplingStats) -> None:
-        """Refuse predicted ``doc_ids`` that no search seen by leret retrieved; note such passages."""
         program, wrap = type(self.runner.replay.program).__name__, "wrap every search with leret.search_tool(fn)"
         unseen = unseen_documents(end)
         if ids := unseen.pop("doc_ids", None):
@@ -168,7 +154,6 @@ class Scheduler:
                 stats.notes.append(f"{note}, or use credit final, or the reward leaves them out")
 
     def _refuse_unseen_searches(self) -> None:
-        """Stop if the reward scores searches and the first paths made none."""
         if self.sampler.credits == {"final"} or not self._n_searches or any(self._n_searches):
             return
         program, first = self.runner.replay.program, f"first {len(self._n_searches)} tasks"
@@ -192,8 +177,7 @@ class Scheduler:
 def unseen_documents(end: Finished) -> dict[str, list[str]]:
     """Return, by field of a prediction, documents that no search seen by leret retrieved.
 
-    All unknown ids in ``doc_ids`` and all unknown texts in ``context`` and ``passages`` count; in other lists, unknown
-    texts beside known passages.
+    In lists other than ``doc_ids``, ``context`` and ``passages``, unknown texts count only beside known passages.
     """
     seen = {name for passage in end.ranking for name in (passage.doc_id, passage.title, passage.text) if name}
     unseen: dict[str, list[str]] = {}

@@ -1,13 +1,7 @@
 """Sampling on several machines: each shard of the tasks has its process and its store.
 
-::
-
-    leret sample RECIPE --run R --shard 0/8       on any cluster: one job a shard, all of them see R
-    leret sample RECIPE --run R                   merges R/shards/*.db, samples what is left, makes the preferences
-
-`RayCluster` does both: it splits the tasks into many small shards and gives each to a Ray task. A process that dies
-loses its uncommitted samples (a fifth of a second's); Ray starts the shard again, on any machine, and it continues
-from its store. Seeds depend only on the request, so the result equals one process's.
+`RayCluster` splits the tasks into many small shards. A process that dies loses a fifth of a second's samples; Ray
+starts the shard again, on any machine. Seeds depend only on the request, so the result equals one process's.
 """
 
 from __future__ import annotations
@@ -41,8 +35,7 @@ from leret.sampling.store.store import Store
 _OpenRecipe = tuple[Environment, list[Task], dict[str, str]]
 _RETRIES = 5
 _SHARDS_A_WORKER = 8
-_IDLE_S = 120.0
-"""Seconds within which Ray must begin a shard."""
+_IDLE_S = 120.0  # seconds within which Ray must begin a shard
 
 
 @dataclass(frozen=True)
@@ -54,7 +47,6 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Shard:
-        """Read ``2/8``: the third of eight."""
         index, _, count = text.partition("/")
         if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
             raise ConfigError(f"--shard {text}: write I/N with I from 0 to N - 1, as in --shard 0/8")
@@ -65,10 +57,7 @@ class Shard:
 
 
 def sample_shard(recipe: SamplingRecipe, run: Run, shard: Shard, *, progress: Progress | None = None) -> SamplingStats:
-    """Sample one shard into its store in R/shards; arguments and errors as in `leret.sampling.stage.sample`.
-
-    All shards share the run: the first one makes the index and the bank, and the others wait.
-    """
+    """Sample one shard into its store in R/shards; the first shard makes index and bank, the others wait."""
     progress = progress or Silent()
     with open_recipe(resolve_recipe(recipe, Path.cwd()), run, progress) as parts:
         return _sample(parts, run, shard, progress)
@@ -96,12 +85,8 @@ def _sample(
 class RayCluster:
     """A connection to Ray within a ``with`` block; a call samples tasks (`leret.sampling.stage.Distribute`).
 
-    Workers need the same leret and, under the same paths, the run, the corpus, the program and the model.
-
-    Args:
-        workers: number of shards sampled at the same time.
-        address: address of a running cluster (``auto``, ``host:port``, ``ray://host:port``); None starts one on this
-            machine, unless the environment's ``RAY_ADDRESS`` names one.
+    Workers need the same leret and, under the same paths, the run, the corpus, the program and the model. Without an
+    ``address`` (``auto``, ``host:port``, ``ray://host:port``) or ``RAY_ADDRESS``, a cluster starts on this machine.
     """
 
     def __init__(self, workers: int, address: str | None = None) -> None:
@@ -114,11 +99,7 @@ class RayCluster:
     def __call__(
         self, recipe: SamplingRecipe, run: Run, policy_digest: str, tasks: Sequence[Task], progress: Progress
     ) -> SamplingStats:
-        """Sample tasks into R/shards; after a worker's death its shard starts again, from its store.
-
-        Raises:
-            LeretError: a worker raised it; too many failures; no worker started; a shard killed all its workers.
-        """
+        """Sample tasks into R/shards; LeretError of a worker, or if none started or a shard killed all of them."""
         import ray
 
         settings, total = recipe.sampling, SamplingStats()

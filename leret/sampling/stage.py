@@ -69,7 +69,6 @@ class SampleReport:
         waiting: questions that met an outage; the same command continues them.
         prompts: scores of the bank's prompts on its dev questions (None if not scored).
         failures: samples of the run's policy without a reward, by kind.
-        notes: findings, with advice.
     """
 
     already: bool
@@ -107,8 +106,7 @@ async def sample_tasks(
     """Sample every task to the end of its path, into a store; stored samples are not repeated.
 
     The call changes the program. ``search`` belongs to this event loop; None if every `leret.Search` has a retriever.
-    ``rm`` is ``dspy.settings.rm`` for the program. The meaning of credit ``auto`` is learnt from the first tasks, and
-    noted in ``run`` if there is one. The progress shows ``facts``.
+    The meaning of credit ``auto`` is learnt from the first tasks, and noted in ``run`` if there is one.
 
     Raises LeretError if too much fails, or the program cannot be replayed; finished samples are kept.
     """
@@ -152,11 +150,8 @@ def sample(
 ) -> SampleReport:
     """Sample a program's states with several prompts, score them, and make the preferences.
 
-    Continues where an earlier call stopped, and returns immediately if nothing is left. Separately sampled shards
-    (`leret.sampling.sharding`) are merged first.
-
-    The run is new, or was begun by the same recipe; `Free` keys and the policy may have changed. Relative paths start
-    in ``base_dir``, by default the current directory. ``distribute`` samples with other processes.
+    Continues where an earlier call of the same recipe stopped; `Free` keys and the policy may have changed. Separately
+    sampled shards are merged first. ``distribute`` samples with other processes.
 
     Raises:
         LeretError: the run was sampled from another recipe, is being sampled or cannot be written; files or models of
@@ -192,10 +187,7 @@ def sample(
 def open_recipe(
     recipe: SamplingRecipe, run: Run, progress: Progress
 ) -> Iterator[tuple[Environment, list[Task], dict[str, str]]]:
-    """Open a recipe's environment, checked against the run; gives it with its tasks and digests.
-
-    Processes that sample shards of one run may do this at the same time: one builds the index, the others wait.
-    """
+    """Open a recipe's environment, with tasks and digests, checked against the run; one process builds the index."""
     if recipe.policy.temperature == 0 and recipe.sampling.samples > 1:
         raise ConfigError(
             f"sampling.samples is {recipe.sampling.samples}, but policy.temperature 0 makes them all equal; "
@@ -227,10 +219,7 @@ def begin(
     digests: Mapping[str, str],
     policy_digest: str | None = None,
 ) -> Policy:
-    """Open the policy, which must have ``policy_digest``, and record the sections of run.yaml for later stages.
-
-    The recorded recipe keeps the policy of the first round, the base of all others.
-    """
+    """Open the policy, which must have ``policy_digest``, and record the sections of run.yaml for later stages."""
     policy = open_policies(environment.recipe.by_predictor, sampled_policy)
     if policy_digest not in {None, policy.digest}:
         raise RunError(
@@ -268,10 +257,7 @@ async def sample_session(
     *,
     only: Sequence[Task] | None = None,
 ) -> tuple[list[Prompt], SamplingStats, list[str]]:
-    """Make the bank from all tasks, and sample them or ``only`` some; returns prompts, stats and notes.
-
-    Closes the policy.
-    """
+    """Make the bank, sample the tasks or ``only`` some, and close the policy; returns prompts, stats and notes."""
     lm, settings = environment.recipe.policy, environment.recipe.sampling
     search = SearchBatcher(environment.retriever)
     try:
@@ -306,7 +292,6 @@ async def sample_session(
 
 
 def _role(recipe: SamplingRecipe, policy: Policy, need: NeedsCompletion) -> Role:
-    """Return the role of a predictor; one with a greedy policy is not sampled."""
     decoding = recipe.decoding_of(need.predictor)
     return Role(policy, decoding.get("temperature") != 0, recipe.sampling.credit, **decoding)
 

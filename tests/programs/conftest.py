@@ -1,5 +1,3 @@
-"""Programs are walked to their end, with completions that a rule makes up."""
-
 import asyncio
 import random
 
@@ -16,8 +14,6 @@ from leret.retrieval.batching import SearchBatcher
 
 
 class Shelf:
-    """Three passages for whatever is asked."""
-
     digest = "shelf"
 
     def search(self, queries, k):
@@ -25,7 +21,6 @@ class Shelf:
 
 
 def complete(need):
-    """A completion in the adapter's format."""
     call = need.call
     if need.choice is not None:
         return random.Random(need.key).choice(need.choice.candidates).id

@@ -1,5 +1,3 @@
-"""The compact adapter: fields and nothing else, both ways."""
-
 import json
 
 import dspy
@@ -80,8 +78,6 @@ def test_finetuning_data_end_in_the_assistants_turn():
 
 
 class Styled(dspy.ChatAdapter):
-    """Passes on what it does not know."""
-
     def __init__(self, style: str = "plain", **settings):
         super().__init__(**settings)
         self.style = style

@@ -1,5 +1,3 @@
-"""What leret sends is what the DSPy program sends: proven for every kind of program and adapter, refused otherwise."""
-
 from enum import Enum
 
 import dspy

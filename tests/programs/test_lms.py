@@ -1,5 +1,3 @@
-"""Calls of LMs that are not a predictor's own are answered by those LMs, recorded and counted."""
-
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -33,8 +31,6 @@ def world(monkeypatch):
 
 
 class Noting(Writer):
-    """Asks for a note before it writes; ``how`` says by which LM."""
-
     def __init__(self, how="attribute"):
         super().__init__()
         self.note, self.how, self.strong = dspy.Predict("question -> note"), how, STRONG[0]
@@ -90,8 +86,6 @@ def test_a_predictors_lm_called_directly_is_its_own(world, tmp_path):
 
 
 class Threaded(Writer):
-    """Asks the retriever of every thread in a thread of the program."""
-
     def forward(self, question):
         query = self.write(question=question, context=[]).query
         with ThreadPoolExecutor(1) as pool:
@@ -110,8 +104,6 @@ def test_a_retriever_asked_in_a_thread_of_the_program_is_refused(tmp_path, monke
 
 
 class HalfWrapped(Writer):
-    """Searches once where leret sees it, and once where it does not."""
-
     def forward(self, question):
         found = self.search(self.write(question=question, context=[]).query).doc_ids
         return dspy.Prediction(context=[*found, "unseen document"], found=found)

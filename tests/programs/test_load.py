@@ -1,5 +1,3 @@
-"""Programs are loaded by file and class."""
-
 from pathlib import Path
 
 import dspy

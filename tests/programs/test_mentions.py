@@ -1,5 +1,3 @@
-"""Names that a question may be expanded by, worked out by hand."""
-
 import pytest
 
 from leret.core.types import Passage
@@ -82,8 +80,6 @@ def test_a_name_is_picked_once_and_the_question_alone_as_often_as_it_helps(place
     program, asked = load_program(ROOT / "pipelines/expand.py", "Expand", {"k": 1, "picks": 3}), []
 
     class Place:
-        """Picks what stands there."""
-
         name = digest = "place"
 
         async def complete(self, request):

@@ -1,17 +1,17 @@
-"""Two places of a program are one where the program asks for the same after the same searches."""
-
 import dspy
 import pytest
 
 from leret.core.types import Passage
-from leret.programs.differences import asked_instead, difference, place
 from leret.programs.needs import (
     Finished,
     NeedsCompletion,
     NeedsSearch,
     PredictorCall,
     Step,
+    asked_instead,
+    difference,
     order,
+    place,
 )
 from leret.programs.search import SearchCall
 

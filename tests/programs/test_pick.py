@@ -1,5 +1,3 @@
-"""A pick is replayed by the id of what was chosen, whoever answers it, and whatever a program makes of it."""
-
 import dspy
 import pytest
 
@@ -16,8 +14,6 @@ CHUNKS = ["Mary went home.", "John slept.", "Mary took the milk."]
 
 
 class Picks(dspy.Module):
-    """Picks until it stops, or twice."""
-
     def __init__(self, stop=False, retrieves=False, chunks=CHUNKS):
         super().__init__()
         self.pick = leret.Pick(stop=stop, retrieves=retrieves)
@@ -31,8 +27,6 @@ class Picks(dspy.Module):
 
 
 class Mixed(dspy.Module):
-    """Writes, searches, picks from what was found, and searches again."""
-
     def __init__(self):
         super().__init__()
         self.write = dspy.Predict("question, context: list[str] -> query")
@@ -47,8 +41,6 @@ class Mixed(dspy.Module):
 
 
 class Parallel(dspy.Module):
-    """Two picks side by side."""
-
     def __init__(self):
         super().__init__()
         self.pick = leret.Pick()
@@ -59,17 +51,7 @@ class Parallel(dspy.Module):
         return dspy.Prediction(picked=[one.id for one in made])
 
 
-class Async(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.pick = leret.Pick()
-
-    async def aforward(self, question):
-        return dspy.Prediction(picked=self.pick(CHUNKS, question=question).id)
-
-
 def replayed(program, *answers):
-    """Where a program stands after these answers."""
     replay = Replay(program)
     formatter, steps, task = Formatter(replay), [], Task.question("q", "Where is the milk?")
     need = replay.run(task, steps, {})
@@ -116,7 +98,7 @@ def test_nothing_is_asked_where_nothing_is_left():
     assert replayed(Picks(chunks=[])).prediction.picked == []
 
 
-@pytest.mark.parametrize("program", [Mixed, Parallel, Async, Picks])
+@pytest.mark.parametrize("program", [Mixed, Parallel, Picks])
 def test_programs_that_pick_come_to_the_same_place_and_send_what_dspy_sends(program, walk):
     needs, end = walk(program(), check=True, pure=program())
     assert any(need.choice is not None for need in needs)
@@ -158,8 +140,6 @@ def test_candidates_are_texts_dicts_passages_or_candidates():
 
 
 class Last:
-    """Picks what stands last, or answers as it is told."""
-
     name = digest = "last"
 
     def __init__(self, answer=None):

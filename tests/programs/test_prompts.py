@@ -1,5 +1,3 @@
-"""What leret sends is what the DSPy program would send, under every adapter."""
-
 import asyncio
 
 import dspy

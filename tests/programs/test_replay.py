@@ -1,5 +1,3 @@
-"""A program is replayed as a function of its completions, and nothing of it or of DSPy is replaced."""
-
 import asyncio
 import logging
 import sys
@@ -73,7 +71,6 @@ class Catching(dspy.Module):
 
 
 def variant(forward):
-    """The program with another ``forward``."""
     return type("Variant", (Catching,), {"forward": forward})()
 
 
@@ -130,8 +127,6 @@ def test_a_program_without_a_predictor_or_an_input_is_refused(base, forward, mes
 
 
 def test_outputs_are_found_by_what_is_asked_and_an_unused_one_is_told():
-    """Equal calls take their recorded outputs in order; other calls may come in any order."""
-
     def forward(self, question):
         a, b = (self.ask(question=text).query for text in self.order)
         return dspy.Prediction(query=f"{a} {b}")

@@ -1,5 +1,3 @@
-"""A program is taken from step to step, and refused where it does not come back to the same place."""
-
 import asyncio
 import random
 import time
@@ -33,7 +31,6 @@ class RandomLength(TwoPredictors):
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("kind", ["shuffle", "clock", "state", "length"])
 def test_programs_that_are_no_function_of_their_completions_are_refused(kind, seed, walk):
-    """Twenty seeds of twenty, within four tasks."""
     random.seed(seed)
     program = RandomLength() if kind == "length" else Unsound()
     program.kind = kind

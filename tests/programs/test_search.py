@@ -1,5 +1,3 @@
-"""What a program calls to search, and what it finds."""
-
 import dspy
 import pytest
 

@@ -1,7 +1,3 @@
-"""Each of many programs is sampled as stock DSPy runs it, or refused with cause and remedy; none is silently wrong."""
-
-from __future__ import annotations
-
 from contextlib import suppress
 
 import dspy
@@ -19,15 +15,11 @@ from tests.sampling.fakes import FakeRetriever
 
 
 class Typed(Words):
-    """Writes what the prompt asks for, in its format."""
-
     def _one(self, request, seed):
         return Completion(written(request.messages, seed), "stop", 1, 2)
 
 
 class Retriever(FakeRetriever):
-    """Also what ``dspy.Retrieve`` calls."""
-
     def __call__(self, query, k=3):
         return [dspy.Prediction(long_text=f"{p.title} | {p.text}") for p in self.search([query], k)[0]]
 
@@ -37,7 +29,6 @@ class End(BaseException):
 
 
 def sampled(program, run_dir, **settings):
-    """The groups that LeReT samples of a program on two examples."""
     program.set_lm(fake_lm(policy=Typed("words"), max_tokens=64))
     job = CompileJob(leret_of(run_dir, samples=2, **settings), program, TRAIN[:2], None, None)
     job.progress = Silent()
@@ -99,7 +90,3 @@ def test_a_program_is_sampled_as_stock_dspy_runs_it_or_refused(name, tmp_path, m
 def test_other_adapters_send_what_stock_dspy_sends(name, adapter, tmp_path, monkeypatch):
     fake_training(monkeypatch)
     check(*SHAPES[name], adapter, tmp_path)
-
-
-def test_there_are_more_than_sixty():
-    assert len(SHAPES) > 60

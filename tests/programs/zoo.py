@@ -27,8 +27,6 @@ class TwoPredictors(dspy.Module):
 
 
 class Tutorial(dspy.Module):
-    """The shape of DSPy's multi-hop tutorial: notes grow."""
-
     def __init__(self):
         super().__init__()
         self.write = dspy.ChainOfThought("claim, notes -> query")
@@ -83,8 +81,6 @@ class Async(dspy.Module):
 
 
 class Retrieving(TwoPredictors):
-    """`dspy.Retrieve` over ``dspy.settings.rm``."""
-
     def __init__(self):
         super().__init__()
         self.retrieve = dspy.Retrieve(k=2)
@@ -95,7 +91,6 @@ class Retrieving(TwoPredictors):
 
 
 def rows(query: str, k: int = 3) -> list[dict]:
-    """As `dspy.ColBERTv2` answers."""
     return [{"text": f"T{i} | on {query}", "pid": i, "score": 9.0 - i} for i in range(k)]
 
 
@@ -121,6 +116,5 @@ class Threads(TwoPredictors):
 
 
 PROGRAMS = [TwoPredictors, Tutorial, Agent, Branch, Async, Retrieving, Tool, Threads]
-"""`shapes` has fifty more."""
 if hasattr(dspy, "ReActV2"):
     PROGRAMS.append(type("AgentV2", (Agent,), {"kind": dspy.ReActV2}))

@@ -1,5 +1,3 @@
-"""The fixtures of sampling; rounds take a run to train on (``begun``)."""
-
 from tests.sampling.conftest import formatter, made, program, replay, run, sampled
 from tests.training.conftest import base
 from tests.training.online.conftest import run as begun

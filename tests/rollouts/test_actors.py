@@ -1,5 +1,3 @@
-"""Policies that answer predictors: their settings, and the roles of predictors in sampling."""
-
 from collections import Counter
 
 from leret.rollouts.actors import Role

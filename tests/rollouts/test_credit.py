@@ -1,5 +1,3 @@
-"""Who answers a predictor, and what scores its completions: a step, the program's end, or both."""
-
 import asyncio
 from collections import Counter, defaultdict
 
@@ -28,8 +26,6 @@ SETTINGS = SamplingSettings(max_error_rate=1.0, max_unparsed_rate=1.0, concurren
 
 
 class Answering(dspy.Module):
-    """Plans, searches and answers; `answer` ends the program."""
-
     def __init__(self):
         super().__init__()
         self.plan = dspy.Predict("question -> plan")
@@ -43,8 +39,6 @@ class Answering(dspy.Module):
 
 
 class Retelling(Answering):
-    """Makes a predictor on the way."""
-
     def forward(self, question):
         found = self.search(self.write(question=question, plan="").query)
         told = dspy.Predict("notes: list[str] -> story")(notes=found.passages)
@@ -63,7 +57,6 @@ class Recorded(FakePolicy):
 
     @property
     def asked(self):
-        """Completions by predictor."""
         return Counter(step_of(request) for request in self.requests for _ in request.seeds)
 
 
@@ -172,13 +165,6 @@ def test_a_sample_that_ends_the_program_needs_no_continuation(tmp_path):
         assert answer.reward == float("alpha" in answer.outputs["answer"])
 
 
-def test_both_is_a_weighted_mean_that_keeps_its_parts(tmp_path):
-    sample(tmp_path / "db", Role(Recorded(), credit="both"), final=is_alpha, final_weight=0.25)
-    for s in samples_of(tmp_path / "db"):
-        assert s.reward == 0.25 * s.components["final"] + 0.75 * s.components["step"]
-        assert s.components["step"] == s.components["ap"]
-
-
 def test_a_run_that_does_not_parse_on_the_way_counts_as_zero(tmp_path):
     mute = Recorded(mute=lambda request: step_of(request) == "answer")
     sample(tmp_path / "db", Role(mute, credit="final"), final=lambda outcome: 1.0)
@@ -223,18 +209,10 @@ def test_continuations_are_the_same_at_any_concurrency(tmp_path, monkeypatch):
     assert groups_of(tmp_path / "one") == groups_of(tmp_path / "many")
 
 
-def test_a_function_is_a_reward_of_a_step_too(tmp_path):
-    roles = {name: Role(Recorded(), sampled=name == "write") for name in ("plan", "write", "answer")}
-    sample(tmp_path / "db", roles, reward=lambda outcome: float(len(outcome.doc_ids)))
-    assert all(s.reward == s.components["reward"] == len(s.doc_ids) for s in samples_of(tmp_path / "db", "write"))
-
-
 # ------------------------------------------------------------------ where a path ends, and what is refused
 
 
 class Oracle(FakeRetriever):
-    """Finds the documents of every question."""
-
     def search(self, queries, k):
         return [self._one("alpha beta", k) for _ in queries]
 

@@ -1,5 +1,3 @@
-"""What may not change in a run that was begun: the recipe's keys, and the contents of its files."""
-
 from pathlib import Path
 
 import pytest
@@ -38,17 +36,10 @@ def test_a_run_of_an_older_version_lacks_keys_that_have_their_defaults_now(sampl
         refuse_changes(run, SamplingRecipe.model_validate(recorded), {})
 
 
-@pytest.mark.parametrize(
-    ("name", "before", "after", "limit"),
-    [
-        ("questions", '["alpha", "beta"]', '["alpha"]', 6),
-        ("questions", '["alpha", "beta"]', '["alpha"]', None),
-        ("corpus", "alpha leads", "omega leads", 8),
-    ],
-)
-def test_a_file_that_changed_is_noticed(run, name, before, after, limit):
+@pytest.mark.parametrize("limit", [6, None])
+def test_a_file_that_changed_is_noticed_at_any_limit(run, limit):
     sample(recipe_of(prompts=1, data={"limit": 8}), run)
-    file = Path(f"{name}.jsonl")
-    file.write_text(file.read_text().replace(before, after))
-    with pytest.raises(RunError, match=f"{name}: its content"):
+    file = Path("questions.jsonl")
+    file.write_text(file.read_text().replace('["alpha", "beta"]', '["alpha"]'))
+    with pytest.raises(RunError, match="questions: its content"):
         sample(recipe_of(prompts=1, data={"limit": limit}), run)

@@ -1,5 +1,3 @@
-"""Records of failures, and the shares of them that stop a session."""
-
 import pytest
 
 from leret.core.errors import PolicyError, ProgramError, RetrievalError

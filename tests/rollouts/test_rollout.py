@@ -1,5 +1,3 @@
-"""Rolling a program out, one completion a step."""
-
 import asyncio
 
 import pytest
@@ -76,18 +74,6 @@ def test_a_completion_that_does_not_parse_ends_the_rollout_there(replay, formatt
         assert len(rollout.hops) == len(rollout.steps) - 1
 
 
-def test_a_program_that_does_not_end_is_a_failure(program, monkeypatch):
-    def forward(self, question):
-        while True:
-            self.write_query(question=question, context=[])
-
-    monkeypatch.setattr(type(program), "forward", forward)
-    replay = Replay(program, CompactAdapter())
-    [rollout] = roll(replay, Formatter(replay), FakePolicy(), n=1)
-    assert rollout.failure.kind == "program"
-    assert "more than 64 completions" in rollout.failure.message
-
-
 class AtOnce(TwoPredictors):
     def forward(self, question):
         query = self.write(question=question, context=[]).query
@@ -104,8 +90,6 @@ class OneByOne(TwoPredictors):
 
 
 class Completing:
-    """An actor whose completions are made up."""
-
     def __init__(self, formatter):
         self.formatter = formatter
 

@@ -1,5 +1,3 @@
-"""What a round samples: states of the policy as it is or of the store, prices, and bits that no clock decides."""
-
 import asyncio
 import random
 from dataclasses import replace
@@ -130,7 +128,6 @@ def ask(text):
 
 
 def rounds_of(walks, *policies):
-    """Run walks, each given its place and the policies of one round."""
     round_ = Round()
     live = [RoundPolicy(round_, policy) for policy in policies]
 

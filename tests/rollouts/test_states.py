@@ -1,5 +1,3 @@
-"""The samples of a state: which there are, which are asked for again, and which goes on to the next step."""
-
 import signal
 from collections import Counter
 from itertools import count
@@ -55,8 +53,6 @@ def test_a_completion_that_does_not_parse_is_final(tmp_path, replay, formatter):
 
 
 class TwoPicks(dspy.Module):
-    """Writes a query, and twice picks what it found; the picks are what counts as retrieved."""
-
     def __init__(self):
         super().__init__()
         self.write_query = dspy.Predict("question -> query")
@@ -118,7 +114,6 @@ def samples_of(doc_ids=("x", "d1"), **rewards):
 
 
 def drawn(samples, n=1, seed=0):
-    """What goes on at each of ``n`` states."""
     chosen = [select_next(samples, TASK, seed, f"s{i}") for i in range(n)]
     return [sample and sample.id for sample in chosen]
 

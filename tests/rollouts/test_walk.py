@@ -1,5 +1,3 @@
-"""The walk from state to state, and the length of a sample's way through the code."""
-
 import asyncio
 import sys
 from pathlib import Path

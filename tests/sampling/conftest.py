@@ -1,5 +1,3 @@
-"""The shipped multi-hop program, data with fakes in the current directory, a server."""
-
 import pytest
 
 from leret.core.runs import Run
@@ -28,7 +26,6 @@ def formatter(replay):
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """The policies that were opened, over data in the current directory."""
     write_data(tmp_path)
     monkeypatch.chdir(tmp_path)
     return open_fakes(monkeypatch)
@@ -37,6 +34,13 @@ def made(tmp_path, monkeypatch):
 @pytest.fixture
 def run(tmp_path, made):
     return Run.create(tmp_path / "run")
+
+
+def sampled_by(policy, directory, limit, **recipe):
+    run = Run.create(directory)
+    with policy_is(policy):
+        sample(recipe_of(data={"limit": limit}, **{"prompts": 1, "samples": 6, **recipe}), run)
+    return run
 
 
 @pytest.fixture(scope="session")

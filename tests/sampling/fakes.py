@@ -29,7 +29,6 @@ DOCS = {word: f"{word} leads to {WORDS[(i + 1) % len(WORDS)]}" for i, word in en
 
 
 def questions(n=12):
-    """Questions whose gold is two neighbouring words."""
     return [
         Task.question(f"q{i:02d}", f"what follows {WORDS[i % 6]} number {i}", gold=(WORDS[i % 6], WORDS[(i + 1) % 6]))
         for i in range(n)
@@ -129,7 +128,6 @@ def open_fakes(patch):
 
 @contextmanager
 def policy_is(policy):
-    """Let `make_policy` open this one."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("leret.policies.load.make_policy", lambda settings: policy)
         yield
@@ -145,7 +143,6 @@ def preferences(run):
 
 
 def served(server, **sampling):
-    """The recipe of the fakes, with this server's policy."""
     policy = {"kind": "openai", "model": "seeded", "urls": [server.url], "retry_for_s": 0, **sampling.pop("policy", {})}
     return recipe_of(policy=policy, **{"prompts": 1, "max_error_rate": 1.0, **sampling})
 

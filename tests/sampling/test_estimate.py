@@ -1,5 +1,3 @@
-"""What a run would do and cost, told without doing it."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""`leret rescore`: what is stored gets the rewards that it would have been sampled with."""
-
 import multiprocessing
 import os
 import shutil
@@ -13,10 +11,10 @@ from leret.core.runs import Run
 from leret.rewards.ranking import ap, recall
 from leret.sampling import rescore as rescoring
 from leret.sampling.rescore import rescore
-from leret.sampling.stage import sample
 from leret.sampling.store.check import check_store
 from leret.sampling.store.store import Store
-from tests.sampling.fakes import FakePolicy, content, policy_is, preferences, questions, recipe_of
+from tests.sampling.conftest import sampled_by
+from tests.sampling.fakes import FakePolicy, content, preferences, questions
 from tests.sampling.preferences.conftest import rows_of
 
 OWN = """
@@ -30,11 +28,8 @@ def ended(outcome):
 PARTS = {"parts": {"recall@1": 1.0, "rr": 0.5, "steps": 0.1}}
 
 
-def sampled(directory, reward="ap", junk=0.1, **recipe):
-    run = Run.create(directory)
-    with policy_is(FakePolicy(junk=junk)):
-        sample(recipe_of(data={"limit": 10}, **{"prompts": 1, "samples": 6, "reward": reward, **recipe}), run)
-    return run
+def sampled(directory, reward="ap", **recipe):
+    return sampled_by(FakePolicy(junk=0.1), directory, limit=10, reward=reward, **recipe)
 
 
 @pytest.fixture

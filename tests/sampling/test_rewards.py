@@ -1,28 +1,17 @@
-"""Rewards on their way from a recipe through samples and next states to pairs."""
-
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 
 from leret.core.errors import RunError
-from leret.core.runs import Run
 from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
-from leret.sampling.stage import sample
-from tests.sampling.fakes import FakePolicy, content, policy_is, preferences, recipe_of
+from tests.sampling.conftest import sampled_by
+from tests.sampling.fakes import FakePolicy, content, preferences
+from tests.sampling.preferences.conftest import rows_of
 
 PARTS = {"recall@1": 1.0, "rr": 0.5, "steps": 0.1}
-ALONE = {"prompts": 1, "samples": 6}
 
 
 def sampled(directory, policy=None, **recipe):
-    run = Run.create(directory)
-    with policy_is(policy or FakePolicy()):
-        sample(recipe_of(data={"limit": 8}, **{**ALONE, **recipe}), run)
-    return run
-
-
-def pairs_of(run):
-    return pq.read_table(run.preferences / "train.parquet").to_pylist()
+    return sampled_by(policy or FakePolicy(), directory, limit=8, **recipe)
 
 
 @pytest.mark.parametrize("mixer", MIXERS)
@@ -55,17 +44,17 @@ def test_rewards_from_minus_3_5_to_5_make_pairs(tmp_path, made):
     run = sampled(tmp_path / "run", reward="deepretrieval")
     rewards = {sample.reward for group in content(run) for sample in group.samples}
     assert rewards == {-3.5, 4.0, 5.0}  # of two gold documents none, one or both are found
-    pairs = {(row["score_chosen"], row["score_rejected"]) for row in pairs_of(run)}
+    pairs = {(row["score_chosen"], row["score_rejected"]) for row in rows_of(run)}
     assert pairs == {(4.0, -3.5), (5.0, 4.0)} | pairs & {(5.0, -3.5)}
 
 
 def test_a_completion_that_does_not_parse_is_rejected_at_its_price(tmp_path, made):
     priced = sampled(tmp_path / "a", FakePolicy(junk=0.2), reward={"parts": {"ap": 1}, "unparsed_reward": -4})
     free = sampled(tmp_path / "b", FakePolicy(junk=0.2), reward="ap")
-    worst = [row for row in pairs_of(priced) if row["score_rejected"] == -4]
+    worst = [row for row in rows_of(priced) if row["score_rejected"] == -4]
     assert worst
     assert {row["rejected"][0]["content"] for row in worst} == {""}
-    assert [row for row in pairs_of(priced) if row["score_rejected"] != -4] == pairs_of(free)
+    assert [row for row in rows_of(priced) if row["score_rejected"] != -4] == rows_of(free)
     assert "-4" in (priced.preferences / "README.md").read_text()
     assert all(one.reward is None for group in content(priced) for one in group.samples if one.failure)
 

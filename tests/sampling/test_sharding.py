@@ -1,5 +1,3 @@
-"""Sampling in shards, by hand and on Ray's workers: the same as in one process, whatever becomes of the workers."""
-
 import os
 import shutil
 import signal
@@ -35,7 +33,6 @@ def connected():
 
 
 def ids(*paths):
-    """Samples that are committed in any of these stores."""
     found = set()
     for path in paths:
         with suppress(sqlite3.OperationalError), closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as db:

@@ -1,5 +1,3 @@
-"""The stage from a recipe to preferences, with a fake policy, or a server that lies or is away, and real files."""
-
 import gc
 import json
 import logging
@@ -53,14 +51,6 @@ def test_a_finished_run_opens_nothing_again_and_leaves_pairs_made_by_hand(run, m
     assert run.manifest.preferences["strategy"] == "best-worst"
     assert sample(recipe_of(strategy="all"), run).pairs >= first.pairs  # another strategy asks nothing either
     assert not made[1].requests
-
-
-def test_two_runs_of_one_recipe_are_equal(run):
-    other = Run.create(Path("other"))
-    sample(recipe_of(), run)
-    sample(recipe_of(concurrency=3), other)
-    assert content(run) == content(other)
-    assert preferences(run) == preferences(other)
 
 
 def test_a_larger_limit_adds_questions_to_the_same_bank(run):
@@ -199,7 +189,6 @@ UNKNOWN = {"choices": [{"index": 0, "message": {"content": ""}, "finish_reason":
 
 @pytest.fixture
 def held_out(run):
-    """The recipe of an evaluation on questions that were not sampled."""
     text = Path("questions.jsonl").read_text().replace('"id": "q', '"id": "h').replace("what follows", "and then what")
     Path("held_out.jsonl").write_text(text)
     return EvalRecipe(questions="held_out.jsonl", split="all", systems=("base",), resamples=100)

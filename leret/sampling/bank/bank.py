@@ -1,10 +1,6 @@
 """The prompt bank of a run: few-shot prompts for a program, bootstrapped from its policy's successes.
 
-DSPy's `BootstrapFewShotWithRandomSearch` runs the program on training questions, takes the steps of successful runs as
-demos, and scores each set of demos on other questions by the reward. The zero-shot prompt and the best sets are the
-bank: prompts make samples more diverse than temperature does.
-
-Source: LeReT, section 4.1.
+Prompts make samples more diverse than temperature does. Source: LeReT, section 4.1.
 """
 
 from __future__ import annotations
@@ -42,11 +38,7 @@ async def load_or_build_bank(
     tasks: Sequence[Task],
     progress: Progress,
 ) -> list[Prompt]:
-    """Return the prompts of a run, the zero-shot one first.
-
-    An existing bank is used, even if another policy made it. Some of the tasks, drawn by the seed, make and score the
-    prompts.
-    """
+    """Return the prompts of a run, the zero-shot one first; an existing bank may be of another policy."""
     if (bank := load_bank(run)) is not None:
         return bank
     settings = environment.recipe.sampling
@@ -88,7 +80,6 @@ def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, i
 
 
 def _read_prompts(directory: Path, n: int) -> list[Prompt]:
-    """Read prompts that the user wrote: the zero-shot one and the first ones by file name."""
     loaded = [Prompt.load(path) for path in sorted(directory.glob("*.json"))]
     few_shot = {prompt.digest: prompt for prompt in loaded if prompt.digest != ZERO_SHOT.digest}
     if not few_shot:

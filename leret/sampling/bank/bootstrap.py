@@ -44,13 +44,9 @@ NEVER = 1_000_000_000
 
 @dataclass(frozen=True)
 class BankPlan:
-    """Settings of a bank.
+    """Settings of a bank: prompts including the zero-shot one, and candidate sets of demos to score.
 
-    Attributes:
-        n_prompts: number of prompts, including the zero-shot one.
-        max_demos: most demos a prompt and predictor.
-        candidates: sets of demos to score.
-        threshold: least reward of a run for its steps to become demos; None: that of the teacher's best quarter.
+    ``threshold`` is the least reward of a run for its steps to become demos; None: that of the teacher's best quarter.
     """
 
     n_prompts: int
@@ -73,11 +69,10 @@ def bootstrap_prompts(
     on_scored: Callable[[], None] = lambda: None,
     stop: threading.Event | None = None,
 ) -> list[Prompt]:
-    """Bootstrap the prompts of a bank.
+    """Bootstrap the prompts of a bank; the call changes the program.
 
-    The call changes the program. The ``teacher`` makes demos on ``train``; it is the policy at the bank's temperature.
-    The greedy ``lm`` scores candidates on ``dev``. Once ``stop`` is set, the next run of the program ends the work.
-    The zero-shot prompt comes first, then the best distinct few-shot prompts, named "1", "2" ... by falling score.
+    The ``teacher`` makes demos on ``train``; the greedy ``lm`` scores candidates on ``dev``; once ``stop`` is set, the
+    next run ends the work. The zero-shot prompt comes first, then few-shot prompts by falling score.
     """
     monitor = RunMonitor(retriever, stop or threading.Event())
     student, candidates = RetrievalStudent(program, monitor), range(-1, plan.candidates - 1)
@@ -96,7 +91,6 @@ def bootstrap_prompts(
 
 
 def _answered_by(lms: LMs) -> dict[str, Any]:
-    """Return the settings under which a `RetrievalStudent` asks these LMs."""
     return {"lm": lms} if isinstance(lms, dspy.BaseLM) else {"_leret_lms": list(lms)}
 
 
@@ -164,13 +158,7 @@ def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
 class RunMonitor:
     """Runs programs for an optimizer or an evaluation of DSPy, which treat every failure as a bad score.
 
-    Copies of a student share it.
-
-    Attributes:
-        retriever: retriever of a `RetrievalStudent`.
-        stop: once set, the next run of a program is an outage.
-        outage: failure of the policy or the retriever; no program runs after it.
-        crash: last failure of a program.
+    Copies of a student share it. Once ``stop`` is set, the next run is an outage; no program runs after an ``outage``.
     """
 
     retriever: Retriever | None = None

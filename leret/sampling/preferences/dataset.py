@@ -1,8 +1,4 @@
-"""Training data of a store: pairs, as a Hugging Face data set in Parquet, and targets to imitate.
-
-The columns are conversational, as TRL reads them (``prompt``, ``chosen``, ``rejected``), with both rewards and the
-origin of each pair. The prompt is always the zero-shot one. The same store and settings give the same bytes.
-"""
+"""Training data of a store: pairs in Parquet, with columns as TRL reads them, and targets to imitate."""
 
 from __future__ import annotations
 
@@ -28,7 +24,6 @@ COLUMNS = {
     "score_rejected": "float64", "question_id": "string", "state_id": "string", "step": "int64", "predictor": "string",
     "chosen_id": "string", "rejected_id": "string", "chosen_prompt": "string", "rejected_prompt": "string",
 }  # fmt: skip
-"""Columns with their types, as in `leret.sampling.store.export`."""
 
 
 Pair = tuple[Sample, Sample]
@@ -42,13 +37,7 @@ def build_preferences(
     max_pairs: int | None = None,
     policy_digest: str | None = None,
 ) -> PreferenceReport:
-    """Make R/preferences anew from the store's finished questions.
-
-    The samples are those of one policy, by default the last one; for the other arguments see `make_pairs`.
-
-    Raises:
-        RunError: nothing was sampled, or the directory cannot be written.
-    """
+    """Make R/preferences anew from finished questions, by default of the last policy; RunError without any."""
     policy_digest = policy_digest or run.manifest.policy_digest
     report = PreferenceReport(run.preferences / "train.parquet", strategy, margin, max_pairs)
     report.unparsed_reward = unparsed_reward(run)
@@ -142,15 +131,11 @@ def distinct(samples: Sequence[Sample]) -> list[Sample]:
 def make_pairs(
     samples: Sequence[Sample], strategy: Strategy, margin: float = 0.0, max_pairs: int | None = None
 ) -> list[Pair]:
-    """Return the pairs of one state, by level, then in the order of the samples.
+    """Return the pairs of one state, by level, then in the order of the distinct samples.
 
-    Args:
-        samples: distinct samples of the state.
-        strategy: ``adjacent``: each completion of a reward level over each of the next level below (LeReT);
-            ``best-worst``: the highest level over the lowest; ``all``: each level over every lower one; ``margin``:
-            every pair with a difference of rewards of at least ``margin``.
-        margin: least difference of strategy ``margin``.
-        max_pairs: keeps the widest margins; ties in the order of the samples.
+    Strategy ``adjacent``: each completion of a reward level over each of the next level below (LeReT); ``best-worst``:
+    the highest level over the lowest; ``all``: each level over every lower one; ``margin``: every pair with at least
+    this difference of rewards. ``max_pairs`` keeps the widest margins.
     """
     levels = [members for _, members in reward_levels(samples)]
     pairs = [pair for upper, lower in _LEVELS[strategy](levels) for pair in product(upper, lower)]
@@ -168,7 +153,6 @@ _LEVELS: dict[Strategy, Callable[[list[list[Sample]]], Iterable[tuple[list[Sampl
     "all": lambda levels: combinations(levels, 2),
     "margin": lambda levels: combinations(levels, 2),
 }
-"""Pairs of reward levels to compare, given all levels from the highest."""
 
 
 def _margin(pair: Pair) -> float:
@@ -184,13 +168,8 @@ def state_targets(
 ) -> list[Sample]:
     """Return the samples of one state to imitate under its zero-shot prompt, which distils demos into the policy.
 
-    Args:
-        group: the state's samples.
-        which: ``best``: drawn from the highest reward level of the state; ``random``: from all completions with a
-            reward, as often as they were sampled (a control without the reward's effect).
-        require_spread: return none if all rewards are equal.
-        max_targets: most different completions.
-        seed: seed of the draw.
+    ``best`` draws from the highest reward level; ``random``, a control, from all completions as often as they were
+    sampled. At most ``max_targets`` different ones; none if ``require_spread`` and all rewards are equal.
     """
     by_level = reward_levels(group.samples)
     if not by_level or (require_spread and len(by_level) == 1):

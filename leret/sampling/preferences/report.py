@@ -72,11 +72,7 @@ class PreferenceReport:
     Attributes:
         states: sampled states; ``no_spread`` of them have a single reward, ``unscored`` have none.
         unparsed_reward: reward of unparsed completions in pairs; None leaves them out.
-        duplicates: completions dropped as equal to another one at the state.
-        reward_range: least and greatest reward, at least 0 to 1.
-        histogram: samples by reward, in tenths of that range.
-        pairs_per_step: pairs by the number of LM calls before.
-        failures: samples without a reward, by kind.
+        histogram: samples by reward, in tenths of ``reward_range``, which is at least 0 to 1.
     """
 
     path: Path

@@ -47,7 +47,6 @@ class StoreReport:
     faults: list[str] = field(default_factory=list)
 
     def add(self, what: str, rows: Iterable[object]) -> None:
-        """Record a kind of fault, if any row has it."""
         names = [str(row) for row in rows]
         if names:
             more = f" ({len(names):,} rows)" if len(names) > 1 else ""

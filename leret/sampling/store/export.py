@@ -31,7 +31,6 @@ _NAMES = {
     "error": "failure_kind", "error_message": "failure_message",
     "prompt_tokens": "n_prompt_tokens", "completion_tokens": "n_completion_tokens",
 }  # fmt: skip
-"""Columns with another name in the store."""
 _ROWS_A_GROUP = 5000
 _SQL = (
     "SELECT s.*, t.predictor, t.messages, v.chosen IS s.id AS is_chosen FROM samples s JOIN states t "
@@ -43,14 +42,8 @@ _SQL = (
 def export_store(run: Run, to: Format, out: Path | IO[str], *, messages: bool = False, force: bool = False) -> int:
     """Write a run's samples, ordered by policy, question, step, prompt and index; returns their number.
 
-    The run may be in use.
-
-    Args:
-        run: a sampled run.
-        to: format.
-        out: a file, which appears whole or not at all; or an open text stream, for ``jsonl``.
-        messages: add the messages of the zero-shot prompt at the sample's state.
-        force: replace an existing file.
+    ``out`` is a file, which appears whole or not at all, or an open text stream, for ``jsonl``. ``messages`` adds those
+    of the zero-shot prompt; ``force`` replaces an existing file.
     """
     columns = {name: kind for name, kind in COLUMNS.items() if messages or name != "messages"}
     with closing(connect(run.store, read_only=True)) as database:

@@ -15,12 +15,9 @@ from leret.sampling.store.store import Store
 
 
 def merge_shards(run: Run, shards: Iterable[Path] = (), store: Store | None = None) -> dict[str, int]:
-    """Merge stores of shards into the store of a run; returns `Store.counts` afterwards.
+    """Merge R/shards/*.db, which are then removed, and the run directories ``shards`` into a run's store.
 
-    Args:
-        run: run of the same recipe as the shards. Its shards, ``R/shards/*.db``, are always merged, then removed.
-        shards: run directories that were sampled elsewhere; they do not change.
-        store: store of the run, if it is open.
+    Returns `Store.counts` afterwards; ``store`` is the run's, if it is open.
     """
     others = [Run.open(path) for path in shards]
     for other in others:

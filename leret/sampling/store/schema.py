@@ -1,8 +1,4 @@
-"""The tables of the store, its rows as values, and the opening of its file.
-
-SQLite itself enforces the rules of a row by named constraints: no sample without its state, no reward beside a
-failure, no question asked twice, no path through a missing sample.
-"""
+"""The tables of the store, with the rules of a row as named constraints, its rows as values, and its opening."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ from leret.core.files import read_uri
 from leret.core.types import OUTAGES, Failure, Sample, SamplingParams, State, json_encoder, storable
 
 STORE_SCHEMA = 2
-"""Version of the tables, kept in ``PRAGMA user_version``."""
 
 OUTAGE_SQL = ", ".join(f"'{kind}'" for kind in OUTAGES)
 
@@ -69,7 +64,6 @@ ANSWER_COLUMNS = (
 """Columns of ``samples`` that a second try may change."""
 
 IN_ORDER = "ORDER BY s.policy_digest, s.question_id, s.step, s.state_id, length(s.prompt), s.prompt, s.n"
-"""Order of samples ``s``: by policy, question, step, state, prompt and index."""
 
 _LEAST_FREE = 2**20
 """Bytes of free disk. On a full disk SQLite may report "disk I/O error", since even a reader makes a 32 KiB file."""
@@ -139,10 +133,7 @@ dump = json_encoder(separators=(",", ":"))
 
 
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:
-    """Open the store's file, with its tables; RunError if it is missing (read-only), damaged, or of another schema.
-
-    Reading a store that is not in use writes nothing beside it.
-    """
+    """Open the store's file, with its tables; RunError if it is missing (read-only), damaged, or of another schema."""
     if read_only and not path.is_file():
         raise RunError(f"{path} does not exist; run `leret sample RECIPE --run {path.parent}` first")
     uri = read_uri(path) if read_only else f"{path.absolute().as_uri()}?mode=rwc"

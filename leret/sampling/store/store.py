@@ -1,8 +1,7 @@
 """The store: states and samples in one SQLite file, written in batches, read by id and in order.
 
-One process writes, others may read. The samples that one prompt gets at one state are written in one transaction, so a
-run that is killed has all or none of them. Ids come from the content of a row, so that putting or merging a row twice
-has no effect.
+One process writes, others may read. The samples that one prompt gets at one state are one transaction, so a kill loses
+all or none of them. Ids come from the content of a row, so putting or merging a row twice has no effect.
 """
 
 from __future__ import annotations
@@ -54,12 +53,7 @@ _DONE_SQL = (
 
 
 class Store:
-    """States, samples and visits of a run, in a file that is created if missing.
-
-    Args:
-        path: SQLite file.
-        read_only: take no lock; the file must exist.
-    """
+    """States, samples and visits of a run, in a file that is created if missing; ``read_only`` takes no lock."""
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
@@ -79,7 +73,6 @@ class Store:
             self._open = opening.pop_all()
 
     def put_state(self, state: State) -> None:
-        """Add a state, unless it is stored."""
         self._pending["states"].append(state_row(state))
 
     def put_samples(self, samples: Iterable[Sample], origin: SamplingParams) -> None:
@@ -117,11 +110,7 @@ class Store:
         self._pending = {table: [] for table in _PUT}
 
     def merge(self, path: Path, question_ids: Iterable[str] | None = None) -> None:
-        """Add another store's committed rows, or those of ``question_ids``, by the rules of `put_samples`.
-
-        Raises:
-            RunError: the file is damaged or of another schema, or a row contradicts this store.
-        """
+        """Add another store's committed rows, or those of ``question_ids``, by the rules of `put_samples`."""
         self.flush()
         connect(path, read_only=True).close()  # refuses another schema
         where = "true" if question_ids is None else "question_id IN (SELECT value FROM json_each(?))"
@@ -137,19 +126,16 @@ class Store:
                 self._database.execute("DETACH other")
 
     def close(self) -> None:
-        """Commit and close the file; may be called twice."""
         with self._open, closing(self._database):
             self.flush()
 
     def samples_at(self, question_id: str, step: int, state_id: str, policy_digest: str) -> list[Sample]:
-        """Return the committed samples of one policy at one visit of a state."""
         where = "policy_digest = ? AND question_id = ? AND step = ? AND state_id = ?"
         values = (policy_digest, question_id, step, state_id)
         rows = self._read(f"SELECT * FROM samples s WHERE {where} {IN_ORDER}", values, flush=False)
         return [sample_of(row) for row in rows]
 
     def visits(self, policy_digest: str, question_id: str) -> list[PathStep]:
-        """Return the committed path of a question."""
         sql = "SELECT * FROM visits WHERE question_id = ? AND policy_digest = ? ORDER BY step"
         return [PathStep(**row) for row in self._read(sql, (question_id, policy_digest), flush=False)]
 
@@ -189,12 +175,10 @@ class Store:
         return self._ids("SELECT DISTINCT question_id FROM states")
 
     def policy_digests(self) -> list[str]:
-        """Return the policies in the order of their first sample."""
         sql = "SELECT policy_digest FROM samples GROUP BY policy_digest ORDER BY min(rowid)"
         return [row["policy_digest"] for row in self._read(sql)]
 
     def reward_range(self) -> tuple[float, float]:
-        """Return the least and the greatest reward; 0 without rewards."""
         return tuple(self._read("SELECT ifnull(min(reward), 0.0), ifnull(max(reward), 0.0) FROM samples")[0])
 
     def counts(self, policy_digest: str | None = None) -> dict[str, int]:

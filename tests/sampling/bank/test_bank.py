@@ -1,5 +1,3 @@
-"""The bank of a run: made once, of a policy that is there, by a command that may be stopped."""
-
 import os
 import signal
 import threading

@@ -1,5 +1,3 @@
-"""Bootstrapping few-shot prompts."""
-
 import asyncio
 from dataclasses import replace
 

@@ -1,5 +1,3 @@
-"""Stores made by hand."""
-
 import pyarrow.parquet as pq
 import pytest
 

@@ -1,5 +1,3 @@
-"""The preference data set, and the targets of supervised fine-tuning, from a store made by hand."""
-
 import datasets
 import pytest
 

@@ -1,5 +1,3 @@
-"""What a preference data set says of itself."""
-
 import pytest
 
 from leret.core.runs import Run

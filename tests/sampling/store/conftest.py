@@ -1,5 +1,3 @@
-"""A store with one state, and what is put into it."""
-
 import pytest
 
 from leret.core.types import Failure, State

@@ -1,5 +1,3 @@
-"""`leret store check` finds every kind of damage, and writes nothing."""
-
 import os
 import shutil
 import sqlite3
@@ -16,7 +14,6 @@ from leret.sampling.store.store import Store
 
 @pytest.fixture
 def run(sampled, tmp_path):
-    """A copy of a run and of its data, to be damaged."""
     shutil.copytree(sampled.path.parent, tmp_path / "copy")
     return Run(tmp_path / "copy" / "run")
 

@@ -1,5 +1,3 @@
-"""The tables refuse rows that break a rule; stores of another schema, and files that are none, are refused."""
-
 import sqlite3
 from contextlib import closing
 from types import SimpleNamespace

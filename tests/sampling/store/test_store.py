@@ -1,5 +1,3 @@
-"""The store: whole or not at all, by id, in order, and what contradicts it is refused."""
-
 import subprocess
 import sys
 import time
