@@ -39,7 +39,6 @@ class GRPORecipe(TRLKeys, WritingRecipe, GRPOKeys):
     algorithm: Literal["grpo"] = "grpo"
 
     def trl_arguments(self) -> dict[str, Any]:
-        """Arguments of TRL's GRPOConfig that are GRPO's own."""
         loss_type = {"sequence": "grpo", "token": "bnpo", "dapo": "dapo"}[self.loss_type]
         return {"loss_type": loss_type, "scale_rewards": self.scale_rewards, "entropy_coef": self.entropy_coef}
 

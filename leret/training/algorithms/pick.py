@@ -99,11 +99,7 @@ class GroupMethod:
 
 
 def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pair each group's best samples with all others of it.
-
-    Args:
-        rewards: (n,).
-        groups: (n,) number of each sample's state.
+    """Pair each group's best samples with all others of it; ``groups`` (n,) numbers each sample's state.
 
     Returns:
         Indices of the chosen and of the rejected, (n_pairs,) each, and the pairs' weights, which sum to 1 in a group.

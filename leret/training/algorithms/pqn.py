@@ -22,10 +22,7 @@ _UNIFORM = 1e9
 
 
 class PQNRecipe(PickingRecipe):
-    """Parallel Q-learning; defaults are Q-RAG's for E5 on HotpotQA.
-
-    ``questions_per_round: 96`` stands for its 12 environments and 8 accumulated gradients.
-    """
+    """Parallel Q-learning; defaults are Q-RAG's for E5 on HotpotQA: 96 is its 12 environments by 8 gradients."""
 
     algorithm: Literal["pqn"] = "pqn"
     learning_rate: float = Field(1.5e-5, gt=0)
@@ -104,16 +101,9 @@ class ValueMethod:
 
 
 def soft_value(q: Tensor, temperature: float, k: int | None = None) -> Tensor:
-    """Return the value of states: ``temperature * log(sum(exp(q / temperature)))`` over their k best candidates.
+    """Return the value (...) of states: ``temperature * log(sum(exp(q / temperature)))`` over their k best candidates.
 
-    Args:
-        q: (..., n_candidates).
-        temperature: 0 gives the largest value.
-        k: None: all candidates.
-
-    Returns:
-        (...).
-
+    ``q`` is (..., n_candidates). Temperature 0 gives the largest value.
     Source: Q-RAG, arXiv 2511.07328, section 3 (Haarnoja et al. 2017, arXiv 1702.08165, eq. 3).
     """
     if temperature == 0:

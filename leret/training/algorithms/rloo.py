@@ -28,7 +28,6 @@ class RLOORecipe(TRLKeys, WritingRecipe):
     kl_estimator: Literal["k1", "k3"] = "k1"
 
     def trl_arguments(self) -> dict[str, Any]:
-        """Arguments of TRL's RLOOConfig that are RLOO's own."""
         return {}
 
 
