@@ -23,17 +23,12 @@ from leret.rollouts.environment import Environment
 
 @dataclass(frozen=True)
 class Student:
-    """A program with its adapter and search.
-
-    Attributes:
-        retriever: answers all searches; None if each `leret.Search` has its own, or ``rm`` searches.
-        rm: replaces ``dspy.settings.rm``.
-    """
+    """A program with its adapter and search."""
 
     program: dspy.Module
     adapter: dspy.Adapter
-    retriever: Retriever | None
-    rm: Any
+    retriever: Retriever | None  # answers all searches; None if each `leret.Search` has its own, or ``rm`` searches
+    rm: Any  # replaces ``dspy.settings.rm``
 
 
 class StudentEnvironment(Environment):
@@ -72,7 +67,6 @@ class StudentEnvironment(Environment):
         return self.student.retriever
 
     def runner(self, searches: SearchBatcher | None) -> ProgramRunner:
-        """Return a runner of a copy of the student."""
         student = self.student
         return ProgramRunner.over(student.program.deepcopy(), student.adapter, searches, student.rm)
 

@@ -230,7 +230,6 @@ class CompileJob:
             self.log("trainset", f"{len(trainset) - len(self.examples)} duplicate examples are ignored")
 
     def train_all(self) -> list[dict[str, Any]]:
-        """Sample, run every training, and return the student and the results as candidates."""
         candidates = [self.candidate("student", self.program)]
         self.estimate(candidates[0])
         algorithms = self.settings.algorithms
@@ -261,7 +260,6 @@ class CompileJob:
         )
 
     def sample(self) -> None:
-        """Sample all tasks into the run's store, or as many as ``max_lm_calls`` allows."""
         settings, examples, before = self.settings, self.examples, self.budget.spent
         self.budget.reserved = before * len(settings.algorithms)
         reward, final = self.reward, self.final
@@ -365,7 +363,6 @@ class CompileJob:
         return Role(self.policies[name], True, self.credit, lm.kwargs.get("temperature"), lm.kwargs.get("max_tokens"))
 
     def training_examples(self) -> dict[str, dict[dspy.LM, list[TrainingExample]]]:
-        """Return targets and pairs by algorithm and LM; LeretError if there are none."""
         with Store(self.run.store, read_only=True) as store:
             sampled = (group for group in store.groups() if group.samples[0].is_sampled)
             groups = [group for group in sampled if group.state.predictor in self.trained]
@@ -460,7 +457,6 @@ class CompileJob:
         self.log("estimate", f"about {total:,.0f} LM calls, at {calls:.1f} per run of the program")
 
     def advice(self) -> str:
-        """Suggest what to try when no training improved the student."""
         if shipped := {lm.model for lm in self.trained.values()} & {f"leret/{name}" for name in POLICIES}:
             return (
                 f"{shipped.pop()} knows only the words of leret's generated world: on other data, use a model of the "

@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 class Learner(Protocol):
-    """A policy in training, and its update by a round.
-
-    Attributes:
-        policy: samples the rounds.
-        temperature: of the next round.
-        learning_rate: of the next step.
-    """
+    """A policy in training, and its update by a round; temperature and learning rate are those of the next one."""
 
     temperature: float
 
@@ -38,14 +32,13 @@ class Learner(Protocol):
     def validate(self, validation: Validation, step: int) -> dict[str, float]: ...
 
     def state(self, directory: Path) -> dict[str, Any]:
-        """Return all that the next update depends on, as tensors and plain values, or write files of a checkpoint."""
+        """Return all that the next update depends on, or write it as files of a checkpoint."""
         ...
 
-    def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
-        """Restore a state."""
+    def load_state(self, state: Mapping[str, Any], directory: Path) -> None: ...
 
     def save(self, directory: Path) -> tuple[str, str]:
-        """Write the trained policy; return the name of its base and the library that loads it, for the model card."""
+        """Write the trained policy; return its base and its library, for the model card."""
         ...
 
 
