@@ -47,7 +47,7 @@ from leret.optimize.inputs import (
     teacher_prompt,
     trained_lms,
 )
-from leret.optimize.online import Student, StudentEnvironment
+from leret.optimize.online import StudentEnvironment
 from leret.optimize.student import (
     begin_run,
     logger,
@@ -400,9 +400,9 @@ class CompileJob:
             keys = self._keys(algorithm, lm) | {"predictors": names}
             self.log(algorithm, f"{lm.model} on new samples of {len(tasks)} examples", lm=lm.model)
             settings = SamplingSettings(credit=self.credit, n_continuations=self.settings.n_continuations)
-            student = Student(program, self.adapter, self._retriever(), self._other_rm())
             environment = StudentEnvironment(
-                student, lm, partial(self._live_role, names), self.reward, self.final, settings, self.run.cache,
+                program, self.adapter, self._retriever(), self._other_rm(), lm, partial(self._live_role, names),
+                self.reward, self.final, settings, self.run.cache,
             )  # fmt: skip
             start = models.get(lm) or lm.finetuning_model or lm.model
             with dspy.context(callbacks=[], _leret_spend=self.budget.spend):

@@ -13,10 +13,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,10 +110,6 @@ class TrainingJob:
     validation: Validation | None = None
     max_steps: int | None = None
     enable_thinking: bool | None = None
-
-    @property
-    def event(self) -> Callable[..., None] | None:
-        return None if self.run is None else partial(self.run.event, "train")
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,6 +167,8 @@ def _check_counts(
 
 
 def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence[TrainingExample]) -> None:
+    from leret.programs.checks import message_difference
+
     known: dict[str, list[Messages]] = defaultdict(list)
     for group in states:
         known[group.state.task_id].append(plain(group.state.messages))
@@ -177,13 +179,15 @@ def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence
         if sent and trained not in sent:
             raise TrainingError(
                 f"question {example.task_id}: the prompt of the training is not the one that was sent:\n"
-                f"{_difference(trained, sent[0], 'trained', 'sent')}\n"
+                f"{message_difference(trained, sent[0], ('trained', 'sent'))}\n"
                 f"{run.preferences} was not made from this run's samples; `leret pairs --run {run.path}` rebuilds it"
             )
 
 
 def _check_program(run: Run, environment: Environment, states: Sequence[StateSamples]) -> None:
     """Check that the program sends the sampled messages; the same program under the same versions does."""
+    from leret.programs.checks import message_difference
+
     manifest = run.manifest
     program, sampled = (manifest.sampling or {}).get("program"), manifest.digests.get("program")
     try:
@@ -203,16 +207,10 @@ def _check_program(run: Run, environment: Environment, states: Sequence[StateSam
         if today != plain(state.messages):
             raise TrainingError(
                 f"question {state.task_id}, step {state.step}: the program no longer sends the sampled messages:\n"
-                f"{_difference(plain(state.messages), today, 'sampled', 'today')}\n"
+                f"{message_difference(plain(state.messages), today, ('sampled', 'today'))}\n"
                 "A policy trained on these prompts would get others. Restore the program and its adapter, or sample a "
                 "new run with these"
             )
-
-
-def _difference(ours: Messages, theirs: Messages, *names: str) -> str:
-    from leret.programs.checks import message_difference
-
-    return message_difference(ours, theirs, (names[0], names[1]))
 
 
 def _tokens(tokenizer: Any, ids: Sequence[int], place: int) -> str:

@@ -190,7 +190,8 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
         engine.load(checkpoint)
         engine.state = state
     else:
-        with monitored(recipe, directory.path, job.event, writes=engine.is_main) as monitor, interrupt.handled():
+        event = None if job.run is None else partial(job.run.event, "train")
+        with monitored(recipe, directory.path, event, writes=engine.is_main) as monitor, interrupt.handled():
             stage, validation = f"train {recipe.policy_name}", job.validation
             validate = None if validation is None else partial(engine.validate, validation)
             driver = Driver(engine.log, monitor, stage, progress, interrupt, validate, recipe.eval_steps)

@@ -208,10 +208,9 @@ def _finished_record(job: TrainingJob) -> TrainingRecord:
 
 def _check_same(job: TrainingJob, before: dict[str, Any]) -> None:
     where = job.directory.policy if job.directory.policy.is_dir() else job.directory.path
-    known = {name: value for name, value in before.get("recipe", {}).items() if name in job.key["recipe"]}
     check_resumable(
         where,
-        {**known, "digest": before.get("digest", {})},  # without keys that older recipes had
+        {**before["recipe"], "digest": before["digest"]},
         {**job.key["recipe"], "digest": job.key["digest"]},
         free_keys(type(job.recipe)),
         otherwise="give this one another `name`, or remove that directory",

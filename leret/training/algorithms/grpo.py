@@ -9,8 +9,7 @@ from pydantic import Field, field_validator
 
 from leret.config.base import Settings
 from leret.config.training import TRLKeys, WritingRecipe
-from leret.training.online.algorithm import OnlineAlgorithm, writer
-from leret.training.online.base import Objective
+from leret.training.online.algorithm import Objective, OnlineAlgorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,4 +68,4 @@ def _describe(recipe: GRPORecipe) -> str:
 
 
 OBJECTIVE = Objective(advantages, loss)
-GRPO = OnlineAlgorithm(GRPORecipe, writer(OBJECTIVE), _describe)
+GRPO = OnlineAlgorithm(GRPORecipe, OBJECTIVE, _describe)

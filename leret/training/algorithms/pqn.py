@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from leret.config.training import PickingRecipe
 from leret.training.online.algorithm import OnlineAlgorithm
-from leret.training.online.base import Learner
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,14 +111,8 @@ def soft_value(q: Tensor, temperature: float, k: int | None = None) -> Tensor:
     return temperature * (best / temperature).logsumexp(-1)
 
 
-def _learner(*arguments: Any) -> Learner:
-    from leret.training.online.picking import PickLearner
-
-    return PickLearner(ValueMethod, *arguments)
-
-
 def _describe(recipe: PQNRecipe) -> str:
     return f"parallel Q-learning of a picker (Q-RAG, arXiv 2511.07328), lambda {recipe.lam}, alpha {recipe.temperature}"
 
 
-PQN = OnlineAlgorithm(PQNRecipe, _learner, _describe, picks=True)
+PQN = OnlineAlgorithm(PQNRecipe, ValueMethod, _describe, picks=True)
