@@ -36,7 +36,7 @@ def train(
     from leret.config.load import load_recipe
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe
-    from leret.training.algorithms.base import refuse_processes
+    from leret.training.process import refuse_processes
 
     settings = load_recipe(recipe, TrainingRecipe, overrides or ())
     directory = Run.open(run)

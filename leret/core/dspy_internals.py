@@ -125,9 +125,8 @@ def calling_predictor() -> Any:
     return callers[-1] if callers else None
 
 
-def settings_here() -> Mapping[str, Any]:
-    """Return all settings under `carrying`; elsewhere only those that differ from the process's."""
-    return cast(Mapping[str, Any], thread_local_overrides.get())
+settings_here: Callable[[], Mapping[str, Any]] = thread_local_overrides.get
+"""Return all settings under `carrying`; elsewhere only those that differ from the process's."""
 
 
 def carried_run() -> Any:

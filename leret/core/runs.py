@@ -1,20 +1,20 @@
-"""The run directory: the contract between the stages, and with whoever reads a run.
+"""The run directory: the contract between the stages, and with readers of a run.
 
 ::
 
     R/run.yaml        resolved recipe of every stage, versions, digests; `schema` guards against other versions
     R/prompts/        the bank
     R/rollouts.db     states and samples
-    R/held_out.json   ids of questions that nothing is trained on: those of split test, and with the text of one
+    R/held_out.json   ids of questions excluded from training: split test, and questions with the text of one
     R/preferences/    training data
     R/policies/NAME/  trained policies
     R/program/        what `leret.load` needs
     R/eval/           summary.json, run files
     R/report.html
-    R/events.jsonl    what happened
-    R/cache/          indexes and other things that can be built again
+    R/events.jsonl    log of events
+    R/cache/          indexes and other files that can be rebuilt
     R/shards/         stores of shards, until they are merged into rollouts.db
-    R/STAGE.done      what `leret.core.stages.mark_completed` noted
+    R/STAGE.done      record of a completed stage (`leret.core.stages.mark_completed`)
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SCHEMA = 2
 """Version of the run directory's layout."""
 
 _RUN, _LERET = "$RUN/", "$LERET/"
-"""What a path in run.yaml begins with: the run directory, or the folder of what leret ships."""
+"""Prefixes of paths in run.yaml: the run directory, and the folder of leret's shipped files."""
 
 _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets")
 
@@ -89,7 +89,7 @@ _SECTIONS = {section.name for section in fields(RunManifest)}
 
 
 class Run:
-    """A run directory; its attributes are the files and directories in it, as listed above."""
+    """A run directory, with attributes for the files and directories listed above."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -110,7 +110,7 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> Run:
-        """An existing run; RunError where there is none, or one of another version."""
+        """Open an existing run; RunError if there is none, or if its layout has another version."""
         run = cls(path)
         if not run.manifest_path.is_file():
             raise RunError(f"{path} is not a run directory (no run.yaml); `leret sample RECIPE --run {path}` makes one")
@@ -119,7 +119,7 @@ class Run:
 
     @classmethod
     def create(cls, path: Path) -> Run:
-        """An existing run, or a new one in an empty or missing directory; RunError where it holds other things."""
+        """Open a run, or create one in an empty or missing directory; RunError if the directory holds other files."""
         run = cls(path)
         if run.manifest_path.is_file():
             return cls.open(path)
@@ -143,7 +143,7 @@ class Run:
         """
         record = self.record()
         if self._manifest is None or self._manifest[0] is not record:
-            sections = {name: _with_texts(record[name], self._located) for name in record.keys() & _SECTIONS}
+            sections = {name: _with_texts(record[name], "$", self._located) for name in record.keys() & _SECTIONS}
             self._manifest = record, RunManifest(**sections)
         return self._manifest[1]
 
@@ -174,9 +174,9 @@ class Run:
         return sections
 
     def prepare(self, sections: Mapping[str, Any]) -> int:
-        """Write sections that count from the commit on in which the store takes the name that is returned.
+        """Write sections that take effect with the store's commit under the returned name.
 
-        The next `update` puts them in their place.
+        The next `update` moves them to their place.
         """
         name = secrets.randbits(30) + 1
         self.update(prepared={"name": name, "sections": sections})
@@ -191,16 +191,16 @@ class Run:
     def update(self, *, keep: bool = False, **sections: Any) -> None:
         """Replace top-level sections of run.yaml (``sampling``, ``training``, ``eval``, ``digests`` ...).
 
-        ``keep``: of each section, the entries that stand there and are not given stay.
+        ``keep`` preserves entries of a section that are not passed.
         """
         with self.writing(), FileLock(self.path / ".run.yaml.lock"):
             value: dict[str, Any] = {**self.record()} if self.manifest_path.is_file() else {"schema": SCHEMA}
-            for name, section in _with_texts(sections, self._shared).items():
+            for name, section in _with_texts(sections, "/", self._shared).items():
                 value[name] = {**(value.get(name) or {}), **section} if keep else section
             write_atomically(self.manifest_path, yaml.dump(value))
 
     def section(self, name: str, made_by: str) -> dict[str, Any]:
-        """A section of run.yaml; RunError where the stage that writes it has not run."""
+        """Return a section of run.yaml; RunError if its stage has not run."""
         value = getattr(self.manifest, name)
         if not value:
             raise RunError(f"{self.path} has no {name} yet; run `{made_by} --run {self.path}` first")
@@ -213,7 +213,7 @@ class Run:
             file.write(line + "\n")
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """What happened, oldest first; a line cut off by a crash is left out."""
+        """Yield the events, oldest first, without a line that a crash cut off."""
         path = self.path / "events.jsonl"
         if not path.is_file():
             return
@@ -225,7 +225,7 @@ class Run:
                     continue
 
     def _shared(self, text: str) -> str:
-        if not (text.startswith("/") and os.path.exists(text.partition(":")[0])):
+        if not os.path.exists(text.partition(":")[0]):
             return text
         ours = os.path.relpath(text, shipped.root())
         if ours.partition("/")[0] in shipped.FOLDERS:
@@ -240,23 +240,23 @@ class Run:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turns what the file system refuses into a RunError that says what to do; what was written before stays."""
+        """Turn errors of the file system into a RunError with advice; earlier writes stay."""
         try:
             yield
         except OSError as error:
             full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-            what = "the disk is full: free some space" if full else f"{error}: name a directory that you may write"
-            again = "and run the same command again, it goes on from here"
+            what = "the disk is full: free some space" if full else f"{error}: choose a writable directory"
+            again = "and run the same command again; it resumes here"
             raise RunError(f"{self.path} cannot be written: {what} {again}") from error
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python and of the packages that decide what a run holds, as they are installed; None where one is not."""
+    """Return the installed versions of Python and of the packages that affect results; None if one is missing."""
     return {"python": platform.python_version()} | {package: installed_version(package) for package in _PACKAGES}
 
 
 def program_digest(program: Mapping[str, Any]) -> str:
-    """Name a program's source, its arguments and its adapter, of the section ``program`` of a sampling recipe."""
+    """Return the digest of a program's source, arguments and adapter, from a recipe's section ``program``."""
     path, _, name = program["path"].rpartition(":")
     try:
         source = source_digest(Path(path))
@@ -266,16 +266,17 @@ def program_digest(program: Mapping[str, Any]) -> str:
     return digest(source, name, arguments, program["adapter"])
 
 
-def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
+def _with_texts(value: Any, prefix: str, change: Callable[[str], str]) -> Any:
+    """Return a value with its texts that begin with a prefix changed."""
     if isinstance(value, Mapping):
-        return {key: _with_texts(item, change) for key, item in value.items()}
+        return {key: _with_texts(item, prefix, change) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_texts(item, change) for item in value]
-    return change(value) if isinstance(value, str) else value
+        return [_with_texts(item, prefix, change) for item in value]
+    return change(value) if isinstance(value, str) and value.startswith(prefix) else value
 
 
 def installed_version(package: str) -> str | None:
-    """Of an installed package; None where it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

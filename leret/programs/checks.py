@@ -72,7 +72,7 @@ async def check_path(
             )
         if left and not callbacks:
             raise ReplayError(
-                f"{where}: what leret sent is not what the program sends:\n{message_difference(left[0], other)}\n"
+                f"{where}: leret and the program send different messages:\n{message_difference(left[0], other)}\n"
                 f"The program must do the same in every run: {REPEATABLE}"
             )
 

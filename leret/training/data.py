@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
-from leret.core.types import Messages, message, text_of
+from leret.core.types import Messages, text_of
 from leret.policies.local.chat_template import apply_template, n_common
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ Samples = GroupSamples | RunSamples
 
 def plain(messages: Sequence[Any]) -> Messages:
     """Return messages with only role and content, as texts."""
-    return tuple(message(str(one["role"]), text_of(one)) for one in messages)
+    return tuple({"role": str(one["role"]), "content": text_of(one)} for one in messages)
 
 
 def _check_predictors(wanted: Collection[str] | None, sampled: Collection[str]) -> None:

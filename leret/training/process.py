@@ -13,6 +13,9 @@ from contextlib import contextmanager
 from types import FrameType
 from unittest.mock import patch
 
+from leret.config.training import TrainingRecipe
+from leret.core.errors import TrainingError
+
 _DISK = ("No space left", "PytorchStreamWriter", "unexpected pos", "iostream error", "File too large", "os error 28")
 
 
@@ -85,3 +88,17 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
+
+
+def n_processes() -> int:
+    """Return the number of processes of this training."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def refuse_processes(recipe: TrainingRecipe) -> None:
+    """Refuse several processes for an algorithm of our loop, which samples and trains in one."""
+    if recipe.samples_in_process:
+        other = ", or set engine: trl and states: stored" if "engine" in type(recipe).model_fields else ""
+        raise TrainingError(
+            f"algorithm: {recipe.algorithm} samples and trains in one process: start it without --launch{other}"
+        )

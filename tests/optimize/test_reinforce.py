@@ -142,5 +142,5 @@ def test_an_adapter_is_trained_and_served(lm, tmp_path):
 
 
 def test_keys_that_it_does_not_take_are_refused(lm):
-    with pytest.raises(TrainingError, match=r"learning_rate: must be greater than 0.*beta: unknown key; known here: "):
+    with pytest.raises(TrainingError, match=r"learning_rate: must be greater than 0.*beta: unknown key; available: d"):
         lm.reinforce({"num_generations": 2, "beta": 0.04, "learning_rate": 0})

@@ -466,7 +466,7 @@ def test_programs_that_cannot_be_optimized_are_refused(make, change, says, train
 
 
 def test_an_image_is_refused(trainings):
-    with dspy.context(adapter=dspy.ChatAdapter()), pytest.raises(Exception, match="text alone"):
+    with dspy.context(adapter=dspy.ChatAdapter()), pytest.raises(Exception, match="ImagePart"):
         leret_of().compile(student_of(Looking), trainset=TRAIN)
 
 

@@ -112,7 +112,7 @@ def test_an_adapter_comes_back_with_all_its_settings(adapter):
         (dspy.TwoStepAdapter(dspy.LM("openai/m")), "extraction_model"),
         (dspy.ChatAdapter(native_response_types=[dspy.Reasoning]), "does not make native_response_types again"),
         (Renaming("ornate"), "does not make written again"),
-        (type("Local", (dspy.ChatAdapter,), {"__qualname__": "f.<locals>.Local"})(), "module of its own"),
+        (type("Local", (dspy.ChatAdapter,), {"__qualname__": "f.<locals>.Local"})(), "cannot be imported"),
     ],
 )
 def test_an_adapter_that_json_cannot_say_is_refused(adapter, says):

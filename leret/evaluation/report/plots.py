@@ -11,13 +11,13 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from itertools import cycle
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _VARIABLES: Final = {
     "#010101": "--ink",
@@ -129,6 +129,8 @@ def curves(name: str, subject: str, panels: Sequence[Panel]) -> str:
     n_rows = -(-len(panels) // n_columns)
 
     def draw(figure: Figure) -> None:
+        from matplotlib.ticker import MaxNLocator
+
         for i, (title, lines) in enumerate(panels):
             axes = figure.add_subplot(n_rows, n_columns, i + 1)
             for (line, points), colour in zip(lines.items(), cycle(_LINES), strict=False):
@@ -184,6 +186,9 @@ def _say(value: float | None) -> str:
 
 def _svg(name: str, description: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
     """Draw a figure as an element of the page, on which ``name`` is unique."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
     with rc_context(_SETTINGS):
         figure = Figure(figsize=size, layout="constrained")
         figure.patch.set_alpha(0)

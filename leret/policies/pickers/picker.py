@@ -276,11 +276,11 @@ def open_picker(settings: PickerSettings) -> Picker:
         PolicyError: the model is missing, or of another kind.
         MissingDependency: sentence-transformers is not installed.
     """
-    (own, record), directory = read_record(settings), Path(settings.model)
+    (saved, record), directory = read_record(settings), Path(settings.model)
     if record is None:
         name = settings.kind if settings.model == "scratch" else f"{settings.kind} {directory.name}"
-        return Picker(own, Q_FUNCTIONS[settings.kind](own), name, picker_digest(settings))
-    function = Q_FUNCTIONS[settings.kind](own.model_copy(update={"model": "scratch"}))
+        return Picker(saved, Q_FUNCTIONS[settings.kind](saved), name, picker_digest(settings))
+    function = Q_FUNCTIONS[settings.kind](saved.model_copy(update={"model": "scratch"}))
     function.load(directory, record)
     check_finite(function.module, directory)
-    return Picker(own, function, directory.resolve().name, picker_digest(settings))
+    return Picker(saved, function, directory.resolve().name, picker_digest(settings))

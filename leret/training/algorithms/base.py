@@ -19,6 +19,7 @@ from leret.policies.local.model import architecture_of
 from leret.training.checks import check_ids, check_loss, check_parity
 from leret.training.data import RunSamples, Samples, TokenEncoder, TrainingExample, end_token
 from leret.training.model import InitialPolicy, find_initial, library_of, load_for_training, save_policy, stop_ids
+from leret.training.process import n_processes
 
 if TYPE_CHECKING:
     import torch
@@ -263,20 +264,6 @@ def build_with_reference(
     trainer = build_trainer(kind, recipe, inputs, arguments, rows, ref_model=reference, **more)
     trainer.ref_model = None  # the rows hold its log-probabilities
     return trainer
-
-
-def n_processes() -> int:
-    """Return the number of processes of this training."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def refuse_processes(recipe: TrainingRecipe) -> None:
-    """Refuse several processes for an algorithm of our loop, which samples and trains in one."""
-    if recipe.samples_in_process:
-        other = ", or set engine: trl and states: stored" if "engine" in type(recipe).model_fields else ""
-        raise TrainingError(
-            f"algorithm: {recipe.algorithm} samples and trains in one process: start it without --launch{other}"
-        )
 
 
 def _rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any) -> Any:

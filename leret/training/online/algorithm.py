@@ -13,8 +13,8 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import Task
 from leret.rollouts.environment import training_tasks
-from leret.training.algorithms.base import n_processes, refuse_processes
 from leret.training.model import InitialPolicy, find_initial, find_picker
+from leret.training.process import n_processes, refuse_processes
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,7 @@ from leret.core.types import Failure
 from leret.sampling.preferences.dataset import build_preferences, distinct, make_pairs, state_targets
 from leret.sampling.store.schema import PathStep, SamplingParams
 from leret.sampling.store.store import Store
-from leret.training.data import finished_states
+from leret.training.data import RunSamples
 from tests.sampling.fakes import made
 from tests.sampling.preferences.conftest import rows_of, sample_of, stored
 
@@ -86,7 +86,7 @@ def test_a_run_without_samples_is_refused(tmp_path):
     with pytest.raises(RunError, match="run `leret sample"):
         build_preferences(run)
     Store(run.store).close()
-    with pytest.raises(RunError, match="no question sampled to its end"):
+    with pytest.raises(RunError, match="no question that is sampled to its end"):
         build_preferences(run)
     assert not (run.preferences / "train.parquet").exists()
 
@@ -99,7 +99,7 @@ def test_a_run_without_a_finished_question_says_what_failed(run, store):
         build_preferences(run, policy_digest="Q")
     run.update(digests={"policy": "Q"})
     with pytest.raises(RunError, match=r"KeyError \(p\.py:3\); correct the cause"):
-        list(finished_states(run))
+        list(RunSamples(run).groups())
 
 
 def targets(store, *how, policy=None, **settings):
