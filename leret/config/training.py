@@ -195,7 +195,6 @@ class RoundRecipe(TrainingRecipe, RoundKeys):
         return not self.uses_trl
 
     def n_rounds(self, n_tasks: int) -> int:
-        """Return the rounds of the whole training."""
         if self.max_steps is not None:
             return -(-self.max_steps // (self.num_iterations * self.num_mini_batches))
         return max(1, round(self.num_train_epochs * n_tasks / self.questions_per_round))
@@ -264,7 +263,6 @@ class TRLKeys(Settings):
 
     @property
     def uses_trl(self) -> bool:
-        """True if TRL's trainer runs the algorithm instead of our loop."""
         return self.engine == "trl"
 
     @model_validator(mode="after")

@@ -86,8 +86,8 @@ def train_examples(
             the policy. Also ``max_steps`` (optimizer steps instead of epochs; 0 gives the same policy) and
             ``enable_thinking`` (of the chat template).
         run_dir: its ``policies`` folder gets the policy.
-        job: is told of the start, and stops the training.
-        progress: watches the steps.
+        job: gets the status, and can stop the training.
+        progress: shows the steps.
         tasks: samples of an online algorithm, instead of examples.
         environment: of the tasks.
         run: of the tasks.

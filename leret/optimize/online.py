@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +20,14 @@ from leret.rollouts.actors import Role
 from leret.rollouts.environment import Environment
 
 
-@dataclass(frozen=True)
-class Student:
-    """A program with its adapter and search.
-
-    Attributes:
-        retriever: answers all searches; None if each `leret.Search` has its own, or ``rm`` searches.
-        rm: replaces ``dspy.settings.rm``.
-    """
-
-    program: dspy.Module
-    adapter: dspy.Adapter
-    retriever: Retriever | None
-    rm: Any
-
-
 class StudentEnvironment(Environment):
     """An environment over a student instead of a recipe's program.
 
     Args:
-        student: its program is copied.
+        program: copied for each runner.
+        adapter: of the program.
+        retriever: answers all searches; None if each `leret.Search` has its own, or ``rm`` searches.
+        rm: replaces ``dspy.settings.rm``.
         lm: the LM in training, with its temperature and token limit.
         role: chooses the policy that answers a call, given the policy in training.
         reward: of a step; a name, or a function of an outcome.
@@ -51,7 +38,10 @@ class StudentEnvironment(Environment):
 
     def __init__(
         self,
-        student: Student,
+        program: dspy.Module,
+        adapter: dspy.Adapter,
+        retriever: Retriever | None,
+        rm: Any,
         lm: dspy.LM,
         role: Callable[[NeedsCompletion, Policy], Role],
         reward: str | Reward,
@@ -65,16 +55,11 @@ class StudentEnvironment(Environment):
         scored = settings.model_copy(update={"reward": reward, "final": final})  # functions, which a recipe cannot hold
         keys: dict[str, Any] = {"policy": policy, "policies": {}, "sampling": scored}
         super().__init__(SamplingRecipe.model_construct(**keys), cache)
-        self.student, self.role = student, role
-
-    @property
-    def retriever(self) -> Retriever | None:  # type: ignore[override]
-        return self.student.retriever
+        self.role, self.retriever = role, retriever  # type: ignore[assignment]
+        self._program, self._adapter, self._rm = program, adapter, rm
 
     def runner(self, searches: SearchBatcher | None) -> ProgramRunner:
-        """Return a runner of a copy of the student."""
-        student = self.student
-        return ProgramRunner.over(student.program.deepcopy(), student.adapter, searches, student.rm)
+        return ProgramRunner.over(self._program.deepcopy(), self._adapter, searches, self._rm)
 
     def policies(self, policy: Policy, predictors: Any) -> Policy:
         """Return the policy in training; `role` chooses the others."""

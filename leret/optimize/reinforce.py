@@ -77,16 +77,11 @@ class GRPOTraining:
 
     @property
     def log(self) -> list[dict[str, float]]:
-        """Entries of the steps so far."""
         entries: list[dict[str, float]] = self._loop.state.log_history
         return entries
 
     def step(self, groups: Sequence[Group]) -> bool:
-        """Take one optimizer step on the groups; return False if no group has two rewards, and nothing changes.
-
-        Raises:
-            TrainingError: no sample fits into the policy, or the loss is not finite.
-        """
+        """Take one optimizer step on the groups; return False if no group has two rewards, and nothing changes."""
         if not groups:
             return False
         batch = self._batch(groups)
@@ -100,7 +95,6 @@ class GRPOTraining:
         return True
 
     def save(self, place: CheckpointDirectory) -> None:
-        """Write and publish the current policy."""
         save_policy(self.model, self.tokenizer, place.final)
         record = TrainingRecord(
             name=place.policy.name,
@@ -119,7 +113,6 @@ class GRPOTraining:
         place.publish()
 
     def _batch(self, groups: Sequence[Group]) -> RolloutBatch:
-        """Return the samples that are short enough, with their advantages in the whole groups."""
         import torch
 
         from leret.training.online.advantages import group_relative
@@ -148,7 +141,6 @@ class GRPOJob(ReinforceJob):
     _ids = itertools.count()  # DSPy remembers served ids as long as its optimizer lives
 
     def initialize(self) -> None:
-        """Load the policy to train."""
         engine = getattr(self.lm, "engine", None)
         if not isinstance(engine, PolicyEngine):
             raise TrainingError(f"{self.lm.model} has no local weights to reinforce; use leret.LM(DIRECTORY)")
@@ -183,11 +175,7 @@ class GRPOJob(ReinforceJob):
     def step(
         self, train_data: Sequence[Mapping[str, Any]], train_data_format: TrainDataFormat | str | None = None
     ) -> None:
-        """Train on all groups of a step, ``{"batch_id": int, "group": Group}`` each.
-
-        Raises:
-            TrainingError: the job has ended, the data have another format, or the training fails, which ends the job.
-        """
+        """Train on all groups of a step, ``{"batch_id": int, "group": Group}`` each; an error ends the job."""
         if self._training is None:
             raise TrainingError(f"{self.directory.name} has ended ({self._state.value}); lm.reinforce starts another")
         if train_data_format not in {None, TrainDataFormat.GRPO_CHAT}:
@@ -212,14 +200,13 @@ class GRPOJob(ReinforceJob):
         self._end(TrainingStatus.succeeded)
 
     def cancel(self) -> None:
-        """Cancel the job: like `terminate`, with status ``cancelled``."""
         self._end(TrainingStatus.cancelled)
 
     def _new_groups(self, train_data: Sequence[Mapping[str, Any]]) -> list[Group]:
         """Return each group of this step once.
 
-        DSPy sends as many groups as there are ids. It repeats the step's groups to fill them and keeps the rest for its
-        next step, always as the same list objects; so a list that came before is a repetition.
+        DSPy repeats the step's groups to fill the ids and keeps the rest for its next step, always as the same list
+        objects; so a list that came before is a repetition.
         """
         by_id: dict[int, Group] = {id(row["group"]): row["group"] for row in train_data}
         if len(by_id) == N_IDS:

@@ -2,8 +2,7 @@
 
 Each of several rounds samples its part of the questions. A later round samples with the policy that the last round
 trained, and its trainings start from it; their policies are named ``sft-2``, ``ipo-2`` and so on. In every evaluation
-`base` is the policy of the first round. If servers run the policy, they load the new weights; a server that cannot is
-refused.
+`base` is the policy of the first round. Servers of the policy load the new weights; a server that cannot is refused.
 """
 
 from __future__ import annotations
@@ -102,10 +101,7 @@ def _problems(
 def run_stage(
     stage: RoundStage, run: Run, *, serve: str | None = None, progress: Progress | None = None
 ) -> SampleReport | TrainReport | EvalReport | None:
-    """Run a stage and return its report; None if the stage is done.
-
-    ``serve`` names an engine (vllm) that serves the policy during a sampling.
-    """
+    """Run a stage and return its report; None if it is done. ``serve`` names an engine for the sampled policy."""
     if stage.done:
         return None
     if isinstance(stage.recipe, SamplingRecipe):

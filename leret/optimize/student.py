@@ -32,18 +32,13 @@ from leret.training.data import GroupSamples, TrainingExample
 
 logger = logging.getLogger("dspy.teleprompt.leret")  # where DSPy's own optimizers log
 
-
-_RETENTION_S = 7 * 86_400
-"""Seconds after which the next compile removes a run in leret's cache."""
+_RETENTION_S = 7 * 86_400  # after which the next compile removes a run in leret's cache
 
 
 def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
     """Open or create the run; None makes a directory in leret's cache.
 
     ``now`` has all values that decide its content; ``now["student"]`` is `student_digest`.
-
-    Raises:
-        RunError: the run was begun with other values, which are listed, or by `leret sample`.
     """
     if place is None:
         parent = cache_directory() / "optimize"
@@ -171,8 +166,6 @@ class ScoredProgram(dspy.Module):
         return self.monitor.run(self.program, inputs)[0]
 
     def watched(self, metric: Callable[..., Any], progress: Progress) -> Callable[..., float]:
-        """Return the metric, with 0 for a missing prediction."""
-
         @functools.wraps(metric)
         def score(example: dspy.Example, prediction: Any, trace: Any = None) -> float:
             progress.advance(1)

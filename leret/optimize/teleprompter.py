@@ -47,7 +47,7 @@ from leret.optimize.inputs import (
     teacher_prompt,
     trained_lms,
 )
-from leret.optimize.online import Student, StudentEnvironment
+from leret.optimize.online import StudentEnvironment
 from leret.optimize.student import (
     begin_run,
     logger,
@@ -230,7 +230,6 @@ class CompileJob:
             self.log("trainset", f"{len(trainset) - len(self.examples)} duplicate examples are ignored")
 
     def train_all(self) -> list[dict[str, Any]]:
-        """Sample, run every training, and return the student and the results as candidates."""
         candidates = [self.candidate("student", self.program)]
         self.estimate(candidates[0])
         algorithms = self.settings.algorithms
@@ -261,7 +260,6 @@ class CompileJob:
         )
 
     def sample(self) -> None:
-        """Sample all tasks into the run's store, or as many as ``max_lm_calls`` allows."""
         settings, examples, before = self.settings, self.examples, self.budget.spent
         self.budget.reserved = before * len(settings.algorithms)
         reward, final = self.reward, self.final
@@ -365,7 +363,6 @@ class CompileJob:
         return Role(self.policies[name], True, self.credit, lm.kwargs.get("temperature"), lm.kwargs.get("max_tokens"))
 
     def training_examples(self) -> dict[str, dict[dspy.LM, list[TrainingExample]]]:
-        """Return targets and pairs by algorithm and LM; LeretError if there are none."""
         with Store(self.run.store, read_only=True) as store:
             sampled = (group for group in store.groups() if group.samples[0].is_sampled)
             groups = [group for group in sampled if group.state.predictor in self.trained]
@@ -403,9 +400,9 @@ class CompileJob:
             keys = self._keys(algorithm, lm) | {"predictors": names}
             self.log(algorithm, f"{lm.model} on new samples of {len(tasks)} examples", lm=lm.model)
             settings = SamplingSettings(credit=self.credit, n_continuations=self.settings.n_continuations)
-            student = Student(program, self.adapter, self._retriever(), self._other_rm())
             environment = StudentEnvironment(
-                student, lm, partial(self._live_role, names), self.reward, self.final, settings, self.run.cache,
+                program, self.adapter, self._retriever(), self._other_rm(), lm, partial(self._live_role, names),
+                self.reward, self.final, settings, self.run.cache,
             )  # fmt: skip
             start = models.get(lm) or lm.finetuning_model or lm.model
             with dspy.context(callbacks=[], _leret_spend=self.budget.spend):
@@ -460,7 +457,6 @@ class CompileJob:
         self.log("estimate", f"about {total:,.0f} LM calls, at {calls:.1f} per run of the program")
 
     def advice(self) -> str:
-        """Suggest what to try when no training improved the student."""
         if shipped := {lm.model for lm in self.trained.values()} & {f"leret/{name}" for name in POLICIES}:
             return (
                 f"{shipped.pop()} knows only the words of leret's generated world: on other data, use a model of the "

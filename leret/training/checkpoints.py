@@ -13,10 +13,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,11 +48,10 @@ class CheckpointDirectory:
         return nullcontext() if os.environ.get("RANK", "0") != "0" else locked(self.path / "training.lock", busy)
 
     def begun_with(self) -> dict[str, Any] | None:
-        """Return the key of an unfinished training; None without one."""
+        """Return the recipe and digests of an unfinished training; None without one."""
         return json.loads(self._started.read_text(encoding="utf-8")) if self._started.is_file() else None
 
     def begin(self, key: Mapping[str, Any]) -> None:
-        """Write the key of the training: recipe and digests, as JSON values."""
         write_atomically(self._started, json.dumps(key, indent=1, ensure_ascii=False))
 
     def checkpoint(self) -> Path | None:
@@ -68,7 +66,7 @@ class CheckpointDirectory:
                 shutil.rmtree(path)
 
     def publish(self) -> None:
-        """Move the finished policy to its place in one step, and remove its training directory."""
+        """Move the finished policy to its place in one step."""
         logs = self.path / "logs"
         if logs.is_dir():
             logs.rename(self.final / "logs")
@@ -76,7 +74,6 @@ class CheckpointDirectory:
         self.clear()
 
     def clear(self) -> None:
-        """Remove the training directory."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
@@ -100,9 +97,7 @@ class TrainingJob:
     Attributes:
         inputs: examples, or the tasks that an online algorithm samples.
         key: recipe and digests that decide the result; part of training.json.
-        environment: of the tasks and the validation.
         max_steps: optimizer steps instead of the recipe's; 0 publishes the initial policy.
-        enable_thinking: of the chat template, as the examples were sampled.
     """
 
     recipe: TrainingRecipe
@@ -115,11 +110,6 @@ class TrainingJob:
     validation: Validation | None = None
     max_steps: int | None = None
     enable_thinking: bool | None = None
-
-    @property
-    def event(self) -> Callable[..., None] | None:
-        """Writer of the run's events of stage train; None without a run."""
-        return None if self.run is None else partial(self.run.event, "train")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,15 +140,11 @@ class TrainingRecord:
     """Content of training.json.
 
     Attributes:
-        key: the resolved recipe and the digests of data and parent; another key is another training.
-        parent: ``init_from`` of the recipe.
         preflight: relative error of `leret.training.checks.check_loss`.
-        log_history: one mapping a logged step: step, epoch, loss, grad_norm, learning_rate, for pairs
-            rewards/accuracies, rewards/margins, logps/chosen ..., for validations eval_MEASURE and eval_unparsed.
+        log_history: one mapping a logged step, with the names of TRL and `leret.training.watch`.
         best_step: step of the published weights, by the validation; None without one: the last step.
-        alarms: name, step and message of each (`leret.training.watch`).
         validation: ids of its tasks.
-        weights: digest of the written weights; empty in older records.
+        weights: digest of the written weights.
     """
 
     name: str
@@ -179,7 +165,6 @@ class TrainingRecord:
     weights: str = ""
 
     def report(self, path: Path, seconds: float, *, already: bool = False, resumed_from: int = 0) -> TrainReport:
-        """Return the stage's report of this policy."""
         losses = [float(entry["loss"]) for entry in self.log_history if "loss" in entry]
         first, last = (losses[0], losses[-1]) if losses else (None, None)
         counts = (self.steps, self.total_steps, seconds, self.examples, self.dropped)
@@ -187,7 +172,6 @@ class TrainingRecord:
         return TrainReport(path, *counts, first, last, already, resumed_from, self.best_step, names)
 
     def write(self, directory: Path, method: str, base_model: str, library: str) -> None:
-        """Write training.json and README.md into a policy's directory."""
         write_atomically(directory / "README.md", model_card(self, method, base_model, library))
         value = {**asdict(self), "weights": policy_digest(directory)}
         write_atomically(directory / "training.json", json.dumps(value, indent=1, ensure_ascii=False))
@@ -235,7 +219,6 @@ Evaluation is in the run's `eval/summary.json`; the whole training log is in `tr
 
 
 def _outcome(record: TrainingRecord) -> str:
-    """Return the paragraphs of the card on validation and alarms."""
     paragraphs = [f"Alarm at step {alarm['step']}: {alarm['message']}." for alarm in record.alarms]
     if record.best_step is not None:
         figures = ((e["step"], n, v) for e in record.log_history for n, v in e.items() if n.startswith("eval_"))

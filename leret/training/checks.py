@@ -1,8 +1,7 @@
 """Checks before the first step, for faults that would silently train the wrong thing.
 
-No example may belong to a task that evaluation holds out. The trainer's loss must be that of the model's plain forward.
-Prompts must be those that were sent: messages as the program formats them, tokens as the sampler encodes them. Nothing
-else notices a program or adapter that changed since sampling, an edited file of preferences, or another chat template.
+They notice leaked evaluation tasks, a wrong loss of the trainer, and prompts that differ from those that were sent:
+another program, adapter, chat template or tokenizer, or an edited file of preferences.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 _ROWS = 4
 _SMALL = 1 << 20
 _STATES = 8
-"""Stored states that are formatted again."""
 _EXAMPLES = 16
 
 
@@ -51,11 +49,8 @@ def check_loss(trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., f
     """Compare the trainer's loss with the oracle's, on weights that differ from the reference.
 
     TRL multiplies the last hidden state by the output matrix itself. For a model with a larger head its
-    log-probabilities are wrong, and yet the loss of DPO and IPO is right at the first step.
-
-    Returns:
-        The difference, as a fraction of the loss or of 1, whichever is larger; None under ZeRO-3, which shards the
-        weights between steps. The trainer stays unchanged.
+    log-probabilities are wrong, and yet the loss of DPO and IPO is right at the first step. Return the difference, as a
+    fraction of the loss or of 1, whichever is larger; None under ZeRO-3, which shards the weights between steps.
     """
     import torch
     from accelerate.utils import send_to_device
@@ -172,7 +167,8 @@ def _check_counts(
 
 
 def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence[TrainingExample]) -> None:
-    """Check that the store has each example's prompt for its task."""
+    from leret.programs.checks import message_difference
+
     known: dict[str, list[Messages]] = defaultdict(list)
     for group in states:
         known[group.state.task_id].append(plain(group.state.messages))
@@ -183,13 +179,15 @@ def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence
         if sent and trained not in sent:
             raise TrainingError(
                 f"question {example.task_id}: the prompt of the training is not the one that was sent:\n"
-                f"{_difference(trained, sent[0], 'trained', 'sent')}\n"
+                f"{message_difference(trained, sent[0], ('trained', 'sent'))}\n"
                 f"{run.preferences} was not made from this run's samples; `leret pairs --run {run.path}` rebuilds it"
             )
 
 
 def _check_program(run: Run, environment: Environment, states: Sequence[StateSamples]) -> None:
     """Check that the program sends the sampled messages; the same program under the same versions does."""
+    from leret.programs.checks import message_difference
+
     manifest = run.manifest
     program, sampled = (manifest.sampling or {}).get("program"), manifest.digests.get("program")
     try:
@@ -209,16 +207,10 @@ def _check_program(run: Run, environment: Environment, states: Sequence[StateSam
         if today != plain(state.messages):
             raise TrainingError(
                 f"question {state.task_id}, step {state.step}: the program no longer sends the sampled messages:\n"
-                f"{_difference(plain(state.messages), today, 'sampled', 'today')}\n"
+                f"{message_difference(plain(state.messages), today, ('sampled', 'today'))}\n"
                 "A policy trained on these prompts would get others. Restore the program and its adapter, or sample a "
                 "new run with these"
             )
-
-
-def _difference(ours: Messages, theirs: Messages, *names: str) -> str:
-    from leret.programs.checks import message_difference
-
-    return message_difference(ours, theirs, (names[0], names[1]))
 
 
 def _tokens(tokenizer: Any, ids: Sequence[int], place: int) -> str:

@@ -1,8 +1,7 @@
 """Training examples: read from samples, and encoded as token ids.
 
-The ids are those that the sampler produces: prompt, generation prompt, completion, one end token. A trainer that
-tokenizes conversations renders them with the chat template. If that template adds anything to the last turn (a newline
-after the end token) or leaves anything out, the trainer would train text that is never sampled.
+The ids are those that the sampler produces: prompt, generation prompt, completion, one end token. A conversation
+rendered by the chat template may have more after the last turn (a newline) or less, which is never sampled.
 """
 
 from __future__ import annotations
@@ -41,13 +40,10 @@ class TrainingExample:
 
 @dataclass(frozen=True)
 class GroupSamples:
-    """Samples in memory; pairs are of adjacent reward levels, as in the paper.
-
-    ``unparsed_reward`` is that of completions that do not parse; None leaves them out.
-    """
+    """Samples in memory; pairs are of adjacent reward levels, as in the paper."""
 
     samples: Sequence[StateSamples]
-    unparsed_reward: float | None = None
+    unparsed_reward: float | None = None  # of completions that do not parse; None leaves them out
 
     def groups(self) -> Iterable[StateSamples]:
         return self.samples
@@ -63,13 +59,10 @@ class GroupSamples:
 
 @dataclass(frozen=True)
 class RunSamples:
-    """Samples of a run: the store's finished tasks under the policy that sampled last, and the pairs of R/preferences.
-
-    ``predictors`` restricts both; None: all.
-    """
+    """Samples of a run's finished tasks under the policy that sampled last, and the pairs of R/preferences."""
 
     run: Run
-    predictors: Collection[str] | None = None
+    predictors: Collection[str] | None = None  # None: all
     environment: Environment | None = None
 
     @property
@@ -79,12 +72,6 @@ class RunSamples:
         return unparsed_reward(self.run)
 
     def groups(self) -> Iterator[StateSamples]:
-        """Yield the groups of finished tasks.
-
-        Raises:
-            RunError: no question is finished.
-            TrainingError: nothing was sampled at one of the predictors.
-        """
         from leret.sampling.preferences.dataset import no_finished_question
         from leret.sampling.store.store import Store
 
@@ -99,11 +86,7 @@ class RunSamples:
         _check_predictors(self.predictors, sampled)
 
     def pairs(self) -> list[TrainingExample]:
-        """Return the pairs of ``R/preferences/train.parquet`` in the file's order.
-
-        Raises:
-            TrainingError: the file cannot be read, is empty, or has no pair of one of the predictors.
-        """
+        """Return the pairs of ``R/preferences/train.parquet`` in the file's order."""
         import pyarrow
         import pyarrow.parquet
 
@@ -141,7 +124,6 @@ class RunSamples:
 
 
 Samples = GroupSamples | RunSamples
-"""Source of training examples."""
 
 
 def plain(messages: Sequence[Any]) -> Messages:
@@ -160,10 +142,7 @@ def _check_predictors(wanted: Collection[str] | None, sampled: Collection[str]) 
 def completion_rows(
     examples: Sequence[TrainingExample], *, labelled: bool
 ) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
-    """Return rows for other programs, conversational as TRL reads them, and their columns' types as in `export_rows`.
-
-    ``label`` is true for desirable completions, as KTO expects it.
-    """
+    """Return rows as TRL reads them, conversational, and their columns' types; ``label`` is KTO's."""
     columns = {"prompt": "messages", "completion": "messages", "question_id": "string"}
     rows = (
         {
@@ -229,7 +208,6 @@ class TokenEncoder:
         ]
 
     def render(self, messages: Messages) -> str:
-        """Return the prompt as text, with the generation prompt."""
         how = {"enable_thinking": self.enable_thinking, "tokenize": False, "add_generation_prompt": True}
         return str(apply_template(self.tokenizer, messages, str(self.tokenizer.name_or_path), **how))
 
@@ -249,10 +227,6 @@ class TokenEncoder:
 
 def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
     """Return the id of the token that ends a completion: the one of ``stops`` that the chat template writes.
-
-    Args:
-        tokenizer: with a chat template.
-        stops: ids at which generation stops.
 
     Raises:
         TrainingError: the template writes turns that the sampler cannot produce.

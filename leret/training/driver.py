@@ -46,20 +46,13 @@ class Engine(Protocol):
         state: step, log and best step, as transformers keeps them.
         is_main: True in the process that writes.
         steps: optimizer steps so far.
-        examples: number of examples, states or samples that were trained on.
-        dropped: examples that were too long.
         preflight: relative error of the trainer's loss (`leret.training.checks.check_loss`); None if unknown.
     """
 
+    state: TrainerState
     examples: int
     dropped: int
     preflight: float | None
-
-    @property
-    def state(self) -> TrainerState: ...
-
-    @state.setter
-    def state(self, state: TrainerState) -> None: ...
 
     @property
     def is_main(self) -> bool: ...
@@ -73,17 +66,11 @@ class Engine(Protocol):
         """Take all remaining steps, after those of the checkpoint."""
         ...
 
-    def log(self, figures: dict[str, float]) -> None:
-        """Append an entry for the current step to the log."""
-        ...
+    def log(self, figures: dict[str, float]) -> None: ...
 
-    def validate(self, validation: Validation) -> dict[str, float]:
-        """Run the validation with the current weights."""
-        ...
+    def validate(self, validation: Validation) -> dict[str, float]: ...
 
-    def load(self, checkpoint: Path) -> None:
-        """Load the weights of a checkpoint."""
-        ...
+    def load(self, checkpoint: Path) -> None: ...
 
     def save(self, directory: Path) -> tuple[str, str]:
         """Write the trained policy; return the name of its base model and the library that loads it."""
@@ -91,17 +78,7 @@ class Engine(Protocol):
 
 
 class Driver(TrainerCallback):
-    """Callback that shows progress, feeds the monitor, validates, and stops at an interrupt.
-
-    Args:
-        log: appends an entry for the current step to the log.
-        monitor: reads the log.
-        stage: name of the training on the progress line.
-        progress: shows the steps.
-        interrupt: requests a stop with a checkpoint.
-        validate: runs the validation with the current weights; None: no validation.
-        eval_steps: steps between validations.
-    """
+    """Callback that shows progress, feeds the monitor, validates, and stops at an interrupt."""
 
     def __init__(
         self, log: Callable[[dict[str, float]], None], monitor: Monitor, stage: str, progress: Progress,
@@ -153,14 +130,7 @@ class Driver(TrainerCallback):
 
 
 class StepLoop:
-    """State and callbacks of a training that is not a `transformers.Trainer`, in Trainer's order of events.
-
-    Args:
-        directory: of the checkpoints.
-        logging_steps: steps averaged in a log entry.
-        save_steps: steps between checkpoints.
-        max_steps: steps of the whole training.
-    """
+    """State and callbacks of a training that is not a `transformers.Trainer`, in Trainer's order of events."""
 
     def __init__(self, directory: Path, logging_steps: int, save_steps: int, max_steps: int = sys.maxsize) -> None:
         self.args = TrainingArguments(output_dir=str(directory), save_strategy="steps", use_cpu=True, report_to=[])
@@ -177,7 +147,6 @@ class StepLoop:
         self._handler.add_callback(callback)
 
     def begin(self) -> None:
-        """Tell the callbacks that the training begins."""
         self._handler.on_train_begin(self.args, self.state, self.control)
 
     def end_step(self, figures: Mapping[str, float], epoch: float = 0.0) -> bool:
@@ -192,7 +161,6 @@ class StepLoop:
         return bool(self.control.should_save)
 
     def log(self, figures: dict[str, float]) -> None:
-        """Append an entry for the current step to the log."""
         entry = {**figures, "epoch": self.state.epoch, "step": self.state.global_step}
         self.state.log_history.append(entry)
         self._handler.on_log(self.args, self.state, self.control, figures)
@@ -205,7 +173,6 @@ class StepLoop:
         rotate_checkpoints(str(checkpoint.parent), N_CHECKPOINTS, self.state.best_model_checkpoint)
 
     def end(self) -> None:
-        """Tell the callbacks that the training ended."""
         self._handler.on_train_end(self.args, self.state, self.control)
 
 
@@ -214,10 +181,6 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
 
     Returns:
         Step of the checkpoint that the training went on from; 0 without one.
-
-    Raises:
-        TrainingError: the loss is not finite, or an alarm stopped the training.
-        KeyboardInterrupt: SIGINT or SIGTERM came; a checkpoint was written first.
     """
     recipe, directory = job.recipe, job.directory
     directory.drop_broken()
@@ -227,7 +190,8 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
         engine.load(checkpoint)
         engine.state = state
     else:
-        with monitored(recipe, directory.path, job.event, writes=engine.is_main) as monitor, interrupt.handled():
+        event = None if job.run is None else partial(job.run.event, "train")
+        with monitored(recipe, directory.path, event, writes=engine.is_main) as monitor, interrupt.handled():
             stage, validation = f"train {recipe.policy_name}", job.validation
             validate = None if validation is None else partial(engine.validate, validation)
             driver = Driver(engine.log, monitor, stage, progress, interrupt, validate, recipe.eval_steps)
@@ -270,7 +234,6 @@ def publish(engine: Engine, job: TrainingJob, method: str, seconds: float) -> Tr
 
 
 def _means(entries: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return each figure's mean over the entries that have it."""
     names = dict.fromkeys(name for entry in entries for name in entry)
     columns = {name: [entry[name] for entry in entries if name in entry] for name in names}
     return {name: sum(values) / len(values) for name, values in columns.items()}

@@ -49,10 +49,7 @@ class InitialPolicy:
 
 
 def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = None) -> InitialPolicy:
-    """Resolve the recipe's ``init_from``; refuse a policy that is unknown, damaged, or changed since sampling.
-
-    ``base`` is the policy that answered ``predictors`` in the run.
-    """
+    """Resolve the recipe's ``init_from``; refuse a policy that is unknown, damaged, or changed since sampling."""
     trained = run.policies / init_from
     if init_from == "base":
         model = sampled_model(run, predictors)
@@ -87,11 +84,7 @@ def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
 
 
 def find_picker(run: Run, recipe: RoundRecipe) -> InitialPolicy:
-    """The picker that a training starts from: the run's, a trained one of the run, or one in a directory.
-
-    Raises:
-        TrainingError: there is none.
-    """
+    """Return the picker that a training starts from: the run's, a trained one of the run, or one in a directory."""
     settings = sampled_picker(sampling_recipe_of(run), recipe)
     places = (run.policies / recipe.init_from, Path(recipe.init_from))
     trained = next((place for place in places if (place / RECORD).is_file()), None)
@@ -107,7 +100,7 @@ def find_picker(run: Run, recipe: RoundRecipe) -> InitialPolicy:
 
 
 def sampled_picker(sampling: SamplingRecipe, recipe: RoundRecipe) -> PickerSettings:
-    """The settings of the picker that a run was sampled with."""
+    """Return the settings of the picker that a run was sampled with."""
     settings = sampling.policy_of(recipe.predictors)
     if not isinstance(settings, PickerSettings):
         raise TrainingError(
@@ -161,10 +154,7 @@ def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: 
 
 
 def _disable_dropout(model: Any) -> None:
-    """Let a model compute in training as in evaluation, like the reference that it is compared with.
-
-    TRL does so only for modules of dropout; OPT's layers call the function.
-    """
+    """Set all dropout to 0. TRL does so only for modules of dropout; OPT's layers call the function."""
     import torch
 
     for module in model.modules():
@@ -178,12 +168,7 @@ def _disable_dropout(model: Any) -> None:
 def quantized(kind: str) -> dict[str, Any]:
     """Return arguments of ``from_pretrained`` that load a frozen base in four bits on this process's GPU.
 
-    The levels of ``nf4``, their doubly quantized scales and the computation in bfloat16 are those of QLoRA (Dettmers et
-    al. 2023, arXiv 2305.14314, section 3).
-
-    Raises:
-        TrainingError: there is no CUDA.
-        MissingDependency: there is no bitsandbytes.
+    Source: QLoRA, Dettmers et al. 2023, arXiv 2305.14314, section 3 (``nf4`` and doubly quantized scales).
     """
     import torch
     from transformers import BitsAndBytesConfig

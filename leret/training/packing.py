@@ -1,10 +1,9 @@
 """Batches of token ids: padded, or packed so that a prompt runs once for all of its completions.
 
-TRL runs the two sequences of a pair with a prompt each, pads all rows to the longest one, and outside GPUs multiplies
-every position with the output matrix, although only those of completions count. For a policy of a few million
-parameters on a CPU this is most of the time. A packed batch holds only completions; its attention mask is a `Layout`,
-which hooks on the model's backbone replace by rows of prompts with completions. Our loop and TRL's trainers use the
-same batches.
+TRL runs the prompt of a pair twice, and outside GPUs multiplies every position with the output matrix, although only
+those of completions count. For a policy of a few million parameters on a CPU this is most of the time. A packed batch
+holds only completions; hooks on the backbone replace its attention mask, a `Layout`, by rows of prompts with
+completions. Our loop and TRL's trainers use the same batches.
 """
 
 from __future__ import annotations
@@ -99,14 +98,10 @@ def fill_rows(lengths: Sequence[int]) -> list[list[int]]:
 def collate(sequences: Sequence[tuple[Ids, Ids]], pad: int, *, packed: bool) -> dict[str, Any]:
     """Return a batch for a causal LM, as TRL's trainers take it.
 
-    Args:
-        sequences: prompt and completion each.
-        pad: id of the padding token.
-        packed: for a model prepared by `share_prompts`.
-
     Returns:
         ``input_ids``, ``attention_mask`` and ``completion_mask``, (n_sequences, length), right-padded, of whole
-        sequences. Packed: of completions after the last token of their prompts, with a `Layout` as the mask.
+        sequences. ``packed``, for a model prepared by `share_prompts`: of completions after the last token of their
+        prompts, with a `Layout` as the mask.
     """
     heads = [prompt[-1:] if packed else prompt for prompt, _ in sequences]
     whole = [torch.tensor([*head, *completion]) for head, (_, completion) in zip(heads, sequences, strict=True)]

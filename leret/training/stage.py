@@ -67,11 +67,7 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
 def train_job(
     job: TrainingJob, progress: Progress | None = None, *, interrupt: Interrupt | None = None
 ) -> tuple[TrainReport, bool]:
-    """Train a prepared job. Another thread may set ``interrupt``.
-
-    Returns:
-        The report, and True in the process that writes.
-    """
+    """Train a prepared job; return the report, and True in the process that writes."""
     began = time.monotonic()
     directory = job.directory
     with nullcontext() if directory.policy.is_dir() else directory.lock():
@@ -171,7 +167,6 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment) -> Trai
 def _with_predictors(
     recipe: TrainingRecipe, algorithm: Algorithm, run: Run, environment: Environment
 ) -> TrainingRecipe:
-    """Name the predictors that are trained, if those of the run have several policies."""
     policies = run.section("sampling", "leret sample RECIPE").get("policies")
     if not policies or recipe.predictors is not None:
         return recipe
@@ -185,7 +180,7 @@ def _with_predictors(
 
 
 def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> int | None:
-    """Return the steps that are left to take as many in all as ``match_steps_of``; None without that key."""
+    """Return the steps that are left to take as many in all as ``match_steps_of``."""
     name = getattr(recipe, "match_steps_of", None)
     if name is None:
         return None
@@ -201,7 +196,6 @@ def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> 
 
 
 def _finished_record(job: TrainingJob) -> TrainingRecord:
-    """Return the record of the policy that exists; refuse one that was trained from something else."""
     value = training_record(job.directory.policy)
     if not value:
         raise TrainingError(
@@ -214,10 +208,9 @@ def _finished_record(job: TrainingJob) -> TrainingRecord:
 
 def _check_same(job: TrainingJob, before: dict[str, Any]) -> None:
     where = job.directory.policy if job.directory.policy.is_dir() else job.directory.path
-    known = {name: value for name, value in before.get("recipe", {}).items() if name in job.key["recipe"]}
     check_resumable(
         where,
-        {**known, "digest": before.get("digest", {})},  # without keys that older recipes had
+        {**before["recipe"], "digest": before["digest"]},
         {**job.key["recipe"], "digest": job.key["digest"]},
         free_keys(type(job.recipe)),
         otherwise="give this one another `name`, or remove that directory",

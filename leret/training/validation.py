@@ -25,26 +25,21 @@ if TYPE_CHECKING:
     from leret.rollouts.environment import Environment
 
 _SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
-"""Variables that accelerate sets in the processes of such a training."""
 
 _OTHER = "set eval_split: train, which leaves eval_tasks tasks out of the training, or remove eval_steps"
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Tasks, and the environment in which a program answers them.
-
-    ``predictors`` are those in training; None if the run has one policy.
-    """
+    """Tasks, and the environment in which a program answers them."""
 
     environment: Environment
     tasks: Sequence[Task]
     measure: str
-    predictors: Sequence[str] | None = None
+    predictors: Sequence[str] | None = None  # those in training; None if the run has one policy
 
     @property
     def ids(self) -> frozenset[str]:
-        """Ids of the tasks."""
         return frozenset(task.id for task in self.tasks)
 
     @property
@@ -63,7 +58,6 @@ class Validation:
         )
 
     def run_policy(self, policy: Policy) -> dict[str, float]:
-        """Return the same figures of any policy, and close it."""
         return self.figures(asyncio.run(self._rollouts(policy)))
 
     def figures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -104,12 +98,7 @@ class Validation:
 
 
 def open_validation(recipe: TrainingRecipe, environment: Environment, trained: Collection[str]) -> Validation | None:
-    """Return the recipe's validation, if it has one; from split train, tasks that are not ``trained`` come first.
-
-    Raises:
-        TrainingError: there is no task to validate on, or the model is sharded among processes.
-        ConfigError: the measure is unknown.
-    """
+    """Return the recipe's validation, if it has one; from split train, tasks that are not ``trained`` come first."""
     if recipe.eval_steps is None:
         return None
     if any(os.environ.get(name) == "true" for name in _SHARDED):

@@ -1,9 +1,8 @@
 """The watch on a training's log: rules that raise alarms, and the monitor that applies them and fills trackers.
 
-A log is a list of entries, one a logged step, with the names of TRL's trainers: `reward`, `frac_reward_zero_std`,
-`entropy`, `kl`, `completions/mean_length`, `clip_ratio/region_mean`, and of its PPO: `objective/kl`, `val/ratio`,
-`policy/entropy`. leret adds `completions/unparsed` and `completions/distinct`, shares of the sampled completions, and
-for validations `eval_MEASURE` and `eval_unparsed`.
+An entry of a log has the names of TRL's trainers (`reward`, `kl`, `completions/mean_length` ..., `objective/kl` and
+`val/ratio` of PPO). leret adds `completions/unparsed` and `completions/distinct`, shares of the sampled completions,
+and for validations `eval_MEASURE` and `eval_unparsed`.
 """
 
 from __future__ import annotations
@@ -208,23 +207,14 @@ def _scores(log: Log) -> list[float]:
 
 @dataclass
 class Monitor:
-    """Reads a training's log as it grows: refuses values that are not finite, raises alarms, fills trackers.
-
-    Attributes:
-        name: of the policy.
-        measure: of the validation.
-        on_alarm: stop or warn.
-        event: writes an event of the run, given its kind and facts.
-        trackers: started trackers of accelerate.
-        alarm: message of the alarm that stops the training.
-    """
+    """Reads a training's log as it grows: refuses values that are not finite, raises alarms, fills trackers."""
 
     name: str
     measure: str = "recall"
     on_alarm: Literal["warn", "stop"] = "warn"
-    event: Callable[..., None] | None = None
-    trackers: Sequence[Any] = ()
-    alarm: str | None = None
+    event: Callable[..., None] | None = None  # writes an event of the run, given its kind and facts
+    trackers: Sequence[Any] = ()  # started trackers of accelerate
+    alarm: str | None = None  # message of the alarm that stops the training
     _raised: set[str] = field(default_factory=set)
 
     def begin(self, log: Log) -> None:
@@ -263,7 +253,6 @@ class Monitor:
         return self.alarm is not None
 
     def check(self) -> None:
-        """Raise a TrainingError if an alarm stopped the training."""
         if self.alarm is not None:
             raise TrainingError(
                 f"stopped at an alarm of {self.alarm}. Resume from the checkpoint with --set on_alarm=warn; "
@@ -277,8 +266,7 @@ def monitored(
 ) -> Iterator[Monitor]:
     """Yield a monitor with the trackers of ``report_to``, and finish these afterwards.
 
-    Unless the environment says otherwise, TensorBoard and W&B write to ``directory/logs``; trackio keeps all projects
-    in one place. ``writes`` is False in all but one of several processes.
+    TensorBoard and W&B write to ``directory/logs``. ``writes`` is False in all but one of several processes.
     """
     trackers: list[Any] = []
     try:

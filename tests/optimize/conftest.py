@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import dspy
 import pytest
 
 import leret
+from tests.optimize.fakes import fake_training
+from tests.policies.serving.conftest import FAKE
+from tests.sampling.fakes import FakeRetriever
 from tests.tiny import tiny_policy
 
 QUESTIONS = [f"who wrote the {word} book" for word in ("red", "green", "blue", "white", "black", "old")]
@@ -33,6 +37,28 @@ def weights(tmp_path_factory) -> Path:
 @pytest.fixture(autouse=True)
 def _folder_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("DSPY_FINETUNEDIR", str(tmp_path / "finetuned"))
+
+
+@pytest.fixture
+def world():
+    """DSPy with a fake retriever and no LM."""
+    with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever(), lm=None):
+        yield
+
+
+@pytest.fixture
+def trainings(monkeypatch):
+    return fake_training(monkeypatch)
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch) -> Path:
+    """The fake vLLM as an executable; it writes its arguments into the directory ``record``."""
+    path = tmp_path / "engine"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
+    path.chmod(0o755)
+    monkeypatch.setenv("FAKE_RECORD", str(tmp_path / "record"))
+    return path
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from leret.optimize.inputs import (
     counted_policy,
     inputs_id,
     read_tasks,
-    refuse_recurring,
     step_reward,
 )
 from leret.policies.base import Request
@@ -60,13 +59,6 @@ def test_only_a_reward_by_name_needs_gold():
     assert read_tasks([example()], lambda example, outcome: 1.0)
     with pytest.raises(DataError, match=r"trainset\[0\].*it has question, answer"):
         read_tasks([example(answer="x")], "ap")
-
-
-def test_a_valset_that_recurs_is_refused_by_its_inputs():
-    tasks = read_tasks([example("a"), example("b")], None)
-    refuse_recurring(tasks, [example("c")])
-    with pytest.raises(DataError, match=r"1 examples of valset .*'question': 'b'"):
-        refuse_recurring(tasks, [example("b", gold=["other"]), example("c")])
 
 
 @pytest.mark.parametrize(("fields", "value"), [({"gold": ["7"]}, 1.0), ({"gold_titles": ["Paris"]}, 0.5)])

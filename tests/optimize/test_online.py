@@ -9,17 +9,9 @@ from leret.policies.checkpoints import count_parameters, find_model
 from leret.training.algorithms import TrainingRecipe
 from leret.training.model import training_record
 from tests.optimize.fakes import TRAIN, VAL, Answering, fake_lm, leret_of, student_of
-from tests.sampling.fakes import FakeRetriever
 
+pytestmark = pytest.mark.usefixtures("world")
 SMALL = {"questions_per_round": 2, "num_generations": 4, "max_steps": 2, "device": "cpu"}
-
-
-@pytest.fixture(autouse=True)
-def world():
-    import dspy
-
-    with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever(), lm=None):
-        yield
 
 
 def compiled(run_dir, algorithm, kind=None, student=None, **settings):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import shutil
-import sys
 
 import pytest
 
@@ -19,7 +18,7 @@ from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from tests.http.servers import serving
 from tests.policies.servers import ChatServer
-from tests.policies.serving.conftest import FAKE, gone
+from tests.policies.serving.conftest import gone
 from tests.tiny import tiny_policy
 
 
@@ -89,12 +88,9 @@ def test_a_served_policy_stays_served_under_the_name_of_its_weights(tmp_path, we
     assert {path for path, _ in asked} == {"/v1/models"}, "no sample is asked of the old weights"
 
 
-def test_a_server_of_each_rounds_weights_is_started_for_its_sampling(tmp_path, weights, monkeypatch):
-    engine = tmp_path / "engine"
-    engine.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
-    engine.chmod(0o755)
-    for name, value in {"LERET_VLLM": engine, "FAKE_ENGINE": "well", "FAKE_RECORD": tmp_path / "record"}.items():
-        monkeypatch.setenv(name, str(value))
+def test_a_server_of_each_rounds_weights_is_started_for_its_sampling(tmp_path, weights, engine, monkeypatch):
+    monkeypatch.setenv("LERET_VLLM", str(engine))
+    monkeypatch.setenv("FAKE_ENGINE", "well")
     run = Run.create(tmp_path / "r")
     recipe = SamplingRecipe.model_validate({
         "data": {"kind": "world", "limit": 4}, "policy": {"model": str(weights), "max_tokens": 4},

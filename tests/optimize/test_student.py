@@ -1,24 +1,12 @@
 """A student's run directory, and its score on held-out examples."""
 
-import dspy
 import pytest
 
-import leret
 from leret.core.errors import LeretError
 from leret.policies.base import Completion
-from tests.optimize.fakes import TRAIN, VAL, Words, fake_lm, fake_training, leret_of, student_of
-from tests.sampling.fakes import FakeRetriever
+from tests.optimize.fakes import TRAIN, VAL, Words, fake_lm, leret_of, student_of
 
-
-@pytest.fixture(autouse=True)
-def world():
-    with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever(), lm=None):
-        yield
-
-
-@pytest.fixture
-def trainings(monkeypatch):
-    return fake_training(monkeypatch)
+pytestmark = pytest.mark.usefixtures("world")
 
 
 @pytest.mark.parametrize(

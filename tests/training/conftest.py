@@ -1,12 +1,17 @@
 """A tiny policy, sampled runs of it, and one thread: torch's results depend on their number."""
 
+import json
+import random
 from pathlib import Path
 
 import pytest
 
+from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
+from tests.sampling.fakes import ROOT
 from tests.tiny import tiny_policy
-from tests.training.training_runs import sampled_run
+from tests.training import stories
+from tests.training.training_runs import LETTERS, sampled_run, train_ids
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +22,29 @@ def base(tmp_path_factory) -> Path:
 @pytest.fixture
 def run(tmp_path, base) -> Run:
     return sampled_run(tmp_path / "run", base)
+
+
+@pytest.fixture
+def picking_run(tmp_path) -> Run:
+    """A run of 24 questions, not sampled; each names one of eight chunks, and that one names the other to pick."""
+    rng = random.Random(0)
+    rows = []
+    for id in train_ids(24):
+        words = rng.sample(LETTERS, 10)
+        order = rng.sample(range(8), 8)
+        chunks = [f"{words[i]} leads to {words[i + 1]}" for i in order]
+        support = [order.index(0), order.index(1)]
+        rows.append({"id": id, "question": f"from {words[0]}", "chunks": chunks, "support": support, "answer": ""})
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = {
+        "data": {"kind": "chunks", "questions": f"{tmp_path}/q.jsonl", "split": "train"},
+        "policy": {"kind": "features", "features": f"{stories.__name__}:numbers"},
+        "retriever": {"kind": "none"},
+        "program": {"path": f"{ROOT}/pipelines/picks.py:Picks", "budget": 2},
+        "sampling": {"reward": "recall", "prompts": 1},
+    }
+    recipe = SamplingRecipe.model_validate(section)
+    run = Run.create(tmp_path / "run")
+    run.update(sampling=recipe.model_dump(mode="json"))
+    run.held_out.write_text("[]")
+    return run

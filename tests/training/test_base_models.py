@@ -15,7 +15,6 @@ from leret.policies.load import make_policy
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.model import find_initial
-from leret.training.packing import share_prompts
 from leret.training.stage import train
 from tests.tiny import tiny_policy
 from tests.training.training_runs import sampled_run
@@ -77,11 +76,3 @@ def test_gpt2_is_trained_on_what_it_samples_and_opens_again(run, gpt2, lora):
     after = sampled(ipo.path, "plain")
     assert after == sampled(ipo.path, None), "the saved policy has the template"
     assert after != before
-
-
-def test_a_model_that_packing_does_not_know_is_left_as_it_is(gpt2):
-    from transformers import GPT2LMHeadModel
-
-    model = GPT2LMHeadModel.from_pretrained(gpt2)
-    assert not share_prompts(model)
-    assert not model.base_model._forward_hooks

@@ -129,7 +129,6 @@ def check(run, encoder, said=""):
 
 
 def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
-    """Prompt and completion ids of the engine, against those of the preference rows that reach TRL's loss."""
     with Store(original.store, read_only=True) as store:
         requests = [Request(group.state.messages, tuple(range(4)), 1.0, 12) for group in store.groups()]
     policy = LocalPolicy(LocalPolicySettings())

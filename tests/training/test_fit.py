@@ -1,12 +1,7 @@
 """An interrupted and resumed training ends in the same bits as one that was left alone."""
 
 import resource
-import signal
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,9 +14,8 @@ from leret.training.algorithms.sft import SFTRecipe
 from leret.training.checkpoints import CheckpointDirectory
 from leret.training.process import Interrupt
 from leret.training.stage import estimate, train, train_job
-from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, sampled_run
+from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, kill_training, sampled_run
 
-ROOT = Path(__file__).parents[2]
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 4, "logging_steps": 2}
 SFT = SFTRecipe(per_device_train_batch_size=4, **KEYS)
 IPO = IPORecipe(per_device_train_batch_size=8, **KEYS)
@@ -84,27 +78,8 @@ def test_an_interrupt_from_another_thread_leaves_a_checkpoint(run):
     assert estimate(SFT, run).resumes_at == 7
 
 
-def test_a_training_of_no_steps_gives_the_same_weights(run, base):
-    report, _ = train_job(replace(job_in(SFT, run), max_steps=0))
-    assert report.steps == 0
-    assert same_bits(report, load_file(base / "model.safetensors"))
-
-
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from leret.core.runs import Run
-from leret.training.stage import train
-from tests.training.test_fit import SFT
-from tests.training.training_runs import Stopper
-train(SFT, Run.open(Path(sys.argv[1])), progress=Stopper(9, lambda: os.kill(os.getpid(), signal.SIGKILL)))
-"""
-
-
 def test_a_killed_process_goes_on_from_its_last_checkpoint(run, straight):
-    command = [sys.executable, "-c", KILLED, str(run.path)]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    kill_training(run, "tests.training.test_fit", "SFT", 9)
     cut = CheckpointDirectory(run.policies, "sft").path / "checkpoint-8" / "trainer_state.json"
     cut.write_text(cut.read_text()[:20])  # as if the crash had come while this checkpoint was written
     resumed = train(SFT, run)

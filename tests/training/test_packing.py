@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen2Config, Qwen3Config
 
-from leret.training.packing import MODEL_TYPES, collate, fill_rows, pack, share_prompts
+from leret.training.packing import MODEL_TYPES, collate, pack, share_prompts
 from tests.tiny import tiny_policy
 
 
@@ -70,11 +70,6 @@ def test_a_completion_sees_its_prompt_and_itself_alone():
     assert [[place for place, sees in enumerate(row) if sees] for row in seen] == [
         [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 4, 5], [0, 1, 4, 5, 6], [7], [7, 8]
     ]  # fmt: skip
-
-
-def test_rows_are_as_long_as_the_longest_item_at_most():
-    assert fill_rows([9, 2, 8, 7]) == [[0], [2], [3, 1]]
-    assert fill_rows([9, 3, 3, 3]) == [[0], [1, 2, 3]]
 
 
 def test_padded_batches_hold_whole_sequences():

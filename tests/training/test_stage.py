@@ -12,17 +12,13 @@ from leret.training.algorithms.base import TRLEngine
 from leret.training.algorithms.preference import DPORecipe, IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.stage import estimate, train
-from tests.training.training_runs import Stopper, changed, sampled_run, train_ids
+from tests.training.training_runs import Stopper, changed, log, record, sampled_run, train_ids
 
 KEYS = {"learning_rate": 1e-3, "per_device_train_batch_size": 8}
 SFT = SFTRecipe(num_train_epochs=2, logging_steps=1, **KEYS)
 IPO = IPORecipe(init_from="sft", num_train_epochs=4, logging_steps=1, **KEYS)
 DPO = DPORecipe(num_train_epochs=4, losses={"sft": 0.2}, **KEYS)
 POLICY_FILES = {"model.safetensors", "tokenizer.json", "chat_template.jinja", "generation_config.json", "README.md"}
-
-
-def record(run, name):
-    return json.loads((run.policies / name / "training.json").read_text())
 
 
 def test_sft_then_ipo_lower_their_losses_and_leave_policies_without_pickles(run, capfd):
@@ -39,14 +35,14 @@ def test_sft_then_ipo_lower_their_losses_and_leave_policies_without_pickles(run,
     assert (ipo.examples, ipo.steps, ipo.total_steps) == (48, 24, 30)
     assert ipo.loss_first == pytest.approx(100.0), "1 / (4 beta^2) while the policy is its own reference"
     assert not list(run.policies.glob(".*"))
-    for report in (sft, ipo, train(DPO, run)):
+    reports = sft, ipo, train(DPO, run)
+    for report in reports:
         assert report.loss_last < report.loss_first
         files = {path.name for path in report.path.iterdir()}
         assert files >= POLICY_FILES
         assert not [file for file in files if file.endswith((".bin", ".pt", ".pth", ".pkl"))]
-    log = record(run, "ipo")["log_history"]
-    assert {"loss", "grad_norm", "rewards/margins", "rewards/accuracies", "step"} <= set(log[0])
-    assert [record(run, name)["parent"] for name in ("sft", "ipo", "dpo")] == ["base", "sft", "base"]
+    assert {"loss", "grad_norm", "rewards/margins", "rewards/accuracies", "step"} <= set(log(ipo)[0])
+    assert [record(report)["parent"] for report in reports] == ["base", "sft", "base"]
     assert run.manifest.training["ipo"]["recipe"]["reduction"] == "sequence"
     assert next(event for event in run.events() if event["event"] == "done")["policy"] == "sft"
     # A control takes as many steps as the two together.

@@ -23,7 +23,7 @@ from leret.training.algorithms.sft import SFTRecipe
 from leret.training.stage import train, train_job
 from leret.training.validation import open_validation
 from tests.evaluation.eval_fakes import asks
-from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, sampled_run
+from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, record, sampled_run
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 5, "logging_steps": 2, "eval_steps": 2}
@@ -56,11 +56,11 @@ def job_of(run, recipe, *figures):
 
 def trained(run, recipe, *figures, progress=None):
     report, _ = train_job(job_of(run, recipe, *figures), progress)
-    return load_file(report.path / "model.safetensors"), json.loads((report.path / "training.json").read_text())
+    return load_file(report.path / "model.safetensors"), record(report)
 
 
-def curve(record):
-    return [(e["step"], e["eval_recall"]) for e in record["log_history"] if "eval_recall" in e]
+def curve(result):
+    return [(e["step"], e["eval_recall"]) for e in result["log_history"] if "eval_recall" in e]
 
 
 def same(a, b):
@@ -69,9 +69,9 @@ def same(a, b):
 
 def test_the_best_step_is_published_with_its_curve(run, tmp_path, base):
     last, _ = trained(sampled_run(tmp_path / "other", base), changed(SFT, eval_steps=None))
-    weights, record = trained(run, SFT, 0.5, 0.5, 0.4, 0.7, 0.6, 0.5, 0.7)
-    assert curve(record) == [(0, 0.5), (2, 0.5), (4, 0.4), (6, 0.7), (8, 0.6), (10, 0.5), (12, 0.7)]
-    assert (record["best_step"], record["steps"]) == (6, 12)
+    weights, result = trained(run, SFT, 0.5, 0.5, 0.4, 0.7, 0.6, 0.5, 0.7)
+    assert curve(result) == [(0, 0.5), (2, 0.5), (4, 0.4), (6, 0.7), (8, 0.6), (10, 0.5), (12, 0.7)]
+    assert (result["best_step"], result["steps"]) == (6, 12)
     assert not same(weights, last)
     assert "those of step 6, the best of the validation" in (run.policies / "sft" / "README.md").read_text()
     increasing, _ = trained(sampled_run(tmp_path / "up", base), SFT, *(0.1 * i for i in range(7)))
@@ -83,9 +83,9 @@ def test_a_stopped_training_keeps_the_same_best_step_and_bits(run, tmp_path, bas
     expected, whole = trained(sampled_run(tmp_path / "straight", base), recipe)
     with pytest.raises(ZeroDivisionError):
         trained(run, recipe, progress=Stopper(9, fail))
-    weights, record = trained(run, recipe)
+    weights, result = trained(run, recipe)
     assert same(weights, expected)
-    assert (record["best_step"], curve(record)) == (whole["best_step"], curve(whole))
+    assert (result["best_step"], curve(result)) == (whole["best_step"], curve(whole))
 
 
 def test_an_interrupted_training_in_a_moved_run_keeps_its_best(run, tmp_path):
@@ -93,8 +93,8 @@ def test_an_interrupted_training_in_a_moved_run_keeps_its_best(run, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         trained(run, SFT, *figures, progress=Stopper(6, interrupt))
     moved = Run(run.path.rename(tmp_path / "moved"))
-    _, record = trained(moved, SFT, *figures)
-    assert record["best_step"] == 2
+    _, result = trained(moved, SFT, *figures)
+    assert result["best_step"] == 2
 
 
 @pytest.fixture(scope="module")
@@ -112,11 +112,11 @@ def test_a_policy_is_validated_as_it_is_evaluated_and_not_on_the_same_tasks(worl
     [row] = [row for row in evaluate(dev, world).summary["rows"] if row["system"] == "base"]
     recipe = SFTRecipe(learning_rate=1e-3, eval_steps=2, eval_tasks=24, per_device_train_batch_size=4)
     report = train(recipe, world)
-    record = json.loads((report.path / "training.json").read_text())
-    figures = dict(curve(record))
+    result = record(report)
+    figures = dict(curve(result))
     assert figures[0] == pytest.approx(row["hops"][-1]["recall"])
     assert len(set(figures.values())) > 1
-    assert len(record["validation"]) == 24
+    assert len(result["validation"]) == 24
     with pytest.raises(DataError, match="24 questions are in the training data"):
         evaluate(asks("base", split="dev", evaluation="again"), world)
 

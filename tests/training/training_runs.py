@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from leret.core.runs import Run
@@ -36,8 +40,41 @@ def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
+KILLED = """
+import importlib, os, signal, sys
+from pathlib import Path
+from leret.core.runs import Run
+from leret.training.stage import train
+from tests.training.training_runs import Stopper
+recipe = getattr(importlib.import_module(sys.argv[2]), sys.argv[3])
+stopper = Stopper(int(sys.argv[4]), lambda: os.kill(os.getpid(), signal.SIGKILL))
+train(recipe, Run.open(Path(sys.argv[1])), progress=stopper)
+"""
+
+
+def kill_training(run: Run, module: str, recipe: str, step: int) -> None:
+    """Train with a recipe of a test module in a process that is killed at a step."""
+    command = [sys.executable, "-c", KILLED, str(run.path), module, recipe, str(step)]
+    process = subprocess.run(command, capture_output=True, timeout=120, check=False, cwd=Path(__file__).parents[2])
+    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+
+
+def record(report):
+    return json.loads((report.path / "training.json").read_text())
+
+
+def log(report):
+    return record(report)["log_history"]
+
+
+def bits(report):
+    """Weights as bytes, and the log."""
+    weights = load_file(report.path / "model.safetensors")
+    return {name: weight.numpy().tobytes() for name, weight in weights.items()}, log(report)
+
+
 class Stopper:
-    """A progress that keeps what it is told, and does something at a step."""
+    """A progress that records its calls, and runs ``what`` at a step."""
 
     def __init__(self, step=0, what=lambda: None):
         self.step, self.what, self.started, self.done, self.facts = step, what, [], 0, {}
@@ -55,7 +92,6 @@ class Stopper:
 
 
 def moved(model, scale=0.05):
-    """A copy with noise added to all weights."""
     other, generator = copy.deepcopy(model), torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in other.parameters():
@@ -64,24 +100,20 @@ def moved(model, scale=0.05):
 
 
 def logp(model, prompt, completion):
-    """Sum of log-probabilities of a completion, one sequence at a time, in float64."""
     logits = model(input_ids=torch.tensor([prompt + completion])).logits[0].double()
     logps = torch.log_softmax(logits, dim=-1)
     return sum(logps[len(prompt) - 1 + i, token] for i, token in enumerate(completion))
 
 
 def job_in(recipe, run):
-    """The job of a recipe in a run."""
     return make_job(recipe, run, Environment.open(run))
 
 
 def changed(recipe, **keys):
-    """A recipe with other values."""
     return type(recipe)(**{**recipe.model_dump(), **keys})
 
 
 def trainer_of(recipe, model, base, directory, pairs):
-    """The trainer that a recipe's algorithm makes, on one thread."""
     if recipe.learning_rate is None:  # a stage chooses it by the size of the model
         recipe = recipe.model_copy(update={"learning_rate": 1e-3})
     inputs = TrainerInputs(model, AutoTokenizer.from_pretrained(base), pairs, directory, "cpu")

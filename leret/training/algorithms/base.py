@@ -54,17 +54,11 @@ class Algorithm(Protocol):
     @property
     def describe(self) -> Callable[[Any], str]: ...
 
-    def find_initial(self, run: Run, recipe: Any) -> InitialPolicy:
-        """Return the policy that a training starts from."""
-        ...
+    def find_initial(self, run: Run, recipe: Any) -> InitialPolicy: ...
 
-    def inputs(self, recipe: Any, run: Run, environment: Environment) -> Sequence[TrainingExample] | Sequence[Task]:
-        """Read the training's examples, or the tasks that it samples."""
-        ...
+    def inputs(self, recipe: Any, run: Run, environment: Environment) -> Sequence[TrainingExample] | Sequence[Task]: ...
 
-    def engine(self, job: TrainingJob, device: str) -> AbstractContextManager[Engine]:
-        """Load the model and everything else that trains it."""
-        ...
+    def engine(self, job: TrainingJob, device: str) -> AbstractContextManager[Engine]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +84,8 @@ class StoredAlgorithm:
     """An algorithm on stored samples.
 
     Attributes:
-        settings: recipe class.
-        examples: reads training examples from samples.
         make_trainer: makes a `transformers.Trainer` over token ids.
         oracle_loss: computes the loss of rows of its data set by the model's plain forward, one sequence at a time.
-        describe: describes a recipe, with its source, for the model card.
     """
 
     settings: type[ExampleRecipe]
@@ -259,8 +250,8 @@ def build_with_reference(
 ) -> Any:
     """Return `build_trainer` of a kind that computes the initial policy's log-probabilities as it is built.
 
-    Under FSDP, TRL loads a second model for them by the name of the first one. For an adapter that was merged into its
-    base, that is the base. With an adapter in training, TRL would run weights that are still on the CPU.
+    Under FSDP, TRL would load a second model for them by the name of the first one: for a merged adapter, the base.
+    With an adapter in training, TRL would run weights that are still on the CPU.
     """
     reference = None
     if n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
@@ -276,7 +267,7 @@ def build_with_reference(
 
 
 def _rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any) -> Any:
-    """Return the rows; on disk for several processes, because TRL shares the reference's values in a file there."""
+    """Return the rows; several processes share them on disk, where TRL shares the reference's values."""
     from datasets import Dataset, load_from_disk
 
     if arguments.world_size == 1:

@@ -9,8 +9,7 @@ from pydantic import Field, field_validator
 
 from leret.config.base import Settings
 from leret.config.training import TRLKeys, WritingRecipe
-from leret.training.online.algorithm import OnlineAlgorithm, writer
-from leret.training.online.base import Objective
+from leret.training.online.algorithm import Objective, OnlineAlgorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -39,7 +38,6 @@ class GRPORecipe(TRLKeys, WritingRecipe, GRPOKeys):
     algorithm: Literal["grpo"] = "grpo"
 
     def trl_arguments(self) -> dict[str, Any]:
-        """Arguments of TRL's GRPOConfig that are GRPO's own."""
         loss_type = {"sequence": "grpo", "token": "bnpo", "dapo": "dapo"}[self.loss_type]
         return {"loss_type": loss_type, "scale_rewards": self.scale_rewards, "entropy_coef": self.entropy_coef}
 
@@ -70,4 +68,4 @@ def _describe(recipe: GRPORecipe) -> str:
 
 
 OBJECTIVE = Objective(advantages, loss)
-GRPO = OnlineAlgorithm(GRPORecipe, writer(OBJECTIVE), _describe)
+GRPO = OnlineAlgorithm(GRPORecipe, OBJECTIVE, _describe)

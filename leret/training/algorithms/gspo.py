@@ -8,8 +8,7 @@ from pydantic import Field, PositiveInt
 
 from leret.config.training import WritingRecipe
 from leret.training.algorithms.grpo import advantages
-from leret.training.online.algorithm import OnlineAlgorithm, writer
-from leret.training.online.base import Objective
+from leret.training.online.algorithm import Objective, OnlineAlgorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -45,4 +44,4 @@ def _describe(recipe: GSPORecipe) -> str:
 
 
 OBJECTIVE = Objective(advantages, loss)
-GSPO = OnlineAlgorithm(GSPORecipe, writer(OBJECTIVE), _describe)
+GSPO = OnlineAlgorithm(GSPORecipe, OBJECTIVE, _describe)

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import torch
 
 _ROUNDING = 1e-9
-"""Relative difference below which two rewards count as equal."""
 
 
 class KTORecipe(ExampleRecipe):
@@ -57,7 +56,7 @@ def kto_loss(
     beta: float,
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
-    """Return KTO's losses: the weight of a completion less its value relative to the reference point ``kl``.
+    """Return KTO's losses (n,): the weight of a completion less its value relative to the reference point ``kl``.
 
     Args:
         policy: (n,) log-probability of each completion under the policy, summed over its tokens.
@@ -66,9 +65,6 @@ def kto_loss(
         kl: () estimate of the policy's divergence from the reference, at least 0; no gradient goes through it.
         beta: risk aversion.
         weights: of desirable and of undesirable completions.
-
-    Returns:
-        (n,) losses between 0 and the weights.
 
     Source: Ethayarajh et al. 2024, arXiv 2402.01306, eq. 7.
     """
@@ -81,22 +77,19 @@ def kto_loss(
 def scored_completions(
     samples: Sequence[Sample], baseline: Literal["mean"] | float = "mean"
 ) -> Iterator[tuple[Sample, float]]:
-    """Yield the distinct completions of a state with their rewards less the baseline, without those at the mean.
-
-    A mean of equal floats can differ from them in the last bit.
-    """
+    """Yield the distinct completions of a state with their rewards less the baseline, without those at the mean."""
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     for sample in distinct(samples):
         score = float(sample.reward or 0.0) - (fmean(rewards) if baseline == "mean" else baseline)
+        # A mean of equal floats can differ from them in the last bit.
         if baseline != "mean" or abs(score) > _ROUNDING * max(1.0, *map(abs, rewards)):
             yield sample, score
 
 
 def examples(recipe: KTORecipe, samples: Samples) -> list[TrainingExample]:
-    """Return the distinct completions of each state in a random order, without those at the state's mean.
+    """Return the distinct completions of each state, without those at the state's mean.
 
-    Completions that do not parse are among them if the reward has an ``unparsed_reward``. The order is fixed here,
-    because TRL keeps it and takes the neighbour of each row as its mismatched completion.
+    The order is random and fixed here: TRL takes the neighbour of each row as its mismatched completion.
     """
     completions = [
         TrainingExample(group.state.task_id, plain(group.state.messages), (str(sample.completion),), (score,))
@@ -116,10 +109,7 @@ def examples(recipe: KTORecipe, samples: Samples) -> list[TrainingExample]:
 
 
 def collate_completions(rows: list[dict[str, Any]], pad: int, *, packed: bool = False) -> dict[str, Any]:
-    """Return a batch for TRL's KTOTrainer: sequences with their completions and, prefixed ``KL_``, mismatched ones.
-
-    ``packed`` for a model prepared by `share_prompts`.
-    """
+    """Return a batch for TRL's KTOTrainer: sequences with their completions and, prefixed ``KL_``, mismatched ones."""
     import torch
 
     from leret.training.packing import collate

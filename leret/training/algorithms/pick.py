@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
 from leret.config.training import PickingRecipe, changed_keys
 from leret.training.algorithms.preference import pair_loss
 from leret.training.online.algorithm import OnlineAlgorithm
-from leret.training.online.base import Learner
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -99,11 +98,7 @@ class GroupMethod:
 
 
 def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pair each group's best samples with all others of it.
-
-    Args:
-        rewards: (n,).
-        groups: (n,) number of each sample's state.
+    """Pair each group's best samples with all others of it; ``groups`` (n,) numbers each sample's state.
 
     Returns:
         Indices of the chosen and of the rejected, (n_pairs,) each, and the pairs' weights, which sum to 1 in a group.
@@ -119,12 +114,6 @@ def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Te
     return chosen, rejected, 1 / counts[groups[chosen]].to(rewards.dtype)
 
 
-def _learner(*arguments: Any) -> Learner:
-    from leret.training.online.picking import PickLearner
-
-    return PickLearner(GroupMethod, *arguments)
-
-
 def _describe(recipe: PickRecipe) -> str:
     names = {
         "grpo": "group-relative advantages (arXiv 2402.03300)",
@@ -135,4 +124,4 @@ def _describe(recipe: PickRecipe) -> str:
     return f"{names[recipe.loss]}, {recipe.num_generations} picks a state"
 
 
-PICK = OnlineAlgorithm(PickRecipe, _learner, _describe, picks=True)
+PICK = OnlineAlgorithm(PickRecipe, GroupMethod, _describe, picks=True)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field, PositiveInt
 
 from leret.config.training import WritingRecipe
-from leret.training.online.algorithm import OnlineAlgorithm, writer
-from leret.training.online.base import Objective
+from leret.training.online.algorithm import Objective, OnlineAlgorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -78,4 +77,4 @@ def _describe(recipe: PPORecipe) -> str:
 
 
 OBJECTIVE = Objective(advantages, loss, penalty="reward", has_values=True)
-PPO = OnlineAlgorithm(PPORecipe, writer(OBJECTIVE), _describe)
+PPO = OnlineAlgorithm(PPORecipe, OBJECTIVE, _describe)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
 from leret.config.training import PickingRecipe
 from leret.training.online.algorithm import OnlineAlgorithm
-from leret.training.online.base import Learner
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,10 +21,7 @@ _UNIFORM = 1e9
 
 
 class PQNRecipe(PickingRecipe):
-    """Parallel Q-learning; defaults are Q-RAG's for E5 on HotpotQA.
-
-    ``questions_per_round: 96`` stands for its 12 environments and 8 accumulated gradients.
-    """
+    """Parallel Q-learning; defaults are Q-RAG's for E5 on HotpotQA: 96 is its 12 environments by 8 gradients."""
 
     algorithm: Literal["pqn"] = "pqn"
     learning_rate: float = Field(1.5e-5, gt=0)
@@ -104,16 +100,9 @@ class ValueMethod:
 
 
 def soft_value(q: Tensor, temperature: float, k: int | None = None) -> Tensor:
-    """Return the value of states: ``temperature * log(sum(exp(q / temperature)))`` over their k best candidates.
+    """Return the value (...) of states: ``temperature * log(sum(exp(q / temperature)))`` over their k best candidates.
 
-    Args:
-        q: (..., n_candidates).
-        temperature: 0 gives the largest value.
-        k: None: all candidates.
-
-    Returns:
-        (...).
-
+    ``q`` is (..., n_candidates). Temperature 0 gives the largest value.
     Source: Q-RAG, arXiv 2511.07328, section 3 (Haarnoja et al. 2017, arXiv 1702.08165, eq. 3).
     """
     if temperature == 0:
@@ -122,14 +111,8 @@ def soft_value(q: Tensor, temperature: float, k: int | None = None) -> Tensor:
     return temperature * (best / temperature).logsumexp(-1)
 
 
-def _learner(*arguments: Any) -> Learner:
-    from leret.training.online.picking import PickLearner
-
-    return PickLearner(ValueMethod, *arguments)
-
-
 def _describe(recipe: PQNRecipe) -> str:
     return f"parallel Q-learning of a picker (Q-RAG, arXiv 2511.07328), lambda {recipe.lam}, alpha {recipe.temperature}"
 
 
-PQN = OnlineAlgorithm(PQNRecipe, _learner, _describe, picks=True)
+PQN = OnlineAlgorithm(PQNRecipe, ValueMethod, _describe, picks=True)

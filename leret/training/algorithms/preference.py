@@ -74,26 +74,16 @@ def pair_loss(kind: Literal["dpo", "ipo"], margins: torch.Tensor, beta: float) -
 def collate_pairs(
     rows: list[dict[str, Any]], pad: int, *, sequence: bool, packed: bool = False, margin: float = 0.0
 ) -> dict[str, Any]:
-    """Return a batch of ids for TRL's DPOTrainer.
+    """Return a batch of ids for TRL's DPOTrainer: ``2 * len(rows)`` sequences, chosen ones first.
 
-    IPO is defined on the sum of token log-probabilities. TRL divides each completion's log-ratio by its number of
-    tokens, the sum of the completion mask with its first column. Nothing else reads that column, since position 0 has
-    no prediction. With ``1 - n_tokens`` there the mask sums to 1, and TRL's loss becomes the one on sums, with the same
-    metrics; `leret.training.checks.check_loss` compares both before every training.
+    IPO is defined on the sum of token log-probabilities (``sequence``). TRL divides each completion's log-ratio by its
+    number of tokens, the sum of the completion mask with its first column, which nothing else reads. With
+    ``1 - n_tokens`` there the mask sums to 1, and TRL's loss becomes the one on sums, with the same metrics;
+    `leret.training.checks.check_loss` compares both before every training.
 
-    A reward margin is added to the reference's log-probability of the chosen completion, which every loss subtracts.
-    For DPO this is the offset of arXiv 2402.10571. TRL then logs rewards and accuracies less the margin.
-
-    Args:
-        rows: of `preference_rows`.
-        pad: id of the padding token.
-        sequence: True for IPO on sums, False for TRL's average over tokens.
-        packed: for a model prepared by `share_prompts`.
-        margin: nats for a difference of 1 between a pair's rewards; IPO's mean over tokens divides them by the tokens
-            of the chosen completion.
-
-    Returns:
-        ``2 * len(rows)`` sequences, chosen ones first.
+    ``margin``, in nats for a difference of 1 between a pair's rewards, is added to the reference's log-probability of
+    the chosen completion, which every loss subtracts: for DPO the offset of arXiv 2402.10571. IPO's mean over tokens
+    divides it by the tokens of the chosen completion. TRL logs rewards and accuracies less the margin.
     """
     import torch
 
@@ -137,11 +127,7 @@ _TRL_NAMES = {"dpo": "sigmoid", "ipo": "ipo", "sft": "sft"}
 
 
 def preference_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
-    """Return columns of ids for `collate_pairs`, and the text columns that TRL requires.
-
-    The DPOTrainer of TRL 1.16 always encodes ``prompt``, ``chosen`` and ``rejected``. They are empty to save time; the
-    collator reads the ids.
-    """
+    """Return columns of ids for `collate_pairs`, and the text columns that TRL requires, empty to save time."""
     return {name: [""] * len(encoded) for name in ("prompt", "chosen", "rejected")} | {
         "prompt_tokens": [example.prompt for example in encoded],
         "chosen_tokens": [example.completions[0] for example in encoded],

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from leret.config.training import TRLKeys, WritingRecipe
-from leret.training.online.algorithm import OnlineAlgorithm, writer
-from leret.training.online.base import Objective
+from leret.training.online.algorithm import Objective, OnlineAlgorithm
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +27,6 @@ class RLOORecipe(TRLKeys, WritingRecipe):
     kl_estimator: Literal["k1", "k3"] = "k1"
 
     def trl_arguments(self) -> dict[str, Any]:
-        """Arguments of TRL's RLOOConfig that are RLOO's own."""
         return {}
 
 
@@ -60,4 +58,4 @@ def _describe(recipe: RLOORecipe) -> str:
 
 
 OBJECTIVE = Objective(advantages, loss, penalty="reward")
-RLOO = OnlineAlgorithm(RLOORecipe, writer(OBJECTIVE), _describe)
+RLOO = OnlineAlgorithm(RLOORecipe, OBJECTIVE, _describe)

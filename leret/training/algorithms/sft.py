@@ -20,8 +20,7 @@ from leret.training.algorithms.base import (
 )
 from leret.training.data import Encoded, RunSamples, Samples, TrainingExample, plain
 
-IGNORED = -100
-"""Label of a token without a loss, in torch and transformers."""
+IGNORED = -100  # label of a token without a loss, in torch and transformers
 
 
 class SFTRecipe(ExampleRecipe):
@@ -37,7 +36,6 @@ class SFTRecipe(ExampleRecipe):
 
     @property
     def is_control(self) -> bool:
-        """True for the steps of another policy, and for targets that ignore the reward."""
         return super().is_control or self.targets == "random"
 
 
@@ -60,10 +58,7 @@ def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
 
 
 def _reference_answers(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
-    """Return the first reference answer of each task, at the states of predictors that write only ``field``.
-
-    Such a predictor needs no samples with rewards: one completion a state is enough.
-    """
+    """Return the first reference answer of each task, at the states of predictors that write only ``field``."""
     from leret.sampling.store.store import Store
 
     if not isinstance(samples, RunSamples) or samples.environment is None:

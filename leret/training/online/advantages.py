@@ -13,8 +13,7 @@ from torch import Tensor
 
 from leret.core.types import digest
 
-_SMALL = 1e-4
-"""Added to a standard deviation, as in TRL."""
+_SMALL = 1e-4  # added to a standard deviation, as in TRL
 
 
 def group_means(values: Tensor, groups: Tensor) -> Tensor:
@@ -67,16 +66,8 @@ def lambda_returns(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, 
     """Return the lambda-returns of steps: ``G[t] = r[t] + gamma * ((1 - lam) * V[t + 1] + lam * G[t + 1])``.
 
     Less the values, they are the generalized advantage estimates of Schulman et al. 2015, arXiv 1506.02438, eq. 16.
-
-    Args:
-        rewards: (n, width) of each step (a token, or a pick).
-        values: (n, width) of the state before each step; 0 after the last one.
-        mask: (n, width), 1 on steps.
-        gamma: discount a step.
-        lam: 0 trusts the values, 1 the rewards.
-
-    Returns:
-        (n, width), 0 off the mask.
+    Tables are (n, width): the rewards of each step (a token, or a pick), the values of the state before it, and the
+    mask; returns are 0 off the mask.
 
     Source: Q-RAG, arXiv 2511.07328, section 3 (Daley and Amato 2019, arXiv 1810.09967, eq. 2).
     """

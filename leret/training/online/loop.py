@@ -19,7 +19,7 @@ from leret.rollouts.rounds import RoundSampler, round_of
 from leret.sampling.store.store import stored_paths
 from leret.training.checkpoints import TrainingJob
 from leret.training.driver import StepLoop
-from leret.training.online.base import Learner
+from leret.training.online.algorithm import Learner
 from leret.training.validation import Validation
 
 _STATE = "state.pt"
@@ -89,7 +89,6 @@ class RoundLoop:
         return self.learner.save(directory)
 
     def close(self) -> None:
-        """End the threads of sampling."""
         self.sampler.close()
         self.learner.policy.close()
 
@@ -110,7 +109,6 @@ class RoundLoop:
         return figures | (learner.learn(sampled, number) if sampled.sequences else {})
 
     def _save_checkpoint(self) -> None:
-        """Write a checkpoint; the state of the loop completes it."""
         path = self._directory / f"checkpoint-{self.state.global_step}"
         path.mkdir(parents=True, exist_ok=True)
         state = self.learner.state(path)

@@ -17,16 +17,13 @@ LossType = Literal["sequence", "token", "dapo"]
 
 
 def clipped_loss(log_ratio: Tensor, advantages: Tensor, low: float, high: float | None = None) -> tuple[Tensor, Tensor]:
-    """Return the negative clipped surrogate.
+    """Return the negative clipped surrogate, and True where the range held a ratio back.
 
     Args:
         log_ratio: (n, width) log-ratios of tokens to the policy that sampled, or (n, 1) of whole completions.
         advantages: (n, width) or (n, 1).
         low: the ratio counts down to ``1 - low`` ...
         high: ... and up to ``1 + high``, if the advantage would push it out of that range; None: ``low``.
-
-    Returns:
-        Losses, and True where the range held a ratio back; both in the shape of the ratios.
 
     Source: Schulman et al. 2017, arXiv 1707.06347, eq. 7; two bounds: Yu et al. 2025, arXiv 2503.14476, eq. 8.
     """
@@ -75,13 +72,8 @@ def entropy(logits: Tensor) -> Tensor:
 def reduce_loss(losses: Tensor, mask: Tensor, kind: LossType, n_sequences: int, n_tokens: float) -> Tensor:
     """Reduce (n, width) losses of a micro-batch to one number; the numbers of a step's micro-batches add up.
 
-    Args:
-        losses: of the tokens.
-        mask: (n, width).
-        kind: ``sequence``: the mean over completions of each one's mean; ``token`` and ``dapo``: over ``n_tokens``.
-        n_sequences: completions of the step.
-        n_tokens: of the step (``token``), or the step's share of the round's tokens (``dapo``): a step with more
-            tokens then weighs more.
+    ``sequence`` is the mean over the step's ``n_sequences`` completions of each one's mean; ``token`` and ``dapo``
+    divide by ``n_tokens``: the step's tokens, or its share of the round's, so that a step with more tokens weighs more.
 
     Source: ``sequence``: arXiv 2402.03300, eq. 3; ``dapo``: arXiv 2503.14476, eq. 8.
     """
@@ -94,17 +86,12 @@ def reduce_loss(losses: Tensor, mask: Tensor, kind: LossType, n_sequences: int, 
 class KLController:
     """Weight of the KL penalty, which moves to keep the KL near a target.
 
-    Attributes:
-        coefficient: current weight.
-        target: nats a completion; None keeps the coefficient.
-        horizon: completions in which an error of at least 20 % moves the coefficient by about 20 %.
-
     Source: Ziegler et al. 2019, arXiv 1909.08593, section 2.2.
     """
 
     coefficient: float
-    target: float | None = None
-    horizon: float = 10_000
+    target: float | None = None  # nats a completion; None keeps the coefficient
+    horizon: float = 10_000  # completions in which an error of 20 % or more moves the coefficient by about 20 %
 
     def update(self, kl: float, n: int) -> None:
         """Move the weight after ``n`` completions with mean KL ``kl``."""

@@ -23,8 +23,7 @@ from leret.training.online.advantages import mini_batches
 from leret.training.online.update import make_optimizer, make_schedule
 from leret.training.validation import Validation
 
-_PICKER = "picker"
-"""Folder of the picker in a checkpoint."""
+_PICKER = "picker"  # in a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,7 @@ class PickBatch:
         rollouts: number of the run of the program.
         step_rewards: each pick's part of its rollout's reward.
         targets: advantages or returns, by the method.
-        old_logps: log-probabilities of the picks under the picker that sampled, or under the reference.
+        old_logps: log-probabilities under the picker that sampled, or under the reference.
     """
 
     choices: Sequence[Choice]
@@ -52,7 +51,6 @@ class PickBatch:
 
     @classmethod
     def of(cls, sampled: Sampled) -> PickBatch:
-        """Make the batch of a round's picks, without targets."""
         choices = {int(group): one[0] for group, one in zip(sampled.groups, sampled.sequences, strict=True)}
         places = {group: {one.id: i for i, one in enumerate(choice.candidates)} for group, choice in choices.items()}
         groups = sampled.groups.tolist()
@@ -72,16 +70,11 @@ class PickBatch:
 
 
 class Method(Protocol):
-    """Losses of a picker.
-
-    Attributes:
-        reference: a second picker, if any: the initial one, or a target network.
-    """
+    """Losses of a picker; ``reference`` is a second one, if any: the initial picker, or a target network."""
 
     reference: Picker | None
 
-    def begin(self, picker: Picker) -> None:
-        """Make the reference from a picker whose training begins."""
+    def begin(self, picker: Picker) -> None: ...
 
     def sampling(self, number: int, share: float) -> tuple[float, int | None]:
         """Return temperature and top-k of a round; ``share`` is of the first learning rate."""
@@ -91,16 +84,13 @@ class Method(Protocol):
         """Return the batch with targets, and figures for the log."""
         ...
 
-    def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
-        """Return (n_states,) losses."""
-        ...
+    def losses(self, picker: Picker, batch: PickBatch) -> Tensor: ...  # (n_states,)
 
-    def after_step(self, picker: Picker) -> None:
-        """Follow a step of the optimizer."""
+    def after_step(self, picker: Picker) -> None: ...
 
 
 class PickLearner:
-    """The `leret.training.online.base.Learner` of pickers."""
+    """The `leret.training.online.algorithm.Learner` of pickers."""
 
     def __init__(
         self, method: Callable[[Any, float], Method], recipe: PickingRecipe, initial: InitialPolicy,
@@ -214,8 +204,7 @@ def values_of(picker: Picker, choices: Sequence[Choice], twin: bool = False) -> 
 def step_rewards(rewards: Tensor, rollouts: Tensor, at_end: bool = False) -> Tensor:
     """Split the rewards (n,) of rollouts into those of their steps, which are adjacent and in order.
 
-    A step gets what it adds to the reward. If ``at_end``, rewards are those of the program's end, and the last step
-    gets all of it.
+    A step gets what it adds to the reward; if rewards are those of the program's end, the last step gets all of it.
     """
     starts = torch.cat([rollouts.new_ones(1, dtype=torch.bool), rollouts[1:] != rollouts[:-1]])
     if at_end:

@@ -56,7 +56,6 @@ class ServedPolicy:
         return self._encoder.encode(messages).token_ids
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion] | BaseException]:
-        """Return the completions of each request, or its error."""
         return submit(self._complete(requests)).result()
 
     def close(self) -> None:

@@ -61,7 +61,6 @@ class StoredStates(RoundSampler):
         return {"prompt": prompts, "state": [*self._points]}
 
     def close(self) -> None:
-        """End the threads of searches and sampling."""
         super().close()
         self.policy.close()
 
@@ -106,11 +105,7 @@ class StoredStates(RoundSampler):
 
 @contextmanager
 def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
-    """Yield TRL's trainer of the recipe's algorithm as an engine; it takes as many steps as our loop.
-
-    Raises:
-        TrainingError: there are fewer states than a batch takes, or TRL refuses the settings.
-    """
+    """Yield TRL's trainer of the recipe's algorithm as an engine; it takes as many steps as our loop."""
     import trl
 
     assert job.run is not None

@@ -19,7 +19,7 @@ from leret.config.training import LoraSettings, RoundRecipe
 from leret.core.errors import TrainingError
 from leret.training.algorithms.base import new_adapter
 from leret.training.model import InitialPolicy, load_for_training
-from leret.training.online.base import Objective
+from leret.training.online.algorithm import Objective
 from leret.training.online.losses import KL, LossType, entropy, reduce_loss
 from leret.training.packing import collate, share_prompts
 
@@ -30,19 +30,12 @@ _REFERENCE = "reference"
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Sizes of one optimizer step, by which all of its micro-batches divide.
-
-    Attributes:
-        sequences: completions of the step.
-        tokens: their tokens.
-        round_tokens: the step's share of the round's tokens.
-        learnt_tokens: tokens of completions that have a part in the loss.
-    """
+    """Sizes of one optimizer step, by which all of its micro-batches divide."""
 
     sequences: int
     tokens: float
-    round_tokens: float
-    learnt_tokens: float
+    round_tokens: float  # the step's share of the round's
+    learnt_tokens: float  # of completions that have a part in the loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +49,6 @@ class RolloutBatch:
         reference: log-probabilities under the initial policy; None without a KL penalty.
         values: values of each token before the update; None without a value head.
         returns: targets of the values.
-        counts: of the optimizer step; None outside one.
     """
 
     sequences: list[tuple[Ids, Ids]]
@@ -108,17 +100,11 @@ class RolloutBatch:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Outputs of the policy at a batch's tokens.
+    """Outputs of the policy at a batch's tokens; tensors over tokens are (n, width)."""
 
-    Attributes:
-        logits: (n, width, n_vocabulary) at the sampling temperature.
-        logps: (n, width) log-probabilities of the tokens.
-        values: (n, width) values before the tokens; None without a value head.
-    """
-
-    logits: Tensor
+    logits: Tensor  # (n, width, n_vocabulary) at the sampling temperature
     logps: Tensor
-    values: Tensor | None
+    values: Tensor | None  # before the tokens; None without a value head
 
 
 def penalized(
@@ -159,7 +145,7 @@ def load_trainable(initial: InitialPolicy, lora: LoraSettings | None, dtype: str
 class Reference:
     """The initial policy beside the one in training: the base without its adapter, or else a copy.
 
-    If the training starts from an adapter, that adapter is loaded again under another name; memory holds one base.
+    An adapter that the training starts from is loaded again under another name; memory holds one base.
     """
 
     def __init__(self, model: Any, initial: InitialPolicy, lora: LoraSettings | None) -> None:
@@ -173,7 +159,6 @@ class Reference:
 
     @contextmanager
     def of(self, model: Any) -> Iterator[Any]:
-        """Yield a model that computes the initial policy."""
         if self.copy is not None:
             yield self.copy
         elif self._adapter is None:
@@ -188,16 +173,7 @@ class Reference:
 
 
 class Update:
-    """A model, its optimizer, and its steps.
-
-    Args:
-        model: on its device.
-        pad: id of the padding token.
-        recipe: keys of the optimizer and of the objective; its learning rate is that of the first step.
-        objective: the loss.
-        temperature: of the samples.
-        reference: the initial policy, for a KL penalty.
-    """
+    """A model, its optimizer, and its steps; the recipe has the keys of the optimizer and of the objective."""
 
     def __init__(
         self, model: Any, pad: int, recipe: Any, objective: Objective, *, temperature: float = 1.0,
@@ -238,16 +214,11 @@ class Update:
         return logps, torch.cat(values) if values else None
 
     def step(self, batch: RolloutBatch, beta: float = 0.0, round_tokens: float | None = None) -> dict[str, float]:
-        """Take one step of the optimizer.
+        """Take one step of the optimizer, with ``beta`` as the weight of the KL penalty in the loss.
 
-        Args:
-            batch: completions with advantages.
-            beta: weight of the KL penalty in the loss.
-            round_tokens: the step's share of the round's tokens; None: the tokens of the batch.
-
-        Returns:
-            Means over the batch: ``loss``, ``grad_norm``, and the terms of the objective. Empty if no completion has
-            an advantage; nothing changes then.
+        ``round_tokens`` is the step's share of the round's tokens; None: the tokens of the batch. Return means over the
+        batch (``loss``, ``grad_norm``, terms of the objective), empty if no completion has an advantage; nothing
+        changes then.
 
         Raises:
             TrainingError: the loss is not finite.

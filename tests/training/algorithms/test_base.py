@@ -57,9 +57,27 @@ def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch
         ("algorithm: sft\nname: .hidden\n", "cannot name a policy"),
         ("algorithm: sft\nname: a/b\n", "cannot name a policy"),
         ("algorithm: sft\nname: mine\ninit_from: mine\n", "mine would start from itself"),
+        ("algorithm: grpo\nmatch_steps_of: ipo\n", "match_steps_of: not of this kind, but of sft, dpo, ipo, kto"),
+        ("algorithm: grpo\nmax_length: 512\n", "max_length: not of this kind, but of sft"),
+        (
+            "algorithm: ppo\ngradient_accumulation_steps: 2\n",
+            "gradient_accumulation_steps: not of this kind, but of sft",
+        ),
+        ("algorithm: ppo\nengine: trl\n", "engine: not of this kind, but of grpo"),
+        ("algorithm: rloo\nloss_type: token\n", "loss_type: not of this kind, but of grpo, ppo"),
+        ("algorithm: pick\nlora: {r: 4}\n", "lora: not of this kind"),
+        ("algorithm: sft\nnum_generations: 4\n", "num_generations: not of this kind"),
+        ("algorithm: grpo\nnum_generation: 4\n", "num_generation: unknown key; did you mean num_generations"),
+        ("algorithm: grpo\ntarget_kl: 1.0\n", "target_kl moves beta, which is 0"),
+        ("algorithm: grpo\nserved: true\n", "set lora too"),
+        ("algorithm: grpo\ngradient_accumulation_steps: 2\n", "set engine: trl"),
+        ("algorithm: grpo\nuse_vllm: true\n", "set engine: trl"),
+        ("algorithm: grpo\nengine: trl\n", "set states: stored"),
+        ("algorithm: grpo\nengine: trl\nstates: stored\nkeep_rollouts: above\n", "engine trl has no keep_rollouts"),
+        ("algorithm: rloo\nengine: trl\nstates: stored\nentropy_coef: 0.1\n", "engine trl has no entropy_coef"),
     ],
 )
-def test_keys_that_an_algorithm_does_not_take_are_refused(tmp_path, text, message):
+def test_keys_that_an_algorithm_or_engine_does_not_take_are_refused(tmp_path, text, message):
     (tmp_path / "r.yaml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         load_recipe(tmp_path / "r.yaml", TrainingRecipe)

@@ -7,28 +7,22 @@ from leret.core.types import Candidate, Choice
 from leret.policies.load import make_policy
 from leret.training.stage import train
 from tests.training import stories
-from tests.training.online.test_picking import PICK, PQN, record
-from tests.training.picking_runs import picking_run
-from tests.training.training_runs import changed
+from tests.training.online.test_picking import PICK, PQN
+from tests.training.training_runs import changed, log
 
 LOSSES = {"pqn": PQN} | {loss: changed(PICK, loss=loss) for loss in ("grpo", "ipo", "dpo", "sft")}
 LOSSES["dpo"] = changed(LOSSES["dpo"], beta=1.0)
 
 
-@pytest.fixture
-def run(tmp_path):
-    return picking_run(tmp_path)
-
-
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_picker_learns_what_its_rewards_say(run, name):
+def test_a_picker_learns_what_its_rewards_say(picking_run, name):
     recipe = changed(LOSSES[name], eval_steps=100, eval_split="train", eval_tasks=8)
-    report = train(recipe, run)
-    log = [entry for entry in record(report)["log_history"] if "eval_recall" in entry]
-    assert log[0]["eval_recall"] < 0.6
-    assert log[-1]["eval_recall"] > 0.9
+    report = train(recipe, picking_run)
+    recalls = [entry["eval_recall"] for entry in log(report) if "eval_recall" in entry]
+    assert recalls[0] < 0.6
+    assert recalls[-1] > 0.9
     assert {"README.md", "training.json", "picker.json"} <= {path.name for path in report.path.iterdir()}
-    assert train(recipe, run).already
+    assert train(recipe, picking_run).already
     settings = {"kind": "features", "features": f"{stories.__name__}:numbers", "model": str(report.path)}
     picker = make_policy(PolicySettings.model_validate(settings))
     choice = Choice("pick", {"question": "from b"}, [Candidate(word, f"{word} leads to x") for word in "abc"])
@@ -36,16 +30,16 @@ def test_a_picker_learns_what_its_rewards_say(run, name):
     picker.close()
 
 
-def test_the_temperature_falls_with_the_rate_after_random_rounds(run):
+def test_the_temperature_falls_with_the_rate_after_random_rounds(picking_run):
     falling = changed(PQN, lr_scheduler_type="cosine", min_lr_rate=0.1, max_steps=12)
-    log = record(train(falling, run))["log_history"]
-    assert [entry["alpha"] / falling.temperature for entry in log] == pytest.approx(
-        [entry["learning_rate"] / falling.learning_rate for entry in log]
+    entries = log(train(falling, picking_run))
+    assert [entry["alpha"] / falling.temperature for entry in entries] == pytest.approx(
+        [entry["learning_rate"] / falling.learning_rate for entry in entries]
     )
-    assert log[0]["alpha"] > log[-1]["alpha"] > 0.1 * falling.temperature
+    assert entries[0]["alpha"] > entries[-1]["alpha"] > 0.1 * falling.temperature
 
 
-def test_a_reward_of_the_end_trains_all_picks_before_it(run):
+def test_a_reward_of_the_end_trains_all_picks_before_it(picking_run):
     recipe = changed(PQN, name="end", credit="final", eval_steps=100, eval_split="train", eval_tasks=8)
-    log = [entry for entry in record(train(recipe, run))["log_history"] if "eval_recall" in entry]
-    assert log[-1]["eval_recall"] > log[0]["eval_recall"] + 0.3
+    recalls = [entry["eval_recall"] for entry in log(train(recipe, picking_run)) if "eval_recall" in entry]
+    assert recalls[-1] > recalls[0] + 0.3

@@ -6,42 +6,12 @@ from pathlib import Path
 import pytest
 
 from leret.config.load import load_recipe
-from leret.core.errors import ConfigError
 from leret.training.algorithms import ALGORITHMS, TrainingRecipe
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.ppo import PPORecipe
 from leret.training.algorithms.rloo import RLOORecipe
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("algorithm: grpo\nmatch_steps_of: ipo\n", "match_steps_of: not of this kind, but of sft, dpo, ipo, kto"),
-        ("algorithm: grpo\nmax_length: 512\n", "max_length: not of this kind, but of sft"),
-        (
-            "algorithm: ppo\ngradient_accumulation_steps: 2\n",
-            "gradient_accumulation_steps: not of this kind, but of sft",
-        ),
-        ("algorithm: ppo\nengine: trl\n", "engine: not of this kind, but of grpo"),
-        ("algorithm: rloo\nloss_type: token\n", "loss_type: not of this kind, but of grpo, ppo"),
-        ("algorithm: pick\nlora: {r: 4}\n", "lora: not of this kind"),
-        ("algorithm: sft\nnum_generations: 4\n", "num_generations: not of this kind"),
-        ("algorithm: grpo\nnum_generation: 4\n", "num_generation: unknown key; did you mean num_generations"),
-        ("algorithm: grpo\ntarget_kl: 1.0\n", "target_kl moves beta, which is 0"),
-        ("algorithm: grpo\nserved: true\n", "set lora too"),
-        ("algorithm: grpo\ngradient_accumulation_steps: 2\n", "set engine: trl"),
-        ("algorithm: grpo\nuse_vllm: true\n", "set engine: trl"),
-        ("algorithm: grpo\nengine: trl\n", "set states: stored"),
-        ("algorithm: grpo\nengine: trl\nstates: stored\nkeep_rollouts: above\n", "engine trl has no keep_rollouts"),
-        ("algorithm: rloo\nengine: trl\nstates: stored\nentropy_coef: 0.1\n", "engine trl has no entropy_coef"),
-    ],
-)
-def test_a_key_of_another_algorithm_or_engine_is_refused(tmp_path, text, message):
-    (tmp_path / "r.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=message):
-        load_recipe(tmp_path / "r.yaml", TrainingRecipe)
 
 
 def test_trl_trains_grpo_and_rloo_but_not_ppo():

@@ -1,9 +1,6 @@
 """A training on fresh samples from a run to a policy, whatever stops it on the way."""
 
 import json
-import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +21,7 @@ from leret.training.stage import estimate, train
 from leret.training.watch import Monitor
 from tests.sampling.fakes import ROOT
 from tests.tiny import tiny_policy
-from tests.training.training_runs import Stopper, changed, interrupt, train_ids
+from tests.training.training_runs import bits, changed, kill_training, log, record
 
 SMALL = {
     "num_train_epochs": 1.0,
@@ -38,16 +35,6 @@ SMALL = {
     "device": "cpu",
 }
 GRPO, RLOO, PPO = GRPORecipe(**SMALL), RLOORecipe(**SMALL), PPORecipe(**SMALL, num_mini_batches=2)
-
-
-def bits(report):
-    weights = load_file(report.path / "model.safetensors")
-    record = json.loads((report.path / "training.json").read_text())
-    return {name: weight.numpy().tobytes() for name, weight in weights.items()}, record["log_history"]
-
-
-def log(report):
-    return json.loads((report.path / "training.json").read_text())["log_history"]
 
 
 @pytest.mark.parametrize("recipe", [GRPO, RLOO, PPO], ids=["grpo", "rloo", "ppo"])
@@ -74,36 +61,15 @@ def test_a_run_becomes_a_policy_that_is_not_trained_again(run, base, recipe):
         train(changed(recipe, learning_rate=0.5), run)
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from leret.core.runs import Run
-from leret.training.stage import train
-from tests.training.online import test_loop
-from tests.training.training_runs import Stopper
-recipe = getattr(test_loop, sys.argv[2])
-train(recipe, Run.open(Path(sys.argv[1])), progress=Stopper(5, lambda: os.kill(os.getpid(), signal.SIGKILL)))
-"""
-
-
 @pytest.mark.parametrize(
     "recipe", [*(pytest.param(one, marks=pytest.mark.slow) for one in (GRPO, RLOO)), PPO], ids=["grpo", "rloo", "ppo"]
 )
 def test_a_killed_training_that_goes_on_ends_in_the_same_bits(run, recipe):
-    command = [sys.executable, "-c", KILLED, str(run.path), recipe.algorithm.upper()]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=120, check=False)
-    assert process.returncode == -signal.SIGKILL, process.stderr.decode()
+    kill_training(run, "tests.training.online.test_loop", recipe.algorithm.upper(), 5)
     resumed = train(recipe, run)
     assert resumed.resumed_from == 4
     straight = train(changed(recipe, name="straight"), run)
     assert bits(resumed) == bits(straight)
-
-
-def test_an_interrupted_training_leaves_a_checkpoint(run):
-    with pytest.raises(KeyboardInterrupt):
-        train(GRPO, run, progress=Stopper(2, interrupt))
-    assert estimate(GRPO, run).resumes_at == 3  # after the round that is being sampled
-    assert train(GRPO, run).resumed_from == 3
 
 
 @pytest.mark.parametrize(("beta", "near"), [(10.0, True), (0.0, False)])
@@ -129,18 +95,6 @@ def test_ppo_trains_a_base_model_without_a_chat_template(run, tmp_path):
     assert entry["val/ratio"] == pytest.approx(1.0, abs=1e-3)  # it computes as what has sampled
     assert -3.5 <= entry["reward"] <= 5
     assert find_initial(run, "ppo").template == "plain"
-
-
-def test_an_adapter_is_trained_against_its_own_base(run):
-    report = train(changed(GRPO, lora={"r": 2, "alpha": 4}, beta=0.1, learning_rate=1e-2), run)
-    assert (report.path / "adapter_model.safetensors").is_file()
-    assert log(report)[-1]["kl"] > 0
-
-
-def test_a_question_that_is_held_back_is_refused(run):
-    run.held_out.write_text(json.dumps(train_ids(1)))
-    with pytest.raises(TrainingError, match="evaluation split"):
-        train(GRPO, run)
 
 
 def test_an_alarm_stops_a_training_with_a_checkpoint(run):
@@ -195,7 +149,7 @@ def test_the_best_policy_of_the_validations_is_kept(run, monkeypatch):
 
     monkeypatch.setattr("leret.training.validation.Validation.run_model", run_model)
     report = train(changed(GRPO, eval_steps=2, eval_tasks=2, eval_split="train", max_steps=6, save_steps=1), run)
-    record = json.loads((report.path / "training.json").read_text())
-    assert (record["best_step"], len(record["validation"]), [*seen]) == (4, 2, [0, 2, 4, 6])
+    result = record(report)
+    assert (result["best_step"], len(result["validation"]), [*seen]) == (4, 2, [0, 2, 4, 6])
     assert bits(report)[0].items() <= seen[4].items()
     assert seen[4] != seen[6]

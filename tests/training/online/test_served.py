@@ -1,7 +1,6 @@
 """A policy in training that writes on its run's servers, which load its adapter before each round."""
 
 import asyncio
-import json
 import random
 
 import pytest
@@ -15,7 +14,7 @@ from leret.training.stage import train
 from tests.http.servers import serving
 from tests.policies.servers import ChatServer
 from tests.tiny import SPECIALS
-from tests.training.training_runs import LETTERS, changed
+from tests.training.training_runs import LETTERS, changed, log
 
 END = SPECIALS.index("<|end|>")
 RECIPE = GRPORecipe(
@@ -69,8 +68,7 @@ def test_servers_write_each_round_with_the_adapter_as_it_is(run, base, monkeypat
     assert [*dict.fromkeys(asked)] == loaded
     assert {len(ids) for _, ids in learnt} == {3}  # two words, and what ends a turn
     assert {ids[-1] for _, ids in learnt} == {END}
-    log = json.loads((report.path / "training.json").read_text())["log_history"]
-    assert [entry["num_samples"] for entry in log] == [16, 16, 16]
+    assert [entry["num_samples"] for entry in log(report)] == [16, 16, 16]
     assert (report.path / "adapter_model.safetensors").is_file()
 
 
@@ -121,5 +119,3 @@ def test_a_training_whose_every_sample_failed_is_refused(run, base):
 def test_a_policy_of_this_process_has_no_servers(run):
     with pytest.raises(TrainingError, match="the run's policy has kind local"):
         train(RECIPE, run)
-    with pytest.raises(ValueError, match="set lora too"):
-        GRPORecipe(served=True)
