@@ -1,7 +1,5 @@
 """Every example is run: small, with the shipped policy, on a generated world."""
 
-from __future__ import annotations
-
 import json
 from importlib import import_module
 from pathlib import Path
