@@ -31,7 +31,6 @@ class DataSettings(KindSettings):
 
     @property
     def corpus_file(self) -> str | None:
-        """The corpus that the recipe names."""
         return None
 
     @field_validator("part")
@@ -84,7 +83,6 @@ class BabilongSettings(_Files):
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The values of ``sentences``."""
         return (self.sentences,) if isinstance(self.sentences, int) else self.sentences or ()
 
     @model_validator(mode="after")

@@ -65,6 +65,6 @@ class EvalRecipe(Settings):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Keys of the run's data that are other here."""
+        """The changed keys of the run's data."""
         changes = {name: value for name, value in self.data if value is not None}
         return {**changes, "noise_seed": self.seed} if changes else {}

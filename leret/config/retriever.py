@@ -49,7 +49,6 @@ class RetrieverSettings(KindSettings):
 
     @property
     def index_kind(self) -> str | None:
-        """Name of the index in a run's cache; None if a server has it."""
         return None
 
     @property
@@ -78,7 +77,6 @@ class IndexedSettings(RetrieverSettings):
     """Keys of every engine with an index."""
 
     index: Annotated[str | None, Free(), RecipePath("index directory", may_be_missing=True)] = None
-    """None: in the run directory's cache."""
 
     @property
     def index_kind(self) -> str | None:
@@ -86,7 +84,7 @@ class IndexedSettings(RetrieverSettings):
 
 
 class EngineSettings(IndexedSettings):
-    """An engine that can be one of the two of a hybrid."""
+    """An engine that may be part of a hybrid."""
 
 
 class AnalyzerSettings(IndexedSettings):
@@ -122,7 +120,6 @@ class RM3Settings(_Weights):
 
     @property
     def bm25(self) -> BM25Settings:
-        """Settings of the first search."""
         return BM25Settings(**{name: getattr(self, name) for name in BM25Settings.model_fields if name != "kind"})
 
 

@@ -78,8 +78,8 @@ class ValidationKeys(Settings):
 class WriterKeys(Settings):
     """Weights of a policy that writes."""
 
+    # Default rates for 1.5 million and for a billion parameters, full weights.
     learning_rates: ClassVar[tuple[float, float]] = (1e-3, 1e-5)
-    """Default rates for 1.5 million and for a billion parameters, full weights."""
 
     lora: LoraSettings | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -113,7 +113,6 @@ class TrainingRecipe(KindSettings, OptimizerKeys, ScheduleKeys, DeviceKeys, LogK
 
     @property
     def policy_name(self) -> str:
-        """Directory under R/policies."""
         return self.name or self.algorithm
 
     @property
@@ -195,7 +194,6 @@ class RoundRecipe(TrainingRecipe, RoundKeys):
         return not self.uses_trl
 
     def n_rounds(self, n_tasks: int) -> int:
-        """Return the rounds of the whole training."""
         if self.max_steps is not None:
             return -(-self.max_steps // (self.num_iterations * self.num_mini_batches))
         return max(1, round(self.num_train_epochs * n_tasks / self.questions_per_round))
@@ -264,7 +262,6 @@ class TRLKeys(Settings):
 
     @property
     def uses_trl(self) -> bool:
-        """True if TRL's trainer runs the algorithm instead of our loop."""
         return self.engine == "trl"
 
     @model_validator(mode="after")

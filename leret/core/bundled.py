@@ -13,7 +13,6 @@ from pathlib import Path
 from leret.core.errors import ConfigError, PolicyError, RetrievalError, reason
 
 FOLDERS = ("sampling", "training", "eval", "pipelines")
-"""Folders of recipes and programs."""
 
 
 def root() -> Path:
@@ -45,10 +44,7 @@ def find(name: str, *folders: str) -> Path:
 
 
 def copy(name: str, directory: Path) -> list[Path]:
-    """Copy a recipe, in its folder, and all programs for editing; return the new files.
-
-    ``name`` needs no suffix. Existing files stay unchanged.
-    """
+    """Copy a recipe, in its folder, and all programs for editing; return the new files. Existing files stay."""
     source = find(name, *FOLDERS)
     programs = sorted((root() / "pipelines").glob("*.py")) if source.parent.name == "sampling" else []
     written: list[Path] = []
@@ -94,10 +90,7 @@ _OTHER_FORMATS = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]
 
 
 def find_model(name: str, key: str) -> Path:
-    """Return the directory of a model: ``name``, or ``owner/name`` of the Hugging Face hub, downloaded if missing.
-
-    ``key`` of the recipe stands in messages.
-    """
+    """Return the directory of a model: ``name``, or ``owner/name`` of the Hugging Face hub, downloaded if missing."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()

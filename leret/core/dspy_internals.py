@@ -64,8 +64,7 @@ def rm_rows(ranking: Sequence[Any]) -> list[Any]:
 class AdapterProxy:
     """A proxy in ``settings.adapter`` that sends calls to ``answer`` and everything else to the adapter.
 
-    A subclass would not do: DSPy wraps the methods of every subclass, and programs ask the ambient adapter for more
-    than calls (ReAct formats its trajectory by it). ``answer`` gets the adapter and the arguments of the call.
+    A subclass would not do: DSPy wraps its methods, and ReAct formats its trajectory by the ambient adapter.
     """
 
     def __init__(self, adapter: dspy.Adapter, answer: Callable[..., list[dict[str, Any]]]) -> None:
@@ -140,11 +139,7 @@ passes: list[Any] = []
 
 
 def watching_run() -> Any:
-    """Return the run of the surrounding `carrying`; None elsewhere.
-
-    Raises:
-        ProgramError: a replayed program has started this thread itself.
-    """
+    """Return `carried_run`; ProgramError if a replayed program has started this thread itself."""
     run = carried_run()
     if run is None:
         for one in tuple(passes):
@@ -239,7 +234,6 @@ async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Message]) -> str
 def text_response(
     request: lm15.Request, text: str, n_prompt_tokens: int = 0, n_completion_tokens: int = 0, finish: str = "stop"
 ) -> lm15.Response:
-    """Build a response of one text."""
     return lm15.Response(
         id=None,
         model=request.model,
@@ -250,10 +244,7 @@ def text_response(
 
 
 class EngineLM(dspy.LM):
-    """A ``dspy.LM`` that calls a function, without cache and retries.
-
-    ``settings`` are the defaults of ``temperature``, ``max_tokens`` and ``top_p``.
-    """
+    """A ``dspy.LM`` that calls a function, without cache and retries."""
 
     def __init__(self, name: str, answer: Callable[[lm15.Request], lm15.Response], **settings: Any) -> None:
         engines = {"engine": _Engine(answer), "async_engine": _AsyncEngine(answer)}

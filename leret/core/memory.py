@@ -14,8 +14,8 @@ from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
 _GIB = 1 << 30
+# New objects per collection of young ones; with Python's 700, sampling spends a tenth of its time collecting.
 _YOUNG = 20_000
-"""New objects per collection of young ones; with Python's 700, sampling spends a tenth of its time collecting."""
 
 
 def tune_malloc() -> bool:

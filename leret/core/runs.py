@@ -1,20 +1,20 @@
-"""The run directory: the contract between the stages, and with whoever reads a run.
+"""The run directory: the contract between the stages, and with readers of a run.
 
 ::
 
     R/run.yaml        resolved recipe of every stage, versions, digests; `schema` guards against other versions
     R/prompts/        the bank
     R/rollouts.db     states and samples
-    R/held_out.json   ids of questions that nothing is trained on: those of split test, and with the text of one
+    R/held_out.json   ids of questions never to train on: those of split test, and others with the text of one
     R/preferences/    training data
     R/policies/NAME/  trained policies
     R/program/        what `leret.load` needs
     R/eval/           summary.json, run files
     R/report.html
-    R/events.jsonl    what happened
+    R/events.jsonl    log of the stages
     R/cache/          indexes and other things that can be built again
     R/shards/         stores of shards, until they are merged into rollouts.db
-    R/STAGE.done      what `leret.core.stages.mark_completed` noted
+    R/STAGE.done      marks of completed stages (`leret.core.stages`)
 """
 
 from __future__ import annotations
@@ -42,11 +42,8 @@ from leret.core.files import read_uri, write_atomically
 from leret.core.stages import source_digest
 from leret.core.types import digest
 
-SCHEMA = 2
-"""Version of the run directory's layout."""
-
-_RUN, _LERET = "$RUN/", "$LERET/"
-"""What a path in run.yaml begins with: the run directory, or the folder of what leret ships."""
+SCHEMA = 2  # version of the run directory's layout
+_RUN, _LERET = "$RUN/", "$LERET/"  # beginnings of paths in run.yaml: in the run directory, in the shipped files
 
 _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets")
 
@@ -110,7 +107,7 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> Run:
-        """An existing run; RunError where there is none, or one of another version."""
+        """Open an existing run; RunError if there is none, or one of another version."""
         run = cls(path)
         if not run.manifest_path.is_file():
             raise RunError(f"{path} is not a run directory (no run.yaml); `leret sample RECIPE --run {path}` makes one")
@@ -119,7 +116,7 @@ class Run:
 
     @classmethod
     def create(cls, path: Path) -> Run:
-        """An existing run, or a new one in an empty or missing directory; RunError where it holds other things."""
+        """Open a run, or create one in an empty or missing directory; RunError if it holds other things."""
         run = cls(path)
         if run.manifest_path.is_file():
             return cls.open(path)
@@ -136,11 +133,7 @@ class Run:
 
     @property
     def manifest(self) -> RunManifest:
-        """Return the content of run.yaml, read again only after a change.
-
-        Raises:
-            RunError: the file cannot be read, or another layout version wrote it.
-        """
+        """The content of run.yaml, read again only after a change; RunError as from `record`."""
         record = self.record()
         if self._manifest is None or self._manifest[0] is not record:
             sections = {name: _with_texts(record[name], self._located) for name in record.keys() & _SECTIONS}
@@ -150,7 +143,7 @@ class Run:
     def record(self) -> Mapping[str, Any]:
         """Return run.yaml as written: paths are relative to the run (``$RUN/../data``) or to leret (``$LERET/``).
 
-        It names no machine path, so a run can be moved together with the files it names.
+        So a run can be moved together with its files. RunError if the file is unreadable or of another version.
         """
         try:
             status = self.manifest_path.stat()
@@ -174,10 +167,7 @@ class Run:
         return sections
 
     def prepare(self, sections: Mapping[str, Any]) -> int:
-        """Write sections that count from the commit on in which the store takes the name that is returned.
-
-        The next `update` puts them in their place.
-        """
+        """Write sections that replace others once a commit gives the store the returned name."""
         name = secrets.randbits(30) + 1
         self.update(prepared={"name": name, "sections": sections})
         return name
@@ -189,10 +179,7 @@ class Run:
             return int(database.execute("PRAGMA application_id").fetchone()[0])
 
     def update(self, *, keep: bool = False, **sections: Any) -> None:
-        """Replace top-level sections of run.yaml (``sampling``, ``training``, ``eval``, ``digests`` ...).
-
-        ``keep``: of each section, the entries that stand there and are not given stay.
-        """
+        """Replace sections of run.yaml (``sampling``, ``digests`` ...); ``keep`` merges them into the old ones."""
         with self.writing(), FileLock(self.path / ".run.yaml.lock"):
             value: dict[str, Any] = {**self.record()} if self.manifest_path.is_file() else {"schema": SCHEMA}
             for name, section in _with_texts(sections, self._shared).items():
@@ -200,7 +187,7 @@ class Run:
             write_atomically(self.manifest_path, yaml.dump(value))
 
     def section(self, name: str, made_by: str) -> dict[str, Any]:
-        """A section of run.yaml; RunError where the stage that writes it has not run."""
+        """Return a section of run.yaml; RunError if the command ``made_by`` has not run."""
         value = getattr(self.manifest, name)
         if not value:
             raise RunError(f"{self.path} has no {name} yet; run `{made_by} --run {self.path}` first")
@@ -213,7 +200,7 @@ class Run:
             file.write(line + "\n")
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """What happened, oldest first; a line cut off by a crash is left out."""
+        """Yield the lines of events.jsonl, oldest first, without those cut off by a crash."""
         path = self.path / "events.jsonl"
         if not path.is_file():
             return
@@ -240,7 +227,7 @@ class Run:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turns what the file system refuses into a RunError that says what to do; what was written before stays."""
+        """Turn an OSError into a RunError with advice; earlier writes stay."""
         try:
             yield
         except OSError as error:
@@ -251,12 +238,12 @@ class Run:
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python and of the packages that decide what a run holds, as they are installed; None where one is not."""
+    """Return the installed versions of Python and of the packages that affect results; None for a missing one."""
     return {"python": platform.python_version()} | {package: installed_version(package) for package in _PACKAGES}
 
 
 def program_digest(program: Mapping[str, Any]) -> str:
-    """Name a program's source, its arguments and its adapter, of the section ``program`` of a sampling recipe."""
+    """Return the digest of a program: its source, arguments and adapter; ``program`` is the recipe's section."""
     path, _, name = program["path"].rpartition(":")
     try:
         source = source_digest(Path(path))
@@ -275,7 +262,7 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def installed_version(package: str) -> str | None:
-    """Of an installed package; None where it is not installed."""
+    """Return the version of a package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -36,22 +36,19 @@ def digest(*parts: Json) -> str:
 
 
 Message = Mapping[str, Any]
-"""One message of a chat: the JSON object that OpenAI's API, chat templates, and the store hold.
-
-Build it by `message` and read it by `text_of`. Text is ``content``; a tool call will be a further key of both.
-"""
+"""One message of a chat, as in OpenAI's API and chat templates; build it by `message`, and read it by `text_of`."""
 
 Messages = tuple[Message, ...]
 """Messages in order, the system's first."""
 
 
 def message(role: str, text: str) -> dict[str, Any]:
-    """Build a message from its parts. Text is the only kind of part."""
+    """Build a message; text is the only kind of content."""
     return {"role": role, "content": text}
 
 
 def text_of(message: Message) -> str:
-    """Render the parts of a message as text."""
+    """Return the text of a message."""
     return str(message["content"])
 
 
@@ -235,16 +232,15 @@ class State:
 
 
 OUTAGES = ("policy", "retrieval", "program")
-"""Kinds of failure that say nothing about the completion; the next resume tries such a sample again."""
+"""Kinds of failure that leret never scores; the next resume tries such a sample again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """The reason why a sample has no reward.
 
-    ``kind`` is ``parse`` (the completion is not in the adapter's format) or ``prompt`` (the prompt does not fit the
-    model), which are final, or ``policy``, ``retrieval`` or ``program`` (an outage or a crash), which leret never
-    scores and tries again when it resumes.
+    ``kind`` is ``parse`` (the completion is not in the adapter's format), ``prompt`` (the prompt does not fit the
+    model), or one of `OUTAGES`.
     """
 
     kind: str
@@ -316,7 +312,6 @@ class Sample:
 
     @property
     def is_sampled(self) -> bool:
-        """True if leret samples the predictor, so that a training can use the sample."""
         return self.components.get("sampled") != 0
 
 
@@ -387,7 +382,6 @@ class Rollout:
 
     @property
     def ranking(self) -> Ranking:
-        """Everything that was retrieved."""
         return self.hops[-1].ranking if self.hops else ()
 
     @property

@@ -20,17 +20,14 @@ from ijson.common import ObjectBuilder  # type: ignore[import-untyped]
 
 from leret.core.errors import DataError
 
-MAX_RECORD = 64 * 2**20
-"""Longest line in bytes; keeps a binary file out of memory."""
+MAX_RECORD = 64 * 2**20  # longest line in bytes; keeps a binary file out of memory
 _MAX_DEPTH = 200
-_SHOWN, _PLACES = 10, 4
-"""Number of different faults in a message, and of places of each."""
+_SHOWN, _PLACES = 10, 4  # number of different faults in a message, and of places of each
 _FIELDS = (
     "in JSON lines, a question has id, question, relevant_doc_ids (optional: answer, answers, inputs, type, hops, "
     "split, relevance), a document has doc_id, title, text"
 )
-_TRUNCATED = "Truncated"
-"""Part of Arrow's message about a truncated Zstandard file."""
+_TRUNCATED = "Truncated"  # in Arrow's message about a truncated Zstandard file
 
 
 class BadRecord(Exception):
@@ -50,7 +47,7 @@ class Problems:
         self._times: Counter[str] = Counter()
 
     def add(self, place: str, problem: BadRecord) -> None:
-        """Add a bad record at ``place``: file and line, or file and item."""
+        """Add a bad record at a file and line, or file and item."""
         self.kinds[problem.kind] += 1
         fault = str(problem)
         if fault in self._faults or len(self._faults) < _SHOWN:

@@ -34,8 +34,7 @@ class HttpError(LeretError):
 class RetryableError(HttpError):
     """A failure that may pass, after ``wait_s`` if the server names a time (Retry-After).
 
-    Its kind is ``rate_limit``, ``overloaded``, ``server``, ``timeout``, ``connection``, ``malformed``, or
-    ``incomplete`` (the server itself calls the answer unfinished).
+    Its kind is rate_limit, overloaded, server, timeout, connection, malformed, or incomplete (the server says so).
     """
 
     exit_code = 1
@@ -122,11 +121,9 @@ class ApiKey:
         raise TypeError("a key cannot be pickled; read it from the environment")
 
     def reveal(self) -> str | None:
-        """Return the key, for a client library."""
         return self._value
 
     def headers(self) -> dict[str, str]:
-        """Return the header with the key."""
         if self._value is None:
             return {}
         return {"Authorization": self._value if self._value.startswith("Basic ") else f"Bearer {self._value}"}

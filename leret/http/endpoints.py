@@ -17,8 +17,7 @@ Clock = Callable[[], float]
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-_BLAMELESS = frozenset({"rate_limit", "incomplete"})
-"""Failures that do not mean that the server is down."""
+_BLAMELESS = frozenset({"rate_limit", "incomplete"})  # failures of a server that is up
 
 
 @dataclass(slots=True, eq=False)

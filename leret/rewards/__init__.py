@@ -31,7 +31,6 @@ from leret.rewards.ranking import of_ranking
 __all__ = ["REWARDS", "Part", "Reward", "Scoring", "faults", "function_names", "scoring", "values_of"]
 
 Reward = Callable[..., float | None]
-"""A function of an `Outcome`, and perhaps of a cut-off `k` and other settings."""
 
 REWARDS: dict[str, Reward] = {
     "recall": of_ranking(ranking.recall),
@@ -49,29 +48,19 @@ REWARDS: dict[str, Reward] = {
 }
 """Rewards by their names in recipes, samples, summaries, and reports."""
 
-_RESERVED = frozenset({"final", "step", "sampled", "q", "logp"})
-"""Components of a sample that are not parts of its reward."""
-
-_TOO_LARGE = 1e100
-"""Magnitude from which sums and squares of rewards may overflow."""
+_RESERVED = frozenset({"final", "step", "sampled", "q", "logp"})  # other components of a sample
+_TOO_LARGE = 1e100  # sums and squares of larger rewards may overflow
 
 
 @dataclass(frozen=True)
 class Part:
-    """One function of a reward, with its settings and its weight; printed as its name.
-
-    Attributes:
-        name: in samples.
-        function: a name (``recall@5``, ``FILE.py:function``), or the function.
-        arguments: its settings.
-        place: its key in the recipe, for messages.
-    """
+    """One function of a reward, with its settings and its weight; printed as its name in samples."""
 
     name: str
-    function: str | Reward
+    function: str | Reward  # recall@5, FILE.py:function
     arguments: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
-    place: str = field(default="", compare=False)
+    place: str = field(default="", compare=False)  # its key in the recipe, for messages
 
     def __repr__(self) -> str:
         return self.name
@@ -126,17 +115,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Scoring:
-    """A reward: its parts, and how they make one number. A call returns the reward of a single outcome.
-
-    Attributes:
-        parts: by their names in samples.
-        mixer: of `leret.rewards.combine`.
-        unparsed_reward: reward of a completion that does not parse; None leaves out such a sample.
-    """
+    """A reward: parts and a mixer that makes one number of them. A call returns the reward of a single outcome."""
 
     parts: Mapping[str, Part]
     mixer: str = "weights"
-    unparsed_reward: float | None = None
+    unparsed_reward: float | None = None  # of a completion that does not parse; None leaves out such a sample
 
     @property
     def needs_group(self) -> bool:
@@ -147,7 +130,6 @@ class Scoring:
         return self.alone(self.values(outcome))
 
     def values(self, outcome: Outcome) -> dict[str, float]:
-        """Return the values of the parts that apply to an outcome, by name."""
         return values_of(self.parts, outcome)
 
     def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
@@ -174,8 +156,7 @@ def values_of(parts: Mapping[str, Reward], outcome: Outcome) -> dict[str, float]
 def scoring(spec: str | RewardSettings | Reward, key: str = "reward") -> Scoring:
     """Parse a reward: a name, a recipe's section, or a function, which becomes a part named ``key``.
 
-    Raises:
-        ConfigError: all unknown names and settings, with their places below ``key``.
+    ConfigError lists all unknown names and settings, with their places below ``key``.
     """
     parts = _parts(spec, key)
     if problems := _faults(spec, key, parts):

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_EPS = 1e-12
-"""Spread below this is a rounding error."""
+_EPS = 1e-12  # spread below this is a rounding error
 
 
 def weights(parts: Array, scale: Array) -> Array:

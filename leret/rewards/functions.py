@@ -62,7 +62,7 @@ def source_digest(name: str) -> str | None:
 
 
 def sources_digest(names: Iterable[str]) -> str | None:
-    """Return the digest of the sources of all users' functions among names; None if there are none."""
+    """Return the digest of the sources of all users' functions among names; None without any."""
     sources = {name: source_digest(name) for name in names if is_function(name)}
     return digest(sorted(sources.values(), key=str)) if sources else None
 

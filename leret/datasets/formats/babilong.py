@@ -31,10 +31,8 @@ from leret.datasets.formats.base import Fields, optional_text, text, wrong
 from leret.datasets.records import BadRecord, Problems, Record, lines, open_compressed, records
 from leret.datasets.splits import rank_of, split_of
 
-_CHUNK_LISTS = 256
-"""Number of tasks with chunks in memory; others build them again."""
-_LEAST_WORDS = 4
-"""Least words of a sentence of a book; shorter ones are headings or exclamations."""
+_CHUNK_LISTS = 256  # tasks with chunks in memory; others build them again
+_LEAST_WORDS = 4  # in a sentence of a book; shorter ones are headings or exclamations
 _ENDS = r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)]))(?<!\bMr\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bMrs\.)"
 _BETWEEN = re.compile(_ENDS + r"\s+(?=[\"'“‘(]?[A-Z])")
 _GUTENBERG = re.compile(r"\A.*?\*\*\* ?START OF.*?\*\*\*|\*\*\* ?END OF.*\Z", re.DOTALL)

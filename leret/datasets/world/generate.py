@@ -95,8 +95,7 @@ def _world(data: WorldSettings) -> tuple[tuple[Document, ...], tuple[Task, ...]]
     return generate(data.seed, **data.options)
 
 
-_Asked = tuple[str, str, tuple[str, ...], str]
-"""Text, answer, gold, type."""
+_Asked = tuple[str, str, tuple[str, ...], str]  # text, answer, gold, type
 
 
 def _describe(cast: Cast) -> Iterator[Document]:
