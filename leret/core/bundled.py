@@ -1,7 +1,4 @@
-"""Recipes, programs, and models by name: those that ship with leret, and models of the Hugging Face hub.
-
-Recipes and programs are the top folders of a checkout; a wheel holds them under ``leret/_recipes``.
-"""
+"""Recipes, programs, and models by name: those that ship with leret, and models of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ FOLDERS = ("sampling", "training", "eval", "pipelines")
 
 
 def root() -> Path:
-    """Return the directory that holds `FOLDERS`."""
+    """Return the directory with `FOLDERS`: the top of a checkout, or ``leret/_recipes`` in a wheel."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "_recipes"
     return inside if inside.is_dir() else package.parent

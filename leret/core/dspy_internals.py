@@ -1,8 +1,4 @@
-"""The parts of DSPy 3.4.1 that are private or may change between versions.
-
-tests/core/test_dspy_internals.py states what leret expects of them. The public and stable parts (Module, Predict,
-Signature, context) are imported from dspy.
-"""
+"""The parts of DSPy 3.4.1 that are private or may change; tests/core/test_dspy_internals.py states expectations."""
 
 from __future__ import annotations
 

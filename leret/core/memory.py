@@ -1,7 +1,6 @@
 """Settings of glibc's malloc and Python's garbage collector: small models train 1.5 to 3 times as fast on CPUs.
 
-By default glibc returns freed blocks of some hundred kilobytes to the kernel, and a training step of a tiny model
-spends most of its time on page faults.
+By default glibc returns freed blocks to the kernel, and a training step of a tiny model mostly takes page faults.
 """
 
 from __future__ import annotations

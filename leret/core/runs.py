@@ -50,35 +50,21 @@ _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets
 
 @dataclass(frozen=True, slots=True)
 class RunManifest:
-    """Content of run.yaml, with the paths of this machine. A section is None, or empty, until its stage has run.
+    """Content of run.yaml, with the paths of this machine. A section is None, or empty, until its stage has run."""
 
-    Attributes:
-        versions: Python and the packages that decide what a run holds.
-        sampling: the resolved recipe of `leret sample`, as JSON values.
-        digests: corpus, retriever, program, questions, reward, and the policy that sampled last.
-        rounds: policy, model and digest of each round of sampling, oldest first.
-        bank: names and scores of the prompts.
-        searched: whether a search follows each predictor.
-        preferences: strategy, margin and number of the pairs.
-        training: key and counts of each trained policy, by name.
-        eval: the resolved recipe of the last `leret eval`.
-        optimize: digests that `leret.LeReT` goes on from.
-    """
-
-    versions: Mapping[str, str | None] = field(default_factory=dict)
-    sampling: Mapping[str, Any] | None = None
-    digests: Mapping[str, str] = field(default_factory=dict)
-    rounds: Sequence[Mapping[str, Any]] = ()
-    bank: Mapping[str, Any] | None = None
-    searched: Mapping[str, bool] | None = None
-    preferences: Mapping[str, Any] = field(default_factory=dict)
-    training: Mapping[str, Any] = field(default_factory=dict)
-    eval: Mapping[str, Any] | None = None
-    optimize: Mapping[str, Any] | None = None
+    versions: Mapping[str, str | None] = field(default_factory=dict)  # Python and the packages that affect results
+    sampling: Mapping[str, Any] | None = None  # the resolved recipe of `leret sample`, as JSON values
+    digests: Mapping[str, str] = field(default_factory=dict)  # corpus, program, policy that sampled last ...
+    rounds: Sequence[Mapping[str, Any]] = ()  # policy, model and digest of each round of sampling, oldest first
+    bank: Mapping[str, Any] | None = None  # names and scores of the prompts
+    searched: Mapping[str, bool] | None = None  # by predictor: True if a search follows it
+    preferences: Mapping[str, Any] = field(default_factory=dict)  # strategy, margin and number of the pairs
+    training: Mapping[str, Any] = field(default_factory=dict)  # key and counts of each trained policy, by name
+    eval: Mapping[str, Any] | None = None  # the resolved recipe of the last `leret eval`
+    optimize: Mapping[str, Any] | None = None  # digests from which `leret.LeReT` resumes
 
     @property
     def policy_digest(self) -> str | None:
-        """Digest of the policy that sampled last."""
         return self.digests.get("policy")
 
 

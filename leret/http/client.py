@@ -72,7 +72,7 @@ class _PerLoop:
 
 
 class Client:
-    """A client that retries requests until they are answered. Each event loop has separate limits.
+    """A client that retries requests until they are answered.
 
     Args:
         setting: the recipe's section, for messages: ``policy`` or ``retriever``.

@@ -22,7 +22,7 @@ import numpy as np
 from leret.config.sampling import RewardSettings
 from leret.core.errors import USER_ERRORS, ConfigError, raised
 from leret.core.types import Outcome
-from leret.rewards import form, ranking
+from leret.rewards import ranking
 from leret.rewards.answers import ANSWERS
 from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
 from leret.rewards.functions import is_function, load_function
@@ -31,6 +31,34 @@ from leret.rewards.ranking import of_ranking
 __all__ = ["REWARDS", "Part", "Reward", "Scoring", "faults", "function_names", "scoring", "values_of"]
 
 Reward = Callable[..., float | None]
+
+_THOUGHT = re.compile(r"\s*<think>(?:(?!</?think>).)+</think>(?:(?!</?think>).)+", re.DOTALL)
+_TIERS = ((0.7, 5.0), (0.5, 4.0), (0.4, 3.0), (0.3, 1.0), (0.1, 0.5), (0.05, 0.1))  # least recall, reward
+
+
+def format(outcome: Outcome, think: bool = False) -> float:
+    """Return 1 if the completion parses into fields, else 0.
+
+    A sample that does not parse has no reward except the recipe's ``unparsed_reward``, so 0 only occurs in programs
+    that continue anyway. With ``think``, the completion must also begin with one ``<think>...</think>`` and continue.
+    """
+    return float(bool(outcome.outputs) and (not think or _THOUGHT.fullmatch(outcome.text) is not None))
+
+
+def steps(outcome: Outcome) -> float:
+    """Return 0 for one LM call, and 1 less for each further call."""
+    return 1.0 - outcome.n_steps
+
+
+def deepretrieval(outcome: Outcome, k: int | None = None) -> float | None:
+    """Return recall in tiers: 5 from .7 on, 4 from .5, 3 from .4, 1 from .3, .5 from .1, .1 from .05, and -3.5 below.
+
+    Source: DeepRetrieval (arXiv 2503.00223), literature search, as in its code. Its rewards for the format (+1, -4) are
+    the part `format` and the key ``unparsed_reward`` of a recipe.
+    """
+    value = of_ranking(ranking.recall)(outcome, k)
+    return None if value is None else next((reward for least, reward in _TIERS if value >= least), -3.5)
+
 
 REWARDS: dict[str, Reward] = {
     "recall": of_ranking(ranking.recall),
@@ -41,10 +69,10 @@ REWARDS: dict[str, Reward] = {
     "all_found": of_ranking(ranking.all_found),
     "fact_em": of_ranking(ranking.fact_em),
     "fact_f1": of_ranking(ranking.fact_f1),
-    "deepretrieval": form.deepretrieval,
+    "deepretrieval": deepretrieval,
     **ANSWERS,
-    "format": form.format,
-    "steps": form.steps,
+    "format": format,
+    "steps": steps,
 }
 """Rewards by their names in recipes, samples, summaries, and reports."""
 

@@ -2,13 +2,9 @@
 
 The question file is bAbI's text (``1 Mary moved to the bathroom.``; questions with tabs before answer and supporting
 lines), or JSON lines with ``story``, ``question``, ``answer``, ``support`` (places in the story, from 0). A task's
-inputs are ``question`` and ``chunks``, the sentences in order; its gold ids are the places of the supporting sentences,
-as text.
-
-A task has ``data.sentences`` in all: the facts, in order at random places, and between them consecutive sentences of
-``data.noise`` from a random start (cyclic). With several lengths, each task draws one. All draws depend on
-``data.noise_seed`` and the task's id. bAbI's text has no splits, so the hash of its first two sentences decides the
-split of a story.
+inputs are ``question`` and ``chunks``: the facts, in order at random places, and between them consecutive sentences of
+``data.noise`` from a random start (cyclic). Its gold ids are the places of the supporting sentences, as text. All draws
+depend on ``data.noise_seed`` and the task's id. The hash of its first two sentences decides the split of a story.
 
 Source: BABILong (arXiv 2406.10149); bAbI (arXiv 1502.05698).
 """
@@ -48,20 +44,14 @@ class Noise:
 
 @dataclass(frozen=True, eq=False)
 class Inputs(Mapping[str, Json]):
-    """``question`` and ``chunks`` of a task; the chunks are built on access.
-
-    Attributes:
-        places: of the story's sentences among the chunks, ascending.
-        n: number of chunks.
-        start: index of the first sentence of noise in the book.
-    """
+    """``question`` and ``chunks`` of a task; the chunks are built on access."""
 
     question: str
     story: tuple[str, ...]
-    places: tuple[int, ...]
-    n: int
+    places: tuple[int, ...]  # of the story's sentences among the chunks, ascending
+    n: int  # number of chunks
     noise: Noise
-    start: int
+    start: int  # index of the first sentence of noise in the book
 
     @property
     def text(self) -> str:

@@ -33,7 +33,7 @@ class Reader(Protocol):
         """True if documents repeat (in the contexts of several questions); the first one counts."""
 
     def fits(self, record: Fields) -> bool:
-        """Check that a file with this first record is of this kind."""
+        """Check for a file of this kind by its first record."""
 
     def tasks(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Task]]:
         """Yield tasks with their records."""
