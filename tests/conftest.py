@@ -1,5 +1,3 @@
-"""Shared fixtures."""
-
 import signal
 from pathlib import Path
 

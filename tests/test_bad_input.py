@@ -31,7 +31,6 @@ WORDS = "river city film book song king queen road moon star night country band 
 
 
 def leret(command):
-    """Exit code and all output of a command."""
     result = CliRunner().invoke(app, shlex.split(command))
     return result.exit_code, result.output
 
@@ -42,7 +41,6 @@ def done(command):
 
 
 def refused(command, *says, code=2):
-    """A command that must end with one message."""
     got, out = leret(command)
     assert (got, out.count("error: "), "Traceback" in out) == (code, 1, False), out
     message = out[out.find("error: ") :]

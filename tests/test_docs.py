@@ -71,18 +71,15 @@ NOT_RUN = {
 
 
 def blocks(language):
-    """File and text of every block in a language."""
     pairs = [(name, block) for name, path in DOCS.items() for block in BLOCK.findall(path.read_text(encoding="utf-8"))]
     return [(name, body) for name, (kind, body) in pairs if kind == language]
 
 
 def shell_lines(block):
-    """Words of every line of a shell block."""
     return [words for words in (shlex.split(line, comments=True) for line in block.splitlines()) if words]
 
 
 def commands(document):
-    """Words of every shell line of a document."""
     return [words for name, body in blocks("sh") if name == document for words in shell_lines(body)]
 
 

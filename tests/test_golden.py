@@ -35,7 +35,6 @@ def invoke(*words):
 
 
 def contents(run, out):
-    """Contents of a run by the name of its golden file."""
     invoke("store", "export", "--run", str(run), "--out", str(out), "--force", "--messages")
     samples = [json.loads(line) for line in out.read_text().splitlines()]
     pairs = pq.read_table(run / "preferences" / "train.parquet").to_pylist()

@@ -34,7 +34,6 @@ sampling: {prompts: 1, samples: 4, reward: {parts: {short@4: 1.0}}}
 
 
 def short(outcome, k=10):
-    """Return 1 for a completion of at most ``k`` characters."""
     return float(len(outcome.text) <= k)
 
 
@@ -99,7 +98,6 @@ class ToyPolicy:
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory):
-    """A run of `RECIPE`, with one line more in each table."""
     folder = tmp_path_factory.mktemp("kinds")
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "corpus.json").write_text(json.dumps([{"word": word, "says": text} for word, text in DOCS.items()]))

@@ -45,7 +45,6 @@ def layer(name):
 
 
 def strings(path):
-    """Modules of leret that are named by a string: ``import_module("leret.cli")``, ``"leret.cli.app:main"``."""
     nodes = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant))
     named = ((node.lineno, node.value.partition(":")[0]) for node in nodes if isinstance(node.value, str))
     return [(line, name) for line, name in named if name in MODULES]

@@ -21,7 +21,6 @@ OPENINGS = frozenset({"What", "Of", "As", "By", "Who", "Whose", "Where", "That",
 
 
 def identifiers(node):
-    """Yield the names that a node binds: a definition, an argument, a variable, an attribute."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
     elif isinstance(node, ast.arg):
@@ -33,7 +32,6 @@ def identifiers(node):
 
 
 def faults(tree):
-    """Yield the line and the word of every fault of a module."""
     for node in ast.walk(tree):
         for name in identifiers(node):
             if name.strip("_") in FORBIDDEN:

@@ -1,5 +1,3 @@
-"""The marks on keys: what may change on resume, what names a file; through unions, lists and mappings."""
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,5 +1,3 @@
-"""The `data` section: the class of each kind, and its keys."""
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,5 +1,3 @@
-"""Recipes: YAML with places, overrides, files, combinations; every fault at once, with its place and its mend."""
-
 from pathlib import Path
 
 import pytest
@@ -24,7 +22,6 @@ program:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """An empty current directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,5 +1,3 @@
-"""Faults in sections of several kinds: the user's keys, without what pydantic adds."""
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,5 +1,3 @@
-"""Settings of the kinds of retriever: what a section becomes, and what is refused in it."""
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,5 +1,3 @@
-"""The sampling recipe: the class of each section, and the keys that may change when a run goes on."""
-
 import pytest
 from pydantic import ValidationError
 

@@ -1,5 +1,3 @@
-"""Coroutines that end together, and output that is held back; `submit` is in tests/http/test_client.py."""
-
 import asyncio
 import logging
 import sys

@@ -1,5 +1,3 @@
-"""Messages about packages that are missing and about somebody else's errors."""
-
 import pytest
 
 from leret.core.errors import MissingDependency, import_optional, reason

@@ -1,5 +1,3 @@
-"""Files and directories that appear whole or not at all, whatever fails and whoever else writes them."""
-
 import os
 
 import pytest

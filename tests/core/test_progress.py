@@ -1,5 +1,3 @@
-"""Progress as plain lines."""
-
 import re
 
 import pytest

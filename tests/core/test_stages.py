@@ -1,5 +1,3 @@
-"""Whether a stage is done, and whether it may go on."""
-
 import os
 
 import pytest
@@ -10,7 +8,6 @@ from leret.core.stages import check_resumable, completed, input_stamps, mark_com
 
 @pytest.fixture
 def done(tmp_path):
-    """A directory whose stage is completed; it has moved since."""
     (tmp_path / "before").mkdir()
     (tmp_path / "before" / "store.db").write_bytes(b"1234")
     mark_completed(tmp_path / "before", "sample", "key", {"pairs": 3}, [tmp_path / "before" / "store.db"])

@@ -1,5 +1,3 @@
-"""The corpus: a lean, ordered mapping with a digest."""
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

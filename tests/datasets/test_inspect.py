@@ -1,5 +1,3 @@
-"""The figures of a data set."""
-
 import pytest
 
 from leret.core.errors import DataError

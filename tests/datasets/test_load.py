@@ -1,5 +1,3 @@
-"""Splits, limits, ids and gold; what each kind refuses."""
-
 import pytest
 
 from leret.config.data import QUESTIONS_ALONE
@@ -74,7 +72,6 @@ def test_unknown_options_of_the_world_are_refused():
 
 
 def changed(record, **fields):
-    """The record with other fields; None takes one away."""
     return [{name: value for name, value in {**record, **fields}.items() if value is not None}]
 
 

@@ -1,5 +1,3 @@
-"""JSON objects out of files: lines and arrays, plain and compressed; and what is wrong with a file."""
-
 import bz2
 import gzip
 import json

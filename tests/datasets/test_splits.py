@@ -1,5 +1,3 @@
-"""Splits by hash, and the guard."""
-
 from collections import Counter
 
 import pytest

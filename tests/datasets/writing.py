@@ -1,5 +1,3 @@
-"""Files of every format, in miniature."""
-
 import json
 
 from leret.config.data import DataSettings
@@ -40,19 +38,16 @@ MUSIQUE = [
 
 
 def json_lines(path, records):
-    """Write JSON lines; returns the path as a string."""
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
     return str(path)
 
 
 def array(path, records, indent=None):
-    """Write one JSON array."""
     path.write_text(json.dumps(records, ensure_ascii=False, indent=indent), encoding="utf-8")
     return str(path)
 
 
 def settings(kind, questions=None, corpus=None, **keys):
-    """The `data` section; every split where none is named."""
     files = {name: path for name, path in (("questions", questions), ("corpus", corpus)) if path is not None}
     return DataSettings.model_validate({"kind": kind, "split": "all", **files, **keys})
 
@@ -66,5 +61,4 @@ def load_tasks(kind, questions=None, **keys):
 
 
 def inspect(kind, questions=None, corpus=None, **keys):
-    """The figures of a data set; bad records are reported."""
     return inspect_data(settings(kind, questions, corpus, **{"skip_invalid": True, **keys}))

@@ -11,8 +11,6 @@ from aiohttp import web
 
 @dataclass
 class Seen:
-    """A request as it came in."""
-
     path: str
     query: dict[str, str]
     headers: dict[str, str]

@@ -24,8 +24,6 @@ POST = Call.post("/x", {"a": "é\ud800"})
 
 
 class Echo(Served):
-    """Answers with what it was sent."""
-
     n_now = most_at_once = 0
 
     async def handle(self, request):
@@ -63,8 +61,6 @@ def asked(client):
 
 
 def run(servers, work=asked, time=None, **kwargs):
-    """What is done with a client of servers."""
-
     async def main():
         own = time or Time()
         async with serving(*servers) as urls:

@@ -1,5 +1,3 @@
-"""Measures of a ranking by hand and against ir_measures; names, cut-offs, and a new reward."""
-
 import random
 
 import ir_measures

@@ -1,5 +1,3 @@
-"""Rewards of several parts, by format, in tiers, and users' functions."""
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-"""bAbI's stories among the sentences of a book."""
-
 from itertools import pairwise
 
 import pytest

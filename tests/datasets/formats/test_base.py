@@ -1,5 +1,3 @@
-"""Whose reader reads a file; data sets of the hub, for which a folder stands in: `datasets` reads it the same way."""
-
 import pytest
 
 from leret.core.errors import DataError

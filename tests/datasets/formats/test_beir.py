@@ -1,5 +1,3 @@
-"""BEIR folders."""
-
 import gzip
 
 import pytest

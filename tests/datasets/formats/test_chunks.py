@@ -1,5 +1,3 @@
-"""Tasks whose candidates are their own."""
-
 import pytest
 
 from leret.core.errors import DataError

@@ -1,5 +1,3 @@
-"""leret's own lines: tasks with gold, with answers, with several inputs; documents."""
-
 import pytest
 
 from leret.core.errors import DataError

@@ -1,5 +1,3 @@
-"""What a record of HotpotQA, 2WikiMultihopQA, HoVer and MuSiQue becomes."""
-
 import pytest
 
 from leret.core.errors import DataError

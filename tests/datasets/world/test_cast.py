@@ -1,5 +1,3 @@
-"""The lexicon, and the people and works that are made of it."""
-
 import random
 
 from leret.datasets.world import cast as lexicon

@@ -1,5 +1,3 @@
-"""The generated world: what it promises of its questions, and how hard it is to search."""
-
 import re
 from collections import Counter
 from functools import cache
@@ -81,7 +79,6 @@ def test_search_needs_two_good_queries(seed):
     engine = BM25.build(Corpus(documents.values()))
 
     def recall(asked, first, second):
-        """Mean recall after each hop."""
         one, two = ([[p.doc_id for p in found] for found in engine.search(q, k)] for q, k in ((first, 3), (second, 6)))
         both = [[*a, *[id for id in b if id not in a][:3]] for a, b in zip(one, two, strict=True)]
         hits = [[len({*q.gold} & {*ids}) / 2 for q, ids in zip(asked, hop, strict=True)] for hop in (one, both)]
