@@ -105,10 +105,7 @@ def without_samples():
 
 NEW, AGAIN, EVAL = "sample r.yaml --run new", "sample r.yaml --run R", "eval eval/demo.yaml --run R"
 CASES = {
-    "recipe: a tab": (edit("r.yaml", "retriever: {k: 1}", "retriever:\n\tk: 1"), NEW, ("r.yaml:3: not YAML: a tab", "spaces")),
-    "recipe: of another stage": (write("r.yaml", b"algorithm: sft\n"), NEW, ("r.yaml: a recipe for `leret train`, not for `leret sample`",)),
     "recipe: two faults": (edit("r.yaml", "c.jsonl", "nix"), f"{NEW} --set retriever.k=0", ("2 problems:", "retriever.k", "nix")),
-    "recipe: an unknown reward": (edit("r.yaml", "samples: 2", "samples: 2, reward: recal"), NEW, ("r.yaml:5: sampling.reward", "recall")),
     "recipe: none": (None, "sample nix.yaml --run new", ("nix.yaml: no such recipe", "leret recipes list")),
     "program without the argument": (None, f"{NEW} --set program.hopps=3", ("MultiHop takes hops, k", "program.hopps")),
     "data that broke after sampling": (edit("q.jsonl", "\n", '\n{"id": "q0"\n'), AGAIN, ("q.jsonl:2",)),

@@ -151,12 +151,10 @@ def test_a_yaml_block_is_part_of_a_valid_recipe(name, body):
 def own():
     """Names that the blocks use: a reader's program, metric and examples; DSPy has adapter and retriever."""
     rows = [json.loads(line) for line in Path("questions.jsonl").read_text(encoding="utf-8").splitlines()]
-    found = [
-        dspy.Example(question=row["question"], gold=row["relevant_doc_ids"]).with_inputs("question") for row in rows
-    ]
-    retriever = load_retriever(
-        BM25Settings(), load_corpus(FileSettings(corpus="corpus.jsonl", questions="questions.jsonl")), Path("cache")
-    )
+    examples = [dspy.Example(question=row["question"], gold=row["relevant_doc_ids"]) for row in rows]
+    found = [example.with_inputs("question") for example in examples]
+    corpus = load_corpus(FileSettings(corpus="corpus.jsonl", questions="questions.jsonl"))
+    retriever = load_retriever(BM25Settings(), corpus, Path("cache"))
     multihop = load_program(Path("pipelines/multihop.py"), "MultiHop", {})
     names = {"trainset": found[:10], "valset": found[10:14], "MultiHop": type(multihop), "program": multihop}
     names["own_data"] = ExampleData(found[:10], found[10:14], found[14:18], retriever)
@@ -227,19 +225,13 @@ def test_every_link_to_a_file_leads_somewhere():
     assert [link for link in links if "://" not in link[1] and not (link[0].parent / link[1]).exists()] == []
 
 
-RECIPES = {
-    "Sampling": [SamplingRecipe], "Training": list(TrainingRecipe.kinds()), "Evaluation": [EvalRecipe]
-}  # fmt: skip
+RECIPES = {"Sampling": [SamplingRecipe], "Training": list(TrainingRecipe.kinds()), "Evaluation": [EvalRecipe]}
 
 
 @pytest.mark.parametrize("section", RECIPES)
 def test_every_key_is_documented_and_every_documented_key_exists(section):
-    text = (
-        (ROOT / "docs" / "reference" / "recipes.md")
-        .read_text(encoding="utf-8")
-        .split(f"## {section}")[1]
-        .split("\n## ")[0]
-    )
+    page = (ROOT / "docs" / "reference" / "recipes.md").read_text(encoding="utf-8")
+    text = page.split(f"## {section}")[1].split("\n## ")[0]
     told = set()
     for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE):
         names = re.findall(r"`([^`]+)`", row)
@@ -252,10 +244,7 @@ def test_every_key_is_documented_and_every_documented_key_exists(section):
             known |= {f"{name}.{key}" for model in inner for key in model.model_fields} or {name}
     known = {"program.adapter.kind" if k == "program.adapter" else k for k in known}
     known = {"sampling.bank.*" if k == "sampling.bank" else k for k in known}
-    undocumented = {"pretrain.steps", "pretrain.seed", "pretrain.options", "sampling.margin",
-                    "sampling.max_pairs"}  # fmt: skip
+    undocumented = {"pretrain.steps", "pretrain.seed", "pretrain.options", "sampling.margin", "sampling.max_pairs"}
     assert told - known == set()
-    of_engines = {
-        key for key in known if key.startswith("retriever.")
-    }  # docs/reference/retrieval.md has the rest of them
+    of_engines = {key for key in known if key.startswith("retriever.")}  # the rest is in docs/reference/retrieval.md
     assert known - told - undocumented - of_engines == set()

@@ -81,7 +81,6 @@ def test_imports_point_down():
         ("leret.datasets.x", "if TYPE_CHECKING:\n    import leret.cli\n", "upward"),
         ("leret.datasets.x", "from leret.policies.base import Policy\n", "neighbours"),
         ("leret.datasets.x", "from ..sampling import store\n", "upward"),
-        ("leret.policies.x", 'resources.files("leret.demo")\n', "upward"),
         ("leret.config.x", 'TABLE = "leret.retrieval.load:ENGINES"\n', "upward"),
         ("leret.evaluation.x", "from leret.training import stage\n", "never"),
         ("leret.core.x", "from leret import config\n", "upward"),

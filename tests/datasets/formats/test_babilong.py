@@ -47,7 +47,7 @@ def noised(tmp_path, **keys):
     return list(load_tasks("babilong", babi(tmp_path), noise=(str(tmp_path / "book.txt"),), **keys))
 
 
-def test_story_before_a_question_is_its_chunks(tmp_path):
+def test_story_before_a_question_is_its_chunks_and_decides_the_split(tmp_path):
     first, second, third = load_tasks("babilong", babi(tmp_path))
     assert first.id == "qa2_test-3"
     assert dict(first.inputs) == {
@@ -58,6 +58,8 @@ def test_story_before_a_question_is_its_chunks(tmp_path):
     assert second.inputs["chunks"][2:] == ["Sandra went back to the kitchen.", "John took the milk."]
     assert second.gold == ("3", "1")  # the order of the file, a question between the lines
     assert third.gold == ("0",)
+    assert first.split == second.split == split_of(digest(["Mary got the milk there.", "John moved to the bedroom."]))
+    assert third.split == split_of(digest(["John went to the garden.", "Mary went to the garden."]))
 
 
 def test_json_lines_and_babi_text_give_the_same_tasks(tmp_path):
@@ -91,21 +93,13 @@ def test_noise_seed_alone_decides_the_places(tmp_path):
 
 
 def test_each_task_draws_one_of_several_lengths(tmp_path):
-    lengths = {
-        len(t.inputs["chunks"]) for seed in range(9) for t in noised(tmp_path, sentences=[6, 8], noise_seed=seed)
-    }
-    assert lengths == {6, 8}
+    tasks = [t for seed in range(9) for t in noised(tmp_path, sentences=[6, 8], noise_seed=seed)]
+    assert {len(t.inputs["chunks"]) for t in tasks} == {6, 8}
 
 
 @pytest.mark.parametrize(("keys", "n"), [({"sentences": 3}, 2), ({"facts": 3}, 2), ({"sentences": 9, "facts": 2}, 2)])
 def test_longer_stories_are_left_out(tmp_path, keys, n):
     assert len(noised(tmp_path, **keys)) == n
-
-
-def test_a_story_is_of_one_split(tmp_path):
-    first, second, third = load_tasks("babilong", babi(tmp_path))
-    assert first.split == second.split == split_of(digest(["Mary got the milk there.", "John moved to the bedroom."]))
-    assert third.split == split_of(digest(["John went to the garden.", "Mary went to the garden."]))
 
 
 @pytest.mark.parametrize(

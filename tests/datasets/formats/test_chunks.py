@@ -6,17 +6,14 @@ from tests.datasets.writing import HOTPOT, MUSIQUE, QUESTIONS, array, json_lines
 RECORD = {"id": "q", "question": "Who?", "answer": "Ada", "chunks": ["Byron.", "Ada."], "support": [1]}
 
 
-def test_texts_are_named_by_their_places(tmp_path):
-    (task,) = load_tasks("chunks", json_lines(tmp_path / "q", [RECORD]))
-    assert task.inputs == {"question": "Who?", "chunks": ["Byron.", "Ada."]}
-    assert (task.gold, task.answers) == (("1",), ("Ada",))
-
-
-def test_objects_are_named_by_their_ids_or_places(tmp_path):
+def test_chunks_are_named_by_their_ids_or_places(tmp_path):
     chunks = [{"id": "b", "title": "Byron", "text": "A poet."}, {"text": "Ada."}]
-    (task,) = load_tasks("chunks", json_lines(tmp_path / "q", [{**RECORD, "chunks": chunks, "support": ["b", 1]}]))
-    assert task.inputs["chunks"] == [chunks[0], {"id": "1", "title": "", "text": "Ada."}]
-    assert task.gold == ("b", "1")
+    records = [RECORD, {**RECORD, "id": "p", "chunks": chunks, "support": ["b", 1]}]
+    texts, objects = load_tasks("chunks", json_lines(tmp_path / "q", records))
+    assert texts.inputs == {"question": "Who?", "chunks": ["Byron.", "Ada."]}
+    assert (texts.gold, texts.answers) == (("1",), ("Ada",))
+    assert objects.inputs["chunks"] == [chunks[0], {"id": "1", "title": "", "text": "Ada."}]
+    assert objects.gold == ("b", "1")
 
 
 @pytest.mark.parametrize(
