@@ -76,9 +76,7 @@ class BabilongSettings(_Files):
     sentences: PositiveInt | tuple[PositiveInt, ...] | None = Field(
         None, description="sentences per task, facts and noise; of several, each task draws one; none: no noise"
     )
-    facts: PositiveInt | None = Field(
-        None, description="longest story in sentences; longer ones are left out; none: the least of `sentences`"
-    )
+    facts: PositiveInt | None = Field(None, description="longest story in sentences; none: the least of `sentences`")
     noise_seed: int = Field(0, description="of the places of facts, and of the noise")
 
     @property

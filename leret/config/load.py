@@ -96,10 +96,8 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
             try:
                 if stage is None:
                     keys = ", ".join(sorted(placed.value)) or "none"
-                    raise ConfigError(
-                        f"{file}: unclear which stage this recipe is for (keys: {keys}); "
-                        "sampling has `data`, training has `algorithm`, evaluation has `systems` or `measures`"
-                    )
+                    advice = "sampling has `data`, training has `algorithm`, evaluation has `systems` or `measures`"
+                    raise ConfigError(f"{file}: unclear which stage this recipe is for (keys: {keys}); {advice}")
                 plain = {override: override.removeprefix(_SECTIONS.get(stage, "")) for override in overrides}
                 fitting = {override: key for override, key in plain.items() if _has_place(stage, placed.value, key)}
                 matched |= set(fitting)

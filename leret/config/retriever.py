@@ -64,13 +64,10 @@ class RetrieverSettings(KindSettings):
 
     def ranking_keys(self) -> dict[str, Any]:
         """Return the values of all keys of this kind that affect rankings, except paths."""
-        return {
-            name: getattr(self, name)
-            for name, field in type(self).model_fields.items()
-            if name not in RetrieverSettings.model_fields
-            and not mark_of(field, Free)
-            and not mark_of(field, RecipePath)
-        }
+        fields = (
+            (name, f) for name, f in type(self).model_fields.items() if name not in RetrieverSettings.model_fields
+        )
+        return {name: getattr(self, name) for name, f in fields if not (mark_of(f, Free) or mark_of(f, RecipePath))}
 
 
 class IndexedSettings(RetrieverSettings):

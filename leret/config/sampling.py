@@ -89,7 +89,7 @@ class RewardSettings(Settings):
     parts: dict[str, PartSettings] = Field(min_length=1, description="weight or settings of each part, by name")
     mixer: str = Field("weights", description="weights, uniform, std, pca, l2 or normalize_then_sum")
     unparsed_reward: Annotated[float | None, Free()] = Field(
-        None, description="reward of a completion that does not parse; None: leave it out"
+        None, description="of an unparsed completion; None: leave it out"
     )
 
     @field_validator("parts", mode="before")
@@ -165,8 +165,7 @@ class SamplingRecipe(Settings):
     retriever: SerializeAsAny[RetrieverSettings] = BM25Settings()
     policy: SerializeAsAny[PolicySettings] = LocalPolicySettings()
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
-        default_factory=dict,
-        description="other policies, by predictor or pick; not sampled at temperature 0",
+        default_factory=dict, description="other policies, by predictor or pick; not sampled at temperature 0"
     )
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()

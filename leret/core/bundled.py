@@ -98,10 +98,8 @@ def find_model(name: str, key: str) -> Path:
     try:
         return Path(snapshot_download(name, ignore_patterns=_OTHER_FORMATS))
     except Exception as error:
-        raise RetrievalError(
-            f"{key}: no directory {name}, and the hub failed ({reason(error)}); "
-            "download the model and name its directory"
-        ) from error
+        fault = f"{key}: no directory {name}, and the hub failed ({reason(error)})"
+        raise RetrievalError(f"{fault}; download the model and name its directory") from error
 
 
 def model_digest(directory: Path) -> str:

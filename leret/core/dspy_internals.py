@@ -209,9 +209,8 @@ def _text(part: Any) -> str:
     if isinstance(part, lm15.ToolResultPart):
         return "".join(map(_text, part.content))
     if not isinstance(part, lm15.TextPart):
-        raise lm15.UnsupportedFeatureError(
-            f"a leret policy only reads text, and the prompt has a {type(part).__name__}", feature="messages"
-        )
+        fault = f"a leret policy only reads text, and the prompt has a {type(part).__name__}"
+        raise lm15.UnsupportedFeatureError(fault, feature="messages")
     return cast(str, part.text)
 
 

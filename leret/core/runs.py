@@ -141,10 +141,8 @@ class Run:
             raise RunError(f"{self.manifest_path} cannot be read ({error}); restore it or start a new run") from error
         schema = value.get("schema") if isinstance(value, dict) else None
         if schema != SCHEMA:
-            raise RunError(
-                f"{self.path} is a run of layout version {schema!r}, this leret reads version {SCHEMA}; "
-                "use the leret that wrote it, or start a new run"
-            )
+            fault = f"{self.path} is a run of layout version {schema!r}, this leret reads version {SCHEMA}"
+            raise RunError(f"{fault}; use the leret that wrote it, or start a new run")
         sections: dict[str, Any] = value
         prepared = sections.get("prepared")
         if prepared and prepared["name"] == self._stored_name():

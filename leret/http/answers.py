@@ -108,10 +108,10 @@ class ApiKey:
         if not value:
             raise ConfigError(f"{setting}: the environment variable {variable} is not set; export the key")
         if not value.isascii() or not value.isprintable():
-            raise ConfigError(
-                f"{setting}: the environment variable {variable} holds line breaks or other characters that "
-                "headers cannot carry; export only the key"
+            fault = (
+                f"the environment variable {variable} holds line breaks or other characters that headers cannot carry"
             )
+            raise ConfigError(f"{setting}: {fault}; export only the key")
         return cls(value)
 
     def __repr__(self) -> str:

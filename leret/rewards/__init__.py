@@ -110,10 +110,9 @@ class Part:
             base, at, cutoff = self.function.partition("@")
             settings |= {"k": int(cutoff)} if re.fullmatch("[1-9][0-9]*", cutoff) else {}
             if base not in REWARDS or (at and not ("k" in settings and "k" in settings_of(REWARDS[base]))):
-                raise ConfigError(
-                    f"{place}unknown measure {self.function!r}; available: {', '.join(REWARDS)}; "
-                    "those of a ranking also with a cut-off, as in recall@10; your own as FILE.py:function"
-                )
+                advice = "those of a ranking also with a cut-off, as in recall@10; your own as FILE.py:function"
+                available = f"available: {', '.join(REWARDS)}; {advice}"
+                raise ConfigError(f"{place}unknown measure {self.function!r}; {available}")
             function = REWARDS[base]
         try:
             inspect.signature(function).bind(None, **settings)
@@ -129,10 +128,8 @@ class Part:
             value: Any = function(outcome)
             number = math.nan if value is None else float(value)
         except USER_ERRORS as error:
-            raise ConfigError(
-                f"reward {self.name} failed for {question}: {raised(error)}; correct the function, which returns a "
-                "finite number, or None where it does not apply"
-            ) from error
+            advice = "correct the function, which returns a finite number, or None where it does not apply"
+            raise ConfigError(f"reward {self.name} failed for {question}: {raised(error)}; {advice}") from error
         if value is None:
             return None
         if isinstance(value, str) or not abs(number) < _TOO_LARGE:
@@ -206,10 +203,8 @@ def function_names(spec: str | RewardSettings) -> list[str]:
 def _parts(spec: str | RewardSettings | Reward, key: str) -> list[Part]:
     if isinstance(spec, RewardSettings):
         place = f"{key}.parts" if key else "parts"
-        return [
-            Part(name, part.function or name, part.arguments, part.weight, f"{place}.{name}")
-            for name, part in spec.parts.items()
-        ]
+        parts = spec.parts.items()
+        return [Part(name, p.function or name, p.arguments, p.weight, f"{place}.{name}") for name, p in parts]
     if isinstance(spec, str):
         return [Part(Path(spec).name if is_function(spec) else spec, spec, place=key)]
     return [Part(key, spec)]

@@ -154,9 +154,8 @@ def babi_records(path: Path, problems: Problems) -> Iterator[Record]:
         place = f"{path}:{number}"
         head, _, rest = line.partition(" ")
         if not head.isdigit() or not rest:
-            problems.add(
-                place, BadRecord("broken line", f"{line[:60]!r} is not a line of bAbI, a number and a sentence")
-            )
+            fault = f"{line[:60]!r} is not a line of bAbI, a number and a sentence"
+            problems.add(place, BadRecord("broken line", fault))
             continue
         if head == "1":
             story, places = [], {}
