@@ -89,7 +89,7 @@ class RewardSettings(Settings):
     parts: dict[str, PartSettings] = Field(min_length=1, description="weight or settings of each part, by name")
     mixer: str = Field("weights", description="weights, uniform, std, pca, l2 or normalize_then_sum")
     unparsed_reward: Annotated[float | None, Free()] = Field(
-        None, description="of an unparsed completion; None: leave it out"
+        None, description="reward of a completion that does not parse; None: leave it out"
     )
 
     @field_validator("parts", mode="before")
