@@ -54,7 +54,6 @@ def test_names_and_docstrings_follow_the_style_guide(module):
         ("found = 1", "1: found"),
         ("self._kept = 1", "1: _kept"),
         ("def f(told): ...", "1: told"),
-        ("for own in x: ...", "1: own"),
         ("[made for made in x]", "1: made"),
         ("def settled(): ...", "1: settled"),
         ('def f():\n    """Whether it is so."""', "1: f: Whether ..."),
