@@ -1,7 +1,3 @@
-"""Shared fixtures."""
-
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 
@@ -12,13 +8,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job of 
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+def _own_cache(tmp_path_factory, monkeypatch):
     """No test reads answers that another one, or another day, has kept."""
     monkeypatch.setenv("LERET_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture(scope="session")
-def shared_data() -> Path:
+def shared_data():
     """The real data beside the checkout; tests that need it are skipped where it is absent."""
     folder = Path(__file__).resolve().parents[1].parent / "shared" / "data"
     if not folder.is_dir():

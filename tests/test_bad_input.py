@@ -1,7 +1,5 @@
 """Bad input, through the command line: one message with value, place and mend, exit code 2 (or 1), an intact run."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import resource
@@ -9,7 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,19 +30,17 @@ sampling: {prompts: 1, samples: 2}
 WORDS = "river city film book song king queen road moon star night country band mother father prize school garden bridge island"
 
 
-def leret(command: str) -> tuple[int, str]:
-    """Exit code and all output of a command."""
+def leret(command):
     result = CliRunner().invoke(app, shlex.split(command))
     return result.exit_code, result.output
 
 
-def done(command: str) -> None:
+def done(command):
     code, out = leret(command)
     assert code == 0, out
 
 
-def refused(command: str, *says: str, code: int = 2) -> None:
-    """A command that must end with one message."""
+def refused(command, *says, code=2):
     got, out = leret(command)
     assert (got, out.count("error: "), "Traceback" in out) == (code, 1, False), out
     message = out[out.find("error: ") :]
@@ -53,7 +48,7 @@ def refused(command: str, *says: str, code: int = 2) -> None:
 
 
 @pytest.fixture(scope="module")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sampled(tmp_path_factory):
     """A folder with data, model, program, recipe, and a run ``R`` that was sampled."""
     folder = tmp_path_factory.mktemp("sampled")
     words = list(enumerate(WORDS.split()))
@@ -72,21 +67,21 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def _folder(tmp_path: Path, sampled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _folder(tmp_path, sampled, monkeypatch):
     """A copy of ``sampled`` to spoil, as the current directory; its run names files of the first one."""
     shutil.copytree(sampled, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
 
 
-def snapshot() -> dict[str, str]:
+def snapshot():
     """The files of the run, but for those that every command may touch."""
     passing = {"events.jsonl", "rollouts.db-wal", "rollouts.db-shm", "rollouts.db.lock"}
     files = [path for path in sorted(Path("R").rglob("*")) if path.is_file() and path.name not in passing]
     return {str(path): hashlib.blake2b(path.read_bytes()).hexdigest() for path in files}
 
 
-def edit(path: str, old: str, new: str) -> Callable[[], object]:
-    def change() -> None:
+def edit(path, old, new):
+    def change():
         text = Path(path).read_text()
         assert old in text
         Path(path).write_text(text.replace(old, new, 1))
@@ -94,26 +89,23 @@ def edit(path: str, old: str, new: str) -> Callable[[], object]:
     return change
 
 
-def write(path: str, content: bytes) -> Callable[[], object]:
+def write(path, content):
     return lambda: Path(path).write_bytes(content)
 
 
-def pickled() -> None:
+def pickled():
     Path("model/model.safetensors").rename("model/pytorch_model.bin")
 
 
-def without_samples() -> None:
+def without_samples():
     value = yaml.load(Path("R/run.yaml").read_text())
     del value["sampling"]
     Path("R/run.yaml").write_text(yaml.dump(value))
 
 
 NEW, AGAIN, EVAL = "sample r.yaml --run new", "sample r.yaml --run R", "eval eval/demo.yaml --run R"
-CASES: dict[str, tuple[Callable[[], object] | None, str, tuple[str, ...]]] = {
-    "recipe: a tab": (edit("r.yaml", "retriever: {k: 1}", "retriever:\n\tk: 1"), NEW, ("r.yaml:3: not YAML: a tab", "spaces")),
-    "recipe: of another stage": (write("r.yaml", b"algorithm: sft\n"), NEW, ("r.yaml: a recipe for `leret train`, not for `leret sample`",)),
+CASES = {
     "recipe: two faults": (edit("r.yaml", "c.jsonl", "nix"), f"{NEW} --set retriever.k=0", ("2 problems:", "retriever.k", "nix")),
-    "recipe: an unknown reward": (edit("r.yaml", "samples: 2", "samples: 2, reward: recal"), NEW, ("r.yaml:5: sampling.reward", "recall")),
     "recipe: none": (None, "sample nix.yaml --run new", ("nix.yaml: no such recipe", "leret recipes list")),
     "program without the argument": (None, f"{NEW} --set program.hopps=3", ("MultiHop takes hops, k", "program.hopps")),
     "data that broke after sampling": (edit("q.jsonl", "\n", '\n{"id": "q0"\n'), AGAIN, ("q.jsonl:2",)),
@@ -136,7 +128,7 @@ CASES: dict[str, tuple[Callable[[], object] | None, str, tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_bad_input_is_refused_and_the_run_stays(case: str) -> None:
+def test_bad_input_is_refused_and_the_run_stays(case):
     spoil, command, says = CASES[case]
     if spoil:
         spoil()
@@ -146,19 +138,19 @@ def test_bad_input_is_refused_and_the_run_stays(case: str) -> None:
     assert not (case.startswith("recipe") and Path("new").exists())
 
 
-def test_a_server_that_is_not_there_fails_and_the_run_can_go_on() -> None:
+def test_a_server_that_is_not_there_fails_and_the_run_can_go_on():
     policy = "{kind: openai, model: m, urls: ['http://127.0.0.1:9/v1'], timeout_s: 2, retry_for_s: 0, max_tokens: 4}"
     refused(f'{NEW} --set data.limit=2 --set "policy={policy}"', "127.0.0.1:9", code=1)
     Run.open(Path("new"))
     done(NEW)
 
 
-def test_a_run_that_another_process_samples_into_is_refused() -> None:
+def test_a_run_that_another_process_samples_into_is_refused():
     with Store(Path("R/rollouts.db")):
         refused(f"{AGAIN} --set sampling.concurrency=9", "R", "another process")
 
 
-def test_a_full_disk_leaves_the_run_to_go_on() -> None:
+def test_a_full_disk_leaves_the_run_to_go_on():
     before = snapshot()
     Path("R/events.jsonl").rename("kept.jsonl")
     Path("R/events.jsonl").symlink_to("/dev/full")
@@ -170,8 +162,8 @@ def test_a_full_disk_leaves_the_run_to_go_on() -> None:
     done(command)
 
 
-def test_a_disk_that_fills_up_while_sampling_leaves_the_run_to_go_on() -> None:
-    def limited() -> None:
+def test_a_disk_that_fills_up_while_sampling_leaves_the_run_to_go_on():
+    def limited():
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))  # every file, the store among them
 
     command = f"{NEW} --set sampling.samples=40"

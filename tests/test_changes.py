@@ -66,7 +66,6 @@ EVAL = asks("raw-question", "base", "first", measures=("recall", "measure.py:own
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A directory with data, program, rewards and a run that is sampled, trained and evaluated."""
     home = tmp_path_factory.mktemp("finished")
     write_data(home, n=60)
     tiny_policy(home / "base")

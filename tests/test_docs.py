@@ -4,8 +4,6 @@ Small values replace the real ones for speed: a tiny random policy, a few questi
 (set-up, servers) are listed by name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,10 +12,8 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import dspy
 import pytest
@@ -74,24 +70,21 @@ NOT_RUN = {
 }
 
 
-def blocks(language: str) -> list[tuple[str, str]]:
-    """File and text of every block in a language."""
+def blocks(language):
     pairs = [(name, block) for name, path in DOCS.items() for block in BLOCK.findall(path.read_text(encoding="utf-8"))]
     return [(name, body) for name, (kind, body) in pairs if kind == language]
 
 
-def shell_lines(block: str) -> list[list[str]]:
-    """Words of every line of a shell block."""
+def shell_lines(block):
     return [words for words in (shlex.split(line, comments=True) for line in block.splitlines()) if words]
 
 
-def commands(document: str) -> list[list[str]]:
-    """Words of every shell line of a document."""
+def commands(document):
     return [words for name, body in blocks("sh") if name == document for words in shell_lines(body)]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def place(tmp_path_factory):
     """A folder like a checkout: recipes and programs, with data of the reader's own and a policy made from MiniLM."""
     folder = tmp_path_factory.mktemp("docs")
     for name in ("sampling", "training", "eval", "pipelines"):
@@ -108,7 +101,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def runs(place, monkeypatch):
     """The directory of the runs of the docs, with ``demo`` and ``world``; its parent is the current directory."""
     monkeypatch.chdir(place)
     if not Path("runs/demo").exists():
@@ -119,7 +112,7 @@ def runs(place: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return place / "runs"
 
 
-def run(args: list[str]) -> None:
+def run(args):
     """Run a leret command of the docs, with small values put in before its own."""
     if args[0] in SMALL and "demo" not in args[1]:
         small = SMALL["pick" if args[:2] == ["train", "expand-pick"] else args[0]]
@@ -134,7 +127,7 @@ def run(args: list[str]) -> None:
 
 
 @pytest.mark.parametrize("document", DOCS)
-def test_the_commands_of_a_document_run_in_order(document: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_a_document_run_in_order(document, place, monkeypatch):
     monkeypatch.chdir(place)
     for words in commands(document):
         if words[0] == "make":
@@ -146,7 +139,7 @@ def test_the_commands_of_a_document_run_in_order(document: str, place: Path, mon
 
 
 @pytest.mark.parametrize(("name", "body"), blocks("yaml"))
-def test_a_yaml_block_is_part_of_a_valid_recipe(name: str, body: str) -> None:
+def test_a_yaml_block_is_part_of_a_valid_recipe(name, body):
     value = {"data": {"kind": "world"}, **yaml.load(body)}
     for training in value.pop("train", []):
         TrainingRecipe.model_validate(training)
@@ -155,15 +148,13 @@ def test_a_yaml_block_is_part_of_a_valid_recipe(name: str, body: str) -> None:
 
 
 @pytest.fixture
-def own() -> Iterator[dict[str, Any]]:
+def own():
     """Names that the blocks use: a reader's program, metric and examples; DSPy has adapter and retriever."""
     rows = [json.loads(line) for line in Path("questions.jsonl").read_text(encoding="utf-8").splitlines()]
-    found = [
-        dspy.Example(question=row["question"], gold=row["relevant_doc_ids"]).with_inputs("question") for row in rows
-    ]
-    retriever = load_retriever(
-        BM25Settings(), load_corpus(FileSettings(corpus="corpus.jsonl", questions="questions.jsonl")), Path("cache")
-    )
+    examples = [dspy.Example(question=row["question"], gold=row["relevant_doc_ids"]) for row in rows]
+    found = [example.with_inputs("question") for example in examples]
+    corpus = load_corpus(FileSettings(corpus="corpus.jsonl", questions="questions.jsonl"))
+    retriever = load_retriever(BM25Settings(), corpus, Path("cache"))
     multihop = load_program(Path("pipelines/multihop.py"), "MultiHop", {})
     names = {"trainset": found[:10], "valset": found[10:14], "MultiHop": type(multihop), "program": multihop}
     names["own_data"] = ExampleData(found[:10], found[10:14], found[14:18], retriever)
@@ -172,7 +163,7 @@ def own() -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("runs")
-def test_the_python_blocks_run(own: dict[str, Any]) -> None:
+def test_the_python_blocks_run(own):
     names = {name: dict(own) for name in DOCS}
     for name, body in blocks("python"):
         if "example_data()" in body:  # the next test runs it as it is; here it makes the names that later blocks use
@@ -186,9 +177,9 @@ def test_the_python_blocks_run(own: dict[str, Any]) -> None:
             exec(compile(body, name, "exec"), names[name])
 
 
-def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tutorial_runs_from_top_to_bottom(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {}
+    names = {}
     for kind, body in BLOCK.findall(TUTORIAL.read_text(encoding="utf-8")):
         if kind == "python":
             exec(compile(body, "tutorial", "exec"), names)
@@ -198,7 +189,7 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytes
     assert names["found"].doc_ids
 
 
-def test_the_first_block_improves_the_program_as_pasted(tmp_path: Path) -> None:
+def test_the_first_block_improves_the_program_as_pasted(tmp_path):
     first = next(body for name, body in blocks("python") if name == "README.md")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     ran = subprocess.run(
@@ -209,13 +200,13 @@ def test_the_first_block_improves_the_program_as_pasted(tmp_path: Path) -> None:
     assert float(after) >= float(before) + 8, ran.stdout
 
 
-def test_the_query_of_the_docs_reads_the_store(runs: Path) -> None:
+def test_the_query_of_the_docs_reads_the_store(runs):
     (query,) = [words[2] for name in DOCS for words in commands(name) if words[0] == "sqlite3"]
     with closing(sqlite3.connect(runs / "world" / "rollouts.db")) as connection:
         assert connection.execute(query).fetchall()
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("mkdocs")
     words = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
@@ -223,46 +214,37 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
 
 
-def test_the_reference_has_every_public_name() -> None:
+def test_the_reference_has_every_public_name():
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     shown = re.findall(r"^::: .*?\n.*heading: leret\.(\w+),", page, re.MULTILINE)
     assert sorted({*shown, "__version__"}) == sorted(leret.__all__)
 
 
-def test_every_link_to_a_file_leads_somewhere() -> None:
+def test_every_link_to_a_file_leads_somewhere():
     links = [(path, link) for path in PAGES for link in re.findall(r"\]\(([^)#]+)\)", path.read_text(encoding="utf-8"))]
     assert [link for link in links if "://" not in link[1] and not (link[0].parent / link[1]).exists()] == []
 
 
-RECIPES: dict[str, list[Any]] = {
-    "Sampling": [SamplingRecipe], "Training": list(TrainingRecipe.kinds()), "Evaluation": [EvalRecipe]
-}  # fmt: skip
+RECIPES = {"Sampling": [SamplingRecipe], "Training": list(TrainingRecipe.kinds()), "Evaluation": [EvalRecipe]}
 
 
 @pytest.mark.parametrize("section", RECIPES)
-def test_every_key_is_documented_and_every_documented_key_exists(section: str) -> None:
-    text = (
-        (ROOT / "docs" / "reference" / "recipes.md")
-        .read_text(encoding="utf-8")
-        .split(f"## {section}")[1]
-        .split("\n## ")[0]
-    )
-    told: set[str] = set()
+def test_every_key_is_documented_and_every_documented_key_exists(section):
+    page = (ROOT / "docs" / "reference" / "recipes.md").read_text(encoding="utf-8")
+    text = page.split(f"## {section}")[1].split("\n## ")[0]
+    told = set()
     for row in re.findall(r"^\| (`.*?) \|", text, re.MULTILINE):
         names = re.findall(r"`([^`]+)`", row)
         first, dot, _ = names[0].rpartition(".")  # `retriever.urls`, `email`: the others are of the same section
         told |= {name if "." in name or not dot else f"{first}.{name}" for name in names}
-    known: set[str] = set()
+    known = set()
     for recipe in RECIPES[section]:
         for name, field in recipe.model_fields.items():
             inner = [] if name in ("lora", "reward", "policies", "actors") else list(models_in(field.annotation))
             known |= {f"{name}.{key}" for model in inner for key in model.model_fields} or {name}
     known = {"program.adapter.kind" if k == "program.adapter" else k for k in known}
     known = {"sampling.bank.*" if k == "sampling.bank" else k for k in known}
-    undocumented = {"pretrain.steps", "pretrain.seed", "pretrain.options", "sampling.margin",
-                    "sampling.max_pairs"}  # fmt: skip
+    undocumented = {"pretrain.steps", "pretrain.seed", "pretrain.options", "sampling.margin", "sampling.max_pairs"}
     assert told - known == set()
-    of_engines = {
-        key for key in known if key.startswith("retriever.")
-    }  # docs/reference/retrieval.md has the rest of them
+    of_engines = {key for key in known if key.startswith("retriever.")}  # the rest is in docs/reference/retrieval.md
     assert known - told - undocumented - of_engines == set()

@@ -1,7 +1,3 @@
-"""Every example is run: small, with the shipped policy, on a generated world."""
-
-from __future__ import annotations
-
 import json
 from importlib import import_module
 from pathlib import Path
@@ -28,7 +24,6 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """Questions, a corpus and an index of a reader's own."""
     folder = tmp_path_factory.mktemp("examples")
     documents, tasks = generate(1, n_train=24, n_dev=0, n_test=0, comparison=0)
     json_lines(folder / "corpus.jsonl", [{"doc_id": d.doc_id, "title": d.title, "text": d.text} for d in documents])
@@ -51,7 +46,6 @@ def _as_a_script(place):
 
 @pytest.fixture(scope="module")
 def saved(_as_a_script):
-    """The program that examples/multihop.py saves."""
     return import_module("multihop").main(
         "questions.jsonl", "index", "saved/multihop", "demo", run_dir="runs/multihop", **SMALL
     )

@@ -1,5 +1,3 @@
-"""A program file that leret does not ship goes through the whole loop by its path alone."""
-
 import json
 from pathlib import Path
 

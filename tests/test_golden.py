@@ -3,8 +3,6 @@
 ``python tests/test_golden.py DIR`` writes the files anew from a run directory.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path
@@ -29,15 +27,14 @@ def rounded(value):
     return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def invoke(*words: str) -> None:
+def invoke(*words):
     from leret.cli.app import app
 
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
 
 
-def contents(run: Path, out: Path) -> dict[str, list]:
-    """Contents of a run by the name of its golden file."""
+def contents(run, out):
     invoke("store", "export", "--run", str(run), "--out", str(out), "--force", "--messages")
     samples = [json.loads(line) for line in out.read_text().splitlines()]
     pairs = pq.read_table(run / "preferences" / "train.parquet").to_pylist()
@@ -52,7 +49,7 @@ def contents(run: Path, out: Path) -> dict[str, list]:
     }
 
 
-def test_a_small_run_equals_the_golden_files(tmp_path: Path) -> None:
+def test_a_small_run_equals_the_golden_files(tmp_path):
     run = tmp_path / "run"
     invoke("sample", "demo", "--run", str(run), "--set", "data.limit=8")
     systems = "systems=[raw-question, oracle-titles, base, bank]"

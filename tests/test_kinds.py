@@ -1,12 +1,10 @@
 """CONTRIBUTING's table of kinds: a toy kind of each family, added by its row, is used by `leret sample`."""
 
-from __future__ import annotations
-
 import json
 import random
 import sys
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pytest
 from typer.testing import CliRunner
@@ -35,8 +33,7 @@ sampling: {prompts: 1, samples: 4, reward: {parts: {short@4: 1.0}}}
 """
 
 
-def short(outcome: Any, k: int = 10) -> float:
-    """Return 1 for a completion of at most ``k`` characters."""
+def short(outcome, k=10):
     return float(len(outcome.text) <= k)
 
 
@@ -53,15 +50,15 @@ class ToySettings(IndexedSettings):
 
 
 class ToyRetriever(CallableRetriever):
-    def __init__(self, documents: Any, settings: ToySettings) -> None:
+    def __init__(self, documents, settings):
         self.documents = [documents.at(row) for row in range(len(documents))]
         self.letters = settings.letters
         self.digest = ToyIndex(settings).digest(documents.digest)
 
-    def search(self, queries: Any, k: int) -> Any:
+    def search(self, queries, k):
         return [tuple(self._matches(query[: self.letters]))[:k] for query in queries]
 
-    def _matches(self, start: str) -> Any:
+    def _matches(self, start):
         return (Passage(*document, 1.0) for document in self.documents if document[2].startswith(start))
 
 
@@ -71,16 +68,16 @@ class ToyIndex(IndexEngine):
     kind: ClassVar[str] = "toy"
 
     @classmethod
-    def from_manifest(cls, manifest: Any, directory: Any) -> Any:
+    def from_manifest(cls, manifest, directory):
         return cls(ToySettings(**manifest.settings))
 
-    def ranking_keys(self) -> Any:
+    def ranking_keys(self):
         return self.settings.ranking_keys()
 
-    def write(self, corpus: Any, directory: Any, progress: Any) -> None:
+    def write(self, corpus, directory, progress):
         (directory / "toy.txt").write_text(str(len(corpus)))
 
-    def open(self, directory: Any, documents: Any) -> Any:
+    def open(self, directory, documents):
         return ToyRetriever(documents, self.settings)
 
 
@@ -89,19 +86,18 @@ class ToyPolicySettings(PolicySettings):
 
 
 class ToyPolicy:
-    def __init__(self, settings: ToyPolicySettings) -> None:
+    def __init__(self, settings):
         self.name = self.digest = settings.model
 
-    async def complete(self, request: Any) -> list[Completion]:
+    async def complete(self, request):
         return [Completion(random.Random(seed).choice(WORDS), "stop", 1, 1) for seed in request.seeds]
 
-    async def aclose(self) -> None:
+    async def aclose(self):
         pass
 
 
 @pytest.fixture(scope="module")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A run of `RECIPE`, with one line more in each table."""
+def sampled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("kinds")
     (folder / "recipe.yaml").write_text(RECIPE)
     (folder / "corpus.json").write_text(json.dumps([{"word": word, "says": text} for word, text in DOCS.items()]))
@@ -119,19 +115,19 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Any:
         yield content(Run.open(folder / "run"))
 
 
-def test_a_toy_reader_reads_tasks(sampled: Any) -> None:
+def test_a_toy_reader_reads_tasks(sampled):
     assert {group.state.inputs["question"] for group in sampled} == {f"find {word}" for word in WORDS}
 
 
-def test_a_toy_policy_writes_completions(sampled: Any) -> None:
+def test_a_toy_policy_writes_completions(sampled):
     assert {one.completion for group in sampled for one in group.samples} == {*WORDS}
 
 
-def test_a_toy_retriever_answers_them(sampled: Any) -> None:
+def test_a_toy_retriever_answers_them(sampled):
     first = [one for group in sampled for one in group.samples if one.step == 0]
     assert {(one.completion, *one.doc_ids) for one in first} == {(word, word) for word in WORDS}
 
 
-def test_a_toy_reward_scores_them_with_a_cut_off(sampled: Any) -> None:
+def test_a_toy_reward_scores_them_with_a_cut_off(sampled):
     rewards = {(one.completion, one.reward) for group in sampled for one in group.samples}
     assert rewards == {(word, float(len(word) <= 4)) for word in WORDS}

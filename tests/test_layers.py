@@ -1,7 +1,5 @@
 """The shape of the code: imports point down, no circles, small folders, one meaning a class name, a test a module."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path
@@ -37,23 +35,22 @@ FORWARDS = "leret"
 """leret/__init__.py is lazy: it names what it hands out, and imports nothing."""
 
 
-def room(module: str) -> str:
+def room(module):
     """``leret.sampling.store`` stands in ``sampling``."""
     return [*module.split("."), ""][1]
 
 
-def layer(name: str) -> int:
+def layer(name):
     return next((i for i, names in enumerate(LAYERS) if name in names), -1)
 
 
-def strings(path: Path) -> list[tuple[int, str]]:
-    """Modules of leret that are named by a string: ``import_module("leret.cli")``, ``"leret.cli.app:main"``."""
+def strings(path):
     nodes = (node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Constant))
     named = ((node.lineno, node.value.partition(":")[0]) for node in nodes if isinstance(node.value, str))
     return [(line, name) for line, name in named if name in MODULES]
 
 
-def faults(path: Path, module: str) -> list[str]:
+def faults(path, module):
     found = []
     named = [
         (line, f"{base}.{name}" if base == "leret" else base) for line, base, name in figures.imports(path, module)
@@ -73,7 +70,7 @@ def faults(path: Path, module: str) -> list[str]:
     return found
 
 
-def test_imports_point_down() -> None:
+def test_imports_point_down():
     assert [fault for module, path in MODULES.items() for fault in faults(path, module)] == []
 
 
@@ -84,48 +81,47 @@ def test_imports_point_down() -> None:
         ("leret.datasets.x", "if TYPE_CHECKING:\n    import leret.cli\n", "upward"),
         ("leret.datasets.x", "from leret.policies.base import Policy\n", "neighbours"),
         ("leret.datasets.x", "from ..sampling import store\n", "upward"),
-        ("leret.policies.x", 'resources.files("leret.demo")\n', "upward"),
         ("leret.config.x", 'TABLE = "leret.retrieval.load:ENGINES"\n', "upward"),
         ("leret.evaluation.x", "from leret.training import stage\n", "never"),
         ("leret.core.x", "from leret import config\n", "upward"),
         ("leret.core.x", "from leret import nothing\n", "in no layer"),
     ],
 )
-def test_an_import_that_points_up_is_found(tmp_path: Path, module: str, text: str, says: str) -> None:
+def test_an_import_that_points_up_is_found(tmp_path, module, text, says):
     path = tmp_path / "x.py"
     path.write_text(text)
     assert len(faults(path, module)) == 1
     assert says in faults(path, module)[0]
 
 
-def test_no_module_imports_itself_through_others() -> None:
+def test_no_module_imports_itself_through_others():
     assert figures.circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
     assert figures.circles(figures.graph(MODULES)) == []
 
 
-def test_the_library_stays_small() -> None:
+def test_the_library_stays_small():
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES.values())
     assert lines <= 35_145, "remove or move code before adding more"
 
 
-def test_folders_are_small() -> None:
+def test_folders_are_small():
     assert {name: n for name, n in figures.folders().items() if n > 14 and name != "leret"} == {}
 
 
-def test_functions_are_short() -> None:
+def test_functions_are_short():
     lengths = [length for length, _ in figures.functions(MODULES.values())]
     assert sum(length > 40 for length in lengths) <= 0.04 * len(lengths)
 
 
-def test_a_class_name_means_one_thing() -> None:
+def test_a_class_name_means_one_thing():
     assert figures.class_names(MODULES) == {}
 
 
-def test_a_module_of_more_than_80_lines_has_a_test_of_its_own() -> None:
+def test_a_module_of_more_than_80_lines_has_a_test_of_its_own():
     assert figures.without_twin(MODULES) == []
 
 
-def test_the_top_folders_hold_no_machinery() -> None:
+def test_the_top_folders_hold_no_machinery():
     assert not (figures.ROOT / "pipelines" / "__init__.py").exists()
     for folder in ("sampling", "training", "eval"):
         assert not list((figures.ROOT / folder).rglob("*.py"))

@@ -1,13 +1,10 @@
 """`pip install leret` without leret[train]: sampling, evaluation and leret.load on a served policy."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import dspy
 
@@ -56,7 +53,7 @@ print(program(question="what follows alpha ?").answer)
 """
 
 
-def run(body: str, place: Path) -> str:
+def run(body, place):
     command = [sys.executable, "-c", SCRIPT + body]
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths}
@@ -67,18 +64,18 @@ def run(body: str, place: Path) -> str:
     return ended.stdout
 
 
-def test_a_served_policy_needs_no_torch(tmp_path: Path) -> None:
+def test_a_served_policy_needs_no_torch(tmp_path):
     with closing(SeededServer()) as server:
         run(SERVED.format(url=server.url), tmp_path)
 
 
-def test_a_saved_program_answers_from_a_server_as_it_did_in_process(tmp_path: Path) -> None:
+def test_a_saved_program_answers_from_a_server_as_it_did_in_process(tmp_path):
     policy = LocalPolicy(LocalPolicySettings(model=str(tiny_policy(tmp_path / "ipo"))))
     program = TwoPredictors()
     program.set_lm(policy_lm(policy, temperature=0.0, max_tokens=8))
     save(program, tmp_path / "saved", adapter=CompactAdapter())
 
-    def complete(body: dict[str, Any]) -> dict[str, Any]:
+    def complete(body):
         request = Request(tuple(body["messages"]), (0,), body["temperature"], body["max_tokens"])
         [[one]] = policy.complete_many([request])
         choice = {"index": 0, "message": {"content": one.text}, "finish_reason": one.finish_reason}
@@ -91,5 +88,5 @@ def test_a_saved_program_answers_from_a_server_as_it_did_in_process(tmp_path: Pa
     policy.close()
 
 
-def test_a_policy_in_process_names_the_extra_to_install(tmp_path: Path) -> None:
+def test_a_policy_in_process_names_the_extra_to_install(tmp_path):
     run('told = invoke(2, "sample", "data.limit=2")\nassert "leret[train]" in told, told', tmp_path)

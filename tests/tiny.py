@@ -1,10 +1,5 @@
 """A real, random causal LM of 0.2M parameters for tests: safetensors, word-level tokenizer, chat template."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 SPECIALS = ("<|pad|>", "<|unk|>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 
 WORDS = tuple(
@@ -31,7 +26,7 @@ TEMPLATE = (
 )
 
 
-def tiny_policy(directory: Path, arch: str = "llama", seed: int = 0) -> Path:
+def tiny_policy(directory, arch="llama", seed=0):
     """A tiny random policy: ``llama`` (rotary positions, untied) or ``opt`` (learned ones, norm after the block).
 
     Or ``gpt2``, a base model: a tied head, and a tokenizer without a chat template.
@@ -49,7 +44,7 @@ def tiny_policy(directory: Path, arch: str = "llama", seed: int = 0) -> Path:
     return directory
 
 
-def _tokenizer() -> Any:
+def _tokenizer():
     from tokenizers import Regex, Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -70,7 +65,7 @@ def _tokenizer() -> Any:
     )
 
 
-def _model(arch: str, tokenizer: Any) -> Any:
+def _model(arch, tokenizer):
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
     pad, end = SPECIALS.index("<|pad|>"), SPECIALS.index("<|end|>")
@@ -78,7 +73,7 @@ def _model(arch: str, tokenizer: Any) -> Any:
     ids = {"vocab_size": len(tokenizer), "pad_token_id": pad, "bos_token_id": None, "eos_token_id": end}
     if arch == "llama":
         own = {"intermediate_size": 128, "head_dim": 32, "num_key_value_heads": 2, "initializer_range": 0.2}
-        model: Any = LlamaForCausalLM(LlamaConfig(**size, **ids, **own, tie_word_embeddings=False))
+        model = LlamaForCausalLM(LlamaConfig(**size, **ids, **own, tie_word_embeddings=False))
     elif arch == "gpt2":
         model = GPT2LMHeadModel(
             GPT2Config(n_embd=64, n_layer=2, n_head=2, n_positions=512, **ids, initializer_range=0.2)

@@ -38,12 +38,9 @@ class KindSettings(Settings):
     A class without a default ``kind`` validates as the union of the kinds that derive from it.
     """
 
-    tag: ClassVar[str] = "kind"
-    """The key that identifies the kind; a literal in each class."""
-    default_kind: ClassVar[str | None] = None
-    """Kind of a section without the key."""
-    table: ClassVar[Mapping[str, Any]] = {}
-    """Entries by kind, with their class as ``settings``; set by the module of the table."""
+    tag: ClassVar[str] = "kind"  # the key that identifies the kind; a literal in each class
+    default_kind: ClassVar[str | None] = None  # of a section without the key
+    table: ClassVar[Mapping[str, Any]] = {}  # entries by kind, with their class as ``settings``; set by its module
 
     @classmethod
     def kinds(cls) -> tuple[type[Self], ...]:
@@ -101,10 +98,9 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def free_keys(recipe: Any) -> frozenset[str]:
-    """Return the dotted keys of a settings class or union that do not affect samples.
+    """Return the dotted keys of a settings class or union that do not affect samples in any of its kinds.
 
-    A free section is listed without its keys. Items of a list have no index, and names of a mapping are ``*``. A key of
-    several kinds is free if it is free in all of them.
+    A free section is listed without its keys. Items of a list have no index, and names of a mapping are ``*``.
     """
     free: set[str] = set()
     deciding: set[str] = set()
@@ -125,10 +121,7 @@ def free_keys(recipe: Any) -> frozenset[str]:
 
 
 def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: Key = ()) -> M:
-    """Return a copy with each path that `RecipePath` marks replaced by ``change(key, path, mark)``.
-
-    ``key`` is the place of ``settings`` in the recipe. ``change`` gets a path without the class after it.
-    """
+    """Return a copy with ``change(key, path, mark)`` for each path, without the class after it (``FILE.py:Class``)."""
 
     def changed(value: Any, mark: RecipePath | None, key: Key) -> Any:
         if isinstance(value, BaseModel):

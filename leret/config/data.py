@@ -31,7 +31,6 @@ class DataSettings(KindSettings):
 
     @property
     def corpus_file(self) -> str | None:
-        """The corpus that the recipe names."""
         return None
 
     @field_validator("part")
@@ -77,14 +76,11 @@ class BabilongSettings(_Files):
     sentences: PositiveInt | tuple[PositiveInt, ...] | None = Field(
         None, description="sentences per task, facts and noise; of several, each task draws one; none: no noise"
     )
-    facts: PositiveInt | None = Field(
-        None, description="longest story in sentences; longer ones are left out; none: the least of `sentences`"
-    )
+    facts: PositiveInt | None = Field(None, description="longest story in sentences; none: the least of `sentences`")
     noise_seed: int = Field(0, description="of the places of facts, and of the noise")
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The values of ``sentences``."""
         return (self.sentences,) if isinstance(self.sentences, int) else self.sentences or ()
 
     @model_validator(mode="after")

@@ -42,9 +42,7 @@ class EvalRecipe(Settings):
         default_factory=dict, description="by predictor, replace the run's in all systems that are not trained for it"
     )
     measures: Annotated[tuple[str, ...], Free()] = ("recall", "ap")
-    choose_on: Literal["dev"] | None = Field(
-        None, description="split for the choice of the delivered policy by recall; None: the last one"
-    )
+    choose_on: Literal["dev"] | None = Field(None, description="choose the delivered policy by recall; None: the last")
     baseline: Annotated[str, Free()] = Field("base", description="system for comparisons")
     temperature: float = Field(0.0, ge=0)
     samples: Annotated[PositiveInt, Free()] = Field(1, description="runs per question, averaged, at temperature > 0")
@@ -65,6 +63,6 @@ class EvalRecipe(Settings):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Keys of the run's data that are other here."""
+        """The changed keys of the run's data."""
         changes = {name: value for name, value in self.data if value is not None}
         return {**changes, "noise_seed": self.seed} if changes else {}

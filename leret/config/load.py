@@ -1,10 +1,8 @@
 """Reads a recipe (YAML, overrides, files) and lists all its faults at once, each with its place.
 
-``load_recipe("sampling/demo.yaml", SamplingRecipe, ["sampling.samples=2"])`` returns the frozen model of `leret.config`
-with absolute paths. A relative path is looked up in the current directory, the recipe's folder, the folder around that,
-and the recipes that ship with leret.
-
-One file may hold a whole run: a sampling recipe with the sections ``train`` (a training, or a list) and ``eval``.
+A relative path is looked up in the current directory, the recipe's folder, the folder around that, and the recipes that
+ship with leret. One file may hold a whole run: a sampling recipe with the sections ``train`` (a training, or a list)
+and ``eval``.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ def load_recipe(
     optional: Collection[str] = (),
     check: Check = None,
 ) -> R:
-    """Read a recipe: a YAML file, or the name of a shipped one; a ConfigError lists all faults with their places.
+    """Read a recipe with absolute paths: a YAML file, or the name of a shipped one. ConfigError lists all faults.
 
     ``overrides`` (``a.b=c`` with a YAML value) win over the file. Files of the keys ``optional`` may be missing
     (``policy.model`` if a command is about to create it).
@@ -65,10 +63,7 @@ def load_recipe(
 def flag_recipe(
     value: dict[str, Any], flags: Mapping[str, str], overrides: Sequence[str] = (), optional: Collection[str] = ()
 ) -> SamplingRecipe:
-    """Check a sampling recipe from a command's flags like one from a file.
-
-    ``flags`` maps the dotted keys of ``value`` to their flags. Other keys are as in a recipe for the demo's policy.
-    """
+    """Check a sampling recipe for the demo's policy; ``flags`` are a command's flags by dotted key of ``value``."""
     whole = {"program": {"adapter": {"kind": "compact"}}, **value}
     placed = Placed(whole, {tuple(key.split(".")): flag for key, flag in flags.items()})
     return _checked(placed, SamplingRecipe, Path.cwd(), overrides, optional)
@@ -85,8 +80,7 @@ def find_recipe(path: str | Path, *folders: str) -> Path:
 def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: Check = None) -> list[Recipe]:
     """Read recipes of several stages. An override applies to all recipes with its key, ``train.seed=1`` to trainings.
 
-    A short name of several stages (``demo``) means sampling in the first place, and another stage later. The
-    ConfigError lists all faults of all recipes, and overrides that match none of them.
+    A short name of several stages (``demo``) means sampling in the first place, and another stage later.
     """
     recipes: list[Recipe] = []
     problems: list[str] = []
@@ -102,10 +96,8 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
             try:
                 if stage is None:
                     keys = ", ".join(sorted(placed.value)) or "none"
-                    raise ConfigError(
-                        f"{file}: unclear which stage this recipe is for (keys: {keys}); "
-                        "sampling has `data`, training has `algorithm`, evaluation has `systems` or `measures`"
-                    )
+                    advice = "sampling has `data`, training has `algorithm`, evaluation has `systems` or `measures`"
+                    raise ConfigError(f"{file}: unclear which stage this recipe is for (keys: {keys}); {advice}")
                 plain = {override: override.removeprefix(_SECTIONS.get(stage, "")) for override in overrides}
                 fitting = {override: key for override, key in plain.items() if _has_place(stage, placed.value, key)}
                 matched |= set(fitting)
@@ -197,7 +189,6 @@ def _checked(
 
 
 def _override(placed: Placed, override: str) -> list[str]:
-    """Apply one ``a.b=c`` and return its faults."""
     name, equals, text = override.partition("=")
     parts = name.strip().split(".")
     if not equals or not all(parts):
@@ -221,11 +212,7 @@ def _override(placed: Placed, override: str) -> list[str]:
 
 
 def sampling_recipe_of(run: Run, made_by: str = "leret sample RECIPE") -> SamplingRecipe:
-    """Return the recipe that the command ``made_by`` sampled a run with.
-
-    Raises:
-        RunError: the run has no samples, or its run.yaml has keys that this version lacks.
-    """
+    """Return the recipe of a run; RunError if ``made_by`` has not run, or run.yaml has keys that this version lacks."""
     section = run.section("sampling", made_by)
     try:
         return SamplingRecipe.model_validate(section)
@@ -236,10 +223,7 @@ def sampling_recipe_of(run: Run, made_by: str = "leret sample RECIPE") -> Sampli
 
 
 def _validate(placed: Placed, model: type[R], check: Check, optional: Collection[str]) -> tuple[R | None, list[str]]:
-    """Return the recipe, if there is one, and its faults.
-
-    Without its faulty values, the rest is validated too, for impossible combinations and missing files.
-    """
+    """Return the faults, and the recipe without its faulty values if it is valid without them."""
     problems: list[str] = []
     faulty: set[Key] = set()
     value = placed.value
@@ -306,7 +290,6 @@ def _without(value: Any, faulty: Collection[Key], key: Key = ()) -> Any:
 
 
 def _with_absolute_paths(recipe: R, placed: Placed, folder: Path, optional: Collection[str]) -> tuple[R, list[str]]:
-    """Return the recipe with absolute paths, and a message for each missing file."""
     problems: list[str] = []
     folders = (Path.cwd(), folder, folder.parent, shipped.root())
     pretrained = getattr(recipe, "pretrain", None) is not None

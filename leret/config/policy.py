@@ -147,7 +147,6 @@ class PickerSettings(PolicySettings):
     seed: int = Field(0, description="of the initial weights")
 
     def architecture(self) -> dict[str, Any]:
-        """Return the keys that a saved picker fixes."""
         return self.model_dump(mode="json", include=set(type(self).model_fields) - _OF_USE)
 
     def in_process(self, model: str) -> PolicySettings:

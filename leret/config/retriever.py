@@ -49,7 +49,6 @@ class RetrieverSettings(KindSettings):
 
     @property
     def index_kind(self) -> str | None:
-        """Name of the index in a run's cache; None if a server has it."""
         return None
 
     @property
@@ -65,20 +64,16 @@ class RetrieverSettings(KindSettings):
 
     def ranking_keys(self) -> dict[str, Any]:
         """Return the values of all keys of this kind that affect rankings, except paths."""
-        return {
-            name: getattr(self, name)
-            for name, field in type(self).model_fields.items()
-            if name not in RetrieverSettings.model_fields
-            and not mark_of(field, Free)
-            and not mark_of(field, RecipePath)
-        }
+        fields = (
+            (name, f) for name, f in type(self).model_fields.items() if name not in RetrieverSettings.model_fields
+        )
+        return {name: getattr(self, name) for name, f in fields if not (mark_of(f, Free) or mark_of(f, RecipePath))}
 
 
 class IndexedSettings(RetrieverSettings):
     """Keys of every engine with an index."""
 
     index: Annotated[str | None, Free(), RecipePath("index directory", may_be_missing=True)] = None
-    """None: in the run directory's cache."""
 
     @property
     def index_kind(self) -> str | None:
@@ -86,7 +81,7 @@ class IndexedSettings(RetrieverSettings):
 
 
 class EngineSettings(IndexedSettings):
-    """An engine that can be one of the two of a hybrid."""
+    """An engine that may be part of a hybrid."""
 
 
 class AnalyzerSettings(IndexedSettings):
@@ -122,7 +117,6 @@ class RM3Settings(_Weights):
 
     @property
     def bm25(self) -> BM25Settings:
-        """Settings of the first search."""
         return BM25Settings(**{name: getattr(self, name) for name in BM25Settings.model_fields if name != "kind"})
 
 

@@ -52,7 +52,6 @@ class ProgramSettings(Settings):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments of the program's constructor, such as ``hops: 2``."""
         return dict(self.model_extra or {})
 
 
@@ -96,7 +95,7 @@ class RewardSettings(Settings):
     @field_validator("parts", mode="before")
     @classmethod
     def _with_weights(cls, parts: Any) -> Any:
-        """Expand the short forms ``[ap, format]``, ``{ap: 1.0, format: 0.5}``, and a function's name as key."""
+        # Short forms: [ap, format]; {ap: 1.0, format: 0.5}; a function's name as key.
         named = dict.fromkeys(parts, 1.0) if isinstance(parts, list | tuple) else parts
         if not isinstance(named, dict):
             return named
@@ -147,7 +146,6 @@ class SamplingSettings(Settings):
 
     @property
     def rewards(self) -> tuple[str | RewardSettings, ...]:
-        """The rewards that the recipe names."""
         return (self.reward,) if self.final is None else (self.reward, self.final)
 
 
@@ -167,8 +165,7 @@ class SamplingRecipe(Settings):
     retriever: SerializeAsAny[RetrieverSettings] = BM25Settings()
     policy: SerializeAsAny[PolicySettings] = LocalPolicySettings()
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
-        default_factory=dict,
-        description="other policies, by predictor or pick; not sampled at temperature 0",
+        default_factory=dict, description="other policies, by predictor or pick; not sampled at temperature 0"
     )
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()

@@ -78,8 +78,8 @@ class ValidationKeys(Settings):
 class WriterKeys(Settings):
     """Weights of a policy that writes."""
 
+    # Default rates for 1.5 million and for a billion parameters, full weights.
     learning_rates: ClassVar[tuple[float, float]] = (1e-3, 1e-5)
-    """Default rates for 1.5 million and for a billion parameters, full weights."""
 
     lora: LoraSettings | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
@@ -113,7 +113,6 @@ class TrainingRecipe(KindSettings, OptimizerKeys, ScheduleKeys, DeviceKeys, LogK
 
     @property
     def policy_name(self) -> str:
-        """Directory under R/policies."""
         return self.name or self.algorithm
 
     @property

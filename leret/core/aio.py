@@ -78,10 +78,9 @@ class _MutedStream(io.TextIOBase):
         return self.stream.isatty()
 
 
-_muted: dict[int, int] = {}
-"""Number of `muted` blocks around each muted thread."""
+_muted: dict[int, int] = {}  # number of `muted` blocks around each muted thread
+# Kept for ever: a ``print`` in another thread holds no reference to its stream.
 _streams = {"stdout": _MutedStream(), "stderr": _MutedStream()}
-"""Kept for ever: a ``print`` in another thread holds no reference to its stream."""
 
 
 class muted:  # noqa: N801 - a context manager; a generator takes 1.5 times as long

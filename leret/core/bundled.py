@@ -1,7 +1,4 @@
-"""Recipes, programs, and models by name: those that ship with leret, and models of the Hugging Face hub.
-
-Recipes and programs are the top folders of a checkout; a wheel holds them under ``leret/_recipes``.
-"""
+"""Recipes, programs, and models by name: those that ship with leret, and models of the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -13,11 +10,10 @@ from pathlib import Path
 from leret.core.errors import ConfigError, PolicyError, RetrievalError, reason
 
 FOLDERS = ("sampling", "training", "eval", "pipelines")
-"""Folders of recipes and programs."""
 
 
 def root() -> Path:
-    """Return the directory that holds `FOLDERS`."""
+    """Return the directory with `FOLDERS`: the top of a checkout, or ``leret/_recipes`` in a wheel."""
     package = Path(__file__).resolve().parents[1]
     inside = package / "_recipes"
     return inside if inside.is_dir() else package.parent
@@ -45,10 +41,7 @@ def find(name: str, *folders: str) -> Path:
 
 
 def copy(name: str, directory: Path) -> list[Path]:
-    """Copy a recipe, in its folder, and all programs for editing; return the new files.
-
-    ``name`` needs no suffix. Existing files stay unchanged.
-    """
+    """Copy a recipe, in its folder, and all programs for editing; return the new files. Existing files stay."""
     source = find(name, *FOLDERS)
     programs = sorted((root() / "pipelines").glob("*.py")) if source.parent.name == "sampling" else []
     written: list[Path] = []
@@ -94,10 +87,7 @@ _OTHER_FORMATS = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]
 
 
 def find_model(name: str, key: str) -> Path:
-    """Return the directory of a model: ``name``, or ``owner/name`` of the Hugging Face hub, downloaded if missing.
-
-    ``key`` of the recipe stands in messages.
-    """
+    """Return the directory of a model: ``name``, or ``owner/name`` of the Hugging Face hub, downloaded if missing."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -108,10 +98,8 @@ def find_model(name: str, key: str) -> Path:
     try:
         return Path(snapshot_download(name, ignore_patterns=_OTHER_FORMATS))
     except Exception as error:
-        raise RetrievalError(
-            f"{key}: no directory {name}, and the hub failed ({reason(error)}); "
-            "download the model and name its directory"
-        ) from error
+        fault = f"{key}: no directory {name}, and the hub failed ({reason(error)})"
+        raise RetrievalError(f"{fault}; download the model and name its directory") from error
 
 
 def model_digest(directory: Path) -> str:

@@ -30,9 +30,8 @@ def class_at(path: str, kind: type = object) -> Any:
     try:
         imported = attrgetter(name)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
-        raise ProgramError(
-            f"{path} cannot be imported here ({error}); install its package, or put its folder on PYTHONPATH"
-        ) from error
+        advice = "install its package, or put its folder on PYTHONPATH"
+        raise ProgramError(f"{path} cannot be imported here ({error}); {advice}") from error
     if not (inspect.isclass(imported) and issubclass(imported, kind)):
         raise ProgramError(f"{path} is not a {kind.__name__}; save the program again")
     return imported

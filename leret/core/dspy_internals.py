@@ -1,8 +1,4 @@
-"""The parts of DSPy 3.4.1 that are private or may change between versions.
-
-tests/core/test_dspy_internals.py states what leret expects of them. The public and stable parts (Module, Predict,
-Signature, context) are imported from dspy.
-"""
+"""The parts of DSPy 3.4.1 that are private or may change; tests/core/test_dspy_internals.py states expectations."""
 
 from __future__ import annotations
 
@@ -64,8 +60,7 @@ def rm_rows(ranking: Sequence[Any]) -> list[Any]:
 class AdapterProxy:
     """A proxy in ``settings.adapter`` that sends calls to ``answer`` and everything else to the adapter.
 
-    A subclass would not do: DSPy wraps the methods of every subclass, and programs ask the ambient adapter for more
-    than calls (ReAct formats its trajectory by it). ``answer`` gets the adapter and the arguments of the call.
+    A subclass would not do: DSPy wraps its methods, and ReAct formats its trajectory by the ambient adapter.
     """
 
     def __init__(self, adapter: dspy.Adapter, answer: Callable[..., list[dict[str, Any]]]) -> None:
@@ -139,11 +134,7 @@ passes: list[Any] = []
 
 
 def watching_run() -> Any:
-    """Return the run of the surrounding `carrying`; None elsewhere.
-
-    Raises:
-        ProgramError: a replayed program has started this thread itself.
-    """
+    """Return `carried_run`; ProgramError if a replayed program has started this thread itself."""
     run = carried_run()
     if run is None:
         for one in tuple(passes):
@@ -217,9 +208,8 @@ def _text(part: Any) -> str:
     if isinstance(part, lm15.ToolResultPart):
         return "".join(map(_text, part.content))
     if not isinstance(part, lm15.TextPart):
-        raise lm15.UnsupportedFeatureError(
-            f"a leret policy only reads text, and the prompt has a {type(part).__name__}", feature="messages"
-        )
+        fault = f"a leret policy only reads text, and the prompt has a {type(part).__name__}"
+        raise lm15.UnsupportedFeatureError(fault, feature="messages")
     return cast(str, part.text)
 
 
@@ -238,7 +228,6 @@ async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Message]) -> str
 def text_response(
     request: lm15.Request, text: str, n_prompt_tokens: int = 0, n_completion_tokens: int = 0, finish: str = "stop"
 ) -> lm15.Response:
-    """Build a response of one text."""
     return lm15.Response(
         id=None,
         model=request.model,
@@ -249,10 +238,7 @@ def text_response(
 
 
 class EngineLM(dspy.LM):
-    """A ``dspy.LM`` that calls a function, without cache and retries.
-
-    ``settings`` are the defaults of ``temperature``, ``max_tokens`` and ``top_p``.
-    """
+    """A ``dspy.LM`` that calls a function, without cache and retries."""
 
     def __init__(self, name: str, answer: Callable[[lm15.Request], lm15.Response], **settings: Any) -> None:
         engines = {"engine": _Engine(answer), "async_engine": _AsyncEngine(answer)}

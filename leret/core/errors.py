@@ -94,7 +94,6 @@ class MissingDependency(LeretError):
 
 
 def _requirements() -> list[str]:
-    """Return leret's installed requirements (``faiss-cpu<2; extra == 'dense'``)."""
     try:
         return requires("leret") or []
     except PackageNotFoundError:

@@ -14,20 +14,14 @@ from filelock import FileLock, Timeout
 
 from leret.core.errors import LeretError
 
-_KEY = ".key"
-"""File in an unfinished directory with the key of its content."""
+_KEY = ".key"  # file in an unfinished directory with the key of its content
 
 
 @contextmanager
 def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file that replaces ``path`` when the block succeeds.
+    """Open a file that replaces ``path`` when the block succeeds; missing directories are created.
 
-    Args:
-        path: missing directories are created.
-        mode: ``w`` (UTF-8) or ``wb``.
-
-    Raises:
-        OSError: the disk is full, or the directory cannot be written.
+    ``mode`` is ``w`` (UTF-8) or ``wb``. OSError if the disk is full, or the directory cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -68,17 +62,13 @@ def locked(path: Path, busy: LeretError) -> Iterator[None]:
 def atomic_directory(directory: Path, key: str, busy: LeretError, *, resumable: bool = False) -> Iterator[Path]:
     """Make a directory, ``.NAME.building``, that replaces ``directory`` when the block succeeds.
 
+    It is empty except for the remains of a block with the same key. OSError if it cannot be written.
+
     Args:
-        directory: replaced; a link keeps its name and its target is replaced.
+        directory: a link stays, and its target is replaced.
         key: identifies the content; the remains of a killed process with another key are deleted.
         busy: raised if another process is writing the same directory.
         resumable: keep the content after a failure for the next block with the same key.
-
-    Yields:
-        The directory, empty except for the remains of a block with the same key.
-
-    Raises:
-        OSError: the disk is full, or the directory cannot be written.
     """
     target = Path(os.path.realpath(directory))
     scratch = _scratch(target)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_PART, _BAR = 24, 12
-"""Columns of the name (at most) and of the bar of one part of a stage."""
+_PART, _BAR = 24, 12  # columns of the name (at most) and of the bar of one part of a stage
 
 
 class Progress:
@@ -74,7 +73,6 @@ class ProgressLines(Progress):
         self.part = ""
 
     def show(self, *, ended: bool = False) -> None:
-        """Write a line if one is due."""
         if ended or (time.monotonic() - self.written >= self.every_s and self.done != self.total):
             self.written = time.monotonic()
             print(f"{self.part}: {self.figures(ended=ended)}", file=sys.stderr, flush=True)

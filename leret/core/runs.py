@@ -5,16 +5,16 @@
     R/run.yaml        resolved recipe of every stage, versions, digests; `schema` guards against other versions
     R/prompts/        the bank
     R/rollouts.db     states and samples
-    R/held_out.json   ids of questions excluded from training: split test, and questions with the text of one
+    R/held_out.json   ids of questions never to train on: those of split test, and others with the text of one
     R/preferences/    training data
     R/policies/NAME/  trained policies
     R/program/        what `leret.load` needs
     R/eval/           summary.json, run files
     R/report.html
-    R/events.jsonl    log of events
-    R/cache/          indexes and other files that can be rebuilt
+    R/events.jsonl    log of the stages
+    R/cache/          indexes and other things that can be built again
     R/shards/         stores of shards, until they are merged into rollouts.db
-    R/STAGE.done      record of a completed stage (`leret.core.stages.mark_completed`)
+    R/STAGE.done      marks of completed stages (`leret.core.stages`)
 """
 
 from __future__ import annotations
@@ -42,46 +42,29 @@ from leret.core.files import read_uri, write_atomically
 from leret.core.stages import source_digest
 from leret.core.types import digest
 
-SCHEMA = 2
-"""Version of the run directory's layout."""
-
-_RUN, _LERET = "$RUN/", "$LERET/"
-"""Prefixes of paths in run.yaml: the run directory, and the folder of leret's shipped files."""
+SCHEMA = 2  # version of the run directory's layout
+_RUN, _LERET = "$RUN/", "$LERET/"  # beginnings of paths in run.yaml: in the run directory, in the shipped files
 
 _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets")
 
 
 @dataclass(frozen=True, slots=True)
 class RunManifest:
-    """Content of run.yaml, with the paths of this machine. A section is None, or empty, until its stage has run.
+    """Content of run.yaml, with the paths of this machine. A section is None, or empty, until its stage has run."""
 
-    Attributes:
-        versions: Python and the packages that decide what a run holds.
-        sampling: the resolved recipe of `leret sample`, as JSON values.
-        digests: corpus, retriever, program, questions, reward, and the policy that sampled last.
-        rounds: policy, model and digest of each round of sampling, oldest first.
-        bank: names and scores of the prompts.
-        searched: whether a search follows each predictor.
-        preferences: strategy, margin and number of the pairs.
-        training: key and counts of each trained policy, by name.
-        eval: the resolved recipe of the last `leret eval`.
-        optimize: digests that `leret.LeReT` goes on from.
-    """
-
-    versions: Mapping[str, str | None] = field(default_factory=dict)
-    sampling: Mapping[str, Any] | None = None
-    digests: Mapping[str, str] = field(default_factory=dict)
-    rounds: Sequence[Mapping[str, Any]] = ()
-    bank: Mapping[str, Any] | None = None
-    searched: Mapping[str, bool] | None = None
-    preferences: Mapping[str, Any] = field(default_factory=dict)
-    training: Mapping[str, Any] = field(default_factory=dict)
-    eval: Mapping[str, Any] | None = None
-    optimize: Mapping[str, Any] | None = None
+    versions: Mapping[str, str | None] = field(default_factory=dict)  # Python and the packages that affect results
+    sampling: Mapping[str, Any] | None = None  # the resolved recipe of `leret sample`, as JSON values
+    digests: Mapping[str, str] = field(default_factory=dict)  # corpus, program, policy that sampled last ...
+    rounds: Sequence[Mapping[str, Any]] = ()  # policy, model and digest of each round of sampling, oldest first
+    bank: Mapping[str, Any] | None = None  # names and scores of the prompts
+    searched: Mapping[str, bool] | None = None  # by predictor: True if a search follows it
+    preferences: Mapping[str, Any] = field(default_factory=dict)  # strategy, margin and number of the pairs
+    training: Mapping[str, Any] = field(default_factory=dict)  # key and counts of each trained policy, by name
+    eval: Mapping[str, Any] | None = None  # the resolved recipe of the last `leret eval`
+    optimize: Mapping[str, Any] | None = None  # digests from which `leret.LeReT` resumes
 
     @property
     def policy_digest(self) -> str | None:
-        """Digest of the policy that sampled last."""
         return self.digests.get("policy")
 
 
@@ -110,7 +93,7 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> Run:
-        """Open an existing run; RunError if there is none, or if its layout has another version."""
+        """Open an existing run; RunError if there is none, or one of another version."""
         run = cls(path)
         if not run.manifest_path.is_file():
             raise RunError(f"{path} is not a run directory (no run.yaml); `leret sample RECIPE --run {path}` makes one")
@@ -119,7 +102,7 @@ class Run:
 
     @classmethod
     def create(cls, path: Path) -> Run:
-        """Open a run, or create one in an empty or missing directory; RunError if the directory holds other files."""
+        """Open a run, or create one in an empty or missing directory; RunError if it holds other things."""
         run = cls(path)
         if run.manifest_path.is_file():
             return cls.open(path)
@@ -136,11 +119,7 @@ class Run:
 
     @property
     def manifest(self) -> RunManifest:
-        """Return the content of run.yaml, read again only after a change.
-
-        Raises:
-            RunError: the file cannot be read, or another layout version wrote it.
-        """
+        """The content of run.yaml, read again only after a change; RunError as from `record`."""
         record = self.record()
         if self._manifest is None or self._manifest[0] is not record:
             sections = {name: _with_texts(record[name], "$", self._located) for name in record.keys() & _SECTIONS}
@@ -150,7 +129,7 @@ class Run:
     def record(self) -> Mapping[str, Any]:
         """Return run.yaml as written: paths are relative to the run (``$RUN/../data``) or to leret (``$LERET/``).
 
-        It names no machine path, so a run can be moved together with the files it names.
+        So a run can be moved together with its files. RunError if the file is unreadable or of another version.
         """
         try:
             status = self.manifest_path.stat()
@@ -162,10 +141,8 @@ class Run:
             raise RunError(f"{self.manifest_path} cannot be read ({error}); restore it or start a new run") from error
         schema = value.get("schema") if isinstance(value, dict) else None
         if schema != SCHEMA:
-            raise RunError(
-                f"{self.path} is a run of layout version {schema!r}, this leret reads version {SCHEMA}; "
-                "use the leret that wrote it, or start a new run"
-            )
+            fault = f"{self.path} is a run of layout version {schema!r}, this leret reads version {SCHEMA}"
+            raise RunError(f"{fault}; use the leret that wrote it, or start a new run")
         sections: dict[str, Any] = value
         prepared = sections.get("prepared")
         if prepared and prepared["name"] == self._stored_name():
@@ -174,10 +151,7 @@ class Run:
         return sections
 
     def prepare(self, sections: Mapping[str, Any]) -> int:
-        """Write sections that take effect with the store's commit under the returned name.
-
-        The next `update` moves them to their place.
-        """
+        """Write sections that replace others once a commit gives the store the returned name."""
         name = secrets.randbits(30) + 1
         self.update(prepared={"name": name, "sections": sections})
         return name
@@ -189,10 +163,7 @@ class Run:
             return int(database.execute("PRAGMA application_id").fetchone()[0])
 
     def update(self, *, keep: bool = False, **sections: Any) -> None:
-        """Replace top-level sections of run.yaml (``sampling``, ``training``, ``eval``, ``digests`` ...).
-
-        ``keep`` preserves entries of a section that are not passed.
-        """
+        """Replace sections of run.yaml (``sampling``, ``digests`` ...); ``keep`` merges them into the old ones."""
         with self.writing(), FileLock(self.path / ".run.yaml.lock"):
             value: dict[str, Any] = {**self.record()} if self.manifest_path.is_file() else {"schema": SCHEMA}
             for name, section in _with_texts(sections, "/", self._shared).items():
@@ -200,7 +171,7 @@ class Run:
             write_atomically(self.manifest_path, yaml.dump(value))
 
     def section(self, name: str, made_by: str) -> dict[str, Any]:
-        """Return a section of run.yaml; RunError if its stage has not run."""
+        """Return a section of run.yaml; RunError if the command ``made_by`` has not run."""
         value = getattr(self.manifest, name)
         if not value:
             raise RunError(f"{self.path} has no {name} yet; run `{made_by} --run {self.path}` first")
@@ -213,7 +184,7 @@ class Run:
             file.write(line + "\n")
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the events, oldest first, without a line that a crash cut off."""
+        """Yield the lines of events.jsonl, oldest first, without those cut off by a crash."""
         path = self.path / "events.jsonl"
         if not path.is_file():
             return
@@ -240,7 +211,7 @@ class Run:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turn errors of the file system into a RunError with advice; earlier writes stay."""
+        """Turn an OSError into a RunError with advice; earlier writes stay."""
         try:
             yield
         except OSError as error:
@@ -251,12 +222,12 @@ class Run:
 
 
 def versions() -> dict[str, str | None]:
-    """Return the installed versions of Python and of the packages that affect results; None if one is missing."""
+    """Return the installed versions of Python and of the packages that affect results; None for a missing one."""
     return {"python": platform.python_version()} | {package: installed_version(package) for package in _PACKAGES}
 
 
 def program_digest(program: Mapping[str, Any]) -> str:
-    """Return the digest of a program's source, arguments and adapter, from a recipe's section ``program``."""
+    """Return the digest of a program: its source, arguments and adapter; ``program`` is the recipe's section."""
     path, _, name = program["path"].rpartition(":")
     try:
         source = source_digest(Path(path))

@@ -1,6 +1,4 @@
-"""The protocol of a stage: is it done, may it resume, what is left.
-
-`leret sample`, `train`, `eval`, `pretrain` and index builds follow it. A stage is a function::
+"""The protocol of a stage: is it done, may it resume, what is left. Index builds follow it too. A stage is a function::
 
     def stage(recipe, run) -> Report:
         key = stage_key(recipe, input_stamps(recipe.data.corpus, run.store))
@@ -12,13 +10,9 @@
         mark_completed(run.path, "sample", key, asdict(report), [run.store])
         return report
 
-- **Is it done?** `stage_key` covers all inputs: every key of the recipe, and the input files by name, size and time of
-  change. `completed` compares the key and the sizes of the result's files with the mark that `mark_completed` left in
-  ``DIR/STAGE.done``.
-- **May it resume?** `check_resumable` lists each key that differs between the old recipe and the new one. `Free` in
-  `leret.config` marks keys that do not change results, and `free_keys` collects them. Digests of contents (corpus,
-  program, parent policy) are compared too: ``{**recipe, "digest": {"corpus": ...}}``.
-- **What is left?** The stage asks its store or checkpoint.
+`stage_key` covers every key of the recipe, and input files by name, size and time of change. `completed` compares it,
+and the sizes of the result's files, with the mark in ``DIR/STAGE.done``. `check_resumable` skips `free_keys`, and also
+compares digests of contents (corpus, program, parent policy): ``{**recipe, "digest": {"corpus": ...}}``.
 """
 
 from __future__ import annotations
@@ -84,7 +78,6 @@ def forget_changed(file: Path) -> None:
 
 
 def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:
-    """Yield the files that a module imports from ``roots``, or relative to itself."""
     with suppress(OSError, SyntaxError, ValueError):
         for node in ast.walk(ast.parse(path.read_bytes())):
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -111,10 +104,7 @@ def stage_key(recipe: BaseModel | Json, *inputs: Json) -> str:
 
 
 def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
-    """Return the report of the completed stage, None if the key or the size of a result's file has changed.
-
-    ``directory`` holds the result: a run, an evaluation, a policy, an index.
-    """
+    """Return the report of the completed stage, None if the key or the size of a result's file has changed."""
     try:
         mark = json.loads((directory / f"{stage}.done").read_text(encoding="utf-8"))
         same = all((directory / name).stat().st_size == size for name, size in mark["files"].items())
@@ -126,10 +116,7 @@ def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
 def mark_completed(
     directory: Path, stage: str, key: str, report: Mapping[str, Json], files: Iterable[Path] = ()
 ) -> None:
-    """Mark a stage as completed, with the report for `completed`.
-
-    ``files`` are the result's files or their directories, inside ``directory`` so that both can be moved.
-    """
+    """Mark a stage as completed; its ``files``, or their directories, are inside ``directory``, so both can move."""
     sizes = {os.path.relpath(file, directory): file.stat().st_size for path in files for file in _files(path)}
     mark = {"key": key, "report": dict(report), "files": sizes}
     write_atomically(directory / f"{stage}.done", json.dumps(mark, indent=1, ensure_ascii=False))
@@ -142,18 +129,10 @@ def check_resumable(
     free: Collection[str] = (),
     otherwise: str = "name a new run directory",
 ) -> None:
-    """Refuse to resume work that began with another recipe.
+    """Refuse to resume work that began with another recipe; the RunError lists every key that differs.
 
-    Args:
-        where: its directory.
-        old: recipe and digests at its beginning.
-        new: recipe and digests now.
-        free: dotted keys that may differ, including all keys below them; items of a list have no number
-            (``engines.model``); ``*`` is any name.
-        otherwise: alternative to the old values, for the message.
-
-    Raises:
-        RunError: lists every key that differs, with both values, or the name of a changed digest.
+    Keys in ``free`` may differ, with all keys below them; items of a list have no number (``engines.model``), and ``*``
+    is any name. ``otherwise`` is an alternative to the old values, for the message.
     """
     before, now = dict(_flat(old)), dict(_flat(new))
     changed = [

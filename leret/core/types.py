@@ -36,22 +36,19 @@ def digest(*parts: Json) -> str:
 
 
 Message = Mapping[str, Any]
-"""One message of a chat: the JSON object that OpenAI's API, chat templates, and the store hold.
-
-Build it by `message` and read it by `text_of`. Text is ``content``; a tool call will be a further key of both.
-"""
+"""One message of a chat, as in OpenAI's API and chat templates; build it by `message`, and read it by `text_of`."""
 
 Messages = tuple[Message, ...]
 """Messages in order, the system's first."""
 
 
 def message(role: str, text: str) -> dict[str, Any]:
-    """Build a message from its parts. Text is the only kind of part."""
+    """Build a message; text is the only kind of content."""
     return {"role": role, "content": text}
 
 
 def text_of(message: Message) -> str:
-    """Render the parts of a message as text."""
+    """Return the text of a message."""
     return str(message["content"])
 
 
@@ -83,25 +80,16 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The inputs of a program, and the known facts about them. A question is a task with one text input.
-
-    Attributes:
-        inputs: by argument of the program; a single input goes to the program's only argument.
-        gold: ids of the relevant documents; may be empty. Only rewards and evaluation read it.
-        answers: reference answers, each of them right; may be empty.
-        type: bridge, comparison ...; reports group results by it and by ``hops``.
-        split: as the data set names it; None if leret splits the data.
-        relevance: grades of the gold documents if the data grade them; only nDCG reads it.
-    """
+    """The inputs of a program, and the known facts about them. A question is a task with one text input."""
 
     id: str
-    inputs: Mapping[str, Json] = field(hash=False)
-    gold: tuple[str, ...] = ()
-    answers: tuple[str, ...] = ()
-    type: str | None = None
+    inputs: Mapping[str, Json] = field(hash=False)  # by argument of the program; one input goes to its only argument
+    gold: tuple[str, ...] = ()  # ids of the relevant documents; only rewards and evaluation read it
+    answers: tuple[str, ...] = ()  # reference answers, each of them right
+    type: str | None = None  # bridge, comparison ...; reports group results by it and by ``hops``
     hops: int | None = None
-    split: str | None = None
-    relevance: Mapping[str, int] = field(default_factory=dict, hash=False)
+    split: str | None = None  # as the data set names it; None if leret splits the data
+    relevance: Mapping[str, int] = field(default_factory=dict, hash=False)  # grades of gold documents, for nDCG
 
     @classmethod
     def question(
@@ -137,11 +125,8 @@ class Task:
         return bool(gold) and gold == set(doc_ids[: len(gold)])
 
 
-class Passage(NamedTuple):
-    """A document in a ranking; a higher ``score`` is better.
-
-    A named tuple, because leret builds millions of them and a frozen dataclass takes twice as long.
-    """
+class Passage(NamedTuple):  # leret builds millions of them; a frozen dataclass takes twice as long
+    """A document in a ranking; a higher ``score`` is better."""
 
     doc_id: str
     title: str
@@ -174,18 +159,14 @@ def merge(rankings: Iterable[Sequence[Passage]]) -> Ranking:
 class Candidate(NamedTuple):
     """An item that a program may pick: a chunk of a text, a passage, a mention.
 
-    Attributes:
-        id: unique among the candidates of a choice; the store keeps it as the action.
-        text: an encoder reads the title, if any, then the text.
-        position: place in its document, from 0; None if candidates have no order.
-        data: further values for feature functions.
+    An encoder reads the title, if any, then the text.
     """
 
-    id: str
+    id: str  # unique among the candidates of a choice; the store keeps it as the action
     text: str
     title: str = ""
-    position: float | None = None
-    data: Mapping[str, Json] = {}
+    position: float | None = None  # place in its document, from 0; None if candidates have no order
+    data: Mapping[str, Json] = {}  # further values for feature functions
 
 
 STOP = Candidate("[stop]", "")
@@ -194,39 +175,25 @@ STOP = Candidate("[stop]", "")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A picker's input: candidates and their context.
+    """A picker's input: candidates and their context."""
 
-    Attributes:
-        predictor: name of the `leret.Pick` in the program.
-        context: named values from the program (``question``), unchanged.
-        candidates: all that were not picked before; `STOP` comes last if stopping is allowed.
-        picked: earlier picks, in order.
-    """
-
-    predictor: str
-    context: Mapping[str, Any]
-    candidates: Sequence[Candidate]
-    picked: tuple[Candidate, ...] = ()
+    predictor: str  # name of the `leret.Pick` in the program
+    context: Mapping[str, Any]  # named values from the program (``question``), unchanged
+    candidates: Sequence[Candidate]  # all that were not picked before; `STOP` comes last if stopping is allowed
+    picked: tuple[Candidate, ...] = ()  # earlier picks, in order
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The inputs of a step after some completions.
+    """The inputs of a step after some completions."""
 
-    Attributes:
-        id: digest of (task id, predictor, messages), so that all samples of a group saw one prompt.
-        step: number of LM calls before this one.
-        messages: of the zero-shot prompt, which is the prompt of every preference.
-        parent: id of the sample that led here; None at the first step.
-    """
-
-    id: str
+    id: str  # digest of (task id, predictor, messages), so that all samples of a group saw one prompt
     task_id: str
-    step: int
+    step: int  # number of LM calls before this one
     predictor: str
     inputs: Mapping[str, Json]
-    messages: Messages
-    parent: str | None = None
+    messages: Messages  # of the zero-shot prompt, which is the prompt of every preference
+    parent: str | None = None  # id of the sample that led here; None at the first step
 
     @property
     def draw(self) -> str:
@@ -235,19 +202,14 @@ class State:
 
 
 OUTAGES = ("policy", "retrieval", "program")
-"""Kinds of failure that say nothing about the completion; the next resume tries such a sample again."""
+"""Kinds of failure that leret never scores; the next resume tries such a sample again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The reason why a sample has no reward.
+    """The reason why a sample has no reward."""
 
-    ``kind`` is ``parse`` (the completion is not in the adapter's format) or ``prompt`` (the prompt does not fit the
-    model), which are final, or ``policy``, ``retrieval`` or ``program`` (an outage or a crash), which leret never
-    scores and tries again when it resumes.
-    """
-
-    kind: str
+    kind: str  # parse (the completion has another format), prompt (too long for the model), or one of `OUTAGES`
     message: str
 
     @property
@@ -257,26 +219,17 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of an action, and all that a reward or a measure may read. An outage is not an outcome.
-
-    Attributes:
-        text: the policy's completion at this step.
-        outputs: fields parsed from the completion; empty if it does not parse.
-        ranking: union of all passages retrieved by the end of the step, best first.
-        prediction: the program's return value; None before its end.
-        n_steps: number of LM calls so far.
-    """
+    """The result of an action, and all that a reward or a measure may read. An outage is not an outcome."""
 
     task: Task
-    text: str = ""
-    outputs: Mapping[str, Json] = field(default_factory=dict)
-    ranking: Ranking = ()
-    prediction: Any = None
-    n_steps: int = 1
+    text: str = ""  # the policy's completion at this step
+    outputs: Mapping[str, Json] = field(default_factory=dict)  # fields parsed from it; empty if it does not parse
+    ranking: Ranking = ()  # union of all passages retrieved by the end of the step, best first
+    prediction: Any = None  # the program's return value; None before its end
+    n_steps: int = 1  # number of LM calls so far
 
     @property
     def doc_ids(self) -> tuple[str, ...]:
-        """Document ids of the ranking, best first."""
         return tuple([passage.doc_id for passage in self.ranking])
 
 
@@ -284,31 +237,24 @@ class Outcome:
 class Sample:
     """One action (a completion) at one state under one prompt of the bank, with its result.
 
-    Attributes:
-        id: digest of the request: state, prompt, index, seed, sampling settings, policy.
-        prompt: name of the prompt in the bank ("0" is zero-shot).
-        outputs: fields parsed from the completion.
-        doc_ids: accumulated ranking after this step, best first.
-        scores: the retriever's scores of ``doc_ids``.
-        reward: any real number; None exactly when ``failure`` is set. A completion that does not parse stays in its
-            group with a failure of kind ``parse``, so that an algorithm can give it a reward.
-        components: named parts of the reward (``step`` and ``final`` if both count), and further measures
-            (``recall``). ``sampled`` is 0 at a predictor that is not sampled, where the reward of 0 means nothing.
-            ``q`` and ``logp`` are a picker's Q-value and log-probability of the choice.
+    A completion that does not parse stays in its group with a failure of kind ``parse``, so that an algorithm can give
+    it a reward. ``components`` are named parts of the reward (``step`` and ``final`` if both count), and further
+    measures (``recall``). ``sampled`` is 0 at a predictor that is not sampled, where the reward of 0 means nothing.
+    ``q`` and ``logp`` are a picker's Q-value and log-probability of the choice.
     """
 
-    id: str
+    id: str  # digest of the request: state, prompt, index, seed, sampling settings, policy
     state_id: str
     task_id: str
     step: int
-    prompt: str
+    prompt: str  # name of the prompt in the bank ("0" is zero-shot)
     index: int
     seed: int
     completion: str | None = None
     outputs: Mapping[str, Json] = field(default_factory=dict)
-    doc_ids: tuple[str, ...] = ()
-    scores: tuple[float, ...] = ()
-    reward: float | None = None
+    doc_ids: tuple[str, ...] = ()  # accumulated ranking after this step, best first
+    scores: tuple[float, ...] = ()  # of ``doc_ids``, by the retriever
+    reward: float | None = None  # any real number; None exactly when ``failure`` is set
     components: Mapping[str, float] = field(default_factory=dict)
     failure: Failure | None = None
     n_prompt_tokens: int | None = None
@@ -316,7 +262,6 @@ class Sample:
 
     @property
     def is_sampled(self) -> bool:
-        """True if leret samples the predictor, so that a training can use the sample."""
         return self.components.get("sampled") != 0
 
 
@@ -334,60 +279,39 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class LMCall:
-    """One step of a rollout.
-
-    Attributes:
-        messages: the request under the rollout's prompt; empty if a rule or a picker answered.
-        completion: the policy's text; None for a system without an LM.
-        outputs: fields parsed from the completion; None if it does not parse.
-        value: a picker's Q-value of its choice.
-    """
+    """One step of a rollout."""
 
     predictor: str
     inputs: Mapping[str, Json]
-    messages: Messages
-    completion: str | None
-    outputs: Mapping[str, Json] | None
-    value: float | None = None
+    messages: Messages  # the request under the rollout's prompt; empty if a rule or a picker answered
+    completion: str | None  # None for a system without an LM
+    outputs: Mapping[str, Json] | None  # fields parsed from the completion; None if it does not parse
+    value: float | None = None  # a picker's Q-value of its choice
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One search of a rollout, after any number of LM calls.
+    """One search of a rollout, after ``n_steps`` LM calls."""
 
-    Attributes:
-        queries: several if `leret.Search` was called with a list.
-        ranking: union of all passages retrieved by the end of this search, best first.
-        n_steps: number of LM calls before it.
-    """
-
-    queries: tuple[str, ...]
-    ranking: Ranking
+    queries: tuple[str, ...]  # several if `leret.Search` was called with a list
+    ranking: Ranking  # union of all passages retrieved by the end of this search, best first
     n_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One run of a program on one task, without branching.
-
-    Attributes:
-        finished: whether the program returned; ``prediction`` is its return value.
-        failure: the reason if it did not.
-        index: number of the run among several on the same task.
-        steps: all LM calls, including those after the last search.
-    """
+    """One run of a program on one task, without branching."""
 
     task_id: str
     hops: tuple[Hop, ...]
-    finished: bool
-    failure: Failure | None = None
+    finished: bool  # the program returned ``prediction``
+    failure: Failure | None = None  # the reason if it did not
     prediction: Any = None
-    index: int = 0
-    steps: tuple[LMCall, ...] = ()
+    index: int = 0  # number of the run among several on the same task
+    steps: tuple[LMCall, ...] = ()  # all LM calls, including those after the last search
 
     @property
     def ranking(self) -> Ranking:
-        """Everything that was retrieved."""
         return self.hops[-1].ranking if self.hops else ()
 
     @property

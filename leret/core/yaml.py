@@ -19,10 +19,8 @@ from leret.core.errors import ConfigError
 Key = tuple[str | int, ...]
 """A path into nested mappings and lists: ``("policy", "urls", 0)``."""
 
-_MAX_DEPTH = 50
-"""Deeper than any recipe; stops an alias that contains itself."""
-_MAX_VALUES = 100_000
-"""More than any recipe has; aliases of aliases make a billion values in a few hundred bytes."""
+_MAX_DEPTH = 50  # stops an alias that contains itself
+_MAX_VALUES = 100_000  # aliases of aliases make a billion values in a few hundred bytes
 
 
 @dataclass
@@ -104,7 +102,6 @@ def dotted(key: Key) -> str:
 
 
 def _scalar(value: Any) -> Any:
-    """Convert the subclasses that remember how a value was written to plain types."""
     if isinstance(value, bool | ScalarBoolean):
         return bool(value)
     return next((kind(value) for kind in (int, float, str) if isinstance(value, kind)), value)

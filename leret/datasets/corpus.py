@@ -32,8 +32,7 @@ class Corpus(Mapping[str, Document]):
             for part in parts[1:]:
                 self._bytes += part
                 self._ends.append(len(self._bytes))
-        self.digest = content.hexdigest()
-        """Digest of ids, titles, texts, and their order."""
+        self.digest = content.hexdigest()  # of ids, titles, texts, and their order
 
     def __getitem__(self, doc_id: str) -> Document:
         place = self._places[doc_id]

@@ -83,7 +83,7 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
 
 
 def load_corpus(data: DataSettings) -> Corpus:
-    """Load the documents of `data.corpus`, or of the tasks' source; DataError if there are none."""
+    """Load the documents of `data.corpus`, or of the tasks' source; DataError without any."""
     return _read_corpus(data)[0]
 
 

@@ -20,17 +20,14 @@ from ijson.common import ObjectBuilder  # type: ignore[import-untyped]
 
 from leret.core.errors import DataError
 
-MAX_RECORD = 64 * 2**20
-"""Longest line in bytes; keeps a binary file out of memory."""
+MAX_RECORD = 64 * 2**20  # longest line in bytes; keeps a binary file out of memory
 _MAX_DEPTH = 200
-_SHOWN, _PLACES = 10, 4
-"""Number of different faults in a message, and of places of each."""
+_SHOWN, _PLACES = 10, 4  # number of different faults in a message, and of places of each
 _FIELDS = (
     "in JSON lines, a question has id, question, relevant_doc_ids (optional: answer, answers, inputs, type, hops, "
     "split, relevance), a document has doc_id, title, text"
 )
-_TRUNCATED = "Truncated"
-"""Part of Arrow's message about a truncated Zstandard file."""
+_TRUNCATED = "Truncated"  # in Arrow's message about a truncated Zstandard file
 
 
 class BadRecord(Exception):
@@ -50,7 +47,7 @@ class Problems:
         self._times: Counter[str] = Counter()
 
     def add(self, place: str, problem: BadRecord) -> None:
-        """Add a bad record at ``place``: file and line, or file and item."""
+        """Add a bad record at a file and line, or file and item."""
         self.kinds[problem.kind] += 1
         fault = str(problem)
         if fault in self._faults or len(self._faults) < _SHOWN:
@@ -90,10 +87,7 @@ class Record:
 
 
 def records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Yield the objects of a file of JSON lines or of one JSON array, which begins with a bracket.
-
-    Bad lines and items go to ``problems``; DataError if the file cannot be read, or its array is broken.
-    """
+    """Yield the objects of a file of JSON lines or of one JSON array; DataError if the file or the array is broken."""
     items = _items(path) if _first_character(path) == b"[" else _json_lines(path, problems)
     for place, number, value in items:
         if isinstance(value, dict):
@@ -106,8 +100,7 @@ def records(path: Path, problems: Problems) -> Iterator[Record]:
 def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file that are not blank, numbered from 1, without line ends (LF or CRLF).
 
-    Lines that are not UTF-8 and a truncated compressed file go to ``problems``; DataError if the file cannot be read,
-    or a line is longer than `MAX_RECORD`.
+    DataError if the file cannot be read, or a line is longer than `MAX_RECORD`.
     """
     number = 0
     with open_compressed(path) as file:
@@ -115,25 +108,21 @@ def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
             while raw := file.readline(MAX_RECORD + 1):
                 number += 1
                 if len(raw) > MAX_RECORD:
-                    limit = f"{MAX_RECORD >> 20} MiB"
-                    raise DataError(
-                        f"{path}: a line is longer than {limit}, so this is not a file of JSON lines; name another file"
-                    )
+                    fault = f"a line is longer than {MAX_RECORD >> 20} MiB, so this is not a file of JSON lines"
+                    raise DataError(f"{path}: {fault}; name another file")
                 try:
                     line = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8").strip()
                 except UnicodeDecodeError as error:
-                    problems.add(
-                        f"{path}:{number}", BadRecord("not UTF-8", f"not UTF-8 at byte {error.start} of the line")
-                    )
+                    fault = f"not UTF-8 at byte {error.start} of the line"
+                    problems.add(f"{path}:{number}", BadRecord("not UTF-8", fault))
                     continue
                 if line:
                     yield number, line
         except (EOFError, OSError) as error:
             if not _ends_early(error):
                 raise
-            problems.add(
-                f"{path}:{number + 1}", BadRecord("truncated", "the compressed file ends early; download it again")
-            )
+            fault = "the compressed file ends early; download it again"
+            problems.add(f"{path}:{number + 1}", BadRecord("truncated", fault))
 
 
 @contextmanager

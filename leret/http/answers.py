@@ -34,8 +34,7 @@ class HttpError(LeretError):
 class RetryableError(HttpError):
     """A failure that may pass, after ``wait_s`` if the server names a time (Retry-After).
 
-    Its kind is ``rate_limit``, ``overloaded``, ``server``, ``timeout``, ``connection``, ``malformed``, or
-    ``incomplete`` (the server itself calls the answer unfinished).
+    Its kind is rate_limit, overloaded, server, timeout, connection, malformed, or incomplete (the server says so).
     """
 
     exit_code = 1
@@ -109,10 +108,10 @@ class ApiKey:
         if not value:
             raise ConfigError(f"{setting}: the environment variable {variable} is not set; export the key")
         if not value.isascii() or not value.isprintable():
-            raise ConfigError(
-                f"{setting}: the environment variable {variable} holds line breaks or other characters that "
-                "headers cannot carry; export only the key"
+            fault = (
+                f"the environment variable {variable} holds line breaks or other characters that headers cannot carry"
             )
+            raise ConfigError(f"{setting}: {fault}; export only the key")
         return cls(value)
 
     def __repr__(self) -> str:
@@ -122,11 +121,9 @@ class ApiKey:
         raise TypeError("a key cannot be pickled; read it from the environment")
 
     def reveal(self) -> str | None:
-        """Return the key, for a client library."""
         return self._value
 
     def headers(self) -> dict[str, str]:
-        """Return the header with the key."""
         if self._value is None:
             return {}
         return {"Authorization": self._value if self._value.startswith("Basic ") else f"Bearer {self._value}"}

@@ -36,20 +36,14 @@ CONNECT_SHARE = 0.4
 _BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 10.0
 _UNUSABLE = frozenset({"malformed", "incomplete"})
-_MAX_UNUSABLE = 3
-"""Unusable answers to one request after which the client gives up."""
+_MAX_UNUSABLE = 3  # such answers to one request after which the client gives up
 
 encode_json = json_encoder(separators=(",", ":"), ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request without its server.
-
-    Attributes:
-        params: of the URL; a lone surrogate becomes a question mark.
-        body: JSON, unless ``content_type`` names another type.
-    """
+    """A request without its server; ``body`` is JSON, unless ``content_type`` names another type."""
 
     method: str
     path: str = ""
@@ -65,32 +59,27 @@ class Call:
 
     @classmethod
     def form(cls, path: str, values: Mapping[str, str]) -> Call:
-        """Build a request with URL-encoded values in the body."""
         body = urlencode(values, errors="replace").encode()
         return cls("POST", path, {}, body, "application/x-www-form-urlencoded")
 
 
 @dataclass(slots=True)
 class _PerLoop:
-    """The objects that event loops cannot share."""
-
+    # The objects that event loops cannot share.
     session: aiohttp.ClientSession
     slots: asyncio.Semaphore
     pool: EndpointPool
 
 
 class Client:
-    """A client that retries requests until they are answered. Each event loop has separate limits.
+    """A client that retries requests until they are answered.
 
     Args:
-        urls: base URLs of equal servers.
         setting: the recipe's section, for messages: ``policy`` or ``retriever``.
-        key: sent in a header.
         secret: in requests, and removed from messages like the key.
         timeout_s: deadline of one attempt.
         retry_for_s: how long to wait in an outage, from the last answer on; 0 tries once.
         concurrency: maximum number of requests in flight per event loop.
-        also_retried: further status codes to retry.
     """
 
     def __init__(
@@ -188,7 +177,6 @@ class Client:
             return value
 
     async def _turn(self, pool: EndpointPool) -> Endpoint:
-        """Wait for an endpoint until the rate limit and the servers' Retry-After allow a request."""
         while self._rate is not None and (wait_s := self._rate.wait_s()) > 0:
             await self._sleep(wait_s)
         while (endpoint := pool.take()) is None:

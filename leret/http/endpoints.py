@@ -17,25 +17,19 @@ Clock = Callable[[], float]
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-_BLAMELESS = frozenset({"rate_limit", "incomplete"})
-"""Failures that do not mean that the server is down."""
+_BLAMELESS = frozenset({"rate_limit", "incomplete"})  # failures of a server that is up
 
 
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """One base URL and its recent failures.
-
-    Attributes:
-        paused_until: out of rotation after a failure, unless all others have failed too.
-        closed_until: the server refuses requests before then (Retry-After).
-    """
+    """One base URL and its recent failures."""
 
     url: str
     n_in_flight: int = 0
     n_failures: int = 0
     failed_at: float = float("-inf")
-    paused_until: float = 0.0
-    closed_until: float = 0.0
+    paused_until: float = 0.0  # out of rotation after a failure, unless all others have failed too
+    closed_until: float = 0.0  # the server refuses requests before then (Retry-After)
 
 
 class EndpointPool:

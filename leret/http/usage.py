@@ -14,8 +14,8 @@ from typing import Any, Self
 
 from leret.core.runs import Run
 
+# Buckets of latencies per factor of 2: percentiles are right to about 5 % in constant memory.
 _STEPS_A_DOUBLING = 8
-"""Buckets of latencies per factor of 2: percentiles are right to about 5 % in constant memory."""
 
 _EVENT_S = 30.0
 _FACTS_S = 1.0
@@ -115,14 +115,12 @@ class UsageByPrompt:
         usage.completion_tokens += sum(n_completion_tokens)
 
     def failed(self, step: int, prompt: str, n_completions: int) -> None:
-        """Count a call that failed for good."""
         usage = self._usages[step, prompt]
         usage.calls += 1
         usage.failed += n_completions
 
     @property
     def total(self) -> dict[str, float | int]:
-        """`Usage.facts` over all steps and prompts."""
         total = Usage()
         for usage in self._usages.values():
             total.add(usage)
@@ -148,7 +146,6 @@ class UsageEvents:
         self._facts_at = -_FACTS_S
 
     def account(self) -> dict[str, Any]:
-        """Return all counts of the session."""
         endpoint = {name: round(value, 6) for name, value in self._snapshot().items()}
         return {
             "seconds": round(time.monotonic() - self._began, 3),

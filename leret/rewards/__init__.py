@@ -22,7 +22,7 @@ import numpy as np
 from leret.config.sampling import RewardSettings
 from leret.core.errors import USER_ERRORS, ConfigError, raised
 from leret.core.types import Outcome
-from leret.rewards import form, ranking
+from leret.rewards import ranking
 from leret.rewards.answers import ANSWERS
 from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
 from leret.rewards.functions import is_function, load_function
@@ -31,7 +31,34 @@ from leret.rewards.ranking import of_ranking
 __all__ = ["REWARDS", "Part", "Reward", "Scoring", "faults", "function_names", "scoring", "values_of"]
 
 Reward = Callable[..., float | None]
-"""A function of an `Outcome`, and perhaps of a cut-off `k` and other settings."""
+
+_THOUGHT = re.compile(r"\s*<think>(?:(?!</?think>).)+</think>(?:(?!</?think>).)+", re.DOTALL)
+_TIERS = ((0.7, 5.0), (0.5, 4.0), (0.4, 3.0), (0.3, 1.0), (0.1, 0.5), (0.05, 0.1))  # least recall, reward
+
+
+def format(outcome: Outcome, think: bool = False) -> float:
+    """Return 1 if the completion parses into fields, else 0.
+
+    A sample that does not parse has no reward except the recipe's ``unparsed_reward``, so 0 only occurs in programs
+    that continue anyway. With ``think``, the completion must also begin with one ``<think>...</think>`` and continue.
+    """
+    return float(bool(outcome.outputs) and (not think or _THOUGHT.fullmatch(outcome.text) is not None))
+
+
+def steps(outcome: Outcome) -> float:
+    """Return 0 for one LM call, and 1 less for each further call."""
+    return 1.0 - outcome.n_steps
+
+
+def deepretrieval(outcome: Outcome, k: int | None = None) -> float | None:
+    """Return recall in tiers: 5 from .7 on, 4 from .5, 3 from .4, 1 from .3, .5 from .1, .1 from .05, and -3.5 below.
+
+    Source: DeepRetrieval (arXiv 2503.00223), literature search, as in its code. Its rewards for the format (+1, -4) are
+    the part `format` and the key ``unparsed_reward`` of a recipe.
+    """
+    value = of_ranking(ranking.recall)(outcome, k)
+    return None if value is None else next((reward for least, reward in _TIERS if value >= least), -3.5)
+
 
 REWARDS: dict[str, Reward] = {
     "recall": of_ranking(ranking.recall),
@@ -42,36 +69,26 @@ REWARDS: dict[str, Reward] = {
     "all_found": of_ranking(ranking.all_found),
     "fact_em": of_ranking(ranking.fact_em),
     "fact_f1": of_ranking(ranking.fact_f1),
-    "deepretrieval": form.deepretrieval,
+    "deepretrieval": deepretrieval,
     **ANSWERS,
-    "format": form.format,
-    "steps": form.steps,
+    "format": format,
+    "steps": steps,
 }
 """Rewards by their names in recipes, samples, summaries, and reports."""
 
-_RESERVED = frozenset({"final", "step", "sampled", "q", "logp"})
-"""Components of a sample that are not parts of its reward."""
-
-_TOO_LARGE = 1e100
-"""Magnitude from which sums and squares of rewards may overflow."""
+_RESERVED = frozenset({"final", "step", "sampled", "q", "logp"})  # other components of a sample
+_TOO_LARGE = 1e100  # sums and squares of larger rewards may overflow
 
 
 @dataclass(frozen=True)
 class Part:
-    """One function of a reward, with its settings and its weight; printed as its name.
-
-    Attributes:
-        name: in samples.
-        function: a name (``recall@5``, ``FILE.py:function``), or the function.
-        arguments: its settings.
-        place: its key in the recipe, for messages.
-    """
+    """One function of a reward, with its settings and its weight; printed as its name in samples."""
 
     name: str
-    function: str | Reward
+    function: str | Reward  # recall@5, FILE.py:function
     arguments: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
-    place: str = field(default="", compare=False)
+    place: str = field(default="", compare=False)  # its key in the recipe, for messages
 
     def __repr__(self) -> str:
         return self.name
@@ -93,10 +110,9 @@ class Part:
             base, at, cutoff = self.function.partition("@")
             settings |= {"k": int(cutoff)} if re.fullmatch("[1-9][0-9]*", cutoff) else {}
             if base not in REWARDS or (at and not ("k" in settings and "k" in settings_of(REWARDS[base]))):
-                raise ConfigError(
-                    f"{place}unknown measure {self.function!r}; available: {', '.join(REWARDS)}; "
-                    "those of a ranking also with a cut-off, as in recall@10; your own as FILE.py:function"
-                )
+                advice = "those of a ranking also with a cut-off, as in recall@10; your own as FILE.py:function"
+                available = f"available: {', '.join(REWARDS)}; {advice}"
+                raise ConfigError(f"{place}unknown measure {self.function!r}; {available}")
             function = REWARDS[base]
         try:
             inspect.signature(function).bind(None, **settings)
@@ -112,10 +128,8 @@ class Part:
             value: Any = function(outcome)
             number = math.nan if value is None else float(value)
         except USER_ERRORS as error:
-            raise ConfigError(
-                f"reward {self.name} failed for {question}: {raised(error)}; correct the function, which returns a "
-                "finite number, or None where it does not apply"
-            ) from error
+            advice = "correct the function, which returns a finite number, or None where it does not apply"
+            raise ConfigError(f"reward {self.name} failed for {question}: {raised(error)}; {advice}") from error
         if value is None:
             return None
         if isinstance(value, str) or not abs(number) < _TOO_LARGE:
@@ -126,17 +140,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Scoring:
-    """A reward: its parts, and how they make one number. A call returns the reward of a single outcome.
-
-    Attributes:
-        parts: by their names in samples.
-        mixer: of `leret.rewards.combine`.
-        unparsed_reward: reward of a completion that does not parse; None leaves out such a sample.
-    """
+    """A reward: parts and a mixer that makes one number of them. A call returns the reward of a single outcome."""
 
     parts: Mapping[str, Part]
     mixer: str = "weights"
-    unparsed_reward: float | None = None
+    unparsed_reward: float | None = None  # of a completion that does not parse; None leaves out such a sample
 
     @property
     def needs_group(self) -> bool:
@@ -147,7 +155,6 @@ class Scoring:
         return self.alone(self.values(outcome))
 
     def values(self, outcome: Outcome) -> dict[str, float]:
-        """Return the values of the parts that apply to an outcome, by name."""
         return values_of(self.parts, outcome)
 
     def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
@@ -174,8 +181,7 @@ def values_of(parts: Mapping[str, Reward], outcome: Outcome) -> dict[str, float]
 def scoring(spec: str | RewardSettings | Reward, key: str = "reward") -> Scoring:
     """Parse a reward: a name, a recipe's section, or a function, which becomes a part named ``key``.
 
-    Raises:
-        ConfigError: all unknown names and settings, with their places below ``key``.
+    ConfigError lists all unknown names and settings, with their places below ``key``.
     """
     parts = _parts(spec, key)
     if problems := _faults(spec, key, parts):
@@ -197,10 +203,8 @@ def function_names(spec: str | RewardSettings) -> list[str]:
 def _parts(spec: str | RewardSettings | Reward, key: str) -> list[Part]:
     if isinstance(spec, RewardSettings):
         place = f"{key}.parts" if key else "parts"
-        return [
-            Part(name, part.function or name, part.arguments, part.weight, f"{place}.{name}")
-            for name, part in spec.parts.items()
-        ]
+        parts = spec.parts.items()
+        return [Part(name, p.function or name, p.arguments, p.weight, f"{place}.{name}") for name, p in parts]
     if isinstance(spec, str):
         return [Part(Path(spec).name if is_function(spec) else spec, spec, place=key)]
     return [Part(key, spec)]

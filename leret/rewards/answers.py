@@ -178,4 +178,3 @@ ANSWERS: Mapping[str, Callable[..., float | None]] = {
     "similarity": similarity,
     "length": length,
 }
-"""Rewards by name in recipes; all of them read the prediction."""

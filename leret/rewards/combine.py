@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_EPS = 1e-12
-"""Spread below this is a rounding error."""
+_EPS = 1e-12  # spread below this is a rounding error
 
 
 def weights(parts: Array, scale: Array) -> Array:
@@ -88,13 +87,7 @@ GROUP_MIXERS = frozenset({"std", "pca", "normalize_then_sum"})
 
 
 def mix(mixer: str, parts: Array, scale: Array) -> Array:
-    """Return one reward per sample of a group.
-
-    Args:
-        mixer: a name of `MIXERS`.
-        parts: (n_samples, n_parts); NaN for a part that does not apply.
-        scale: (n_parts,), the weights.
-    """
+    """Return one reward per sample: (n_samples,) from ``parts`` (n_samples, n_parts) and weights (n_parts,)."""
     applies = ~np.isnan(parts).all(axis=1)
     mixed = np.full(len(parts), np.nan)
     if applies.any():

@@ -30,9 +30,8 @@ def load_function(name: str, key: str = "") -> Callable[..., Any]:
             stages.forget_changed(path)
         module = _of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
     except USER_ERRORS as error:
-        raise ConfigError(
-            f"{place}{where} does not run: {raised(error)}; name a reward as FILE.py:function or module:function"
-        ) from error
+        advice = "name a reward as FILE.py:function or module:function"
+        raise ConfigError(f"{place}{where} does not run: {raised(error)}; {advice}") from error
     function = getattr(module, attribute, None)
     if not callable(function):
         others = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
@@ -62,7 +61,7 @@ def source_digest(name: str) -> str | None:
 
 
 def sources_digest(names: Iterable[str]) -> str | None:
-    """Return the digest of the sources of all users' functions among names; None if there are none."""
+    """Return the digest of the sources of all users' functions among names; None without any."""
     sources = {name: source_digest(name) for name in names if is_function(name)}
     return digest(sorted(sources.values(), key=str)) if sources else None
 

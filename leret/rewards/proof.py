@@ -23,7 +23,6 @@ GOLD = Outcome(
     _ranking("g1", "g2"),
     {"answer": _ANSWER},
 )
-"""All gold documents on top, the reference answer, a parsed completion, one LM call."""
 
 WORST = replace(GOLD, text="", outputs={}, ranking=_ranking("x1", "x2"), prediction={"answer": "unknown"}, n_steps=6)
 
@@ -38,7 +37,6 @@ WORSE: Mapping[str, Outcome] = {
     "six LM calls": replace(GOLD, n_steps=6),
     "everything wrong": WORST,
 }
-"""Outcomes that differ from `GOLD` as their names say."""
 
 
 class Proof(NamedTuple):

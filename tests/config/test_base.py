@@ -1,7 +1,3 @@
-"""The marks on keys: what may change on resume, what names a file; through unions, lists and mappings."""
-
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -40,12 +36,12 @@ RECIPE = Recipe.model_validate(
 )
 
 
-def test_key_is_free_if_free_in_all_kinds() -> None:
+def test_key_is_free_if_free_in_all_kinds():
     assert free_keys(Vectors) == {"k1"}
     assert free_keys(Recipe) == {"engine.batch", "engine.engines.batch", "others.*.batch", "log"}
 
 
-def test_only_paths_change() -> None:
+def test_only_paths_change():
     found = {key: path for key, path, _ in paths_in(RECIPE)}
     assert found == {("engine", "engines", 1, "model"): "m", ("program",): "p.py", ("demos", "a"): "d"}
     expected = RECIPE.model_dump() | {"program": "/x/p.py:P", "demos": {"a": "/x/d"}}

@@ -1,9 +1,3 @@
-"""The `data` section: the class of each kind, and its keys."""
-
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from pydantic import ValidationError
 
@@ -21,7 +15,7 @@ FILE = {"questions": "q.jsonl"}
         ({"kind": "world", "part": "1/2"}, WorldSettings(part="1/2")),
     ],
 )
-def test_kind_decides_the_class(section: dict[str, Any], settings: DataSettings) -> None:
+def test_kind_decides_the_class(section, settings):
     read = DataSettings.model_validate(section)
     assert (type(read), read) == (type(settings), settings)
 
@@ -37,6 +31,6 @@ def test_kind_decides_the_class(section: dict[str, Any], settings: DataSettings)
         ({"kind": "world", "part": "2/2"}, "part 2 of 2 does not exist"),
     ],
 )
-def test_keys_of_another_kind_are_refused(section: dict[str, Any], says: str) -> None:
+def test_keys_of_another_kind_are_refused(section, says):
     with pytest.raises(ValidationError, match=says):
         DataSettings.model_validate(section)

@@ -1,7 +1,3 @@
-"""Recipes: YAML with places, overrides, files, combinations; every fault at once, with its place and its mend."""
-
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -25,30 +21,29 @@ program:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty current directory."""
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def read(*overrides: str, text: str = GOOD) -> SamplingRecipe:
+def read(*overrides, text=GOOD):
     Path("r.yaml").write_text(text, encoding="utf-8", errors="surrogateescape")
     return load_recipe("r.yaml", SamplingRecipe, overrides, check=known_names())
 
 
-def problems(*overrides: str, text: str = GOOD) -> list[str]:
+def problems(*overrides, text=GOOD):
     with pytest.raises(ConfigError) as caught:
         read(*overrides, text=text)
     return caught.value.problems
 
 
-def test_overrides_win_and_are_yaml() -> None:
+def test_overrides_win_and_are_yaml():
     recipe = read("sampling.samples=3", "data.options={a: [1]}", "program.hops=3")
     assert (recipe.sampling.prompts, recipe.sampling.samples) == (4, 3)
     assert (recipe.data.options, recipe.program.arguments) == ({"a": [1]}, {"hops": 3})
 
 
-def test_faults_are_listed_together_with_their_places() -> None:
+def test_faults_are_listed_together_with_their_places():
     text = GOOD.replace("model: demo", "modle: demo\n  top_p: 2\n  max_tokens: many") + "sampling: {samples: none}\n"
     found = problems("retriever.kk=3", "sampling.margin=0.2", text=text)
     places = ["--set retriever.kk", "--set sampling.margin", "r.yaml:3: policy.modle", "r.yaml:4: policy.top_p",
@@ -72,12 +67,12 @@ def test_faults_are_listed_together_with_their_places() -> None:
         ("sampling={prompts: 1, samples: none}", "--set sampling.samples"),  # the fault itself, no combination of it
     ],
 )
-def test_impossible_combinations_are_refused(override: str, key: str) -> None:
+def test_impossible_combinations_are_refused(override, key):
     (found,) = problems(override, text=GOOD + "sampling: {samples: 2}\n")
     assert found.startswith(key)
 
 
-def test_missing_files_are_listed_with_other_faults() -> None:
+def test_missing_files_are_listed_with_other_faults():
     text = """\
 data: {kind: jsonl, corpus: c.jsonl, questions: q.jsonl}
 policy: {model: m}
@@ -95,7 +90,7 @@ sampling: {bank: {path: bank}, samples: 0}
 
 
 @pytest.mark.parametrize("place", ["", "around/recipes", "around"])
-def test_paths_are_looked_up_around_the_recipe(folder: Path, place: str) -> None:
+def test_paths_are_looked_up_around_the_recipe(folder, place):
     recipe = folder / "around/recipes/r.yaml"
     recipe.parent.mkdir(parents=True)
     recipe.write_text("data: {kind: hotpotqa, questions: q.jsonl}\nprogram: {adapter: {kind: compact}}\n")
@@ -103,7 +98,7 @@ def test_paths_are_looked_up_around_the_recipe(folder: Path, place: str) -> None
     assert load_recipe(recipe, SamplingRecipe).data.questions == str(folder / place / "q.jsonl")
 
 
-def test_some_paths_may_be_missing(folder: Path) -> None:
+def test_some_paths_may_be_missing(folder):
     assert read("data={kind: hotpotqa, questions: 'hf:owner/name'}").data.questions == "hf:owner/name"
     assert read("policy.model=owner/name").policy.model == "owner/name"
     read("data={kind: jsonl, questions: r.yaml}", "retriever={kind: pubmed}")  # it has documents of its own
@@ -143,16 +138,16 @@ ALIASES = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10
         (GOOD + "sampling: {reward: recal, samples: 0}\n", "r.yaml:6: sampling.reward: unknown"),
     ],
 )
-def test_faulty_file_is_refused_with_its_line(text: str, says: str) -> None:
+def test_faulty_file_is_refused_with_its_line(text, says):
     assert any(says in problem for problem in problems(text=text))
 
 
 @pytest.mark.parametrize("override", ["sampling.samples", "=3", "a..b=3", "sampling.samples=[1", "policy.model.x=1"])
-def test_malformed_overrides_are_refused(override: str) -> None:
+def test_malformed_overrides_are_refused(override):
     assert problems(override)[0].startswith(f"--set {override}: ")
 
 
-def test_short_names_follow_the_order_of_stages() -> None:
+def test_short_names_follow_the_order_of_stages():
     sampling, *others = load_all(["demo", "demo-sft", "demo-ipo", "demo"], ["data.limit=7", "seed=5"])
     assert sampling == load_recipe("sampling/demo.yaml", SamplingRecipe, ["data.limit=7"])
     kinds = [next(kind for kind in (TrainingRecipe, EvalRecipe) if isinstance(recipe, kind)) for recipe in others]
@@ -171,7 +166,7 @@ eval:
 """
 
 
-def test_overrides_go_to_the_stages_with_their_key() -> None:
+def test_overrides_go_to_the_stages_with_their_key():
     Path("r.yaml").write_text(WHOLE)
     sampling, sft, ipo, evaluation = load_all(["r.yaml"], ["seed=3", "sampling.seed=4", "limit=5"], known_names())
     assert isinstance(sampling, SamplingRecipe)
@@ -188,7 +183,7 @@ def test_overrides_go_to_the_stages_with_their_key() -> None:
     assert load_recipe("r.yaml", TrainingRecipe).algorithm == "dpo"
 
 
-def test_faults_in_sections_have_their_lines() -> None:
+def test_faults_in_sections_have_their_lines():
     Path("r.yaml").write_text(WHOLE.replace("init_from", "init_form").replace("systems", "sistems"))
     with pytest.raises(ConfigError) as caught:
         load_all(["r.yaml"])
@@ -199,14 +194,14 @@ def test_faults_in_sections_have_their_lines() -> None:
             load_all(["r.yaml"])
 
 
-def test_unmatched_overrides_are_listed_with_other_faults() -> None:
+def test_unmatched_overrides_are_listed_with_other_faults():
     with pytest.raises(ConfigError) as caught:
         load_all(["sampling/demo.yaml", "training/demo-sft.yaml"], ["datum.limit=7", "data.limit=x", "lr=fast"])
     places = [problem.split(":")[0] for problem in caught.value.problems]
     assert places == ["--set data.limit", "--set datum.limit=7", "--set lr=fast"]
 
 
-def test_recipe_of_another_version_is_refused_with_its_key(tmp_path: Path) -> None:
+def test_recipe_of_another_version_is_refused_with_its_key(tmp_path):
     run = Run.create(tmp_path)
     recipe = load_recipe("sampling/demo.yaml", SamplingRecipe)
     section = recipe.model_dump(mode="json")

@@ -1,9 +1,3 @@
-"""Faults in sections of several kinds: the user's keys, without what pydantic adds."""
-
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from pydantic import ValidationError
 
@@ -27,9 +21,9 @@ from tests.config.test_base import Recipe
         ("engine: 3\n", "f:1: engine: must be a section of keys, is 3"),
     ],
 )  # fmt: skip
-def test_faults_name_the_key_as_written(text: str, says: str) -> None:
+def test_faults_name_the_key_as_written(text, says):
     placed = parse(text, "f")
     with pytest.raises(ValidationError) as caught:
         Recipe.model_validate(placed.value)
-    details: list[Any] = list(caught.value.errors())
+    details = list(caught.value.errors())
     assert [describe(detail, Recipe, placed)[: len(says)] for detail in details] == [says]

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from pydantic import ValidationError
 
@@ -22,6 +18,6 @@ OPENAI = {"kind": "openai", "model": "m"}
         ({**OPENAI, "urls": ["http://a/v1?key=pw"]}, "urls"),
     ],
 )
-def test_settings_that_do_not_fit_their_kind_are_refused(given: dict[str, Any], place: str) -> None:
+def test_settings_that_do_not_fit_their_kind_are_refused(given, place):
     with pytest.raises(ValidationError, match=place):
         PolicySettings.model_validate(given)

@@ -1,9 +1,3 @@
-"""Settings of the kinds of retriever: what a section becomes, and what is refused in it."""
-
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 from pydantic import ValidationError
 
@@ -12,11 +6,11 @@ from leret.config.retriever import BM25Settings, DenseSettings, RetrieverSetting
 DENSE = {"kind": "dense", "model": "minilm"}
 
 
-def made(values: dict[str, Any]) -> Any:
+def made(values):
     return RetrieverSettings.model_validate(values)
 
 
-def test_a_section_becomes_the_class_of_its_kind() -> None:
+def test_a_section_becomes_the_class_of_its_kind():
     assert made({"k": 5}) == BM25Settings(k=5)
     hybrid = made({"kind": "hybrid", "engines": [{"kind": "bm25", "b": 0.4}, DENSE]})
     assert hybrid.engines == (BM25Settings(b=0.4), DenseSettings(model="minilm"))
@@ -32,7 +26,7 @@ def test_a_section_becomes_the_class_of_its_kind() -> None:
         ({"kind": "colbert", "index_root": "x"}, "", "index_name"),
     ],
 )
-def test_wrong_section_is_refused_at_its_key(values: dict[str, Any], key: str, says: str) -> None:
+def test_wrong_section_is_refused_at_its_key(values, key, says):
     with pytest.raises(ValidationError) as caught:
         made(values)
     errors = [(".".join(map(str, error["loc"])), error["msg"]) for error in caught.value.errors(include_input=False)]
@@ -40,5 +34,5 @@ def test_wrong_section_is_refused_at_its_key(values: dict[str, Any], key: str, s
     assert "secret" not in str(errors)
 
 
-def test_ranking_keys_are_neither_free_nor_paths() -> None:
+def test_ranking_keys_are_neither_free_nor_paths():
     assert set(BM25Settings().ranking_keys()) == {"k1", "b", "stopwords", "stemmer", "fold_accents"}

@@ -1,5 +1,3 @@
-"""What the keys of every training recipe refuse, and which of them may change when a training goes on."""
-
 import pytest
 from pydantic import ValidationError
 

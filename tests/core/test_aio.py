@@ -1,5 +1,3 @@
-"""Coroutines that end together, and output that is held back; `submit` is in tests/http/test_client.py."""
-
 import asyncio
 import logging
 import sys
@@ -68,28 +66,23 @@ def test_other_threads_still_print(capsys):
     assert capsys.readouterr().out == "theirs\n"
 
 
-class Late:
-    """Is printed for as long as a test wants."""
-
-    def __init__(self):
-        self.begun, self.wait = threading.Event(), threading.Event()
-
-    def __str__(self):
-        self.begun.set()
-        self.wait.wait(5)
-        return "late"
-
-
 def test_print_of_another_thread_outlives_its_block(capsys):
     """CPython 3.11 keeps no reference to the stream of a print: one that was dropped meanwhile is another object."""
-    late = Late()
-    other = threading.Thread(target=print, args=(late, "words"))
+    begun, left = threading.Event(), threading.Event()
+
+    class Late:
+        def __str__(self):
+            begun.set()
+            left.wait(5)
+            return "late"
+
+    other = threading.Thread(target=print, args=(Late(), "words"))
     with muted():
         other.start()
-        late.begun.wait(5)
+        begun.wait(5)
     with muted():
         pass
-    late.wait.set()
+    left.set()
     other.join()
     assert capsys.readouterr().out == "late words\n"
 

@@ -1,5 +1,3 @@
-"""The shipped recipes: found by name, valid, commented, copied with their programs."""
-
 from pathlib import Path
 
 import pytest

@@ -1,5 +1,3 @@
-"""Files and directories that appear whole or not at all, whatever fails and whoever else writes them."""
-
 import os
 
 import pytest
@@ -32,10 +30,10 @@ def test_file_is_replaced_whole_or_stays(tmp_path):
     assert names(path.parent) == ["file"]
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_link_stays_and_its_target_is_replaced(tmp_path, there):
+@pytest.mark.parametrize("exists", [True, False])
+def test_link_stays_and_its_target_is_replaced(tmp_path, exists):
     (tmp_path / "disk").mkdir()
-    if there:
+    if exists:
         write(tmp_path / "disk" / "index", "old")
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "disk" / "index")

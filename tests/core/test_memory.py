@@ -1,5 +1,3 @@
-"""Memory of a process: kept while it works, given back when it is asked for."""
-
 import gc
 import os
 import platform

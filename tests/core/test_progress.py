@@ -1,7 +1,3 @@
-"""Progress as plain lines."""
-
-from __future__ import annotations
-
 import re
 
 import pytest
@@ -10,7 +6,7 @@ from leret.core.progress import ProgressLines
 
 
 @pytest.mark.parametrize(("every_s", "n"), [(0.0, 4), (60.0, 1)])
-def test_progress_in_a_pipe_is_plain_lines(every_s: float, n: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_in_a_pipe_is_plain_lines(every_s, n, capsys):
     lines = ProgressLines(every_s)
     lines.start("sampling", 4)
     for reward in (0.25, 0.5, 0.5, 0.5):

@@ -1,5 +1,3 @@
-"""A run directory: made once, moved with its files, updated by several processes."""
-
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest

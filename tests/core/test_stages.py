@@ -1,5 +1,3 @@
-"""Whether a stage is done, and whether it may go on."""
-
 import os
 
 import pytest
@@ -10,7 +8,6 @@ from leret.core.stages import check_resumable, completed, input_stamps, mark_com
 
 @pytest.fixture
 def done(tmp_path):
-    """A directory whose stage is completed; it has moved since."""
     (tmp_path / "before").mkdir()
     (tmp_path / "before" / "store.db").write_bytes(b"1234")
     mark_completed(tmp_path / "before", "sample", "key", {"pairs": 3}, [tmp_path / "before" / "store.db"])
@@ -22,11 +19,10 @@ def test_completed_stage_gives_its_report(done):
     assert [completed(done, *stage) for stage in asked] == [{"pairs": 3}, None, None]
 
 
-@pytest.mark.parametrize("content", [b"123", None])
-def test_changed_or_missing_result_is_not_completed(done, content):
+def test_changed_or_missing_result_is_not_completed(done):
+    (done / "store.db").write_bytes(b"123")
+    assert completed(done, "sample", "key") is None
     (done / "store.db").unlink()
-    if content is not None:
-        (done / "store.db").write_bytes(content)
     assert completed(done, "sample", "key") is None
 
 

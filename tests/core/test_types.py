@@ -1,5 +1,3 @@
-"""Values between the stages: what they derive from what they hold."""
-
 import json
 
 import pytest

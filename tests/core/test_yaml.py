@@ -1,5 +1,3 @@
-"""YAML as plain values, with the places of keys."""
-
 import pytest
 
 from leret.core.errors import ConfigError

@@ -1,7 +1,3 @@
-"""The corpus: a lean, ordered mapping with a digest."""
-
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,15 +11,15 @@ _DOCUMENTS = st.lists(st.builds(Document, _TEXT, _TEXT, _TEXT), max_size=8, uniq
 
 
 @given(_DOCUMENTS, _DOCUMENTS)
-def test_documents_come_back_in_order_and_the_digest_names_them(one: list[Document], two: list[Document]) -> None:
+def test_documents_come_back_in_order_and_the_digest_names_them(one, two):
     assert list(Corpus(one).items()) == [(document.doc_id, document) for document in one]
     assert (Corpus(one).digest == Corpus(two).digest) == (one == two)
 
 
-def test_a_word_moved_from_title_to_text_changes_the_digest() -> None:
+def test_a_word_moved_from_title_to_text_changes_the_digest():
     assert Corpus([Document("d", "a b", "c")]).digest != Corpus([Document("d", "a ", "bc")]).digest
 
 
-def test_an_id_twice_is_refused() -> None:
+def test_an_id_twice_is_refused():
     with pytest.raises(DataError, match="'d'"):
         Corpus([Document("d", "", "x"), Document("d", "", "y")])

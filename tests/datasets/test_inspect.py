@@ -1,9 +1,3 @@
-"""The figures of a data set."""
-
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from leret.core.errors import DataError
@@ -11,7 +5,7 @@ from leret.datasets.inspect import Spread
 from tests.datasets.writing import DOCUMENTS, QUESTIONS, inspect, json_lines
 
 
-def test_figures_of_a_small_set(tmp_path: Path) -> None:
+def test_figures_of_a_small_set(tmp_path):
     questions = [*QUESTIONS, {"id": "q3", "question": "Who was a poet?", "relevant_doc_ids": ["B"]}]
     report = inspect("jsonl", json_lines(tmp_path / "q", questions), json_lines(tmp_path / "c", DOCUMENTS))
     assert (report.n_questions, report.n_documents, report.n_unused_documents) == (3, 3, 1)
@@ -22,14 +16,14 @@ def test_figures_of_a_small_set(tmp_path: Path) -> None:
     assert [question.id for question in report.examples] == ["q1", "q2", "q3"]
 
 
-def test_file_of_another_format_is_refused_with_both_fields(tmp_path: Path) -> None:
+def test_file_of_another_format_is_refused_with_both_fields(tmp_path):
     path = json_lines(tmp_path / "q", [{"qid": "a", "query": "?", "gold": ["A"]}])
     told = r"(?s)q:1: .*'relevant_doc_ids'.*the fields are 'qid', 'query', 'gold'.* question has id, question"
     with pytest.raises(DataError, match=told):
         inspect("jsonl", path, json_lines(tmp_path / "c", DOCUMENTS))
 
 
-def test_bad_records_are_reported_and_not_refused(tmp_path: Path) -> None:
+def test_bad_records_are_reported_and_not_refused(tmp_path):
     path = json_lines(tmp_path / "q", [*QUESTIONS, {"id": "q9"}])
     corpus = json_lines(tmp_path / "c", [*DOCUMENTS, DOCUMENTS[0]])
     report = inspect("jsonl", path, corpus)
@@ -40,7 +34,7 @@ def test_bad_records_are_reported_and_not_refused(tmp_path: Path) -> None:
         inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), corpus, skip_invalid=False)
 
 
-def test_splits_inputs_and_missing_gold_are_counted(tmp_path: Path) -> None:
+def test_splits_inputs_and_missing_gold_are_counted(tmp_path):
     tasks = [{"id": "1", "inputs": {"persona": "a poet", "turn": "Hello"}, "answers": ["Hi", "Good day"]},
              {"id": "2", "question": "Who?", "answer": "Ada"}]  # fmt: skip
     tasks = [{**task, "split": "dev"} for task in tasks]

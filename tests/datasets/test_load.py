@@ -1,40 +1,31 @@
-"""Splits, limits, ids and gold; what each kind refuses."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from leret.config.data import QUESTIONS_ALONE
 from leret.core.errors import DataError
-from leret.core.types import Document, Task
 from leret.datasets.formats import READERS, detect_kind
-from leret.datasets.formats.base import FileReader
 from leret.datasets.splits import split_of
 from tests.datasets.writing import DOCUMENTS, HOTPOT, HOVER, MUSIQUE, QUESTIONS, array, json_lines, load, load_tasks
 
 ASKED = [{"id": f"q{i}", "question": f"Which {i}?", "relevant_doc_ids": ["A"]} for i in range(200)]
 
 
-def test_splits_are_disjoint_and_complete(tmp_path: Path) -> None:
+def test_splits_are_disjoint_and_complete(tmp_path):
     path = json_lines(tmp_path / "q", ASKED)
     found = [(q.id, split) for split in ("train", "dev", "test") for q in load_tasks("jsonl", path, split=split)]
     assert sorted(found) == sorted((str(q["id"]), split_of(str(q["id"]))) for q in ASKED)
 
 
-def test_larger_limit_only_adds_in_any_order_of_the_file(tmp_path: Path) -> None:
+def test_larger_limit_only_adds_in_any_order_of_the_file(tmp_path):
     path, turned = json_lines(tmp_path / "q", ASKED), json_lines(tmp_path / "turned", ASKED[::-1])
     few, more = (load_tasks("jsonl", path, split="train", limit=n).items for n in (10, 40))
     assert more[:10] == few == load_tasks("jsonl", turned, split="train", limit=10).items
     assert load_tasks("jsonl", path, split="train", limit=10, seed=1).items != few
 
 
-def test_parts_are_disjoint_complete_and_grow_with_the_limit(tmp_path: Path) -> None:
+def test_parts_are_disjoint_complete_and_grow_with_the_limit(tmp_path):
     path = json_lines(tmp_path / "q", ASKED)
 
-    def part(which: str | None, limit: int | None = 30) -> set[str]:
+    def part(which, limit=30):
         return {q.id for q in load_tasks("jsonl", path, split="train", limit=limit, part=which)}
 
     parts = [part(f"{i}/3") for i in range(3)]
@@ -43,7 +34,7 @@ def test_parts_are_disjoint_complete_and_grow_with_the_limit(tmp_path: Path) -> 
     assert all(part(f"{i}/3", None) > ids for i, ids in enumerate(parts))
 
 
-def test_a_split_in_the_file_wins_over_the_hash(tmp_path: Path) -> None:
+def test_a_split_in_the_file_wins_over_the_hash(tmp_path):
     names = ("train", "validation", "test")
     records = [{**record, "split": names[i % 3]} for i, record in enumerate(ASKED[:9])]
     path = json_lines(tmp_path / "q", records)
@@ -52,7 +43,7 @@ def test_a_split_in_the_file_wins_over_the_hash(tmp_path: Path) -> None:
         load_tasks("jsonl", json_lines(tmp_path / "few", [*records[2:4], records[0]]), split="dev")
 
 
-def test_held_out_is_split_test_and_questions_with_its_texts(tmp_path: Path) -> None:
+def test_held_out_is_split_test_and_questions_with_its_texts(tmp_path):
     splits = [("a", "one", "train"), ("b", "two", "test"), ("c", "two", "train"), ("d", "three", "dev")]
     records = [{"id": i, "question": text, "relevant_doc_ids": ["A"], "split": split} for i, text, split in splits]
     path = json_lines(tmp_path / "q", records)
@@ -60,7 +51,7 @@ def test_held_out_is_split_test_and_questions_with_its_texts(tmp_path: Path) -> 
     assert found == [{"b", "c"}, {"b", "c"}]
 
 
-def test_skipped_records_are_counted_by_kind_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_skipped_records_are_counted_by_kind_and_the_rest_is_read(tmp_path):
     path = json_lines(tmp_path / "q", [ASKED[1], {"id": "q2"}, ASKED[1], {**ASKED[3], "relevant_doc_ids": ["Z"]}, 7])
     corpus = json_lines(tmp_path / "c", [*DOCUMENTS, {"doc_id": "D"}])
     data = load("jsonl", path, corpus, skip_invalid=True)
@@ -69,21 +60,17 @@ def test_skipped_records_are_counted_by_kind_and_the_rest_is_read(tmp_path: Path
     assert data.problems.kinds == {"missing field": 1}
 
 
-def test_unknown_options_of_the_world_are_refused() -> None:
-    for options, says in (
-        ({"n_trian": 3}, "'n_trian' of the world; available: n_train"),
-        ({"n_train": "many"}, "'many'"),
-    ):
+def test_unknown_options_of_the_world_are_refused():
+    for options, says in (({"n_trian": 3}, "'n_trian' of .*available: n_train"), ({"n_train": "many"}, "'many'")):
         with pytest.raises(DataError, match=says):
             load("world", options=options)
 
 
-def changed(record: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
-    """The record with other fields; None takes one away."""
+def changed(record, **fields):
     return [{name: value for name, value in {**record, **fields}.items() if value is not None}]
 
 
-FILES: dict[str, tuple[str, list[Any], str]] = {
+FILES = {
     "a test file without facts": ("hotpotqa", changed(HOTPOT[0], supporting_facts=None), "facts' is missing"),
     "facts that are no pairs": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[["Ada"]]), r"\[title, sent_id\]"),
     "no facts": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[]), "'supporting_facts' is empty"),
@@ -101,7 +88,7 @@ FILES: dict[str, tuple[str, list[Any], str]] = {
 
 
 @pytest.mark.parametrize(("form", "records", "says"), FILES.values(), ids=FILES)
-def test_bad_sources_are_refused(form: str, records: list[Any], says: str, tmp_path: Path) -> None:
+def test_bad_sources_are_refused(form, records, says, tmp_path):
     with pytest.raises(DataError, match=says):
         load(form, array(tmp_path / "file.json", records))
 
@@ -111,18 +98,10 @@ def test_bad_sources_are_refused(form: str, records: list[Any], says: str, tmp_p
     [(QUESTIONS, "jsonl"), (HOTPOT, "hotpotqa"), (HOVER, "hover"), (MUSIQUE, "musique"), ([{"qid": 1}], "jsonl"),
      ([{**HOTPOT[0], "evidences": []}], "2wiki")],
 )  # fmt: skip
-def test_kind_is_detected_by_the_first_record(records: list[Any], kind: str, tmp_path: Path) -> None:
+def test_kind_is_detected_by_the_first_record(records, kind, tmp_path):
     assert detect_kind(json_lines(tmp_path / "q", records)) == kind
     assert detect_kind(str(tmp_path)) == "beir"
 
 
-def test_a_new_kind_is_a_reader_and_a_line_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    toy = FileReader(lambda r: Task.question("t", "?", gold=("D",)), lambda r: [Document("D", "", "x")], ("toy",), True)
-    monkeypatch.setitem(READERS, "toy", toy)
-    path = json_lines(tmp_path / "q", [{"toy": 1}])
-    data = load(detect_kind(path), path)
-    assert [(task.id, task.gold, list(data.corpus)) for task in data.tasks] == [("t", ("D",), ["D"])]
-
-
-def test_the_kinds_that_need_a_corpus_are_known_to_recipes() -> None:
+def test_the_kinds_that_need_a_corpus_are_known_to_recipes():
     assert {kind for kind, reader in READERS.items() if not reader.brings_documents} == QUESTIONS_ALONE

@@ -1,14 +1,7 @@
-"""JSON objects out of files: lines and arrays, plain and compressed; and what is wrong with a file."""
-
-from __future__ import annotations
-
 import bz2
 import gzip
 import json
 import tracemalloc
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pyarrow
 import pytest
@@ -26,7 +19,7 @@ _MANY = b"".join(
 )
 
 
-def zstd(data: bytes) -> Any:
+def zstd(data):
     return pyarrow.compress(data, "zstd", asbytes=True)
 
 
@@ -34,7 +27,7 @@ _GZIP, _ZSTD = gzip.compress(_MANY), zstd(_MANY)
 COMPRESS = [bytes, bz2.compress, gzip.compress, zstd]
 
 
-def read(path: Path) -> list[Any]:
+def read(path):
     problems = Problems()
     found = [record.value for record in records(path, problems)]
     assert problems.shown == []
@@ -42,7 +35,7 @@ def read(path: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("compress", COMPRESS)
-def test_lines_and_arrays_may_be_compressed(tmp_path: Path, compress: Callable[[bytes], bytes]) -> None:
+def test_lines_and_arrays_may_be_compressed(tmp_path, compress):
     path = tmp_path / "a"  # told by the first bytes, not by the name
     for indent in (None, 0, 2):
         _ = json_lines(path, DOCUMENTS) if indent is None else array(path, DOCUMENTS, indent)
@@ -51,7 +44,7 @@ def test_lines_and_arrays_may_be_compressed(tmp_path: Path, compress: Callable[[
         assert read(path) == DOCUMENTS
 
 
-def test_byte_order_mark_crlf_and_blank_lines_are_skipped(tmp_path: Path) -> None:
+def test_byte_order_mark_crlf_and_blank_lines_are_skipped(tmp_path):
     for content in (b'\xef\xbb\xbf{"a": 1}\r\n\r\n  {"a": 2}\r\n', b'\xef\xbb\xbf \n[{"a": 1},\n{"a": 2}]'):
         (tmp_path / "q").write_bytes(content)
         assert read(tmp_path / "q") == [{"a": 1}, {"a": 2}]
@@ -66,16 +59,14 @@ _JSON = st.recursive(
 
 @settings(deadline=None, max_examples=40)
 @given(values=st.lists(st.dictionaries(st.text(), _JSON, max_size=3), max_size=5), ascii=st.booleans())
-def test_arrays_are_read_as_json_reads_them(
-    values: list[dict[str, Any]], ascii: bool, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_arrays_are_read_as_json_reads_them(values, ascii, tmp_path_factory):
     path = tmp_path_factory.mktemp("a") / "a.json"
     text = json.dumps(values, ensure_ascii=ascii).replace("Infinity", "1e38").replace("-1e38", "1e38")
     path.write_text(text, encoding="utf-8")
     assert read(path) == json.loads(text)
 
 
-def test_big_arrays_are_not_held_in_memory(tmp_path: Path) -> None:
+def test_big_arrays_are_not_held_in_memory(tmp_path):
     path = tmp_path / "big.json"
     path.write_text("[" + ",".join([json.dumps({"text": "x" * 2000})] * 10_000) + "]")  # 20 MB
     tracemalloc.start()
@@ -84,7 +75,7 @@ def test_big_arrays_are_not_held_in_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
 
 
-FILES: dict[str, tuple[bytes, str]] = {
+FILES = {
     "item is a number": (b'[{"a": 1}, 2]', "item 2: int, not a JSON object"),
     "no comma": (b'[{"a": 1}\n {"a": 2}]', "item 2: broken JSON"),
     "cut off in a string": (b'[{"a": 1}, {"a": "x', "item 2: broken JSON"),
@@ -106,30 +97,30 @@ FILES: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize(("content", "says"), FILES.values(), ids=FILES)
-def test_bad_files_are_refused_with_their_place(content: bytes, says: str, tmp_path: Path) -> None:
+def test_bad_files_are_refused_with_their_place(content, says, tmp_path):
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(DataError, match=f"(?s){tmp_path}/file.*{says}"):
         load_tasks("jsonl", str(tmp_path / "file"))
 
 
-def test_missing_file_and_directory_are_refused(tmp_path: Path) -> None:
+def test_missing_file_and_directory_are_refused(tmp_path):
     for path, says in ((tmp_path, "is a directory"), (tmp_path / "file", "no such file")):
         with pytest.raises(DataError, match=says):
             load_tasks("jsonl", str(path))
 
 
-def test_a_file_cut_short_counts_as_one_skipped_record(tmp_path: Path) -> None:
+def test_a_file_cut_short_counts_as_one_skipped_record(tmp_path):
     (tmp_path / "q.gz").write_bytes(_GZIP[:-400])
     loaded = load_tasks("jsonl", str(tmp_path / "q.gz"), skip_invalid=True)
     assert (loaded.skipped, 0 < len(loaded) < 2000) == ({"truncated": 1}, True)
 
 
-def test_a_padded_gzip_file_is_read(tmp_path: Path) -> None:
+def test_a_padded_gzip_file_is_read(tmp_path):
     (tmp_path / "q.gz").write_bytes(gzip.compress(_GOOD) + bytes(512))  # as tar and tapes leave it
     assert len(load_tasks("jsonl", str(tmp_path / "q.gz"))) == 1
 
 
-def test_equal_faults_are_counted_and_ten_different_ones_shown(tmp_path: Path) -> None:
+def test_equal_faults_are_counted_and_ten_different_ones_shown(tmp_path):
     path = tmp_path / "q"
     path.write_bytes(b"nonsense\n" * 25 + _GOOD)
     with pytest.raises(DataError) as caught:
@@ -146,9 +137,7 @@ def test_equal_faults_are_counted_and_ten_different_ones_shown(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("compress", COMPRESS)
-def test_small_files_that_grow_are_read_in_pieces(
-    compress: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_files_that_grow_are_read_in_pieces(compress, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_RECORD", 1 << 20)
     (tmp_path / "bomb").write_bytes(compress(b"\x01" * (40 << 20)))
     with open_compressed(tmp_path / "bomb") as file:

@@ -1,7 +1,3 @@
-"""Splits by hash, and the guard."""
-
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest
@@ -10,7 +6,7 @@ from leret.core.errors import DataError
 from leret.datasets.splits import refuse_leak, split_of
 
 
-def test_splits_are_fixed_for_good_and_have_their_shares() -> None:
+def test_splits_are_fixed_for_good_and_have_their_shares():
     names = [split_of(f"question-{i}") for i in range(12)]
     expected = ["train", "train", "test", "test", "train", "test", "train", "train", "train", "test", "train", "test"]
     assert names == expected, "a change here moves questions between training and evaluation in every run"
@@ -21,6 +17,6 @@ def test_splits_are_fixed_for_good_and_have_their_shares() -> None:
     assert counts["dev"] / 20_000 == pytest.approx(0.1, abs=0.009)
 
 
-def test_a_leak_names_the_first_questions_and_how_many_more() -> None:
+def test_a_leak_names_the_first_questions_and_how_many_more():
     with pytest.raises(DataError, match=r"7 questions.*'q0', 'q1', 'q2', 'q3', 'q4' and 2 more"):
         refuse_leak([f"q{i}" for i in range(7)], [f"q{i}" for i in range(9)])

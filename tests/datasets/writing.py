@@ -1,44 +1,35 @@
-"""Files of every format, in miniature."""
-
-from __future__ import annotations
-
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 from leret.config.data import DataSettings
-from leret.datasets import Data, Loaded
 from leret.datasets import load as load_data
-from leret.datasets.inspect import DataReport
 from leret.datasets.inspect import inspect as inspect_data
 from leret.datasets.load import load_tasks as load_tasks_of
 
-DOCUMENTS: list[dict[str, Any]] = [
+DOCUMENTS = [
     {"doc_id": "A", "title": "Ada", "text": "Ada wrote the first program."},
     {"doc_id": "B", "title": "Byron", "text": "Byron was a poet."},
     {"doc_id": "C", "title": "Café", "text": "A café is a place."},
 ]
-QUESTIONS: list[dict[str, Any]] = [
+QUESTIONS = [
     {"id": "q1", "question": "Who wrote the first program?", "answer": "Ada", "relevant_doc_ids": ["A"],
      "type": "bridge", "hops": 2},
     {"id": "q2", "question": "Who was a poet?", "answer": None, "relevant_doc_ids": ["B", "A", "B"]},
 ]  # fmt: skip
 _BYRON, _CAFE = ["Byron", ["Byron was a poet."]], ["Café", ["A place."]]
-HOTPOT: list[dict[str, Any]] = [
+HOTPOT = [
     {"_id": "5a", "question": "Whose father was a poet?", "answer": "Ada", "type": "bridge", "level": "hard",
      "supporting_facts": [["Ada", 0], ["Byron", 1], ["Ada", 2]],
      "context": [["Ada", ["Ada wrote.", " She was Byron's."]], _BYRON, _CAFE]},
     {"_id": "5b", "question": "Is Byron older than the café?", "answer": "yes", "type": "comparison", "level": "easy",
      "supporting_facts": [["Byron", 0], ["Café", 0]], "context": [_BYRON, _CAFE]},
 ]  # fmt: skip
-HOVER: list[dict[str, Any]] = [
+HOVER = [
     {"uid": "u1", "claim": "Ada was Byron's.", "supporting_facts": [["Ada", 0], ["Byron", 0]], "label": "SUPPORTED",
      "num_hops": 2, "hpqa_id": "5a"},
 ]  # fmt: skip
 _PARAGRAPHS = [("Ada", "Ada was a programmer.", True), ("Ada", "Ada is a language.", False),
                ("Annabella", "The mother of Ada.", True)]  # fmt: skip
-MUSIQUE: list[dict[str, Any]] = [
+MUSIQUE = [
     {"id": "2hop__1_2", "question": "Who is the mother of the first programmer?", "answer": "Annabella",
      "answerable": True, "question_decomposition": [{"id": 1}, {"id": 2}],
      "paragraphs": [{"idx": i, "title": title, "paragraph_text": text, "is_supporting": gold}
@@ -46,32 +37,28 @@ MUSIQUE: list[dict[str, Any]] = [
 ]  # fmt: skip
 
 
-def json_lines(path: Path, records: Sequence[Any]) -> str:
-    """Write JSON lines; returns the path as a string."""
+def json_lines(path, records):
     path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), encoding="utf-8")
     return str(path)
 
 
-def array(path: Path, records: Sequence[Any], indent: int | None = None) -> str:
-    """Write one JSON array."""
+def array(path, records, indent=None):
     path.write_text(json.dumps(records, ensure_ascii=False, indent=indent), encoding="utf-8")
     return str(path)
 
 
-def settings(kind: str, questions: str | None = None, corpus: str | None = None, **keys: Any) -> DataSettings:
-    """The `data` section; every split where none is named."""
+def settings(kind, questions=None, corpus=None, **keys):
     files = {name: path for name, path in (("questions", questions), ("corpus", corpus)) if path is not None}
     return DataSettings.model_validate({"kind": kind, "split": "all", **files, **keys})
 
 
-def load(kind: str, questions: str | None = None, corpus: str | None = None, **keys: Any) -> Data:
+def load(kind, questions=None, corpus=None, **keys):
     return load_data(settings(kind, questions, corpus, **keys))
 
 
-def load_tasks(kind: str, questions: str | None = None, **keys: Any) -> Loaded:
+def load_tasks(kind, questions=None, **keys):
     return load_tasks_of(settings(kind, questions, **keys))
 
 
-def inspect(kind: str, questions: str | None = None, corpus: str | None = None, **keys: Any) -> DataReport:
-    """The figures of a data set; bad records are reported."""
+def inspect(kind, questions=None, corpus=None, **keys):
     return inspect_data(settings(kind, questions, corpus, **{"skip_invalid": True, **keys}))

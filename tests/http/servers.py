@@ -1,10 +1,7 @@
 """Servers on loopback that go through faults before they answer, and remember what they were asked."""
 
-from __future__ import annotations
-
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +11,6 @@ from aiohttp import web
 
 @dataclass
 class Seen:
-    """A request as it came in."""
-
     path: str
     query: dict[str, str]
     headers: dict[str, str]
@@ -25,23 +20,23 @@ class Seen:
 class Served:
     """Goes through ``faults`` before it answers: a response, ``reset`` or ``stall``; None answers."""
 
-    def __init__(self, faults: list[Any] | None = None) -> None:
+    def __init__(self, faults=None):
         self.faults = faults or []
-        self.requests: list[Seen] = []
+        self.requests = []
         self.url = ""
 
     @property
-    def bodies(self) -> list[Any]:
+    def bodies(self):
         return [seen.body for seen in self.requests if seen.body is not None]
 
     @property
-    def paths(self) -> list[str]:
+    def paths(self):
         return [seen.path for seen in self.requests]
 
-    async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
+    async def route(self, request, body):
         raise NotImplementedError
 
-    async def handle(self, request: web.Request) -> web.StreamResponse:
+    async def handle(self, request):
         text = await request.text()
         body = json.loads(text) if request.content_type == "application/json" and text else None
         self.requests.append(Seen(request.path, dict(request.query), dict(request.headers), body))
@@ -57,7 +52,7 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(*servers: Served, under: str = "") -> AsyncIterator[list[str]]:
+async def serving(*servers, under=""):
     """Start servers on loopback; gives their base URLs, with ``under`` at the end."""
     runners = []
     for server in servers:

@@ -1,5 +1,3 @@
-"""What an answer is: a success, a failure that may pass, a rejection; and keys that are never said."""
-
 import json
 import pickle
 from datetime import UTC, datetime, timedelta

@@ -1,5 +1,3 @@
-"""Which server is next, and when: on a clock that stands still until a test moves it."""
-
 import pytest
 
 from leret.core.errors import ConfigError

@@ -1,5 +1,3 @@
-"""What is counted: by a policy, by hop and prompt, in events.jsonl and on the progress line."""
-
 import asyncio
 import random
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +19,6 @@ def run(tmp_path):
 
 
 def spend(run, policy, during=lambda events: None):
-    """Count two calls and a failed one in a session."""
-
     async def session():
         usage = UsageByPrompt(1.0, 1.0)
         async with UsageEvents(run, usage, policy, lambda: SEARCHES) as events:

@@ -1,5 +1,3 @@
-"""Answer rewards: by hand, and against the libraries that define them."""
-
 import math
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-"""Mixers equal plain NumPy, and define missing parts and missing spread."""
-
 import numpy as np
 import pytest
 

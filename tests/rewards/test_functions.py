@@ -1,5 +1,3 @@
-"""Users' functions: their modules and digests."""
-
 import hashlib
 from types import SimpleNamespace
 

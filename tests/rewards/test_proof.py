@@ -1,5 +1,3 @@
-"""`leret rewards test` finds rewards below their maximum on the gold outcome."""
-
 import pytest
 
 from leret.config.sampling import RewardSettings

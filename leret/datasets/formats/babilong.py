@@ -2,13 +2,9 @@
 
 The question file is bAbI's text (``1 Mary moved to the bathroom.``; questions with tabs before answer and supporting
 lines), or JSON lines with ``story``, ``question``, ``answer``, ``support`` (places in the story, from 0). A task's
-inputs are ``question`` and ``chunks``, the sentences in order; its gold ids are the places of the supporting sentences,
-as text.
-
-A task has ``data.sentences`` in all: the facts, in order at random places, and between them consecutive sentences of
-``data.noise`` from a random start (cyclic). With several lengths, each task draws one. All draws depend on
-``data.noise_seed`` and the task's id. bAbI's text has no splits, so the hash of its first two sentences decides the
-split of a story.
+inputs are ``question`` and ``chunks``: the facts, in order at random places, and between them consecutive sentences of
+``data.noise`` from a random start (cyclic). Its gold ids are the places of the supporting sentences, as text. All draws
+depend on ``data.noise_seed`` and the task's id. The hash of its first two sentences decides the split of a story.
 
 Source: BABILong (arXiv 2406.10149); bAbI (arXiv 1502.05698).
 """
@@ -31,10 +27,8 @@ from leret.datasets.formats.base import Fields, optional_text, text, wrong
 from leret.datasets.records import BadRecord, Problems, Record, lines, open_compressed, records
 from leret.datasets.splits import rank_of, split_of
 
-_CHUNK_LISTS = 256
-"""Number of tasks with chunks in memory; others build them again."""
-_LEAST_WORDS = 4
-"""Least words of a sentence of a book; shorter ones are headings or exclamations."""
+_CHUNK_LISTS = 256  # tasks with chunks in memory; others build them again
+_LEAST_WORDS = 4  # in a sentence of a book; shorter ones are headings or exclamations
 _ENDS = r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)]))(?<!\bMr\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bMrs\.)"
 _BETWEEN = re.compile(_ENDS + r"\s+(?=[\"'“‘(]?[A-Z])")
 _GUTENBERG = re.compile(r"\A.*?\*\*\* ?START OF.*?\*\*\*|\*\*\* ?END OF.*\Z", re.DOTALL)
@@ -50,20 +44,14 @@ class Noise:
 
 @dataclass(frozen=True, eq=False)
 class Inputs(Mapping[str, Json]):
-    """``question`` and ``chunks`` of a task; the chunks are built on access.
-
-    Attributes:
-        places: of the story's sentences among the chunks, ascending.
-        n: number of chunks.
-        start: index of the first sentence of noise in the book.
-    """
+    """``question`` and ``chunks`` of a task; the chunks are built on access."""
 
     question: str
     story: tuple[str, ...]
-    places: tuple[int, ...]
-    n: int
+    places: tuple[int, ...]  # of the story's sentences among the chunks, ascending
+    n: int  # number of chunks
     noise: Noise
-    start: int
+    start: int  # index of the first sentence of noise in the book
 
     @property
     def text(self) -> str:
@@ -166,9 +154,8 @@ def babi_records(path: Path, problems: Problems) -> Iterator[Record]:
         place = f"{path}:{number}"
         head, _, rest = line.partition(" ")
         if not head.isdigit() or not rest:
-            problems.add(
-                place, BadRecord("broken line", f"{line[:60]!r} is not a line of bAbI, a number and a sentence")
-            )
+            fault = f"{line[:60]!r} is not a line of bAbI, a number and a sentence"
+            problems.add(place, BadRecord("broken line", fault))
             continue
         if head == "1":
             story, places = [], {}

@@ -33,7 +33,7 @@ class Reader(Protocol):
         """True if documents repeat (in the contexts of several questions); the first one counts."""
 
     def fits(self, record: Fields) -> bool:
-        """Check that a file with this first record is of this kind."""
+        """Check for a file of this kind by its first record."""
 
     def tasks(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Task]]:
         """Yield tasks with their records."""
@@ -98,10 +98,8 @@ def _hub_records(source: str) -> Iterator[Record]:
                 yield Record(f"{source} {part}: row {number}", number, dict(row), SPLITS.get(str(part)))
     except (OSError, ValueError, httpx.HTTPError, datasets.exceptions.DatasetsError) as error:
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise DataError(
-            f"{source}: not available from the hub ({cause}); "
-            "check the name and the network, or download the files and name their paths"
-        ) from error
+        advice = "check the name and the network, or download the files and name their paths"
+        raise DataError(f"{source}: not available from the hub ({cause}); {advice}") from error
 
 
 def sentences(value: Any, title: str) -> str:
@@ -174,9 +172,8 @@ def rows(record: Fields, name: str, first: str, second: str) -> list[tuple[Any, 
 
 def wrong(name: str, value: Any, expected: str) -> BadRecord:
     """Build the fault of a field with the wrong type."""
-    return BadRecord(
-        "wrong type", f"field {name!r} is {str(value)[:60]!r} ({type(value).__name__}); it should be {expected}"
-    )
+    fault = f"field {name!r} is {str(value)[:60]!r} ({type(value).__name__})"
+    return BadRecord("wrong type", f"{fault}; it should be {expected}")
 
 
 def _find(record: Fields, names: Sequence[str]) -> tuple[str, Any]:
@@ -184,6 +181,5 @@ def _find(record: Fields, names: Sequence[str]) -> tuple[str, Any]:
         if name in record:
             return name, record[name]
     expected = " or ".join(repr(name) for name in names)
-    raise BadRecord(
-        "missing field", f"field {expected} is missing; the fields are {', '.join(map(repr, record)) or 'none'}"
-    )
+    fields = ", ".join(map(repr, record)) or "none"
+    raise BadRecord("missing field", f"field {expected} is missing; the fields are {fields}")

@@ -68,7 +68,6 @@ def _inputs(record: Fields) -> dict[str, Any]:
 
 
 def _grades(record: Fields, gold: Sequence[str]) -> dict[str, int]:
-    """Return grades by document, above 0 only for gold; empty if the field is absent, or all grades are 1."""
     value = record.get("relevance") or {}
     if not isinstance(value, Mapping):
         raise wrong("relevance", value, "whole numbers by document id")
@@ -120,7 +119,7 @@ def _chunk(chunk: Any, place: int) -> str | dict[str, str]:
 
 
 def no_documents(record: Fields) -> Iterable[Document]:
-    """Refuse documents, for kinds of tasks with candidates."""
+    """Refuse a corpus, for kinds of tasks with candidates."""
     raise BadRecord("no documents", "chunks are inputs of their task, not a corpus; remove data.corpus")
 
 

@@ -35,14 +35,10 @@ def generate(
     comparison: float = 0.25,
     three_hop: float = 0.0,
 ) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
-    """Generate a world; equal arguments give equal worlds.
+    """Return documents by id, and questions of train, dev, and test, with gold in the order of hops.
 
     ``comparison`` is the share of questions that compare two named entities, ``three_hop`` that of bridge questions
-    with a third document, both in [0, 1].
-
-    Returns:
-        The documents by id, and the questions of train, dev, and test, with gold in the order of hops. The splits share
-        the documents of universities, the third hop.
+    with a third document, both in [0, 1]. The splits share the documents of universities, the third hop.
     """
     for name, share in (("comparison", comparison), ("three_hop", three_hop)):
         if not 0 <= share <= 1:
@@ -95,8 +91,7 @@ def _world(data: WorldSettings) -> tuple[tuple[Document, ...], tuple[Task, ...]]
     return generate(data.seed, **data.options)
 
 
-_Asked = tuple[str, str, tuple[str, ...], str]
-"""Text, answer, gold, type."""
+_Asked = tuple[str, str, tuple[str, ...], str]  # text, answer, gold, type
 
 
 def _describe(cast: Cast) -> Iterator[Document]:

@@ -1,15 +1,9 @@
-"""bAbI's stories among the sentences of a book."""
-
-from __future__ import annotations
-
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from leret.core.errors import DataError
-from leret.core.types import Task, digest
+from leret.core.types import digest
 from leret.datasets.splits import split_of
 from tests.datasets.writing import json_lines, load_tasks
 
@@ -43,17 +37,17 @@ SENTENCES = [
 ]
 
 
-def babi(tmp_path: Path) -> str:
+def babi(tmp_path):
     (tmp_path / "qa2_test.en.txt").write_text(BABI, encoding="utf-8")
     return str(tmp_path / "qa2_test.en.txt")
 
 
-def noised(tmp_path: Path, **keys: Any) -> list[Task]:
+def noised(tmp_path, **keys):
     (tmp_path / "book.txt").write_text(BOOK, encoding="utf-8")
     return list(load_tasks("babilong", babi(tmp_path), noise=(str(tmp_path / "book.txt"),), **keys))
 
 
-def test_story_before_a_question_is_its_chunks(tmp_path: Path) -> None:
+def test_story_before_a_question_is_its_chunks_and_decides_the_split(tmp_path):
     first, second, third = load_tasks("babilong", babi(tmp_path))
     assert first.id == "qa2_test-3"
     assert dict(first.inputs) == {
@@ -64,9 +58,11 @@ def test_story_before_a_question_is_its_chunks(tmp_path: Path) -> None:
     assert second.inputs["chunks"][2:] == ["Sandra went back to the kitchen.", "John took the milk."]
     assert second.gold == ("3", "1")  # the order of the file, a question between the lines
     assert third.gold == ("0",)
+    assert first.split == second.split == split_of(digest(["Mary got the milk there.", "John moved to the bedroom."]))
+    assert third.split == split_of(digest(["John went to the garden.", "Mary went to the garden."]))
 
 
-def test_json_lines_and_babi_text_give_the_same_tasks(tmp_path: Path) -> None:
+def test_json_lines_and_babi_text_give_the_same_tasks(tmp_path):
     record = {"id": "qa2_test-3", "story": ["Mary got the milk there.", "John moved to the bedroom."],
               "question": "Where is the milk?", "answer": "bedroom", "support": [0, 1]}  # fmt: skip
     (task,) = load_tasks("babilong", json_lines(tmp_path / "q.jsonl", [record]))
@@ -74,13 +70,13 @@ def test_json_lines_and_babi_text_give_the_same_tasks(tmp_path: Path) -> None:
     assert (task.id, task.text, task.gold, task.answers) == (first.id, first.text, first.gold, first.answers)
 
 
-def test_facts_keep_their_order_among_sentences_of_the_book_in_order(tmp_path: Path) -> None:
+def test_facts_keep_their_order_among_sentences_of_the_book_in_order(tmp_path):
     for task in noised(tmp_path, sentences=9):
         chunks = task.inputs["chunks"]
         facts = [chunk for chunk in chunks if chunk not in SENTENCES]
         noise = [SENTENCES.index(chunk) for chunk in chunks if chunk in SENTENCES]
         assert len(chunks) == 9
-        assert facts == list(task.inputs.story)  # type: ignore[attr-defined]
+        assert facts == list(task.inputs.story)
         assert all(after == (before + 1) % len(SENTENCES) for before, after in pairwise(noise))
         assert all(chunks[int(place)] in facts for place in task.gold)
     second = noised(tmp_path, sentences=9)[1]
@@ -88,7 +84,7 @@ def test_facts_keep_their_order_among_sentences_of_the_book_in_order(tmp_path: P
     assert picked == ["John took the milk.", "John moved to the bedroom."]
 
 
-def test_noise_seed_alone_decides_the_places(tmp_path: Path) -> None:
+def test_noise_seed_alone_decides_the_places(tmp_path):
     one, again, other = (noised(tmp_path, sentences=40, noise_seed=seed) for seed in (1, 1, 2))
     assert [dict(t.inputs) for t in one] == [dict(t.inputs) for t in again]
     assert [t.text for t in one] == [t.text for t in again]
@@ -96,22 +92,14 @@ def test_noise_seed_alone_decides_the_places(tmp_path: Path) -> None:
     assert [t.text for t in one] != [t.text for t in other]
 
 
-def test_each_task_draws_one_of_several_lengths(tmp_path: Path) -> None:
-    lengths = {
-        len(t.inputs["chunks"]) for seed in range(9) for t in noised(tmp_path, sentences=[6, 8], noise_seed=seed)
-    }
-    assert lengths == {6, 8}
+def test_each_task_draws_one_of_several_lengths(tmp_path):
+    tasks = [t for seed in range(9) for t in noised(tmp_path, sentences=[6, 8], noise_seed=seed)]
+    assert {len(t.inputs["chunks"]) for t in tasks} == {6, 8}
 
 
 @pytest.mark.parametrize(("keys", "n"), [({"sentences": 3}, 2), ({"facts": 3}, 2), ({"sentences": 9, "facts": 2}, 2)])
-def test_longer_stories_are_left_out(tmp_path: Path, keys: dict[str, int], n: int) -> None:
+def test_longer_stories_are_left_out(tmp_path, keys, n):
     assert len(noised(tmp_path, **keys)) == n
-
-
-def test_a_story_is_of_one_split(tmp_path: Path) -> None:
-    first, second, third = load_tasks("babilong", babi(tmp_path))
-    assert first.split == second.split == split_of(digest(["Mary got the milk there.", "John moved to the bedroom."]))
-    assert third.split == split_of(digest(["John went to the garden.", "Mary went to the garden."]))
 
 
 @pytest.mark.parametrize(
@@ -119,14 +107,14 @@ def test_a_story_is_of_one_split(tmp_path: Path) -> None:
     [("a story without a number", "not a line of bAbI"), ("3 Where is John?\tgarden\t9", "from 0 to 1"),
      ("3 Where is John?\tgarden", "from 0 to 1")],
 )  # fmt: skip
-def test_bad_lines_are_refused_with_their_place(tmp_path: Path, line: str, says: str) -> None:
+def test_bad_lines_are_refused_with_their_place(tmp_path, line, says):
     file = tmp_path / "qa1.txt"
     file.write_text(f"1 A fact.\n2 Another one.\n{line}\n", encoding="utf-8")
     with pytest.raises(DataError, match=rf"qa1\.txt:3: .*{says}"):
         load_tasks("babilong", str(file))
 
 
-def test_a_book_without_sentences_is_refused(tmp_path: Path) -> None:
+def test_a_book_without_sentences_is_refused(tmp_path):
     (tmp_path / "empty.txt").write_text("CHAPTER ONE\n", encoding="utf-8")
     with pytest.raises(DataError, match="name a book"):
         load_tasks("babilong", babi(tmp_path), noise=(str(tmp_path / "empty.txt"),), sentences=5)

@@ -1,9 +1,3 @@
-"""Whose reader reads a file; data sets of the hub, for which a folder stands in: `datasets` reads it the same way."""
-
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from leret.core.errors import DataError
@@ -13,12 +7,12 @@ datasets = pytest.importorskip("datasets")
 
 
 @pytest.mark.parametrize("kind", ["hotpotqa", "hover", "musique", "2wiki"])
-def test_kinds_also_read_the_format_of_leret(kind: str, tmp_path: Path) -> None:
+def test_kinds_also_read_the_format_of_leret(kind, tmp_path):
     corpus, questions = json_lines(tmp_path / "c", DOCUMENTS), json_lines(tmp_path / "q", QUESTIONS)
     assert load(kind, questions, corpus).tasks.items == load("jsonl", questions, corpus).tasks.items
 
 
-def test_splits_of_the_hub_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_splits_of_the_hub_are_used(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     folder = tmp_path / "hub"
     folder.mkdir()
@@ -32,8 +26,8 @@ def test_splits_of_the_hub_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         load_tasks("hotpotqa", f"hf:{folder}@test")
 
 
-def test_an_unreachable_hub_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_args: object, **_kwargs: object) -> None:
+def test_an_unreachable_hub_is_one_clear_error(monkeypatch):
+    def refuse(*_args, **_kwargs):
         raise ConnectionError("Couldn't reach 'a/b' on the Hub\nwith details")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)

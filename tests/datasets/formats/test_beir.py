@@ -1,9 +1,4 @@
-"""BEIR folders."""
-
-from __future__ import annotations
-
 import gzip
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +8,7 @@ from tests.datasets.writing import json_lines, load
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     json_lines(tmp_path / "corpus.jsonl", [{"_id": f"d{i}", "title": "", "text": f"text {i}"} for i in range(4)])
     json_lines(tmp_path / "queries.jsonl", [{"_id": f"q{i}", "text": f"query {i}"} for i in range(4)])
     (tmp_path / "qrels").mkdir()
@@ -23,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_qrels_are_the_splits_and_judgements_above_zero_the_gold(folder: Path) -> None:
+def test_qrels_are_the_splits_and_judgements_above_zero_the_gold(folder):
     data = load("beir", str(folder))
     assert data.tasks.items == (
         Task.question("q0", "query 0", None, ("d0", "d1"), split="train", relevance={"d0": 1, "d1": 2}),
@@ -32,7 +27,7 @@ def test_qrels_are_the_splits_and_judgements_above_zero_the_gold(folder: Path) -
     assert len(data.corpus) == 4
 
 
-def test_files_of_the_folder_may_be_compressed(folder: Path) -> None:
+def test_files_of_the_folder_may_be_compressed(folder):
     before = load("beir", str(folder))
     for path in (folder / "corpus.jsonl", folder / "queries.jsonl", folder / "qrels" / "test.tsv"):
         path.with_name(path.name + ".gz").write_bytes(gzip.compress(path.read_bytes()))
@@ -40,12 +35,12 @@ def test_files_of_the_folder_may_be_compressed(folder: Path) -> None:
     assert load("beir", str(folder)).tasks == before.tasks
 
 
-def test_a_corpus_is_found_by_folder_or_file(folder: Path) -> None:
+def test_a_corpus_is_found_by_folder_or_file(folder):
     found = [load("beir", str(folder), path).corpus.digest for path in (str(folder), f"{folder}/corpus.jsonl")]
     assert found[0] == found[1]
 
 
-def test_a_missing_part_is_named(folder: Path) -> None:
+def test_a_missing_part_is_named(folder):
     for missing in ("corpus.jsonl", "queries.jsonl", "qrels"):
         (folder / missing).rename(folder / "away")
         with pytest.raises(DataError, match=missing):
@@ -53,7 +48,7 @@ def test_a_missing_part_is_named(folder: Path) -> None:
         (folder / "away").rename(folder / missing)
 
 
-def test_broken_qrels_and_unknown_queries_are_problems(folder: Path) -> None:
+def test_broken_qrels_and_unknown_queries_are_problems(folder):
     (folder / "qrels" / "test.tsv").write_text("q2 d2 1\nq9\td1\t1\n")
     with pytest.raises(DataError, match=r"(?s)2 bad records.*test\.tsv:1: 'q2 d2 1'.*'q9', which is not in queries"):
         load("beir", str(folder))

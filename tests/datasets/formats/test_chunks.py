@@ -1,29 +1,19 @@
-"""Tasks whose candidates are their own."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from leret.core.errors import DataError
 from tests.datasets.writing import HOTPOT, MUSIQUE, QUESTIONS, array, json_lines, load, load_tasks
 
-RECORD: dict[str, Any] = {"id": "q", "question": "Who?", "answer": "Ada", "chunks": ["Byron.", "Ada."], "support": [1]}
+RECORD = {"id": "q", "question": "Who?", "answer": "Ada", "chunks": ["Byron.", "Ada."], "support": [1]}
 
 
-def test_texts_are_named_by_their_places(tmp_path: Path) -> None:
-    (task,) = load_tasks("chunks", json_lines(tmp_path / "q", [RECORD]))
-    assert task.inputs == {"question": "Who?", "chunks": ["Byron.", "Ada."]}
-    assert (task.gold, task.answers) == (("1",), ("Ada",))
-
-
-def test_objects_are_named_by_their_ids_or_places(tmp_path: Path) -> None:
+def test_chunks_are_named_by_their_ids_or_places(tmp_path):
     chunks = [{"id": "b", "title": "Byron", "text": "A poet."}, {"text": "Ada."}]
-    (task,) = load_tasks("chunks", json_lines(tmp_path / "q", [{**RECORD, "chunks": chunks, "support": ["b", 1]}]))
-    assert task.inputs["chunks"] == [chunks[0], {"id": "1", "title": "", "text": "Ada."}]
-    assert task.gold == ("b", "1")
+    records = [RECORD, {**RECORD, "id": "p", "chunks": chunks, "support": ["b", 1]}]
+    texts, objects = load_tasks("chunks", json_lines(tmp_path / "q", records))
+    assert texts.inputs == {"question": "Who?", "chunks": ["Byron.", "Ada."]}
+    assert (texts.gold, texts.answers) == (("1",), ("Ada",))
+    assert objects.inputs["chunks"] == [chunks[0], {"id": "1", "title": "", "text": "Ada."}]
+    assert objects.gold == ("b", "1")
 
 
 @pytest.mark.parametrize(
@@ -33,13 +23,13 @@ def test_objects_are_named_by_their_ids_or_places(tmp_path: Path) -> None:
      ({"support": [2]}, "from 0 to 1"), ({"support": "1"}, "places or ids"),
      ({"support": [], "answer": None}, "nothing can be scored")],
 )  # fmt: skip
-def test_bad_records_are_refused(tmp_path: Path, change: dict[str, Any], says: str) -> None:
+def test_bad_records_are_refused(tmp_path, change, says):
     with pytest.raises(DataError, match=says):
         load_tasks("chunks", json_lines(tmp_path / "q", [{**RECORD, **change}]))
 
 
 @pytest.mark.parametrize(("kind", "records"), [("hotpotqa", HOTPOT), ("musique", MUSIQUE)])
-def test_episodes_have_the_paragraphs_of_official_files(tmp_path: Path, kind: str, records: Any) -> None:
+def test_episodes_have_the_paragraphs_of_official_files(tmp_path, kind, records):
     data = load(kind, array(tmp_path / "o", records) if kind == "hotpotqa" else json_lines(tmp_path / "o", records))
     for task, episode in zip(data.tasks, load_tasks("episodes", str(tmp_path / "o")), strict=True):
         assert (episode.id, episode.gold, episode.answers) == (task.id, task.gold, task.answers)
@@ -49,6 +39,6 @@ def test_episodes_have_the_paragraphs_of_official_files(tmp_path: Path, kind: st
         }.items()
 
 
-def test_questions_without_paragraphs_are_refused(tmp_path: Path) -> None:
+def test_questions_without_paragraphs_are_refused(tmp_path):
     with pytest.raises(DataError, match="leret data episodes"):
         load_tasks("episodes", json_lines(tmp_path / "q", QUESTIONS))

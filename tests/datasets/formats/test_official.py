@@ -1,10 +1,3 @@
-"""What a record of HotpotQA, 2WikiMultihopQA, HoVer and MuSiQue becomes."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from leret.core.errors import DataError
@@ -12,15 +5,15 @@ from leret.core.types import Task
 from tests.datasets.writing import DOCUMENTS, HOTPOT, HOVER, MUSIQUE, array, json_lines, load, load_tasks
 
 
-def test_hotpotqa_gold_and_corpus_come_from_titles(tmp_path: Path) -> None:
+def test_hotpotqa_gold_and_corpus_come_from_titles(tmp_path):
     data = load("hotpotqa", array(tmp_path / "h.json", HOTPOT))
     assert data.tasks.items[0] == Task.question("5a", "Whose father was a poet?", "Ada", ("Ada", "Byron"), "bridge", 2)
     assert list(data.corpus) == ["Ada", "Byron", "Café"]
     assert data.corpus["Ada"].text == "Ada wrote. She was Byron's."
 
 
-def test_hotpotqa_as_the_hub_tables_hold_it(tmp_path: Path) -> None:
-    def columns(pairs: list[list[Any]], *names: str) -> dict[str, list[Any]]:
+def test_hotpotqa_as_the_hub_tables_hold_it(tmp_path):
+    def columns(pairs, *names):
         return {name: [pair[i] for pair in pairs] for i, name in enumerate(names)}
 
     rows = [
@@ -36,19 +29,19 @@ def test_hotpotqa_as_the_hub_tables_hold_it(tmp_path: Path) -> None:
     assert (table.tasks.items, table.corpus.digest) == (official.tasks.items, official.corpus.digest)
 
 
-def test_hotpotqa_over_an_abstracts_file(tmp_path: Path) -> None:
+def test_hotpotqa_over_an_abstracts_file(tmp_path):
     articles = [{"id": "12", "url": "u", "title": d["title"], "text": [d["text"], " More."]} for d in DOCUMENTS]
     data = load("hotpotqa", array(tmp_path / "h", HOTPOT), json_lines(tmp_path / "wiki", articles))
     assert data.corpus["Byron"].text == "Byron was a poet. More."
 
 
-def test_2wiki_hops_are_its_gold_documents(tmp_path: Path) -> None:
+def test_2wiki_hops_are_its_gold_documents(tmp_path):
     record = {**HOTPOT[0], "type": "bridge_comparison", "supporting_facts": [["Ada", 0], ["Byron", 0], ["Café", 0]]}
     (task,) = load("2wiki", array(tmp_path / "w", [record])).tasks
     assert (task.type, task.hops, task.gold) == ("bridge_comparison", 3, ("Ada", "Byron", "Café"))
 
 
-def test_hover_claims_over_hotpotqa_documents(tmp_path: Path) -> None:
+def test_hover_claims_over_hotpotqa_documents(tmp_path):
     claims = array(tmp_path / "v", HOVER)
     (task,) = load("hover", claims, array(tmp_path / "h", HOTPOT)).tasks
     assert task == Task.question("u1", "Ada was Byron's.", "SUPPORTED", ("Ada", "Byron"), "SUPPORTED", 2)
@@ -59,7 +52,7 @@ def test_hover_claims_over_hotpotqa_documents(tmp_path: Path) -> None:
         load("hover", claims, claims)
 
 
-def test_musique_paragraphs_of_one_title_are_two_documents(tmp_path: Path) -> None:
+def test_musique_paragraphs_of_one_title_are_two_documents(tmp_path):
     data = load("musique", json_lines(tmp_path / "m", [{**MUSIQUE[0], "answer_aliases": ["Anne Isabella"]}]))
     (task,) = data.tasks
     assert (task.hops, task.type, len(data.corpus)) == (2, "2hop", 3)

@@ -1,17 +1,11 @@
-"""The generated world: what it promises of its questions, and how hard it is to search."""
-
-from __future__ import annotations
-
 import re
 from collections import Counter
-from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 
 import pytest
 
 from leret.core.errors import DataError
-from leret.core.types import Document, Task
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate
 from leret.retrieval.engines.bm25 import BM25
@@ -20,23 +14,23 @@ SPLITS = ("train", "dev", "test")
 
 
 @cache
-def world(seed: int) -> tuple[dict[str, Document], tuple[Task, ...]]:
+def world(seed):
     documents, questions = generate(seed)
     known = {document.doc_id: document for document in documents}
     assert len(known) == len(documents)
     return known, questions
 
 
-def of_split(questions: Sequence[Task], split: str) -> list[Task]:
+def of_split(questions, split):
     return [question for question in questions if question.split == split]
 
 
-def test_equal_arguments_give_equal_worlds_and_other_seeds_other_ones() -> None:
+def test_equal_arguments_give_equal_worlds_and_other_seeds_other_ones():
     assert generate(3, 20, 5, 20) == generate(3, 20, 5, 20)
     assert generate(3, 20, 5, 20)[1] != generate(4, 20, 5, 20)[1]
 
 
-def test_sizes_types_and_splits_are_as_asked_for() -> None:
+def test_sizes_types_and_splits_are_as_asked_for():
     documents, questions = world(1)
     assert Counter(question.split for question in questions) == {"train": 600, "dev": 150, "test": 550}
     n_compare = round(550 * 0.25)
@@ -46,10 +40,10 @@ def test_sizes_types_and_splits_are_as_asked_for() -> None:
     assert all(question.hops == 2 == len(set(question.gold) & documents.keys()) for question in questions)
 
 
-def test_splits_share_no_gold_documents_or_names() -> None:
+def test_splits_share_no_gold_documents_or_names():
     documents, questions = world(2)
 
-    def met(question: Task) -> set[str]:
+    def met(question):
         """Gold documents, their names, and the names in the text, whose first word (In, Which, Is) is none."""
         titles = {documents[doc_id].title.split(" (")[0] for doc_id in question.gold}
         return {*question.gold, *titles, *re.findall(r"[A-Z]\w+(?: [A-Z]\w+)+", question.text.split(" ", 1)[1])}
@@ -58,7 +52,7 @@ def test_splits_share_no_gold_documents_or_names() -> None:
     assert not (train & dev | train & test | dev & test)
 
 
-def test_each_document_of_a_bridge_names_the_next() -> None:
+def test_each_document_of_a_bridge_names_the_next():
     documents, questions = generate(5, 200, 0, 200, three_hop=0.5)
     known = {document.doc_id: document for document in documents}
     bridges = [question for question in questions if question.type == "bridge"]
@@ -71,7 +65,7 @@ def test_each_document_of_a_bridge_names_the_next() -> None:
         assert question.answers[0] in [first, *later][-1].text
 
 
-def test_invalid_sizes_are_refused_with_the_value() -> None:
+def test_invalid_sizes_are_refused_with_the_value():
     for name, value, told in (("comparison", 1.5, "comparison is 1.5"), ("three_hop", -0.1, "three_hop is -0.1"),
                               ("n_test", 5000, "1 to 2000"), ("n_train", -1, "1 to 2000")):  # fmt: skip
         with pytest.raises(DataError, match=told):
@@ -79,19 +73,18 @@ def test_invalid_sizes_are_refused_with_the_value() -> None:
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_search_needs_two_good_queries(seed: int) -> None:
+def test_search_needs_two_good_queries(seed):
     """BM25, k=3 a hop, hop 2 skips what hop 1 found: the bands that the demo's bars stand on."""
     documents, questions = world(seed)
     engine = BM25.build(Corpus(documents.values()))
 
-    def recall(asked: Sequence[Task], first: list[str], second: list[str]) -> tuple[float, float]:
-        """Mean recall after each hop."""
+    def recall(asked, first, second):
         one, two = ([[p.doc_id for p in found] for found in engine.search(q, k)] for q, k in ((first, 3), (second, 6)))
         both = [[*a, *[id for id in b if id not in a][:3]] for a, b in zip(one, two, strict=True)]
         hits = [[len({*q.gold} & {*ids}) / 2 for q, ids in zip(asked, hop, strict=True)] for hop in (one, both)]
         return sum(hits[0]) / len(asked), sum(hits[1]) / len(asked)
 
-    def titles(asked: Sequence[Task], hop: int) -> list[str]:
+    def titles(asked, hop):
         return [documents[question.gold[hop]].title for question in asked]
 
     test = of_split(questions, "test")
