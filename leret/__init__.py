@@ -24,20 +24,7 @@ _HOMES = {
     "search_tool": "leret.programs.search",
 }
 
-__all__ = [
-    "LM",
-    "CompactAdapter",
-    "Found",
-    "LeReT",
-    "LeretError",
-    "Pick",
-    "Provider",
-    "Search",
-    "__version__",
-    "load",
-    "save",
-    "search_tool",
-]
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

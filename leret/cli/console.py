@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,9 +18,11 @@ from leret.core.bundled import POLICIES
 from leret.core.errors import LeretError
 from leret.core.progress import plain
 
+if TYPE_CHECKING:
+    from leret.config.sampling import SamplingRecipe
+
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
-_NAME, _HEAD = 16, 8
-"""Least width of a table's first column; width up to which a column's head is not folded."""
+_NAME, _HEAD = 16, 8  # least width of a table's first column; width up to which a head is not folded
 _LABELS = {
     "no_spread": "states without spread",
     "histogram": "rewards in tenths of their range",
@@ -124,6 +126,14 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
                 yield (f"sampling.{key}",), fault
 
     return check
+
+
+def sampling_recipe(recipe: str | Path, overrides: Sequence[str] = (), optional: Sequence[str] = ()) -> SamplingRecipe:
+    """Load a sampling recipe with `known_names` as its check."""
+    from leret.config.load import load_recipe
+    from leret.config.sampling import SamplingRecipe
+
+    return load_recipe(recipe, SamplingRecipe, overrides, optional=optional, check=known_names())
 
 
 def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:

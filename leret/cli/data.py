@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.cli.console import AsJson, DataOverrides, FormatOption, SkipInvalid, done, facts, known_names, say
+from leret.cli.console import AsJson, DataOverrides, FormatOption, SkipInvalid, done, facts, sampling_recipe, say
+from leret.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -128,9 +129,7 @@ def _spread(spread: Spread) -> str:
 def _settings(
     recipe: str | None, form: str | None, questions: str | None, corpus: str | None, overrides: list[str]
 ) -> DataSettings:
-    from leret.config.load import flag_recipe, load_recipe
-    from leret.config.sampling import SamplingRecipe
-    from leret.core.errors import ConfigError
+    from leret.config.load import flag_recipe
     from leret.datasets.formats import detect_kind
 
     values: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
@@ -139,7 +138,7 @@ def _settings(
         raise ConfigError(f"{recipe} is not a recipe (YAML); pass data files as --questions and --corpus")
     if recipe is not None:
         overrides = overrides + [f"data.{name}={value}" for name, value in values.items()]
-        return load_recipe(recipe, SamplingRecipe, overrides, optional=("policy.model",), check=known_names()).data
+        return sampling_recipe(recipe, overrides, ("policy.model",)).data
     if not values:
         raise ConfigError("pass a sampling recipe, or --questions and --corpus")
     if questions is not None and form is None:

@@ -15,29 +15,28 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, Overrides, RecipeArgument, RunOption, SkipInvalid
+from leret.core import bundled
 from leret.core.bundled import POLICIES
+from leret.core.errors import ConfigError, DataError
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.config.sampling import SamplingRecipe
     from leret.datasets.inspect import DataReport
 
-_SMALL_BYTES = 400 * 2**20
-"""Largest weights of a small policy, which needs short prompts and high learning rates."""
+_SMALL_BYTES = 400 * 2**20  # largest weights of a small policy
 _MINILM = "minilm"
 _POLICY_HELP = (
     "A model of the Hugging Face hub (Qwen/Qwen2.5-0.5B-Instruct), a model directory, the URL of a server, demo, "
     "agent, or minilm (built by `leret pretrain`). Default: a picker, which needs no language model."
 )
-_RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000
-"""Limits of questions and documents for the search of `leret init`: about half a minute."""
-_STRENGTHS = (
+_RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000  # limits for the search of `leret init`: about half a minute
+_STRENGTHS = (  # least recall, and its comment
     (0.9, "That is strong: better queries can gain little here."),
     (0.6, "That is fair: better queries can find more."),
     (1e-9, "That is weak: better queries have much to gain."),
     (0.0, "None of the gold documents was found: are these questions about this corpus?"),
 )
-"""Least recall, and its comment."""
 _NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name of `leret recipes list`.")]
 
 app = typer.Typer(help="Recipes and programs that ship with leret.", no_args_is_help=True)
@@ -64,12 +63,10 @@ def pretrain(
     skip_invalid: SkipInvalid = False,
 ) -> None:
     """Build a small policy from demonstrations that never see gold documents. Continues after a stop."""
-    from leret.config.load import load_recipe
-    from leret.config.sampling import SamplingRecipe
     from leret.demo.pretrain.stage import pretrain as stage
 
     changes = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
-    settings = load_recipe(recipe, SamplingRecipe, changes, optional=("policy.model",), check=console.known_names())
+    settings = console.sampling_recipe(recipe, changes, ("policy.model",))
     with shown() as progress:
         path = stage(settings, out, progress=progress)
     console.done(f"built the policy {path}")
@@ -84,7 +81,7 @@ def init(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for sample.yaml and eval.yaml.")] = Path(),
 ) -> None:
     """Write recipes for your questions and corpus, and measure the recall of the raw questions."""
-    sampling, evaluation = write_starter(questions, corpus, out, policy, model, weights)
+    sampling, evaluation = _write_starter(questions, corpus, out, policy, model, weights)
     console.warn_of_demo("", policy or "")
     console.done(f"wrote {sampling} and {evaluation}")
     console.say(raw_question(sampling))
@@ -96,20 +93,10 @@ def init(
         console.say(f"Training: {' '.join(training.replace('#', ' ').split())}")
 
 
-def write_starter(
-    questions: str,
-    corpus: str | None,
-    out: Path,
-    policy: str | None = None,
-    model: str | None = None,
-    weights: str | None = None,
+def _write_starter(
+    questions: str, corpus: str | None, out: Path, policy: str | None, model: str | None, weights: str | None
 ) -> tuple[Path, Path]:
-    """Check data and policy, and write a sampling recipe, with the next commands at its top, and one of evaluation.
-
-    Without a policy they train a picker. Existing files are never overwritten.
-    """
-    from leret.core import bundled
-    from leret.core.errors import ConfigError
+    """Check data and policy, and write a sampling recipe, with the next commands at its top, and one of evaluation."""
     from leret.datasets.formats import detect_kind
     from leret.datasets.inspect import inspect
 
@@ -134,7 +121,6 @@ def _policy_values(
     data: Mapping[str, Any], policy: str | None, model: str | None, weights: str | None
 ) -> dict[str, Any]:
     """Return the templates' values of the actor: ``road``, its settings as ``lm``, ``weights`` to train."""
-    from leret.core.errors import ConfigError
     from leret.policies.serving.model import HUB_NAME
 
     served = policy is not None and "://" in policy
@@ -166,13 +152,11 @@ def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: 
 
 def raw_question(path: Path) -> str:
     """Describe the recall of the raw questions at as many passages as a recipe's searches return in all."""
-    from leret.config.load import load_recipe
-    from leret.config.sampling import SamplingRecipe
     from leret.datasets.load import load
     from leret.evaluation.retriever import evaluate_retriever
     from leret.retrieval.engines.bm25 import BM25
 
-    recipe = load_recipe(path, SamplingRecipe, optional=("policy.model",))
+    recipe = console.sampling_recipe(path, optional=("policy.model",))
     data = load(recipe.data.model_copy(update={"split": "all", "limit": _RAW_QUESTIONS}))
     if len(data.corpus) > _RAW_DOCUMENTS:
         return (
@@ -212,8 +196,6 @@ def _is_small(model: str) -> bool:
 
 def _held_out(report: DataReport, questions: str) -> str:
     """Return the split to evaluate on; DataError if there is none, or if no question has gold documents."""
-    from leret.core.errors import DataError
-
     if not any(report.gold):
         raise DataError(f"{questions}: no question has relevant_doc_ids, which the reward needs; add them")
     held_out = next((name for name in ("test", "dev") if name in report.splits), None)
@@ -227,8 +209,6 @@ def _held_out(report: DataReport, questions: str) -> str:
 @app.command("list", epilog="Example: leret recipes list")
 def list_recipes(as_json: AsJson = False) -> None:
     """List the shipped recipes and programs with their purposes."""
-    from leret.core import bundled
-
     purposes = {name: bundled.purpose(name) for name in bundled.names()}
     width = max(map(len, purposes)) + 4
     room = max(40, get_terminal_size().columns - width)
@@ -238,8 +218,6 @@ def list_recipes(as_json: AsJson = False) -> None:
 @app.command("show", epilog="Example: leret recipes show sampling/demo")
 def show_recipe(name: _NameArgument) -> None:
     """Print a recipe or a program."""
-    from leret.core import bundled
-
     console.say(bundled.find(name, *bundled.FOLDERS).read_text(encoding="utf-8").rstrip())
 
 
@@ -249,8 +227,6 @@ def copy_recipe(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory for the copy.")] = Path(),
 ) -> None:
     """Copy a recipe and the programs that it can name, for editing. Existing files stay as they are."""
-    from leret.core import bundled
-
     written = bundled.copy(name, directory)
     for path in written:
         console.say(f"wrote {path}")

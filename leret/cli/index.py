@@ -10,6 +10,7 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, DryRun, FormatOption, RetrieverOverrides, SkipInvalid
+from leret.core.errors import ConfigError, RetrievalError
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
@@ -91,7 +92,6 @@ def check(
 ) -> None:
     """Read all files of an index, open it and search it; with --corpus, check that it was built from that corpus."""
     from leret.config.load import flag_recipe
-    from leret.core.errors import ConfigError
     from leret.datasets.load import load_corpus
     from leret.retrieval.engines.colbert_index import PlaidIndex
     from leret.retrieval.load import check_index
@@ -112,13 +112,9 @@ def check(
 
 
 def _recipe_settings(recipe: str, flags: list[str], changes: list[str]) -> tuple[DataSettings, RetrieverSettings]:
-    from leret.config.load import load_recipe
-    from leret.config.sampling import SamplingRecipe
-    from leret.core.errors import ConfigError
-
     if flags:
         raise ConfigError(f"{recipe} names retriever and corpus; remove {', '.join(flags)}, or the recipe")
-    settings = load_recipe(recipe, SamplingRecipe, changes, optional=("policy.model",), check=console.known_names())
+    settings = console.sampling_recipe(recipe, changes, ("policy.model",))
     return settings.data, settings.retriever
 
 
@@ -126,7 +122,6 @@ def _flag_settings(
     kind: str | None, corpus: str | None, form: str | None, model: str | None, changes: list[str], skip_invalid: bool
 ) -> tuple[DataSettings, RetrieverSettings]:
     from leret.config.load import flag_recipe
-    from leret.core.errors import ConfigError
     from leret.retrieval.load import model_keys
 
     if corpus is None or kind is None:
@@ -153,7 +148,6 @@ def _data(corpus: str, form: str | None, skip_invalid: bool) -> dict[str, Any]:
 
 def _exists(out: Path, planned: Manifest, force: bool) -> bool:
     """Return True for the planned index; RetrieverError for other contents, unless ``force`` replaces an index."""
-    from leret.core.errors import RetrievalError
     from leret.retrieval.index.manifest import MANIFEST, read_manifest
 
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):

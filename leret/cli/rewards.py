@@ -9,6 +9,8 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, RunOption
+from leret.core.errors import ConfigError
+from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.config.sampling import RewardSettings
@@ -44,7 +46,6 @@ def check_rewards(
     as_json: AsJson = False,
 ) -> None:
     """Check that a reward reaches its maximum on a perfect outcome, and less on a wrong one."""
-    from leret.core.errors import ConfigError
     from leret.rewards import REWARDS, Scoring, scoring
     from leret.rewards.proof import prove
 
@@ -52,7 +53,7 @@ def check_rewards(
         todo = {each: scoring(each) for each in REWARDS if each != "similarity"}  # needs a model
     elif name.endswith(_RECIPE) or name.lstrip().startswith("{"):
         todo = {}
-        for spec in _recipe_rewards(name) if name.endswith(_RECIPE) else [_spec(name)]:
+        for spec in console.sampling_recipe(name).sampling.rewards if name.endswith(_RECIPE) else [_spec(name)]:
             whole = scoring(spec, "sampling.reward")
             todo |= {name: Scoring({name: replace(part, weight=1.0)}) for name, part in whole.parts.items()}
             todo |= {" + ".join(whole.parts): whole}
@@ -75,7 +76,6 @@ def rescore(
     as_json: AsJson = False,
 ) -> None:
     """Score a run's samples again without LM calls, and rebuild its pairs."""
-    from leret.core.progress import shown
     from leret.core.runs import Run
     from leret.sampling.rescore import rescore as stage
 
@@ -85,19 +85,12 @@ def rescore(
     console.facts(report)
 
 
-def _recipe_rewards(path: str) -> tuple[str | RewardSettings, ...]:
-    from leret.config.load import load_recipe
-    from leret.config.sampling import SamplingRecipe
-
-    return load_recipe(path, SamplingRecipe, check=console.known_names()).sampling.rewards
-
-
 def _spec(text: str) -> str | RewardSettings:
     from leret.config.load import flag_recipe
     from leret.core.yaml import parse
 
     if text.endswith(_RECIPE):
-        reward, *final = _recipe_rewards(text)
+        reward, *final = console.sampling_recipe(text).sampling.rewards
         if final:
             console.complain("sampling.final is ignored: it scores only the end of a run", label="note: ")
         return reward

@@ -12,6 +12,8 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
+from leret.core.bundled import root
+from leret.core.errors import ConfigError
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
@@ -63,9 +65,6 @@ def train(
 
 def _launched(config: str) -> list[str]:
     """Return the command that launches leret with a configuration; ``accelerate`` is the user's default one."""
-    from leret.core.bundled import root
-    from leret.core.errors import ConfigError
-
     shipped = root() / "training/accelerate"
     file = shipped / f"{config}.yaml" if (shipped / f"{config}.yaml").is_file() else Path(config)
     if config != "accelerate" and not file.is_file():
@@ -84,7 +83,6 @@ def merge(
     as_json: AsJson = False,
 ) -> None:
     """Merge a LoRA adapter into its base model, and compare the logits of the two."""
-    from leret.core.errors import ConfigError
     from leret.policies.checkpoints import find_model
     from leret.policies.serving.model import write_merged
 

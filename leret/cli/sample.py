@@ -5,17 +5,14 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
+from leret.core.errors import ConfigError, RunError
 from leret.core.progress import shown
-
-if TYPE_CHECKING:
-    from leret.config.sampling import SamplingRecipe
-    from leret.core.runs import Run
 
 app = typer.Typer(help="Check, merge and export the samples of a run.", no_args_is_help=True)
 
@@ -41,42 +38,32 @@ def sample(
     ] = None,
 ) -> None:
     """Try several queries at every state of a program, and score their results."""
-    from leret.config.load import load_recipe
-    from leret.config.sampling import SamplingRecipe
-    from leret.core.errors import ConfigError
     from leret.core.runs import Run
 
-    changes = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
-    settings = load_recipe(recipe, SamplingRecipe, changes, check=console.known_names())
+    settings = console.sampling_recipe(recipe, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid)
     if engine == "process" and (workers is not None or address is not None):
         raise ConfigError("--workers and --address need --engine ray")
     if engine == "ray" and (workers is None or shard is not None):
         raise ConfigError("--engine ray needs --workers N and makes its own shards; remove --shard")
     console.warn_of_demo(settings.data.kind, settings.policy.model)
     from leret.sampling.estimate import estimate  # slow to import: faults of the recipe are reported before
-    from leret.sampling.sharding import RayCluster
+    from leret.sampling.sharding import RayCluster, Shard, sample_shard
     from leret.sampling.stage import sample as stage
 
     if dry_run:
         console.facts(estimate(settings, Run(run)))
         return
     if shard is not None:
-        _sample_shard(settings, Run.create(run), shard, recipe)
+        part, directory = Shard.parse(shard), Run.create(run)
+        with shown() as progress:
+            stats = sample_shard(settings, directory, part, progress=progress)
+        console.done(f"shard {shard} is in {part.store(directory)}; to merge all: leret sample {recipe} --run {run}")
+        console.facts(stats)
         return
     with nullcontext() if workers is None else RayCluster(workers, address) as cluster, shown() as progress:
         report = stage(settings, Run.create(run), progress=progress, distribute=cluster)
     console.done(f"nothing to do: {run} is complete" if report.already else f"sampled into {run}")
     console.facts(report)
-
-
-def _sample_shard(settings: SamplingRecipe, run: Run, shard: str, recipe: str) -> None:
-    from leret.sampling.sharding import Shard, sample_shard
-
-    part = Shard.parse(shard)
-    with shown() as progress:
-        stats = sample_shard(settings, run, part, progress=progress)
-    console.done(f"shard {shard} is in {part.store(run)}; to merge all: leret sample {recipe} --run {run.path}")
-    console.facts(stats)
 
 
 def pairs(
@@ -87,7 +74,6 @@ def pairs(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the preference pairs of a run without sampling."""
-    from leret.core.errors import ConfigError
     from leret.core.runs import Run
     from leret.rollouts.environment import refuse_changes_since_sampling
     from leret.sampling.preferences.dataset import build_preferences
@@ -105,7 +91,6 @@ def pairs(
 @app.command("check", epilog="Example: leret store check --run runs/mine")
 def check(run: RunOption, as_json: AsJson = False) -> None:
     """Check a store: file, rows, paths and rewards; exit with 1 if something is wrong."""
-    from leret.core.errors import RunError
     from leret.core.runs import Run
     from leret.sampling.store.check import check_store
 

@@ -32,16 +32,8 @@ def search(
 
     ranking = open_retriever(index, token_env=token_env).retriever.search([query], k)[0]
     if as_json:
-        rows = [
-            {
-                "rank": rank,
-                "doc_id": passage.doc_id,
-                "title": passage.title,
-                "text": passage.text,
-                "score": passage.score,
-            }
-            for rank, passage in enumerate(ranking, start=1)
-        ]
+        fields = ("doc_id", "title", "text", "score")
+        rows = [{"rank": i, **{name: getattr(p, name) for name in fields}} for i, p in enumerate(ranking, start=1)]
         console.facts({"query": query, "ranking": rows})
     elif ranking:
         _show_ranking(ranking, query)

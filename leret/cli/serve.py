@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from leret.cli.console import Host, Port, complain, done, say
+from leret.core.errors import PolicyError
 
 if TYPE_CHECKING:
     from leret.policies.serving.process import ServerProcess
@@ -78,7 +80,6 @@ def policy(
 
 
 def _watch(child: ServerProcess) -> NoReturn:
-    from leret.core.errors import PolicyError
 
     while child.exit_code() is None:
         time.sleep(_WATCH_S)
@@ -147,8 +148,6 @@ def retriever(
 
 def _is_loopback(host: str) -> bool:
     try:
-        import ipaddress
-
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False

@@ -27,6 +27,10 @@ _FIELDS = (
     "in JSON lines, a question has id, question, relevant_doc_ids (optional: answer, answers, inputs, type, hops, "
     "split, relevance), a document has doc_id, title, text"
 )
+_FROM_CSV = (
+    "python -c \"import csv, json, sys; [print(json.dumps({k: v.split() if k == 'relevant_doc_ids' else v for k, v in "
+    'row.items() if v})) for row in csv.DictReader(sys.stdin)]"'
+)
 _TRUNCATED = "Truncated"  # in Arrow's message about a truncated Zstandard file
 
 
@@ -87,8 +91,14 @@ class Record:
 
 
 def records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Yield the objects of a file of JSON lines or of one JSON array; DataError if the file or the array is broken."""
-    items = _items(path) if _first_character(path) == b"[" else _json_lines(path, problems)
+    """Yield the objects of a file of JSON lines or of one JSON array; DataError if it is broken, or a CSV file."""
+    first = _first_character(path)
+    if path.suffix == ".csv" and first not in b"[{":
+        target = path.with_suffix(".jsonl")
+        raise DataError(
+            f"{path} is a CSV file; convert it to JSON lines:\n  {_FROM_CSV} < {path} > {target}\n{_FIELDS}"
+        )
+    items = _items(path) if first == b"[" else _json_lines(path, problems)
     for place, number, value in items:
         if isinstance(value, dict):
             yield Record(place, number, value)

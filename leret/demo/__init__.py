@@ -25,19 +25,12 @@ __all__ = ["ExampleData", "demo", "example_data"]
 
 TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more", "demo-grpo")
 """Training recipes in order: demo-sft-more is a control with the steps of the two before it; demo-grpo samples anew."""
-_OF_SFT = 2
-"""First stages, which all others need: sampling and imitation."""
+_OF_SFT = 2  # first stages, which all others need: sampling and imitation
 _STOP_S = 30.0
 
 
 def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalReport:
-    """Sample, train and evaluate; a stopped demo continues.
-
-    Args:
-        out: run directory.
-        seed: seed of the world, the samples and the trainings.
-        progress: shows the stages.
-    """
+    """Sample, train and evaluate in the run directory ``out``; a stopped demo continues."""
     from leret.optimize.rounds import Recipe, run_stage, schedule
 
     recipes: list[Recipe] = [
@@ -52,9 +45,8 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalRepo
     with nullcontext() if (run.policies / "grpo").is_dir() else _beside(run, seed):
         for stage in stages[_OF_SFT:-2]:
             run_stage(stage, run, progress=progress)
-    *_, report = [
-        run_stage(stage, run, progress=progress) for stage in stages[-2:]
-    ]  # trains what failed in the other process
+    # Trains what failed in the other process.
+    *_, report = [run_stage(stage, run, progress=progress) for stage in stages[-2:]]
     return cast("EvalReport", report)
 
 

@@ -1,7 +1,6 @@
 """Baselines of policies: rules instead of an LM, RM3, HyDE, and the fusion of other systems' rankings.
 
-Rules run the program itself, so that its cut-offs, its number of hops and its `exclude_seen` apply to them as to a
-policy.
+Rules run the program itself, so its cut-offs, hops and `exclude_seen` apply to them too.
 """
 
 from __future__ import annotations
@@ -28,10 +27,8 @@ from leret.rollouts.actors import Decoding
 _PASSAGE_TOKENS = 128
 """Least limit for HyDE's passage; the policy's `max_tokens` is meant for queries."""
 
-_HEAD_WORDS = 12
-"""Words that replace the title of a document without one."""
-
-_RANKINGS = 512
+_HEAD_WORDS, _RANKINGS = 12, 512
+"""Words that replace a missing title; rankings in memory."""
 
 Script = Callable[[Task, int], Sequence[str]]
 """(task, step from 0) to the texts that answer the step."""
@@ -94,8 +91,8 @@ def rank(query: str, documents: list[Document]) -> list[str]:
 class HydeActor:
     """Answers the steps of a program by HyDE (https://arxiv.org/abs/2212.10496); an `Actor`.
 
-    At every step the policy writes a passage that answers the question, and the passage is the query. The paper encodes
-    it; the run's retriever takes it as a text. If the policy writes nothing, the question is the query.
+    The query is a passage by the policy that answers the question, or the question if the policy writes nothing. The
+    paper encodes the passage; the run's retriever takes it as a text.
     """
 
     policy: Policy
@@ -129,10 +126,7 @@ def marked_question(task: Task, step: int) -> Sequence[str]:
 
 
 def query_places(rollout: Rollout) -> dict[int, int]:
-    """Return the index of the query that each step writes, from a rollout under `marked_question`.
-
-    Steps that write no query, such as a planner's or the final answer, are missing.
-    """
+    """Return the index of the query that each step writes, without steps that write none, under `marked_question`."""
     places: dict[int, int] = {}
     for query in (query for hop in rollout.hops for query in hop.queries):
         index = len(set(places.values()))
@@ -144,8 +138,7 @@ def query_places(rollout: Rollout) -> dict[int, int]:
 def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[int, int]]) -> Script:
     """Make a script that writes the gold titles in order, one per query; the last query has all that remain.
 
-    The first words of a document replace a missing title. A query after the last title repeats it. ``places`` holds
-    the results of `query_places` by task id.
+    A query after the last title repeats it. ``places`` holds the results of `query_places` by task id.
     """
 
     def script(task: Task, step: int) -> Sequence[str]:
@@ -160,11 +153,7 @@ def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[i
 
 
 def answer_fields(predictor: str, signature: type[dspy.Signature] | None, texts: Sequence[str]) -> dict[str, Any]:
-    """Return outputs of a predictor with ``texts`` in every field: as a list for a list field, else as one line.
-
-    Raises:
-        ConfigError: a field has another type, or the program calls its LM without a signature.
-    """
+    """Return outputs with ``texts`` in every field, as a list or one line; ConfigError for fields of other types."""
     fields = {} if signature is None else {name: info.annotation for name, info in signature.output_fields.items()}
     special = [f"{predictor}.{name} is {kind}" for name, kind in fields.items() if kind not in (str, list[str])]
     if special or not fields:
@@ -186,10 +175,9 @@ def rm3_retriever(retriever: Retriever) -> Retriever:
 
 
 def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Iterator[Rollout]:
-    """Yield rollouts that fuse the rankings of other systems at each hop by reciprocal rank.
+    """Yield rollouts that fuse the rankings of the systems' first samples at each hop by reciprocal rank.
 
-    A system that ended early keeps its last ranking at later hops. The first of several samples counts. A rollout fails
-    if one of the systems failed on its question.
+    A system that ended early keeps its last ranking at later hops. A rollout fails if a system failed on its question.
     """
     tables = [first_runs(rows) for rows in parts]
     for question in questions:
@@ -202,11 +190,10 @@ def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Ite
         runs = [[row for row in run if not row.unparsed] or run for run in runs]
         n_hops = max(len(run) for run in runs)
         at_hop = [[run[min(hop, len(run) - 1)] for run in runs] for hop in range(n_hops)]
-        yield Rollout(question.id, tuple(_hop(rows) for rows in at_hop), True)
+        yield Rollout(question.id, tuple(map(_fused, at_hop)), True)
 
 
-def _hop(rows: Sequence[ScoredHop]) -> Hop:
+def _fused(rows: Sequence[ScoredHop]) -> Hop:
     rankings = [tuple(Passage(doc_id, "", "", 0.0) for doc_id in row.doc_ids) for row in rows]
     query = " + ".join(row.query for row in rows if row.query)
-    ranking = reciprocal_rank_fusion(rankings, [1.0] * len(rankings))
-    return Hop((query,) if query else (), ranking)
+    return Hop((query,) if query else (), reciprocal_rank_fusion(rankings, [1.0] * len(rankings)))

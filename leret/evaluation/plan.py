@@ -41,12 +41,7 @@ _RENAME = "give this evaluation a name: --set evaluation=NAME"
 class Evaluation:
     """An evaluation of a run, resolved from its recipe; data and models are not open yet.
 
-    Attributes:
-        sampling: the run's sampling recipe.
-        policies: the run's policies, with those of the recipe.
-        measures: the recipe's measures, and those that every report shows.
-        directory: directory of the results.
-        key: digest of everything that the summary depends on; files by size and modification time.
+    ``key`` is a digest of everything that the summary depends on; files count by size and modification time.
     """
 
     recipe: EvalRecipe
@@ -88,19 +83,13 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvalEstimate:
-    """Cost of an evaluation for `--dry-run`.
-
-    Attributes:
-        to_ask: systems with missing questions.
-        steps: LM calls of one run of the program; None if only an LM can show them, or if nothing is missing.
-        lm_calls: upper bound of the LM calls for the missing questions.
-    """
+    """Cost of an evaluation for `--dry-run`."""
 
     questions: int
     systems: tuple[str, ...]
-    to_ask: tuple[str, ...]
-    steps: int | None
-    lm_calls: int | None
+    to_ask: tuple[str, ...]  # systems with missing questions
+    steps: int | None  # LM calls of one run of the program; None if only an LM can show them, or nothing is missing
+    lm_calls: int | None  # upper bound for the missing questions
     done: bool
 
 
@@ -176,7 +165,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         )
     key = stage_key(
         recipe,
-        "a hop is a search",  # it was an LM call in older evaluations; reading their rows fails
+        "a hop is a search",  # an LM call in older evaluations
         run.section("sampling", "leret sample RECIPE"),
         run.manifest.digests,
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
@@ -221,7 +210,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
 def open_evaluator(
     evaluation: Evaluation, environment: Environment, tasks: Sequence[Task], data: str, progress: Progress
 ) -> Evaluator:
-    """Open the evaluator of a run's program, retriever and policies; ``tasks`` and ``data`` are from `held_out`."""
+    """Open the evaluator of a run; ``tasks`` and ``data`` are from `held_out`."""
     recipe, policy, retriever = evaluation.recipe, environment.recipe.policy, environment.retriever
     refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
     limits = {name: settings.max_tokens for name, settings in evaluation.policies.others.items()}
@@ -238,17 +227,8 @@ def open_evaluator(
     inputs = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]
     measures = evaluation.measures
     key = digest(inputs, measures, data, *filter(None, [sources_digest(measures)]))
-    return Evaluator(
-        evaluation.run,
-        evaluation.directory,
-        setup,
-        evaluation.policies,
-        tasks,
-        environment.corpus,
-        measures,
-        key,
-        progress,
-    )
+    run, directory, policies = evaluation.run, evaluation.directory, evaluation.policies
+    return Evaluator(run, directory, setup, policies, tasks, environment.corpus, measures, key, progress)
 
 
 def _refuse_other_results(evaluation: Evaluation, data: str) -> None:

@@ -1,7 +1,6 @@
 """Scored hops of a system, their file, and TREC files for other tools.
 
-Every system has one table with a row per question, sample and hop. Later steps read nothing else, so a system that was
-evaluated before is treated like one that has just been evaluated.
+A system has one table with a row per question, sample and hop; later steps read nothing else.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ def first_runs(rows: Iterable[ScoredHop]) -> dict[str, list[ScoredHop]]:
 
 @dataclass
 class SystemResults:
-    """Rows of one system; ``key`` is a digest of policy, prompt, program, retriever, data and settings."""
+    """Rows of one system; ``key`` is a digest of all that they depend on."""
 
     key: str
     rows: list[ScoredHop] = field(default_factory=list)
@@ -153,7 +152,7 @@ def read_results(directory: Path, key: str) -> SystemResults:
 
 
 def write_results(directory: Path, results: SystemResults, measures: Sequence[str]) -> None:
-    """Write the rows, then the note that makes them valid."""
+    """Write the rows, then the note with their key."""
     note = directory / "evaluated.json"
     note.unlink(missing_ok=True)
     write_rows(directory / "per_question.parquet", results.rows, measures)
@@ -173,12 +172,9 @@ def escape(text: str) -> str:
 
 
 def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str], Sequence[float]]]) -> None:
-    """Write ``qid Q0 docid rank score tag`` lines; the tag is the system's name.
+    """Write ``qid Q0 docid rank score tag`` lines; ``rankings`` are question id, document ids best first, and scores.
 
-    Readers of the format sort by score, some in single precision, and break ties differently. `strictly_decreasing`
-    makes all of them see the ranking that leret scored.
-
-    ``rankings`` are question id, document ids best first, and their scores.
+    Readers sort by score, some in single precision, and break ties differently, so scores are strictly decreasing.
     """
     lines = [
         f"{escape(qid)} Q0 {escape(doc_id)} {rank} {score:.9g} {escape(tag)}\n"

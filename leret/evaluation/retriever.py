@@ -23,8 +23,7 @@ from leret.retrieval.base import Retriever
 
 _MEASURE = re.compile(r"(R|P|Success)@[1-9][0-9]{0,5}|(AP|RR|nDCG)(@[1-9][0-9]{0,5})?|Rprec")
 _BATCH = 256
-_DEPTH = 100
-"""Documents of a ranking for a measure without a cut-off."""
+_DEPTH = 100  # documents for a measure without a cut-off
 _SYSTEM = "raw-question"
 
 
@@ -43,12 +42,10 @@ class RetrieverReport:
 
     @property
     def n_empty(self) -> int:
-        """Questions with an empty ranking."""
         return sum(not ranking for ranking in self.rankings)
 
     @property
     def finds_gold(self) -> bool:
-        """True if any ranking has a gold document."""
         pairs = zip(self.questions, self.rankings, strict=True)
         return any(passage.doc_id in question.gold for question, ranking in pairs for passage in ranking)
 
@@ -87,16 +84,21 @@ class RetrieverReport:
 def evaluate_retriever(
     retriever: Retriever, questions: Sequence[Task], measures: Sequence[str], progress: Progress | None = None
 ) -> RetrieverReport:
-    """Search for every question, and measure the rankings.
-
-    Rankings are as long as the deepest cut-off, and at least 100 documents for a measure without one.
+    """Search for every question as deep as the deepest cut-off (100 without one), and measure the rankings.
 
     Raises:
         DataError: there are no questions, or one has no gold documents.
         ConfigError: a measure is unknown.
     """
     names = parse_measures(measures)
-    _check(questions)
+    bare = [question.id for question in questions if not question.gold]
+    if not questions:
+        raise DataError("there are no questions to evaluate on")
+    if bare:
+        raise DataError(
+            f"{len(bare)} of {len(questions)} questions have no relevant documents, first {bare[0]!r}; remove them, or "
+            "add their relevant_doc_ids"
+        )
     depth = max(int(name.partition("@")[2] or _DEPTH) for name in names)
     began = time.monotonic()
     progress = progress or Silent()
@@ -121,7 +123,7 @@ def evaluate_retriever(
 
 
 def parse_measures(names: Sequence[str]) -> tuple[str, ...]:
-    """Return measures of ir_measures, each once; ConfigError with all that are not supported."""
+    """Return measures of ir_measures, each once; ConfigError for unknown ones."""
     measures = tuple(dict.fromkeys(name.strip() for name in names))
     supported = "R@k, P@k, Success@k, AP, RR and nDCG with or without @k, and Rprec; k is 1 or more"
     problems = [
@@ -155,14 +157,3 @@ def measure(names: Sequence[str], questions: Sequence[Task], rankings: Sequence[
         for metric in ir_measures.iter_calc(list(map(ir_measures.parse_measure, names)), qrels, run):
             values[int(metric.query_id), column[str(metric.measure)]] = metric.value
     return values
-
-
-def _check(questions: Sequence[Task]) -> None:
-    if not questions:
-        raise DataError("there are no questions to evaluate on")
-    bare = [question.id for question in questions if not question.gold]
-    if bare:
-        raise DataError(
-            f"{len(bare)} of {len(questions)} questions have no relevant documents, first {bare[0]!r}; remove them, or "
-            "add their relevant_doc_ids"
-        )

@@ -50,19 +50,14 @@ _MAX_FAILED = 0.5
 
 @dataclass(frozen=True)
 class EvaluationSetup:
-    """A program over a retriever, with its decoding.
-
-    Attributes:
-        engine: the retriever without its cache; RM3 reads its index.
-        samples: runs per question; 1 at temperature 0, where all would be equal.
-    """
+    """A program over a retriever, with its decoding."""
 
     replay: Replay
     formatter: Formatter
     retriever: Retriever
-    engine: Retriever
+    engine: Retriever  # without a cache; RM3 reads its index
     decoding: Decoding
-    samples: int = 1
+    samples: int = 1  # runs per question; 1 at temperature 0, where all would be equal
 
 
 @dataclass(frozen=True)
@@ -73,10 +68,7 @@ class Policies:
     others: Mapping[str, PolicySettings] = field(default_factory=dict)
 
     def settings(self, system: System | None) -> dict[str, PolicySettings]:
-        """Return policy settings by predictor, see `by_predictor`.
-
-        A trained policy always runs in this process. An actor of the recipe answers all predictors.
-        """
+        """Return settings by predictor. Trained policies run in this process; an actor answers all predictors."""
         if system is not None and system.settings is not None:
             return {"": system.settings}
         if system is None or system.directory is None:
@@ -86,7 +78,7 @@ class Policies:
         return by_predictor(self.base, self.others, trained, system.predictors)
 
     def digest(self, system: System) -> str:
-        """Names what a system's policies compute, without loading those of this process."""
+        """Compute the digest of a system's policies without loading them."""
         digests = {name: compute_digest(one) for name, one in self.settings(system).items()}
         return digests[""] if len(digests) == 1 else digest("policies", digests)
 
@@ -98,11 +90,7 @@ class Policies:
 class Evaluator:
     """Evaluates systems on one set of questions.
 
-    Attributes:
-        directory: directory of the results.
-        questions: tasks in the order of the results.
-        corpus: documents, for the oracle and the measure that read gold titles.
-        key: digest of what all systems share: data, program, retriever, settings.
+    ``corpus`` has the gold titles; ``key`` is a digest of what all systems share: data, program, retriever, settings.
     """
 
     run: Run
@@ -129,9 +117,7 @@ class Evaluator:
             self._policy(system)  # loading does not count as the system's time
         began = time.monotonic()
         try:
-            self._ask(
-                system, todo, lambda rollout: results.rows.extend(self._scorer.rows(rollout)), len(results.runs())
-            )
+            self._ask(system, todo, results)
         finally:  # after an interruption or an outage too
             results.seconds += time.monotonic() - began
             results.sort([question.id for question in self.questions])
@@ -164,16 +150,14 @@ class Evaluator:
         sampling += [decoding.limits] if decoding.limits else []
         return digest(self.key, self.policies.digest(system), system.prompt.digest, sampling)
 
-    def _ask(
-        self, system: System, todo: Mapping[int, Sequence[Task]], on_rollout: Callable[[Rollout], None], n_before: int
-    ) -> None:
-        setup, n_runs = self.setup, sum(map(len, todo.values()))
+    def _ask(self, system: System, todo: Mapping[int, Sequence[Task]], results: SystemResults) -> None:
+        setup, n_runs, n_before = self.setup, sum(map(len, todo.values())), len(results.runs())
         self.progress.start(f"evaluating {system.name}", n_runs)
         n_done = n_failed = 0
 
         def ended(rollout: Rollout) -> None:
             nonlocal n_done, n_failed
-            on_rollout(rollout)
+            results.rows.extend(self._scorer.rows(rollout))
             n_done += 1
             n_failed += rollout.error is not None
             self.progress.advance(1, failures=n_failed)

@@ -85,7 +85,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
 
 
 def _chosen(evaluation: Evaluation, progress: Progress | None) -> dict[str, Any]:
-    """Choose the policy to deliver; with ``choose_on``, after an evaluation of the policies on that split."""
+    """Choose the policy to deliver, on the split ``choose_on`` if it is set."""
     recall: dict[str, float] = {}
     if (recipe := choosing(evaluation)) is not None:
         summary = evaluate(recipe, evaluation.run, progress=progress).summary

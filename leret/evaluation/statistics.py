@@ -1,7 +1,6 @@
 """Confidence intervals of means, and tests of their differences, over a sample of questions.
 
-Both work on one matrix with a row per question and a column per figure, and NaN for a missing value. All columns share
-their resamples, so one matrix product serves every system, hop and measure.
+All columns of a matrix share their resamples, so one matrix product serves every system, hop and measure.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: floa
     ``values`` are (n_questions, n_columns), NaN for a missing value; paired differences for a paired interval.
 
     Returns:
-        (n_columns, 2), lower and upper bound; NaN for a column without values. Equal seeds and shapes draw the same
-        resamples.
+        (n_columns, 2), lower and upper bound; NaN for a column without values.
 
     Source: Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for its use on measures of retrieval.
     """
@@ -59,8 +57,8 @@ def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: floa
 def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> Array:
     """Compute p of a two-sided paired permutation test, which flips the signs of the questions' differences.
 
-    If there are at most ``resamples`` flips, all are enumerated and p is exact. Otherwise flips are drawn, and the
-    observed one is counted among them, so that p is never 0.
+    At most ``resamples`` flips are enumerated, and p is exact. Of more, some are drawn, and the observed one is
+    counted among them, so p is never 0.
 
     ``differences`` are (n_questions, n_columns), a minus b; NaN if either is missing.
 

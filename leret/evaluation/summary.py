@@ -9,11 +9,10 @@
      "comparisons": [{"a", "b", "measure", "hop", "n", "difference", "ci", "p", "p_holm"}],
      "comparisons_by_hop": [...], "comparisons_by_type": [... with "type"]}
 
-A hop is a search of the program. `comparisons` holds those after the last hop on all questions; the two other lists
-hold those of earlier hops and of question types. Rates are in [0, 1]; a difference is the mean of a minus the mean of
-b, over the questions that both were scored on. `p_holm` is adjusted within one measure of one list. Keys may be added;
-none is removed or changes its meaning. `leret eval` adds its recipe's keys, `focus` (the policy that is delivered) and,
-if it was chosen on a split, `chosen_on` (recall there by policy).
+A hop is a search of the program. `comparisons` holds those after the last hop on all questions. Rates are in [0, 1]; a
+difference is the mean of a minus that of b, over the questions that both were scored on. `p_holm` is adjusted within
+one measure of one list. Keys may be added; none is removed or changes its meaning. `leret eval` adds its recipe's keys,
+`focus` (the policy that is delivered) and `chosen_on` (its recall on the split ``choose_on``, by policy).
 """
 
 from __future__ import annotations
@@ -51,16 +50,13 @@ LEVEL = 0.05
 class Scores:
     """Measures of one system by question and hop, averaged over runs.
 
-    Attributes:
-        values: (n_questions, n_hops, n_measures); NaN if the question failed or the measure has no value on it. A run
-            that ended early keeps its last ranking at later hops.
-        n_failed: questions that no run finished.
-        n_unparsed: questions with a run that ended at a completion that does not parse.
+    ``values`` are (n_questions, n_hops, n_measures), NaN if the question failed or the measure has no value on it. A
+    run that ended early keeps its last ranking at later hops.
     """
 
     values: Array
-    n_failed: int
-    n_unparsed: int
+    n_failed: int  # questions that no run finished
+    n_unparsed: int  # questions with a run that ended at a completion that does not parse
 
 
 def summarise(
@@ -70,10 +66,7 @@ def summarise(
     baseline: str,
     statistics: Statistics,
 ) -> dict[str, Any]:
-    """Compute the part of summary.json that follows from the rows; systems and measures are in the table's order.
-
-    Each system is compared with ``baseline``, if that was evaluated, and with its rivals.
-    """
+    """Compute the part of summary.json that follows from the rows, with systems and measures in this order."""
     ends = (row.hop for _, results in systems for row in results.rows if row.failure is None and not row.unparsed)
     hops = max(ends, default=1)
     scores = {system.name: score_table(results.rows, questions, hops, measures) for system, results in systems}

@@ -40,29 +40,18 @@ HYDE = "hyde"
 
 @dataclass(frozen=True)
 class System:
-    """A system that answers questions.
-
-    Attributes:
-        policy: ``base``, or the name of a trained policy or of one of the recipe's; None for a baseline.
-        directory: directory of a trained policy.
-        settings: settings of a policy of the recipe.
-        prompt: None for a baseline.
-        rivals: systems to compare it with, beside the recipe's baseline.
-        parts: systems to fuse the rankings of; they come before it.
-        control: trained only to explain the gain of other policies; never the focus of the report.
-        predictors: predictors that a trained policy answers, if the run has policies for single predictors.
-    """
+    """A system that answers questions; a baseline has neither policy nor prompt."""
 
     name: str
     kind: Literal["baseline", "base", "prompt", "policy"]
-    policy: str | None = None
-    directory: Path | None = None
-    settings: PolicySettings | None = None
+    policy: str | None = None  # ``base``, or the name of a trained policy or of one of the recipe's
+    directory: Path | None = None  # of a trained policy
+    settings: PolicySettings | None = None  # of a policy of the recipe
     prompt: Prompt | None = None
-    rivals: tuple[str, ...] = ()
-    control: bool = False
-    parts: tuple[System, ...] = ()
-    predictors: tuple[str, ...] = ()
+    rivals: tuple[str, ...] = ()  # systems to compare it with, beside the recipe's baseline
+    control: bool = False  # trained only to explain the gain of others; never the focus of the report
+    parts: tuple[System, ...] = ()  # systems to fuse the rankings of; they come before it
+    predictors: tuple[str, ...] = ()  # that a trained policy answers, if policies answer single predictors
 
 
 def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings]) -> dict[str, System]:

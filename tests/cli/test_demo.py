@@ -36,7 +36,6 @@ KNOWS_NOTHING = "knows only the words of leret's generated world"
 
 
 def made(*flags: str, name: str = "sample.yaml") -> Any:
-    """The recipe that `leret init` writes."""
     code, out = leret("init", *FILES, *flags)
     assert code == 0, out
     return yaml.load(Path(name).read_text(encoding="utf-8"))
@@ -51,15 +50,17 @@ def write_questions(folder: Path, n_gold: int = 1, splits: tuple[str | None, ...
 
 
 def printed(out: str) -> list[list[str]]:
-    """The commands that `leret init` prints, without `leret`."""
     return [shlex.split(line)[1:] for line in out.splitlines() if line.startswith("  leret ")]
 
 
+def read_lines(path: str) -> list[Any]:
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
 def write_beir(folder: Path, splits: tuple[str, ...] = ("train", "dev", "test")) -> None:
-    """Write the data of the current directory as a BEIR folder."""
     (folder / "qrels").mkdir(parents=True)
-    rows = [json.loads(line) for line in Path("questions.jsonl").read_text(encoding="utf-8").splitlines()]
-    documents = [json.loads(line) for line in Path("corpus.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_lines("questions.jsonl")
+    documents = read_lines("corpus.jsonl")
     json_lines(folder / "corpus.jsonl", [{"_id": one["doc_id"], **one} for one in documents])
     json_lines(folder / "queries.jsonl", [{"_id": row["id"], "text": row["question"]} for row in rows])
     for number, split in enumerate(splits):
@@ -140,7 +141,7 @@ def test_a_hub_model_without_a_network_is_an_error_of_sample(folder: Path, monke
 
 @pytest.mark.parametrize("flags", [[], ["--policy", "demo"]])
 def test_init_measures_the_raw_question_as_eval_does(folder: Path, flags: list[str]) -> None:
-    rows = [json.loads(line) for line in Path("questions.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_lines("questions.jsonl")
     json_lines(folder / "questions.jsonl", [{**row, "split": "test" if i else "train"} for i, row in enumerate(rows)])
     code, out = leret("init", *FILES, *flags)
     (recall,) = re.findall(r"^raw question: recall ([\d.]+) \[.*\] with 6 passages of BM25, 100 questions$", out, re.M)
@@ -171,7 +172,7 @@ def test_init_does_not_measure_a_large_corpus(folder: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("fault", ["missing from the corpus", "none at all"])
 def test_init_refuses_questions_that_nothing_can_score(folder: Path, fault: str) -> None:
-    rows = [json.loads(line) for line in Path("questions.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_lines("questions.jsonl")
     gold = ["nowhere"] if fault == "missing from the corpus" else []
     json_lines(folder / "questions.jsonl", [{**row, "relevant_doc_ids": gold} for row in rows])
     code, out = leret("init", *FILES)
@@ -233,18 +234,15 @@ def test_an_existing_file_is_never_overwritten(folder: Path, name: str) -> None:
     assert (folder / name).read_text() == "mine"
 
 
-@pytest.mark.parametrize("n", [1, 3])
-def test_a_question_gets_as_many_hops_as_gold_documents(folder: Path, n: int) -> None:
-    write_questions(folder, n)
-    assert made("--policy", "demo")["program"]["hops"] == n
-
-
-def test_the_splits_of_the_data_are_kept(folder: Path) -> None:
+def test_the_splits_of_the_data_are_kept_and_hops_are_gold_documents(folder: Path) -> None:
+    write_questions(folder, 3)
+    assert made("--policy", "demo", "--out", "three", name="three/sample.yaml")["program"]["hops"] == 3
     write_questions(folder, splits=("train",) * 20)
     code, out = leret("init", *FILES)
     assert (code, "questions.jsonl has 20 in train; leret needs questions in train" in out) == (2, True)
     write_questions(folder, splits=("validation", *["train"] * 19))
-    assert made(name="eval.yaml")["split"] == "dev"
+    assert made("--policy", "demo", name="eval.yaml")["split"] == "dev"
+    assert yaml.load(Path("sample.yaml").read_text(encoding="utf-8"))["program"]["hops"] == 1
 
 
 def test_the_shipped_policy_warns_of_other_data(folder: Path) -> None:

@@ -17,7 +17,6 @@ BUILD = ["index", "build", *BM25, "--out", "idx"]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, with a corpus of three documents."""
     monkeypatch.chdir(tmp_path)
     json_lines(tmp_path / "corpus.jsonl", CORPUS)
     return tmp_path
@@ -109,7 +108,7 @@ def test_check_reads_the_whole_index(index: Path) -> None:
 
 @pytest.fixture
 def downloaded(folder: Path) -> Path:
-    """The files of a downloaded index of ColBERT, its vectors empty."""
+    """An index of ColBERT with empty vectors."""
     config = {"nbits": 2, "checkpoint": "models/colbertv2.0", "doc_maxlen": 180}
     values = {"config": config, "num_chunks": 2, "num_embeddings": 12}
     texts = {"metadata.json": json.dumps(values), "doclens.0.json": "[3, 4]", "doclens.1.json": "[5]"}
@@ -130,10 +129,7 @@ def downloaded(folder: Path) -> Path:
     ],
 )
 def test_check_names_the_fault_of_a_downloaded_index(downloaded: Path, name: str, text: str | None, says: str) -> None:
+    shown = json.loads(leret("index", "info", downloaded, "--json")[1])
+    assert (shown["documents"], shown["chunks"], shown["vectors"], shown["bits"]) == (3, 2, 12, 2)
     (downloaded / name).unlink() if text is None else (downloaded / name).write_text(text)
     assert says in refused("index", "check", downloaded)
-
-
-def test_info_shows_a_downloaded_index(downloaded: Path) -> None:
-    found = json.loads(leret("index", "info", downloaded, "--json")[1])
-    assert (found["documents"], found["chunks"], found["vectors"], found["bits"]) == (3, 2, 12, 2)

@@ -8,28 +8,24 @@ from pathlib import Path
 from leret.rewards import REWARDS
 from tests.cli.test_app import leret
 
-
-def test_all_rewards_are_listed() -> None:
-    code, out = leret("rewards", "list", "--json")
-    assert (code, json.loads(out)["rewards"]) == (0, list(REWARDS))
+WORLD = "data: {kind: world}\nprogram: {adapter: {kind: compact}}\n"
 
 
 def test_a_reward_of_the_users_own_is_tested_by_name_and_by_recipe(tmp_path: Path) -> None:
-    own = tmp_path / "own.py"
-    own.write_text("def good(o):\n    return len(o.doc_ids and o.outputs) - o.n_steps\n\n\ndef bad(o):\n    return 1\n")
-    code, out = leret("rewards", "test", f"{own}:good")
-    assert (code, "reaches its maximum" in out) == (0, True), out
-    code, out = leret("rewards", "test", f"{own}:bad")
-    assert (code, "gets no less" in out) == (2, True), out
-    code, out = leret("rewards", "test", "{parts: {recall@5: 1, format: 0.5}, mixer: std}")
-    assert (code, "recall@5 + format" in out) == (0, True), out
-    recipe = tmp_path / "mine.yaml"
-    recipe.write_text(
-        "data: {kind: world}\nprogram: {adapter: {kind: compact}}\n"
-        "sampling: {samples: 2, reward: {parts: {recall@5: 1, own.py:good: 0.1}}}\n"
+    assert json.loads(leret("rewards", "list", "--json")[1])["rewards"] == list(REWARDS)
+    rewards, recipe = tmp_path / "own.py", tmp_path / "mine.yaml"
+    rewards.write_text(
+        "def good(o):\n    return len(o.doc_ids and o.outputs) - o.n_steps\n\ndef bad(o):\n    return 1\n"
     )
-    code, out = leret("rewards", "test", recipe)
-    assert (code, "recall@5 + own.py:good" in out) == (0, True), out
+    recipe.write_text(f"{WORLD}sampling: {{samples: 2, reward: {{parts: {{recall@5: 1, own.py:good: 0.1}}}}}}\n")
+    for reward, status, says in (
+        (f"{rewards}:good", 0, "reaches its maximum"),
+        (f"{rewards}:bad", 2, "gets no less"),
+        ("{parts: {recall@5: 1, format: 0.5}, mixer: std}", 0, "recall@5 + format"),
+        (recipe, 0, "recall@5 + own.py:good"),
+    ):
+        code, out = leret("rewards", "test", reward)
+        assert (code, says in out) == (status, True), out
 
 
 def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path: Path, small: list[str]) -> None:
@@ -39,10 +35,7 @@ def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path: Path, small: 
         code, out = leret("rescore", "--run", tmp_path / "r", "--reward", reward)
         assert (code, says in out) == (2, True), out
     recipe = tmp_path / "mine.yaml"
-    recipe.write_text(
-        "data: {kind: world}\nprogram: {adapter: {kind: compact}}\n"
-        "sampling: {samples: 2, credit: both, reward: rr, final: ap}\n"
-    )
+    recipe.write_text(f"{WORLD}sampling: {{samples: 2, credit: both, reward: rr, final: ap}}\n")
     code, out = leret("rescore", "--run", tmp_path / "r", "--reward", recipe)
     assert (code, "sampling.final is ignored" in " ".join(out.split())) == (0, True), out
     code, out = leret("rescore", "--run", tmp_path / "r", "--reward", "{parts: {ap: 2}}", "--json")

@@ -64,13 +64,6 @@ def test_two_rounds_sample_two_halves_and_the_report_shows_them(tmp_path: Path, 
     assert "done before" in succeeds("run", *stages)
 
 
-def test_one_file_runs_without_a_name_for_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    plan = json.loads(succeeds("run", "query-augmentation", "--dry-run", "--json"))
-    assert [step.split(": ")[1].split()[0] for step in plan.values()] == ["sample", "train", "eval"]
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_query_augmentation_trains_on_a_users_lines_and_compares(folder: Path) -> None:
     lines = [json.loads(line) for line in Path("questions.jsonl").read_text().splitlines()]
     asked = [{"query": one["question"], "relevant_doc_ids": one["relevant_doc_ids"]} for one in lines]
@@ -79,7 +72,11 @@ def test_query_augmentation_trains_on_a_users_lines_and_compares(folder: Path) -
     Path("corpus.json").write_text(json.dumps(documents))
     keys = {"data.kind": "jsonl", "data.questions": "mine.jsonl", "data.corpus": "corpus.json", "data.limit": 8}
     keys |= {"train.max_steps": 4, "train.questions_per_round": 4, "eval.limit": 3, "eval.resamples": 100}
-    succeeds("run", "query-augmentation", *(part for one in keys.items() for part in ("--set", "{}={}".format(*one))))
+    command = ["run", "query-augmentation", *(part for one in keys.items() for part in ("--set", "{}={}".format(*one)))]
+    plan = json.loads(succeeds(*command, "--dry-run", "--json"))
+    assert [step.split(": ")[1].split()[0] for step in plan.values()] == ["sample", "train", "eval"]
+    assert not Path("runs").exists()
+    succeeds(*command)
     rows = json.loads(Path("runs/query-augmentation/eval/summary.json").read_text())["rows"]
     assert {row["system"] for row in rows} == {"raw-question", "hyde", "base", "ppo"}
     entry = json.loads(Path("runs/query-augmentation/policies/ppo/training.json").read_text())["log_history"][0]

@@ -10,8 +10,7 @@ import pexpect
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PROMPT_S = 15
-"""Seconds within which Ctrl-C has to end a command."""
+PROMPT_S = 15  # within which Ctrl-C has to end a command
 
 
 def settings(*values: str) -> list[str]:
@@ -20,11 +19,9 @@ def settings(*values: str) -> list[str]:
 
 SMALL = settings("data.limit=40", "sampling.prompts=2", "sampling.bank.candidates=2",
                  "sampling.bank.train_questions=8", "sampling.bank.dev_questions=6")  # fmt: skip
-"""Makes the demo's sampling, prompt bank included, a matter of seconds."""
 
 
 def leret(*args: str | Path) -> pexpect.spawn:
-    """A command on a terminal of its own."""
     command = ["-m", "leret", *map(str, args)]
     return pexpect.spawn(sys.executable, command, cwd=str(ROOT), dimensions=(40, 80), encoding="utf-8", timeout=120)
 
@@ -50,7 +47,6 @@ def interrupted(child: pexpect.spawn, when: str) -> str:
 
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sampled run."""
     run = tmp_path_factory.mktemp("sampled") / "r"
     finished(leret("sample", "demo", "--run", run, *SMALL))
     return run

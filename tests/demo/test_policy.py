@@ -19,6 +19,7 @@ from leret.datasets.world.generate import generate
 from leret.retrieval.engines.bm25 import BM25
 from models import agent, words
 from models.words import build_model, build_tokenizer
+from tests.programs.zoo import Agent, Tutorial
 
 VOCABULARIES = {"demo": words.vocabulary, "agent": agent.vocabulary}
 
@@ -29,14 +30,10 @@ def shipped(name: str) -> Path:
     return path
 
 
-def test_both_together_are_small() -> None:
-    assert sum(file.stat().st_size for name in POLICIES for file in shipped(name).iterdir()) <= 8_000_000
-
-
-def test_a_wheel_holds_both() -> None:
-    root = shipped("demo").parents[2]
-    held = {Path(file.path) for file in WheelBuilder(str(root)).recurse_included_files()}
-    assert {file for name in POLICIES for file in shipped(name).iterdir()} <= {root / path for path in held}
+def test_a_wheel_holds_both_and_they_are_small() -> None:
+    root, files = shipped("demo").parents[2], {file for name in POLICIES for file in shipped(name).iterdir()}
+    assert sum(file.stat().st_size for file in files) <= 8_000_000
+    assert files <= {root / file.path for file in WheelBuilder(str(root)).recurse_included_files()}
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -62,40 +59,7 @@ def test_greedy_completions_end_and_hold_no_unknown_word(name: str) -> None:
     assert (written[-1], tokenizer.unk_token_id in written) == (tokenizer.eos_token_id, False)
 
 
-class Tutorial(dspy.Module):
-    """DSPy's multi-hop tutorial."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.generate_query = dspy.ChainOfThought("claim, notes -> query")
-        self.append_notes = dspy.ChainOfThought("claim, notes, context -> new_notes: list[str], titles: list[str]")
-        self.search = leret.Search(k=3)
-
-    def forward(self, question: str) -> Any:
-        notes: list[str] = []
-        for _ in range(2):
-            context = self.search(self.generate_query(claim=question, notes=notes).query).passages
-            notes.extend(self.append_notes(claim=question, notes=notes, context=context).new_notes)
-        return dspy.Prediction(notes=notes)
-
-
-class Agent(dspy.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.search = leret.Search(k=3)
-        self.agent = dspy.ReAct("question -> answer", tools=[self.look_up], max_iters=4)
-
-    def look_up(self, query: str) -> list[str]:
-        """Passages for a query."""
-        return self.search(query).passages
-
-    def forward(self, question: str) -> Any:
-        return self.agent(question=question)
-
-
 class Parsed(BaseCallback):
-    """Records for each completion if it could be parsed."""
-
     def __init__(self) -> None:
         self.calls: list[bool] = []
 
@@ -108,7 +72,8 @@ def test_completions_of_agent_can_be_parsed(kind: type[dspy.Module]) -> None:
     documents, questions = generate(77, 12, 0, 0)
     heard, lm = Parsed(), leret.LM("agent", max_tokens=96, temperature=0.7)
     settings = {"adapter": leret.CompactAdapter(outputs=True), "rm": BM25.build(Corpus(documents)), "lm": lm}
-    examples = [dspy.Example(question=task.text).with_inputs("question") for task in questions]
+    asked = "question" if kind is Agent else "claim"
+    examples = [dspy.Example({asked: task.text}).with_inputs(asked) for task in questions]
     with dspy.context(**settings, callbacks=[heard]):
         dspy.Evaluate(devset=examples, metric=lambda *_: 1, num_threads=8, max_errors=99)(kind())
     assert len(heard.calls) >= 2 * len(questions)

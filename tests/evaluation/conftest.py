@@ -16,7 +16,6 @@ def base(tmp_path_factory):
 
 @pytest.fixture
 def sampling_recipe(tmp_path, base):
-    """A recipe of files in the test's directory, program included."""
     write_data(tmp_path, n=60)
     (tmp_path / "program.py").write_text((ROOT / "pipelines/multihop.py").read_text())
     data = {"corpus": f"{tmp_path}/corpus.jsonl", "questions": f"{tmp_path}/questions.jsonl", "split": "train"}

@@ -19,8 +19,6 @@ CORPUS = {word: Document(word, word, text) for word, text in DOCS.items()}
 
 
 class Rule:
-    """A policy that answers by a rule on the last message."""
-
     name = "rule"
 
     def __init__(self, rule, digest):
@@ -65,19 +63,16 @@ def follow(content):
 
 
 def program(hops=2, reason=False, exclude_seen=False):
-    """Replay and formatter of the shipped multi-hop program."""
     path, arguments = ROOT / "pipelines/multihop.py", {"hops": hops, "reason": reason}
     return parts_of(load_program(path, "MultiHop", arguments, k=1, exclude_seen=exclude_seen))
 
 
 def parts_of(module):
-    """Replay and formatter of a program."""
     replay = Replay(module, CompactAdapter())
     return replay, Formatter(replay)
 
 
 def train(run, name, seed, parent="base"):
-    """A policy as `leret train` leaves it, of random weights."""
     record = {
         **{"parent": parent, "examples": 10, "steps": 4, "seconds": 1.0},
         "key": {"recipe": {"algorithm": "sft", "learning_rate": 0.001, "seed": 0}},
@@ -87,5 +82,4 @@ def train(run, name, seed, parent="base"):
 
 
 def asks(*systems, **keys):
-    """A recipe for these systems."""
     return EvalRecipe(**{"systems": systems, "resamples": 20, **keys})

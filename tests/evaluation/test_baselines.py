@@ -6,8 +6,9 @@ import dspy
 import pytest
 
 from leret.core.errors import ConfigError
-from leret.core.types import Document, Task
+from leret.core.types import STOP, Candidate, Choice, Document, Task
 from leret.evaluation.baselines import (
+    CandidateRanking,
     HydeActor,
     ScriptedPolicy,
     answer_fields,
@@ -15,6 +16,7 @@ from leret.evaluation.baselines import (
     marked_question,
     oracle_titles,
     query_places,
+    rank,
     raw_question,
     rm3_retriever,
 )
@@ -36,7 +38,6 @@ RAW_TOO = asks("raw-question", "base", "hyde", limit=2)
 
 
 def roll(replay, formatter, script=None, actor=None):
-    """One rollout by a rule, or an actor."""
     searches = SearchBatcher(FakeRetriever())
     runner = RolloutRunner(ProgramRunner(replay, formatter, searches), actor or ScriptedPolicy(formatter, script))
     (rollout,) = asyncio.run(runner.run([Task.question("q", ASKED, gold=("beta", "gamma"))]))
@@ -181,3 +182,18 @@ def test_rm3_and_a_fusion_are_rows_of_the_summary(run, tmp_path):
     assert evaluate(recipe, run).already
     with pytest.raises(ConfigError, match=r"rm3 cannot be evaluated.*leave it out"):
         rm3_retriever(FakeRetriever())
+
+
+ONES = tuple(Candidate(str(i), text) for i, text in enumerate(["the sea", "milk and more", "where is milk", "?"]))
+TASK = Task.question("q", "where is the milk")
+
+
+def test_picks_follow_bm25_and_then_the_order_of_the_candidates():
+    candidates, left, picked = CandidateRanking(), list(ONES), []
+    for _ in ONES:
+        id = candidates.first(TASK, Choice("pick", {"question": TASK.text}, (*left, STOP), tuple(picked)))
+        picked.append(next(one for one in left if one.id == id))
+        left.remove(picked[-1])
+    assert [one.id for one in picked][2:] == ["0", "3"]
+    assert {one.id for one in picked[:2]} == {"1", "2"}
+    assert rank("milk", [Document("a", "", "?"), Document("b", "", "!")]) == ["a", "b"]  # no word in any

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -19,19 +20,7 @@ from leret.rewards import scoring
 from tests.retrieval.serving import Echo, running
 
 NAMES = ["R@1", "R@10", "R@100", "AP", "AP@10", "RR", "RR@10", "nDCG", "nDCG@10", "Success@1", "Success@5"]
-OURS = [
-    "recall@1",
-    "recall@10",
-    "recall@100",
-    "ap",
-    "ap@10",
-    "rr",
-    "rr@10",
-    "ndcg",
-    "ndcg@10",
-    "success@1",
-    "success@5",
-]
+OURS = [re.sub("^r@", "recall@", name.lower()) for name in NAMES]
 ODD = ["a b\tc", "é%20", "100%", "\u3000x", "-1", "line\u2028", "\u0085"]
 
 

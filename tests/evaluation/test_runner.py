@@ -63,8 +63,6 @@ def failures(results):
 
 
 def failing(word, error=OUTAGE):
-    """Follows the passages, but fails on the question with this word."""
-
     def rule(content):
         if word in content.splitlines()[0]:
             raise error

@@ -66,20 +66,22 @@ def test_earlier_hops_and_types_stand_apart_and_all_is_json_without_nan(summary)
     json.dumps([summary, nothing], allow_nan=False)
 
 
+def summary_of(*rows, n=1, measures=("recall",)):
+    results = SystemResults("key", list(rows))
+    return summarise([(system("base", [])[0], results)], QUESTIONS[:n], measures, "base", Statistics(20))
+
+
 def test_a_last_answer_that_does_not_parse_is_no_hop():
-    found = SystemResults("key", [row("q0", 1, 0.5), row("q0", 2, 1.0), row("q0", 3, 1.0, unparsed=True)])
-    made = summarise([(system("base", [])[0], found)], QUESTIONS[:1], ["recall"], "base", Statistics(20))
-    (only,) = made["rows"]
-    assert (made["n_hops"], [hop["recall"] for hop in only["hops"]]) == (2, [0.5, 1.0])
-    assert (only["unparsed"], only["lm_calls"]) == (1, 3)
+    summary = summary_of(row("q0", 1, 0.5), row("q0", 2, 1.0), row("q0", 3, 1.0, unparsed=True))
+    (only,) = summary["rows"]
+    assert (summary["n_hops"], [hop["recall"] for hop in only["hops"]]) == (2, [0.5, 1.0])
+    assert (only["unparsed"], only["lm_calls"], only["answer"]) == (1, 3, None)
 
 
-def test_answers_are_scored_after_the_last_hop_where_the_measures_name_them(summary):
-    assert [one["answer"] for one in summary["rows"]] == [None] * 3
+def test_answers_are_scored_after_the_last_hop_where_the_measures_name_them():
     ends = [replace(row(f"q{i}", 2, 1.0), measures={"recall": 1.0, "em": i % 2, "f1": 0.75}) for i in range(2)]
-    found = SystemResults("key", [row("q0", 1, 0.5), row("q1", 1, 0.5), *ends])
-    made = summarise([(system("base", [])[0], found)], QUESTIONS[:2], ["recall", "em", "f1"], "base", Statistics(20))
-    assert made["rows"][0]["answer"] == {"em": 0.5, "f1": 0.75}
+    rows = summary_of(row("q0", 1, 0.5), row("q1", 1, 0.5), *ends, n=2, measures=("recall", "em", "f1"))["rows"]
+    assert rows[0]["answer"] == {"em": 0.5, "f1": 0.75}
 
 
 def test_the_tables_of_the_console(summary):

@@ -25,10 +25,7 @@ _TEMPLATE = (
     "{{ {'user': '[unused1]', 'assistant': '[unused2]', 'system': '[unused3]'}[message['role']] }}"
     "{{ message['content'] + '[SEP]' }}{% endfor %}{% if add_generation_prompt %}{{ '[unused2]' }}{% endif %}"
 )
-POSITIONS = 512
-"""Tokens of a prompt and its completion."""
-
-_LOGIT_STD = 1.0
+POSITIONS = 512  # tokens of a prompt and its completion
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -153,12 +150,12 @@ def _move(bert: Mapping[str, torch.Tensor], model: OPTForCausalLM) -> None:
 
 
 def _set_logit_scale(model: OPTForCausalLM) -> None:
-    """Scale the last layer norm so that the logits of the untrained head have the spread `_LOGIT_STD`."""
+    """Scale the last layer norm so that the logits of the untrained head have a standard deviation of 1."""
     import torch
 
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1000, model.config.vocab_size, (4, 64), generator=generator)
     spread = model(input_ids=ids).logits.std()
     norm = model.model.decoder.layers[-1].final_layer_norm
-    norm.weight.mul_(_LOGIT_STD / spread)
-    norm.bias.mul_(_LOGIT_STD / spread)
+    norm.weight.mul_(1.0 / spread)
+    norm.bias.mul_(1.0 / spread)

@@ -1,8 +1,7 @@
 """Training examples of a base policy: prompts with the queries of demonstrators.
 
-Most prompts are zero-shot, with queries in a mixture of styles, which makes the base diverse. The others show one to
-three turns of other questions in one style, with queries in that style, so that the demos of a prompt bank can steer
-the base.
+Zero-shot prompts have queries in a mixture of styles, for a diverse base. Prompts with demos have queries in the style
+of their demos, so that a prompt bank can steer the base.
 """
 
 from __future__ import annotations
@@ -40,13 +39,8 @@ HOP2_MIXTURE = {
 }
 """Weights of the styles; if a style returns nothing, another one is drawn."""
 
-_TARGETS, _DEMO_TARGETS = 10, 4
-"""Queries of a zero-shot prompt, before duplicates are dropped, and of a prompt with demos."""
-_DEMO_SHARE, _MOST_DEMOS = 0.4, 3
-"""Share of prompts with demos; most demos of a prompt."""
-
-COMPACT = CompactAdapter()
-"""Format of the demo's prompts."""
+_TARGETS, _DEMO_TARGETS = 10, 4  # queries of a zero-shot prompt, before duplicates are dropped, and of one with demos
+_DEMO_SHARE, _MOST_DEMOS = 0.4, 3  # share of prompts with demos; most demos of a prompt
 
 
 class WriteQuery(dspy.Signature):
@@ -69,10 +63,11 @@ def call_messages(
     question: str,
     passages: Ranking,
     demos: Sequence[Mapping[str, Any]] = (),
-    adapter: CompactAdapter = COMPACT,
+    adapter: CompactAdapter | None = None,
 ) -> list[Any]:
     """Return the messages of a program's call of `WriteQuery`."""
-    return adapter.format(WriteQuery, demos, {"question": question, "context": Found((passages,)).passages})
+    inputs = {"question": question, "context": Found((passages,)).passages}
+    return (adapter or CompactAdapter()).format(WriteQuery, demos, inputs)
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
@@ -100,17 +95,8 @@ def examples(
 ) -> Iterator[Example]:
     """Yield an endless, deterministic stream of examples, with both hops of a block of questions mixed.
 
-    Each pass over the questions draws new styles, and thereby new queries and contexts.
-
-    Args:
-        questions: texts of questions that are never evaluated.
-        retriever: search for the contexts of the second hop.
-        idf: rarity of a word in the corpus.
-        adapter: format of the prompts.
-        k: passages per search.
-        seed: seed of all draws.
-        hop1_first: examples at the start without second hops and demos; they teach copying fastest.
-        block: questions per batch of searches.
+    Each pass over the questions draws new styles. The first ``hop1_first`` examples are without second hops and demos:
+    they teach copying fastest. ``k`` is passages per search, ``block`` questions per batch of searches.
     """
     n = 0
     for epoch in count():

@@ -1,8 +1,7 @@
 """Styles of writing a query without knowing the answer: the demonstrators of a base policy.
 
-Before reward can teach a base policy, it must write queries of many kinds, good and bad. Each style sees only the
-question and the part of the retrieved passages that a prompt shows, never gold documents, answers or the hidden
-relations of a generated world.
+A base policy must write queries of many kinds, good and bad. Each style sees only the question and the part of the
+passages that a prompt shows, never gold documents, answers or the hidden relations of a generated world.
 """
 
 from __future__ import annotations

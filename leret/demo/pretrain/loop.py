@@ -1,8 +1,7 @@
 """The pretraining loop, from rows of prompts and targets to a model directory.
 
-It trains any causal LM of transformers. The targets of a prompt share its forward pass (a mask separates them), which
-makes a prompt with six targets about four times cheaper than six prompts. On one thread, a stopped run continues
-bit-equally: weights, optimizer states and the random state are in one file, ``state.pt``, until the last step.
+The targets of a prompt share its forward pass (a mask separates them): six targets are about four times cheaper than
+six prompts. On one thread, a stopped run continues bit-equally from ``state.pt``.
 """
 
 from __future__ import annotations
@@ -110,16 +109,16 @@ def train(
     probe: Probe | None = None,
     data: Mapping[str, str] | None = None,
 ) -> Path:
-    """Train a model, or continue from the checkpoint in ``out``.
+    """Train a model, or continue from the checkpoint in ``out`` with its settings and data.
 
     Args:
         model: a causal LM of transformers that accepts a 4-dimensional attention mask and position ids.
         rows: the same stream at every call; a resumed call skips the rows that were used.
-        settings: must be those of the checkpoint.
+        settings: hyperparameters.
         out: directory for ``config.json``, ``model.safetensors``, ``pretrain.jsonl`` and, until the end, the state.
         progress: shows every line of the log.
         probe: measures on held-out data for the log.
-        data: description of ``rows``; must be that of the checkpoint.
+        data: description of ``rows``.
     """
     if is_finished(out, settings.steps):
         return out
@@ -165,7 +164,7 @@ def is_finished(out: Path, steps: int) -> bool:
 
 
 def adamw(parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """Return the loop's AdamW."""
+    """Return an AdamW with the settings of pretraining."""
     return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
 
 
@@ -221,12 +220,8 @@ def classes_of(model: PreTrainedModel, batch: Batch, settings: LoopSettings, ste
 def hidden_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
     """Return the last hidden states of all positions, flat."""
     packed = batch.packed
-    output = model.base_model(
-        input_ids=packed.ids,
-        attention_mask=packed.mask.to(model.dtype),
-        position_ids=packed.positions,
-        use_cache=False,
-    )
+    mask = packed.mask.to(model.dtype)
+    output = model.base_model(packed.ids, attention_mask=mask, position_ids=packed.positions, use_cache=False)
     hidden: torch.Tensor = output.last_hidden_state.flatten(0, 1)
     return hidden
 
@@ -278,13 +273,8 @@ class _Log:
 
 
 def _save_state(
-    out: Path,
-    model: PreTrainedModel,
-    parts: Sequence[torch.optim.Optimizer],
-    key: Mapping[str, Any],
-    step: int,
+    out: Path, model: PreTrainedModel, parts: Sequence[torch.optim.Optimizer], key: Mapping[str, Any], step: int
 ) -> None:
-    """Write weights, optimizer states and the random state atomically, and the model."""
     state = {"model": model.state_dict(), "optimizers": [part.state_dict() for part in parts]}
     with atomic_file(out / _STATE, "wb") as file:
         torch.save({**state, "random": torch.get_rng_state(), "step": step, "settings": json.dumps(key)}, file)

@@ -1,7 +1,7 @@
 """A small policy from MiniLM's weights: the layers of an encoder as a causal decoder.
 
-MiniLM (6 layers, 384 wide, 22.7M parameters with its word pieces) knows words and attends to equal ones, so it almost
-knows how to copy a query out of a prompt. The demonstrators' queries, and exercises in copying, teach the rest.
+MiniLM (6 layers, 384 wide, 22.7M parameters) knows words and attends to equal ones. The demonstrators' queries, and
+exercises in copying, teach the rest.
 """
 
 from __future__ import annotations
@@ -67,18 +67,7 @@ def pretrain_minilm(
     out: Path,
     progress: Progress,
 ) -> Path:
-    """Build the base policy, or continue building it.
-
-    Args:
-        questions: tasks of the training split; only their texts are read.
-        corpus: documents for word frequencies and pseudo-questions.
-        retriever: search over ``corpus``.
-        settings: hyperparameters.
-        k: passages per search.
-        adapter: format of the prompts.
-        out: model directory; its log is ``pretrain.jsonl``.
-        progress: shows every line of the log.
-    """
+    """Build the base policy, or continue building it, from the texts of questions and their corpus."""
     if is_finished(out, settings.steps):
         return out
     if len(questions) <= settings.probe_questions + 1:
@@ -140,10 +129,7 @@ _SPANS = 6
 
 
 def copying(rng: random.Random, pieces: Sequence[int], around: tuple[Sequence[int], Sequence[int]], end: int) -> Row:
-    """Return an exercise in copying: a prompt of random pieces, and spans of it as targets.
-
-    With random pieces, copying is the only way to lower the loss, so it is learned fast.
-    """
+    """Return a prompt of random pieces and spans of it as targets: only copying lowers the loss."""
     text = rng.choices(pieces, k=rng.randint(6, 40))
     before, after = around
     targets = set()

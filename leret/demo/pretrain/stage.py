@@ -17,12 +17,9 @@ if TYPE_CHECKING:
 
 
 def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progress | None = None) -> Path:
-    """Build a recipe's policy, or continue building it.
+    """Build a recipe's policy from the train split of its data, or continue building it.
 
-    Args:
-        recipe: recipe with a section ``pretrain``; only the train split of its data is read.
-        out: model directory; default: ``policy.model``, or ``policies/NAME`` for the name of a shipped policy.
-        progress: shows every line of the log.
+    ``out`` defaults to ``policy.model``, or ``policies/NAME`` for the name of a shipped policy.
     """
     settings = recipe.pretrain
     if settings is None:

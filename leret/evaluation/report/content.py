@@ -17,8 +17,7 @@ from leret.evaluation.report.plots import Panel
 from leret.evaluation.results import ScoredHop, first_runs
 from leret.sampling.store.store import Store
 
-_MEASURE = "ap"
-"""Measure of gains and losses; it depends on the ranks of the gold documents too."""
+_MEASURE = "ap"  # of gains and losses
 
 _PANELS = (
     ("validation recall", {"eval_recall": "recall"}),
@@ -39,10 +38,7 @@ def examples(
     corpus: Mapping[str, Document],
     n: int,
 ) -> dict[str, Any]:
-    """Select the ``n`` questions with the largest gains, and losses, of a policy against a rival, for examples.json.
-
-    Policy and rival are a name and its rows. The widest differences come first.
-    """
+    """Select the ``n`` largest gains, and losses, of a policy against a rival (name and rows), widest first."""
     ours, theirs = (
         {name: run for name, run in first_runs(rows).items() if not any(row.failure for row in run)}
         for _, rows in (policy, rival)
@@ -97,10 +93,7 @@ def _hops(run: Sequence[ScoredHop], gold: Sequence[str], corpus: Mapping[str, Do
 
 @dataclass(frozen=True)
 class SampledRound:
-    """One of several rounds: its policy, its part of the questions, and the samples.
-
-    ``spread`` is the share of states with samples that differ in reward.
-    """
+    """One of several rounds; ``spread`` is the share of states with samples that differ in reward."""
 
     policy: str
     part: str

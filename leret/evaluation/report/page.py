@@ -49,10 +49,9 @@ def render(
     name: str,
     subtitle: str,
 ) -> str:
-    """Return the page: HTML without external files. All text is escaped; the plots are the only markup inserted.
+    """Return the page about the summary's ``focus``: HTML without external files, all text escaped.
 
-    ``summary``, ``training`` by policy, and ``examples`` are the contents of the files of that name; ``facts`` are
-    labels and texts on how the run was made. The page is about the summary's ``focus``.
+    ``summary``, ``training`` by policy, and ``examples`` are the contents of their files; ``facts`` are (label, text).
     """
     last, measures = summary["n_hops"], summary["measures"]
     loader = FileSystemLoader(Path(__file__).parent)
@@ -78,7 +77,14 @@ def render(
             for measure, title in _DUMBBELLS.items()
             if summary["rows"]
         ],
-        histograms=_histograms(learned),
+        histograms=[
+            {"title": title, "svg": bars_by_step(id, label, by_step)}
+            for id, title, label, by_step in (
+                ("rewards", "Rewards of the samples", "reward", learned.rewards),
+                ("margins", "Margins of the pairs", "reward of chosen less rejected", learned.margins),
+            )
+            if any(by_step.values())
+        ],
         sampled=_sampled(learned),
         rounds=learned.rounds,
         curves=[
@@ -89,18 +95,6 @@ def render(
         facts=facts,
         version=__version__,
     )
-
-
-def _histograms(learned: TrainingData) -> list[dict[str, str]]:
-    histograms = (
-        ("rewards", "Rewards of the samples", "reward", learned.rewards),
-        ("margins", "Margins of the pairs", "reward of chosen less rejected", learned.margins),
-    )
-    return [
-        {"title": title, "svg": bars_by_step(name, label, by_step)}
-        for name, title, label, by_step in histograms
-        if any(by_step.values())
-    ]
 
 
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """The report's plots: SVG that takes colours and font from the page.
 
-Matplotlib draws with placeholder colours, which are then replaced by the page's CSS variables, so that one drawing
-serves the light and the dark page. The same data give the same bytes.
+Placeholder colours become the page's CSS variables, so one drawing serves the light and the dark page. The same data
+give the same bytes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,6 @@ _KIND_COLOURS: Final = {"baseline": _BASELINE, "base": _BASE, "prompt": _PROMPT,
 
 _LINES: Final = (_POLICY, _BASE, _SECOND, _PROMPT, _BASELINE)
 _FEW_POINTS = 12
-_LIGHT: Final = {
-    **{"--ink": "#1d2126", "--muted": "#646d76", "--grid": "#e5e3dc", "--card": "#ffffff", "--s-baseline": "#949ba2"},
-    **{"--s-base": "#4a6ca8", "--s-prompt": "#bd8a25", "--s-policy": "#0b7a65", "--s-second": "#a9507a"},
-}
 
 _SETTINGS: Final[Any] = {
     "svg.hashsalt": "leret",
@@ -70,11 +66,7 @@ _SETTINGS: Final[Any] = {
 
 
 def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> str:
-    """Draw a line per system: a dot per hop, the last one filled, with its interval.
-
-    Dashed lines mark the last hop of the baselines. The label is also part of the picture's description for screen
-    readers.
-    """
+    """Draw a line per system: a dot per hop, the last one filled, with its interval; baselines are dashed lines."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -159,25 +151,13 @@ def _dumbbell(axes: Axes, place: int, row: Mapping[str, Any], measure: str) -> N
             axes.plot(bounds, [place] * 2, linewidth=5.5, alpha=0.28, solid_capstyle="round", zorder=3, **style)
         face = colour if i == len(values) else _CARD
         axes.plot([value], [place], "o", markersize=8, markerfacecolor=face, zorder=4, **style)
-    _value(axes, place, [v for v, _ in values], values[-1][1])
-
-
-def _value(axes: Axes, place: int, values: Sequence[float], bounds: Sequence[float | None]) -> None:
-    """Write the last hop's value to the right of the marks, or to the left of the interval near the edge."""
-    top = max(*values, bounds[1] or 0.0)
-    right = top < 0.9
-    left_end = values[-1] if bounds[0] is None else bounds[0]
-    axes.text(
-        top + 0.025 if right else left_end - 0.025,
-        place,
-        f"{values[-1]:.2f}",
-        va="center",
-        ha="left" if right else "right",
-        fontsize=9.5,
-        color=_INK,
-        bbox={"facecolor": _CARD, "edgecolor": "none", "pad": 1.2},
-        zorder=5,
-    )
+    last, bounds = values[-1]
+    top = max(*(v for v, _ in values), bounds[1] or 0.0)
+    right = top < 0.9  # the label is to the right of the marks, or to the left of the interval near the edge
+    x = top + 0.025 if right else (last if bounds[0] is None else bounds[0]) - 0.025
+    box = {"facecolor": _CARD, "edgecolor": "none", "pad": 1.2}
+    text: dict[str, Any] = {"va": "center", "ha": "left" if right else "right", "fontsize": 9.5, "color": _INK}
+    axes.text(x, place, f"{last:.2f}", bbox=box, zorder=5, **text)
 
 
 def _say(value: float | None) -> str:

@@ -24,15 +24,22 @@ TASKS = [Task("a", {"question": "Where is the milk?", "chunks": CHUNKS}, ("0", "
 
 
 def picks(task_id, *chosen, failure=None):
-    """Rows of a run that picks these ids with these values."""
     of = (None, (), (), {}, 1, False, failure)
     return [ScoredHop(task_id, None, 0, i, id, *of, value) for i, (id, value) in enumerate(chosen, 1)]
 
 
+def logged(path, *arguments):
+    write_log(path, *arguments)
+    return lines(path)
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def test_a_line_tells_what_was_picked_and_what_it_was_worth(tmp_path):
     rows = picks("a", ("0", 0.9), ("3", 0.2))
-    write_log(tmp_path / "l", rows, [*TASKS, Task("b", {"question": "?"})], {}, scoring("recall"))
-    [line] = map(json.loads, (tmp_path / "l").read_text().splitlines())
+    [line] = logged(tmp_path / "l", rows, [*TASKS, Task("b", {"question": "?"})], {}, scoring("recall"))
     assert line == {
         "id": "a", "question": "Where is the milk?", "answer": "home", "support": ["0", "2"], "picked": ["0", "3"],
         "q_values": [0.9, 0.2], "texts": [CHUNKS[0], CHUNKS[3]], "return": 0.5, "f1": 0.5, "em": 0.0,
@@ -41,8 +48,7 @@ def test_a_line_tells_what_was_picked_and_what_it_was_worth(tmp_path):
 
 
 def test_em_wants_the_gold_facts_alone_and_gold_within_any_more(tmp_path):
-    write_log(tmp_path / "l", picks("a", ("0", 1), ("2", 1), ("1", 1)), TASKS, {}, scoring("all_found"))
-    line = json.loads((tmp_path / "l").read_text())
+    [line] = logged(tmp_path / "l", picks("a", ("0", 1), ("2", 1), ("1", 1)), TASKS, {}, scoring("all_found"))
     assert (line["em"], line["gold_within"], line["f1"], line["return"]) == (0.0, 1.0, 0.8, 1.0)
 
 
@@ -50,8 +56,7 @@ def test_chunks_with_titles_are_shown_with_them_and_failed_runs_have_no_line(tmp
     chunks = [{"id": "x", "title": "Ada", "text": "A poet."}, {"text": "Byron."}]
     tasks = [Task(id, {"question": "?", "chunks": chunks}, ("x",)) for id in "ab"]
     rows = picks("a", ("x", None), ("1", None)) + picks("b", ("x", None), failure="policy: away")
-    write_log(tmp_path / "l", rows, tasks, {}, scoring("recall"))
-    [line] = map(json.loads, (tmp_path / "l").read_text().splitlines())
+    [line] = logged(tmp_path / "l", rows, tasks, {}, scoring("recall"))
     assert (line["texts"], line["q_values"]) == (["Ada | A poet.", "Byron."], [None, None])
 
 
@@ -96,10 +101,6 @@ def picking(tmp_path, monkeypatch):
     run = Run.create(tmp_path / "run")
     run.update(sampling=recipe.model_dump(mode="json"))
     return run
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_lengths_are_evaluated_in_one_call_with_logs_of_episodes(picking):

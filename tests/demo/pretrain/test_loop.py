@@ -15,16 +15,8 @@ from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, Qwen3Config
 
 from leret.core.errors import RunError, TrainingError
 from leret.core.progress import Silent
-from leret.demo.pretrain.loop import (
-    LoopSettings,
-    Row,
-    classes_of,
-    collate,
-    cross_entropy,
-    hidden_states,
-    interleaved,
-    train,
-)
+from leret.demo.pretrain import loop
+from leret.demo.pretrain.loop import LoopSettings, Row, collate, interleaved, train
 from models.scratch import ScratchSettings
 
 SETTINGS = LoopSettings(steps=6, lr=1e-2, batch_tokens=64, pool_rows=8, warmup_steps=2, checkpoint_every=2, log_every=2)
@@ -151,16 +143,16 @@ def test_the_probe_sees_a_model_that_is_not_training_and_is_logged(tmp_path: Pat
 def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss() -> None:
     model = tiny()
     batch = collate([Row((3, 4, 5), ((6, 7, 2), (8, 2)))])
-    few = classes_of(model, batch, replace(SETTINGS, negatives=1), 0)
+    few = loop.classes_of(model, batch, replace(SETTINGS, negatives=1), 0)
     assert few is not None
     assert set(batch.packed.ids.flatten().tolist()) <= set(few.tolist())
     chosen = (None, few, torch.arange(model.config.vocab_size))
-    where = hidden_states(model, batch), batch.target_at, batch.target_labels
-    whole, sampled, everything = (cross_entropy(model, *where, classes) for classes in chosen)
+    where = loop.hidden_states(model, batch), batch.target_at, batch.target_labels
+    whole, sampled, everything = (loop.cross_entropy(model, *where, classes) for classes in chosen)
     assert sampled < whole
     assert torch.allclose(everything, whole)
     settings = replace(SETTINGS, steps=12, negatives=4)  # whose last steps take the whole vocabulary
-    assert [classes_of(model, batch, settings, step) is None for step in range(12)] == [False] * 10 + [True] * 2
+    assert [loop.classes_of(model, batch, settings, step) is None for step in range(12)] == [False] * 10 + [True] * 2
 
 
 def test_the_share_of_exercises_falls_to_its_last_value_and_the_rows_stay() -> None:

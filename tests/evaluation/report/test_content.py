@@ -17,7 +17,7 @@ QUESTIONS = [Task.question(f"q{i}", f"text {i}", gold=("a", "b")) for i in range
 
 
 def shown(ours, theirs, n=10, docs=("a",), failed=()):
-    """Examples of a policy and a rival that reached these values; the policy failed on some questions."""
+    """Compare a policy and a rival that reached these values."""
     rows = {"ipo": [], "base": []}
     for name, values, found in (("ipo", ours, docs), ("base", theirs, ())):
         for i, value in enumerate(values):
@@ -30,13 +30,8 @@ def shown(ours, theirs, n=10, docs=("a",), failed=()):
 @pytest.mark.parametrize(
     ("ours", "theirs", "more", "improved", "worsened"),
     [
-        (
-            [1.0, 0.5, 0.0, 0.2],
-            [0.0, 0.0, 0.5, 0.2],
-            {},
-            [("q0", 1.0), ("q1", 0.5)],
-            [("q2", -0.5)],
-        ),  # but no equal ones
+        # but no equal ones
+        ([1.0, 0.5, 0.0, 0.2], [0.0, 0.0, 0.5, 0.2], {}, [("q0", 1.0), ("q1", 0.5)], [("q2", -0.5)]),
         ([1.0] * 4, [0.0] * 4, {"n": 2}, [("q0", 1.0), ("q1", 1.0)], []),  # then by id
         ([1.0, 1.0], [0.0, 0.0], {"failed": (0,)}, [("q1", 1.0)], []),  # what failed is not compared
     ],

@@ -28,7 +28,6 @@ LOG = [
 
 
 def system(name, kind, found, rivals=()):
-    """A system that finds the documents of these numbers on question i."""
     scorer = Scorer(all_measures(()), QUESTIONS, CORPUS)
     rows = []
     for i, question in enumerate(QUESTIONS):
@@ -125,21 +124,13 @@ HALF = system("raw-question", "baseline", lambda i: [i])
     ("systems", "focus", "says"),
     [
         ([RAW, NOTHING, SFT], "sft", "raw-question finds more than every system with an LM: 100% of the gold"),
-        (
-            [RAW, NOTHING, BANK],
-            None,
-            "raw-question finds no less than any system with an LM: 100% .*, against 50% by bank:1",
-        ),
+        ([RAW, NOTHING, BANK], None, "raw-question finds no less than any system with an LM: .*against 50% by bank:1"),
         ([RAW, NOTHING, *BEHIND], "sft", "raw-question finds no less than any system with an LM"),  # more comparisons
         ([RM3, NOTHING, SFT], "sft", "rm3 finds more than every system with an LM"),
         ([RAW, NOTHING, BETTER], "sft", "sft finds more than base: 100% .*, against 0%; the raw question finds 100%"),
         ([HALF, NOTHING, BANK, BETTER], "sft", "sft finds more than base: 100% .*; the raw question finds 50%"),
         ([NOTHING, SFT], "sft", None),
-        (
-            [ORACLE, BANK, NOTHING],
-            None,
-            "bank:1 finds more than base",
-        ),
+        ([ORACLE, BANK, NOTHING], None, "bank:1 finds more than base"),
     ],
 )
 def test_the_title_names_the_system_that_found_most(systems, focus, says):
@@ -148,10 +139,9 @@ def test_the_title_names_the_system_that_found_most(systems, focus, says):
 
 
 def test_a_policy_behind_the_raw_question_is_not_shown_as_a_gain():
-    shown = page([RAW, NOTHING, *BEHIND], "sft")
-    assert "raw-question to sft" in shown
-    assert "base to sft" not in shown
-    assert "base to sft" in page([HALF, NOTHING, BETTER], "sft")
+    for systems, compared in (([RAW, NOTHING, *BEHIND], (True, False)), ([HALF, NOTHING, BETTER], (False, True))):
+        shown = page(systems, "sft")
+        assert ("raw-question to sft" in shown, "base to sft" in shown) == compared
 
 
 def test_only_a_sure_difference_has_a_colour():
