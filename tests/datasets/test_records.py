@@ -46,7 +46,7 @@ def test_lines_and_arrays_may_be_compressed(tmp_path, compress):
         assert read(path) == DOCUMENTS
 
 
-def test_a_csv_file_is_refused_with_a_command_that_converts_it(tmp_path: Path) -> None:
+def test_a_csv_file_is_refused_with_a_command_that_converts_it(tmp_path):
     source = tmp_path / "q.csv"
     source.write_text('id,question,relevant_doc_ids,answer\nq1,"Who, really?",d1 d2,\n', encoding="utf-8")
     with pytest.raises(DataError, match="is a CSV file") as caught:
@@ -56,7 +56,7 @@ def test_a_csv_file_is_refused_with_a_command_that_converts_it(tmp_path: Path) -
     assert read(tmp_path / "q.jsonl") == [{"id": "q1", "question": "Who, really?", "relevant_doc_ids": ["d1", "d2"]}]
 
 
-def test_byte_order_mark_crlf_and_blank_lines_are_skipped(tmp_path: Path) -> None:
+def test_byte_order_mark_crlf_and_blank_lines_are_skipped(tmp_path):
     for content in (b'\xef\xbb\xbf{"a": 1}\r\n\r\n  {"a": 2}\r\n', b'\xef\xbb\xbf \n[{"a": 1},\n{"a": 2}]'):
         (tmp_path / "q").write_bytes(content)
         assert read(tmp_path / "q") == [{"a": 1}, {"a": 2}]

@@ -19,7 +19,7 @@ from leret.rollouts.rounds import RoundSampler, round_of
 from leret.sampling.store.store import stored_paths
 from leret.training.checkpoints import TrainingJob
 from leret.training.driver import StepLoop
-from leret.training.online.algorithm import Learner
+from leret.training.online.base import Learner
 from leret.training.validation import Validation
 
 _STATE = "state.pt"

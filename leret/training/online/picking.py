@@ -90,7 +90,7 @@ class Method(Protocol):
 
 
 class PickLearner:
-    """The `leret.training.online.algorithm.Learner` of pickers."""
+    """The `leret.training.online.base.Learner` of pickers."""
 
     def __init__(
         self, method: Callable[[Any, float], Method], recipe: PickingRecipe, initial: InitialPolicy,
