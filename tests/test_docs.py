@@ -4,6 +4,7 @@ Small values replace the real ones for speed: a tiny random policy, a few questi
 (set-up, servers) are listed by name.
 """
 
+import doctest
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from importlib import import_module
 from pathlib import Path
 
 import dspy
@@ -218,6 +220,13 @@ def test_the_reference_has_every_public_name():
     page = (ROOT / "docs" / "reference" / "python.md").read_text(encoding="utf-8")
     shown = re.findall(r"^::: .*?\n.*heading: leret\.(\w+),", page, re.MULTILINE)
     assert sorted({*shown, "__version__"}) == sorted(leret.__all__)
+
+
+def test_examples_in_docstrings_hold():
+    modules = [path for path in (ROOT / "leret").rglob("*.py") if ">>> " in path.read_text(encoding="utf-8")]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in modules]
+    assert sum(doctest.testmod(import_module(name)).attempted for name in names) > len(names)
+    assert [name for name in names if doctest.testmod(import_module(name)).failed] == []
 
 
 def test_every_link_to_a_file_leads_somewhere():
