@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import dspy
 from pydantic import BaseModel, Field
@@ -146,13 +146,6 @@ def nested_models_fed_back(self, question):
     return end(self.search(self.refine(question=question, done=[step.query for step in steps]).query, found))
 
 
-@shape(route=planned("route", Literal["first", "second"]))
-def literal_routing(self, question):
-    if self.route(question=question).route == "first":
-        return end(self.search(self.write(question=question, context=[]).query))
-    return end(self.search(question))
-
-
 @shape(write=lambda self: dspy.Predict("question, history: dspy.History -> query"))
 def history_grown_inside(self, question):
     history, found = dspy.History(messages=[]), Found()
@@ -254,13 +247,8 @@ def agent(kind: Any = dspy.ReAct, *tools: Any) -> Callable[[Any], dspy.Module]:
     return lambda self: kind("question -> answer", tools=list(tools or (look_up,)), max_iters=3)
 
 
-@shape(agent=agent())
-def react(self, question):
-    return self.agent(question=question)
-
-
 @shape(agent=agent(dspy.ReAct, look_up, dspy.Tool(Shelf().browse), clock))
-def react_with_three_tools(self, question):
+def react(self, question):
     return self.agent(question=question)
 
 
