@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
 import typer
 
 from leret.cli.console import Host, Port, complain, done, say
-from leret.core.errors import PolicyError
 
 if TYPE_CHECKING:
     from leret.policies.serving.process import ServerProcess
@@ -80,12 +79,9 @@ def policy(
 
 
 def _watch(child: ServerProcess) -> NoReturn:
-
-    while child.exit_code() is None:
+    while True:
+        child.check_alive()
         time.sleep(_WATCH_S)
-    raise PolicyError(
-        f"the server exited with code {child.exit_code()}; the end of its log {child.log}:\n{child.tail()}"
-    ).failed()
 
 
 @contextmanager
