@@ -25,7 +25,6 @@ KTO = KTORecipe(per_device_train_batch_size=8, **KEYS)
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory, base):
-    """The weights of trainings that were left alone."""
     reports = {}
 
     def weights(recipe):

@@ -99,7 +99,6 @@ def test_an_interrupted_training_in_a_moved_run_keeps_its_best(run, tmp_path):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A run of the demo's world and policy, sampled on a few questions."""
     small = ("data.options={n_dev: 24}", "data.limit=12", "sampling.prompts=1", "sampling.samples=3")
     recipe = load_recipe(str(ROOT / "sampling" / "demo.yaml"), SamplingRecipe, small)
     run = Run.create(tmp_path_factory.mktemp("world") / "run")

@@ -12,6 +12,7 @@ from leret.core.errors import RunError, TrainingError
 from leret.core.progress import Silent
 from leret.core.runs import Run
 from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.algorithms.gspo import GSPORecipe
 from leret.training.algorithms.ppo import PPORecipe
 from leret.training.algorithms.rloo import RLOORecipe
 from leret.training.driver import Driver, StepLoop
@@ -35,9 +36,10 @@ SMALL = {
     "device": "cpu",
 }
 GRPO, RLOO, PPO = GRPORecipe(**SMALL), RLOORecipe(**SMALL), PPORecipe(**SMALL, num_mini_batches=2)
+GSPO = GSPORecipe(**SMALL, num_mini_batches=2)
 
 
-@pytest.mark.parametrize("recipe", [GRPO, RLOO, PPO], ids=["grpo", "rloo", "ppo"])
+@pytest.mark.parametrize("recipe", [GRPO, GSPO, RLOO, PPO], ids=["grpo", "gspo", "rloo", "ppo"])
 def test_a_run_becomes_a_policy_that_is_not_trained_again(run, base, recipe):
     assert estimate(recipe, run).steps == recipe.n_steps(12)
     report = train(recipe, run)
@@ -47,7 +49,7 @@ def test_a_run_becomes_a_policy_that_is_not_trained_again(run, base, recipe):
     assert [entry["step"] for entry in entries] == [*range(1, 7)]
     names = {"reward", "reward_std", "frac_reward_zero_std", "entropy", "completions/mean_length", "learning_rate"}
     names |= {"clip_ratio/region_mean", "loss", "grad_norm"}
-    if recipe is not GRPO:
+    if recipe in (RLOO, PPO):
         names |= {"kl", "objective/kl", "objective/rlhf_reward", "policy/entropy", "val/ratio", "loss/policy_avg"}
     if recipe is PPO:
         names.add("loss/value_avg")
