@@ -18,8 +18,6 @@ QUESTIONS = [f"who wrote the {word} book" for word in ("red", "green", "blue", "
 
 
 class Asking(dspy.Module):
-    """Two predictors of different signatures."""
-
     def __init__(self):
         super().__init__()
         self.write = dspy.Predict("question -> query")

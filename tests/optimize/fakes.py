@@ -56,8 +56,6 @@ class Words(FakePolicy):
 
 
 class Writer(dspy.Module):
-    """Writes two queries, and answers with what they found."""
-
     def __init__(self):
         super().__init__()
         self.write = dspy.Predict("question, context: list[str] -> query")
@@ -70,8 +68,6 @@ class Writer(dspy.Module):
 
 
 class Answering(Writer):
-    """Writes a query, and answers by another predictor."""
-
     def __init__(self):
         super().__init__()
         self.answer = dspy.Predict("question, context: list[str] -> answer")

@@ -66,18 +66,14 @@ def test_an_algorithm_of_pickers_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "n", "rate"),
-    [("sft", 1_500_000, 1e-3), ("sft", 22_000_000, 1.5e-4), ("sft", 8e9, 1e-5),
-     ("ipo", 1_000_000, 5e-4), ("ipo", 8e9, 5e-7), ("grpo", 1_500_000, 2e-3), ("grpo", 8e9, 1e-6),
-     ("ppo", 1e8, 9e-6)],
+    ("algorithm", "n", "rate", "keys"),
+    [("sft", 1_500_000, 1e-3, {}), ("sft", 22_000_000, 1.5e-4, {}), ("sft", 8e9, 1e-5, {}),
+     ("ipo", 1_000_000, 5e-4, {}), ("ipo", 8e9, 5e-7, {}), ("grpo", 1_500_000, 2e-3, {}), ("grpo", 8e9, 1e-6, {}),
+     ("ppo", 1e8, 9e-6, {}), ("sft", 8e9, 1e-4, {"lora": {}})],
 )  # fmt: skip
-def test_the_learning_rate_follows_the_size_of_the_model(algorithm, n, rate):
-    assert TrainingRecipe.model_validate({"algorithm": algorithm}).learning_rate_for(int(n)) == pytest.approx(rate)
-
-
-def test_an_adapter_has_ten_times_the_rate_of_a_large_model():
-    recipe = TrainingRecipe.model_validate({"algorithm": "sft", "lora": {}})
-    assert recipe.learning_rate_for(8_000_000_000) == pytest.approx(1e-4)
+def test_the_learning_rate_follows_the_size_of_the_model(algorithm, n, rate, keys):
+    recipe = TrainingRecipe.model_validate({"algorithm": algorithm, **keys})
+    assert recipe.learning_rate_for(int(n)) == pytest.approx(rate)
 
 
 def test_parameters_are_counted_without_loading_a_model():

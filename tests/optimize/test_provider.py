@@ -22,7 +22,6 @@ SFT = {"learning_rate": 1e-2, "per_device_train_batch_size": 4, "device": "cpu"}
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The calls of DSPy with their arguments."""
     made = []
 
     def watched(owner, name):
@@ -47,7 +46,6 @@ def names(calls):
 
 
 def length(example, prediction, trace=None):
-    """A reward that differs between samples."""
     return len(prediction.answer) % 10 / 10
 
 

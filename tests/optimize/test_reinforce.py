@@ -18,14 +18,12 @@ SETTINGS = {"num_generations": 4, "learning_rate": 1e-2, "device": "cpu"}
 
 
 def group(question="who wrote the book", rewards=(1.0, 0.0, 0.5, 0.0)):
-    """One prompt with a completion for each reward."""
     messages = [{"role": "user", "content": question}]
     made = zip(TEXTS, rewards, strict=False)
     return [{"messages": messages, "completion": {"role": "assistant", "content": t}, "reward": r} for t, r in made]
 
 
 def batch(job, *groups):
-    """As DSPy sends them: an id for each."""
     ids = job.get_status()["pending_batch_ids"]
     return [{"batch_id": id, "group": one} for id, one in zip(ids, groups, strict=False)]
 

@@ -31,7 +31,6 @@ SFT, IPO, MORE = SFTRecipe(), IPORecipe(init_from="sft"), SFTRecipe(name="sft-mo
 
 
 def trained(steps, number):
-    """Name, init and control of the trainings of a round."""
     recipes = [step.recipe for step in steps if (step.round, step.stage) == (number, "train")]
     return [(recipe.policy_name, recipe.init_from, recipe.match_steps_of) for recipe in recipes]
 

@@ -45,7 +45,6 @@ pytestmark = pytest.mark.usefixtures("world")
 
 @pytest.fixture
 def heard(caplog):
-    """Messages of DSPy's log."""
     dspy.enable_logging()
     log = teleprompter.logger
     log.addHandler(caplog.handler)
@@ -71,8 +70,6 @@ class Choosing(Writer):
 
 
 class First(FakePolicy):
-    """Picks the first candidate."""
-
     def _one(self, request, seed):
         return Completion(request.choice.candidates[0].id, "stop", 0, 0, value=1.0)
 
@@ -331,8 +328,6 @@ def test_a_bound_that_the_valset_alone_passes_is_refused(trainings):
 
 
 def test_better_together_killed_in_the_middle_goes_on(tmp_path):
-    """Real processes; what the first one has finished is not asked for again."""
-
     def session(*last):
         command = [sys.executable, "-m", "tests.optimize.fakes", str(tmp_path / "run"), str(log), *last]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -2,12 +2,14 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
+from leret.sampling.stage import sample
 from tests.sampling.fakes import ROOT
 from tests.tiny import tiny_policy
 from tests.training import stories
@@ -47,4 +49,20 @@ def picking_run(tmp_path) -> Run:
     run = Run.create(tmp_path / "run")
     run.update(sampling=recipe.model_dump(mode="json"))
     run.held_out.write_text("[]")
+    return run
+
+
+@pytest.fixture(scope="session")
+def original(tmp_path_factory):
+    """A run of the demo's policy on a few questions of its world, under a copy of the program."""
+    directory = tmp_path_factory.mktemp("parity")
+    shutil.copy(ROOT / "pipelines/multihop.py", directory / "multihop.py")
+    recipe = {
+        "data": {"kind": "world", "options": {"n_train": 20, "n_dev": 5, "n_test": 5}, "limit": 6},
+        "policy": {"kind": "local", "model": "demo", "max_tokens": 12},
+        "program": {"path": f"{directory}/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
+        "sampling": {"prompts": 1, "samples": 6},
+    }
+    run = Run.create(directory / "run")
+    assert sample(SamplingRecipe.model_validate(recipe), run).pairs > 0
     return run

@@ -12,13 +12,11 @@ import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, MistralConfig, MistralForCausalLM
 
 from leret.config.policy import LocalPolicySettings
-from leret.config.sampling import SamplingRecipe
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.base import Request
 from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment
-from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.preference import IPORecipe, collate_pairs, examples, preference_rows
@@ -37,7 +35,6 @@ SMALL = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 64, "num_hid
 
 
 def checked(model, base, directory, algorithm, **keys):
-    """The trainer of an algorithm and the error of its loss."""
     recipe = ALGORITHMS[algorithm].settings(per_device_train_batch_size=2, **keys)
     trainer = trainer_of(recipe, model, base, directory, PAIRS)
     return trainer, check_loss(trainer, recipe, ALGORITHMS[algorithm].oracle_loss)
@@ -82,22 +79,6 @@ def test_a_head_of_more_than_one_matrix_is_refused(tmp_path, base, algorithm):
         checked(bert, base, tmp_path, algorithm)
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    """A run of the demo's policy on a few questions of its world, under a copy of the program."""
-    directory = tmp_path_factory.mktemp("parity")
-    shutil.copy(ROOT / "pipelines/multihop.py", directory / "multihop.py")
-    recipe = {
-        "data": {"kind": "world", "options": {"n_train": 20, "n_dev": 5, "n_test": 5}, "limit": 6},
-        "policy": {"kind": "local", "model": "demo", "max_tokens": 12},
-        "program": {"path": f"{directory}/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
-        "sampling": {"prompts": 1, "samples": 6},
-    }
-    run = Run.create(directory / "run")
-    assert sample(SamplingRecipe.model_validate(recipe), run).pairs > 0
-    return run
-
-
 def change_program(run, **keys):
     section = run.manifest.sampling
     section["program"] |= keys
@@ -106,7 +87,6 @@ def change_program(run, **keys):
 
 @pytest.fixture
 def run(original, tmp_path):
-    """A copy, to be changed."""
     shutil.copytree(original.path.parent, tmp_path / "copy")
     copy = Run(tmp_path / "copy/run")
     change_program(copy, path=f"{tmp_path}/copy/multihop.py:MultiHop")
@@ -120,7 +100,6 @@ def encoder(original):
 
 
 def check(run, encoder, said=""):
-    """The check of a training, of which ``said`` is added to all prompts."""
     pairs = examples(IPORecipe(), RunSamples(run))
     for pair in pairs:
         pair.prompt[-1]["content"] += said

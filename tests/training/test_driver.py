@@ -44,7 +44,6 @@ def test_a_stop_leaves_a_checkpoint_that_warn_goes_on_from(run, alarming):
 
 @pytest.fixture
 def alarming(monkeypatch):
-    """An alarm at step 5 of any training."""
     from leret.training.watch import Alarm
 
     def at_5(log, measure="recall"):

@@ -4,8 +4,6 @@ import resource
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from leret.core.errors import RunError
 from leret.training.algorithms.kto import KTORecipe
@@ -14,7 +12,16 @@ from leret.training.algorithms.sft import SFTRecipe
 from leret.training.checkpoints import CheckpointDirectory
 from leret.training.process import Interrupt
 from leret.training.stage import estimate, train, train_job
-from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, kill_training, sampled_run
+from tests.training.training_runs import (
+    Stopper,
+    changed,
+    fail,
+    interrupt,
+    job_in,
+    kill_training,
+    sampled_run,
+    weights_of,
+)
 
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 4, "logging_steps": 2}
 SFT = SFTRecipe(per_device_train_batch_size=4, **KEYS)
@@ -25,21 +32,15 @@ KTO = KTORecipe(per_device_train_batch_size=8, **KEYS)
 
 @pytest.fixture(scope="module")
 def straight(tmp_path_factory, base):
-    """The weights of trainings that were left alone."""
     reports = {}
 
     def weights(recipe):
         if (name := recipe.algorithm) not in reports:
             reports[name] = train(recipe, sampled_run(tmp_path_factory.mktemp("straight") / "run", base))
         assert reports[name].steps == 12
-        return load_file(reports[name].path / "model.safetensors")
+        return weights_of(reports[name].path)
 
     return weights
-
-
-def same_bits(report, expected):
-    weights = load_file(report.path / "model.safetensors")
-    return weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +56,7 @@ def test_a_resumed_training_ends_in_the_same_bits(run, straight, recipe, what, a
     assert estimate(recipe, run).resumes_at == at
     resumed = train(recipe, run)
     assert resumed.resumed_from == at
-    assert same_bits(resumed, straight(recipe))
+    assert weights_of(resumed.path) == straight(recipe)
 
 
 @pytest.mark.parametrize("steps", [12, 8], ids=["all", "control"])
@@ -65,9 +66,9 @@ def test_a_training_stopped_at_its_last_step_takes_no_more(run, steps):
     recipe = SFT if steps == 12 else changed(SFT, match_steps_of="other")
     with pytest.raises(KeyboardInterrupt):
         train(recipe, run, progress=Stopper(steps, interrupt))
-    weights = load_file(CheckpointDirectory(run.policies, "sft").path / f"checkpoint-{steps}" / "model.safetensors")
+    weights = weights_of(CheckpointDirectory(run.policies, "sft").path / f"checkpoint-{steps}")
     report = train(recipe, run)
-    assert (report.resumed_from, report.steps, same_bits(report, weights)) == (steps, steps, True)
+    assert (report.resumed_from, report.steps, weights_of(report.path)) == (steps, steps, weights)
 
 
 def test_an_interrupt_from_another_thread_leaves_a_checkpoint(run):
@@ -84,7 +85,7 @@ def test_a_killed_process_goes_on_from_its_last_checkpoint(run, straight):
     cut.write_text(cut.read_text()[:20])  # as if the crash had come while this checkpoint was written
     resumed = train(SFT, run)
     assert resumed.resumed_from == 4
-    assert same_bits(resumed, straight(SFT))
+    assert weights_of(resumed.path) == straight(SFT)
 
 
 def test_a_full_disk_is_one_message_and_training_goes_on_after_it(run, straight):
@@ -96,8 +97,8 @@ def test_a_full_disk_is_one_message_and_training_goes_on_after_it(run, straight)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert not (run.policies / "sft").exists()
-    assert same_bits(train(SFT, run), straight(SFT))
+    assert weights_of(train(SFT, run).path) == straight(SFT)
 
 
 def test_the_seed_decides_the_weights(run, straight):
-    assert not same_bits(train(changed(SFT, seed=1), run), straight(SFT))
+    assert weights_of(train(changed(SFT, seed=1), run).path) != straight(SFT)

@@ -82,7 +82,6 @@ def test_a_second_training_of_an_adapter_has_one_base_and_the_first_as_reference
 
 
 def named(name, adapter):
-    """A saved weight's name in a model with several adapters."""
     return name.replace(".weight", f".{adapter}.weight")
 
 

@@ -141,7 +141,6 @@ class Mixed(dspy.Module):
 
 
 def several(directory, program="Answering", credit="final", **policies):
-    """The recipe of a program, some predictors of which have policies of their own."""
     (directory / "program.py").write_text(MIXED if program == "Mixed" else PROGRAM)
     section = {"path": f"{directory}/program.py:{program}", "adapter": {"kind": "compact"}}
     sampling = RECIPE["sampling"] | {"credit": credit}

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
@@ -23,7 +21,7 @@ from leret.training.algorithms.sft import SFTRecipe
 from leret.training.stage import train, train_job
 from leret.training.validation import open_validation
 from tests.evaluation.eval_fakes import asks
-from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, record, sampled_run
+from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, record, sampled_run, weights_of
 
 ROOT = Path(__file__).parents[2]
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 5, "logging_steps": 2, "eval_steps": 2}
@@ -56,15 +54,11 @@ def job_of(run, recipe, *figures):
 
 def trained(run, recipe, *figures, progress=None):
     report, _ = train_job(job_of(run, recipe, *figures), progress)
-    return load_file(report.path / "model.safetensors"), record(report)
+    return weights_of(report.path), record(report)
 
 
 def curve(result):
     return [(e["step"], e["eval_recall"]) for e in result["log_history"] if "eval_recall" in e]
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
 def test_the_best_step_is_published_with_its_curve(run, tmp_path, base):
@@ -72,10 +66,10 @@ def test_the_best_step_is_published_with_its_curve(run, tmp_path, base):
     weights, result = trained(run, SFT, 0.5, 0.5, 0.4, 0.7, 0.6, 0.5, 0.7)
     assert curve(result) == [(0, 0.5), (2, 0.5), (4, 0.4), (6, 0.7), (8, 0.6), (10, 0.5), (12, 0.7)]
     assert (result["best_step"], result["steps"]) == (6, 12)
-    assert not same(weights, last)
+    assert weights != last
     assert "those of step 6, the best of the validation" in (run.policies / "sft" / "README.md").read_text()
     increasing, _ = trained(sampled_run(tmp_path / "up", base), SFT, *(0.1 * i for i in range(7)))
-    assert same(increasing, last), "a validation changes no weight"
+    assert increasing == last, "a validation changes no weight"
 
 
 @pytest.mark.parametrize("recipe", [SFT, IPO], ids=["sft", "ipo"])
@@ -84,7 +78,7 @@ def test_a_stopped_training_keeps_the_same_best_step_and_bits(run, tmp_path, bas
     with pytest.raises(ZeroDivisionError):
         trained(run, recipe, progress=Stopper(9, fail))
     weights, result = trained(run, recipe)
-    assert same(weights, expected)
+    assert weights == expected
     assert (result["best_step"], curve(result)) == (whole["best_step"], curve(whole))
 
 
@@ -99,7 +93,6 @@ def test_an_interrupted_training_in_a_moved_run_keeps_its_best(run, tmp_path):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A run of the demo's world and policy, sampled on a few questions."""
     small = ("data.options={n_dev: 24}", "data.limit=12", "sampling.prompts=1", "sampling.samples=3")
     recipe = load_recipe(str(ROOT / "sampling" / "demo.yaml"), SamplingRecipe, small)
     run = Run.create(tmp_path_factory.mktemp("world") / "run")

@@ -67,10 +67,13 @@ def log(report):
     return record(report)["log_history"]
 
 
+def weights_of(directory):
+    weights = load_file(directory / "model.safetensors")
+    return {name: weight.numpy().tobytes() for name, weight in weights.items()}
+
+
 def bits(report):
-    """Weights as bytes, and the log."""
-    weights = load_file(report.path / "model.safetensors")
-    return {name: weight.numpy().tobytes() for name, weight in weights.items()}, log(report)
+    return weights_of(report.path), log(report)
 
 
 class Stopper:

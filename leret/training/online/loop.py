@@ -69,10 +69,11 @@ class RoundLoop:
         if checkpoint is not None:
             self.load(checkpoint)
             self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
+        size = min(int(self.recipe.questions_per_round), len(self.tasks))
         self._loop.begin()
         while not self._loop.is_over:
             figures = self._round()
-            if self._loop.end_step(figures, (self.state.global_step + 1) * self._size / len(self.tasks)):
+            if self._loop.end_step(figures, (self.state.global_step + 1) * size / len(self.tasks)):
                 self._save_checkpoint()
         self._loop.end()
 
@@ -91,11 +92,6 @@ class RoundLoop:
     def close(self) -> None:
         self.sampler.close()
         self.learner.policy.close()
-
-    @property
-    def _size(self) -> int:
-        """Tasks of a round."""
-        return min(int(self.recipe.questions_per_round), len(self.tasks))
 
     def _round(self) -> dict[str, float]:
         number, learner = self.state.global_step, self.learner

@@ -1,19 +1,14 @@
 """GSPO against the paper's equations in float64, and against TRL's sequence-level ratio."""
 
-import math
 from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from leret.training.algorithms.gspo import GSPORecipe
-from leret.training.stage import train
-from tests.training.online.conftest import run  # noqa: F401  a run with a program
-from tests.training.online.test_loop import SMALL
 from tests.training.online.test_update import batch, make, nudge, same_gradients, same_update, trl_inputs, trl_trainer
-from tests.training.training_runs import bits, log, logp
+from tests.training.training_runs import logp
 
 EPSILON = {"epsilon": 0.002, "epsilon_high": 0.003}
 
@@ -49,22 +44,3 @@ def test_one_update_is_the_papers_and_that_of_trl(base, tmp_path):
     trainer = trl_trainer(base, tmp_path, "GRPO", theirs, **keys)
     nudge(theirs, 0.1)
     same_update(update, given, trainer, {**trl_inputs(given), "old_per_token_logps": given.old_logps})
-
-
-def test_a_ratio_is_the_geometric_mean_of_its_tokens(base):
-    update, given = make(base, GSPORecipe(epsilon=10, epsilon_high=10)), batch()
-    shift = 0.5 / given.mask.sum(1, keepdim=True) * given.mask  # the log-ratios of a completion sum to 0.5
-    given = replace(given, old_logps=update.evaluate(given)[0] - shift)
-    expected = sum(
-        -math.exp(0.5 / len(ids)) * float(advantage)
-        for (_, ids), advantage in zip(given.sequences, given.advantages[:, 0], strict=True)
-    )
-    assert update.step(given)["loss"] == pytest.approx(expected / len(given.sequences), abs=1e-5)
-
-
-def test_a_run_becomes_a_policy(run, base):  # noqa: F811
-    report = train(GSPORecipe(**{**SMALL, "num_mini_batches": 2}), run)
-    assert report.steps == 12
-    assert {"clip_ratio/region_mean", "loss", "reward"} <= set.union(*map(set, log(report)))
-    first = load_file(base / "model.safetensors")
-    assert any(bits(report)[0][name] != weight.numpy().tobytes() for name, weight in first.items())

@@ -61,7 +61,7 @@ def test_gae_is_the_weighted_sum_of_errors(seed):
     lengths = [rng.randint(1, width) for _ in range(3)]
     rewards, values = torch.randn(2, 3, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     mask = torch.tensor([[t < n for t in range(width)] for n in lengths]).double()
-    found = lambda_returns(rewards * mask, values, mask, gamma, lam) - values * mask
+    found = lambda_returns(rewards, values, mask, gamma, lam) - values * mask
     for i, n in enumerate(lengths):
         v = [*values[i, :n].tolist(), 0.0]
         errors = [float(rewards[i, t]) + gamma * v[t + 1] - v[t] for t in range(n)]

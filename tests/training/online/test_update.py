@@ -34,7 +34,6 @@ def make(path, recipe=None, *, lora=None, with_reference=False, size=64, rate=0.
 
 
 def objective_of(recipe):
-    """Return the advantages and the loss of a recipe's algorithm."""
     return importlib.import_module(f"leret.training.algorithms.{recipe.algorithm}").OBJECTIVE
 
 
