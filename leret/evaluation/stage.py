@@ -20,7 +20,6 @@ from leret.core.types import Task
 from leret.evaluation.baselines import hyde_note
 from leret.evaluation.plan import Evaluation, choosing, held_out, open_evaluator, resolve
 from leret.evaluation.report.content import examples
-from leret.evaluation.report.page import write_page
 from leret.evaluation.results import SystemResults, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
 from leret.evaluation.statistics import Statistics
@@ -62,6 +61,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     before = evaluation.done()
     if before is not None:
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
+    from leret.evaluation.report.page import write_page  # loads matplotlib
 
     chosen = _chosen(evaluation, progress)
     with Environment.open(run) as environment:

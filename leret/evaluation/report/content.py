@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.core.types import Document, Task
-from leret.evaluation.report.plots import Panel
 from leret.evaluation.results import ScoredHop, first_runs
 from leret.sampling.store.store import Store
+
+if TYPE_CHECKING:
+    from leret.evaluation.report.plots import Panel
 
 _MEASURE = "ap"  # of gains and losses
 
