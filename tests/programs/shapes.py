@@ -1,15 +1,19 @@
 """DSPy programs of the shapes that users write; none of them knows of leret beyond its searches."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import random
 import re
+import time
+import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import dspy
 from pydantic import BaseModel, Field
@@ -25,6 +29,7 @@ QUERY, ANSWER = "question, context: list[str] -> query", "question, context: lis
 
 
 def value(kind: str, rng: random.Random) -> Any:
+    """Make up a value of a type as DSPy's prompts name it."""
     word = " ".join(rng.choices(WORDS, k=2))
     if choices := re.findall(r"'([^']*)'", kind) if kind.startswith("Literal") else []:
         return rng.choice(choices)
@@ -139,11 +144,31 @@ def planned(name: str, kind: Any) -> Callable[[Any], dspy.Module]:
     return lambda self: dspy.Predict(dspy.Signature(f"question -> {name}").with_updated_fields(name, type_=kind))
 
 
+@shape(plan=planned("plan", Step))
+def pydantic_with_constraints(self, question):
+    return end(self.search(self.plan(question=question).plan.query))
+
+
 @shape(plan=planned("plan", Plan), refine=lambda self: dspy.Predict("question, done: list[str] -> query"))
 def nested_models_fed_back(self, question):
     steps = self.plan(question=question).plan.steps
     found = self.search(steps[0].query)
     return end(self.search(self.refine(question=question, done=[step.query for step in steps]).query, found))
+
+
+@shape(route=planned("route", Literal["first", "second"]))
+def literal_routing(self, question):
+    if self.route(question=question).route == "first":
+        return end(self.search(self.write(question=question, context=[]).query))
+    return end(self.search(question))
+
+
+@shape(rank=lambda self: dspy.Predict("question, passages: list[str] -> order: list[int]"))
+def lm_reranker(self, question):
+    passages = self.search(self.write(question=question, context=[]).query).passages
+    order = [i for i in self.rank(question=question, passages=passages).order if i < len(passages)]
+    context = [passages[i] for i in order]
+    return dspy.Prediction(found=context, answer=self.answer(question=question, context=context).answer)
 
 
 @shape(write=lambda self: dspy.Predict("question, history: dspy.History -> query"))
@@ -162,6 +187,12 @@ def three_queries_then_one_search(self, question):
     return end(self.search(queries))
 
 
+@shape(chain=lambda self: dspy.ChainOfThought("question -> query"))
+def majority_over_chains(self, question):
+    queries = [self.chain(question=question, config={"temperature": 0.5, "rollout_id": i}).query for i in range(3)]
+    return end(self.search(max(sorted(set(queries)), key=queries.count)))
+
+
 @shape(
     compare=lambda self: dspy.MultiChainComparison("question -> query", M=2),
     chain=lambda self: dspy.ChainOfThought("question -> query"),
@@ -177,12 +208,37 @@ def demos_given_per_call(self, question):
     return end(self.search(self.write(question=question, context=[], demos=demos).query))
 
 
+@shape(write=lambda self: dspy.Predict(dspy.Signature(QUERY).with_instructions("Write two words.")))
+def other_instructions(self, question):
+    return end(self.search(self.write(question=question, context=[]).query))
+
+
+@shape()
+def fusion_of_two_rankings(self, question):
+    lists = [self.search(query).doc_ids for query in (self.write(question=question, context=[]).query, question)]
+    scores = {doc: sum(1 / (60 + one.index(doc)) for one in lists if doc in one) for one in lists for doc in one}
+    return dspy.Prediction(found=sorted(scores, key=scores.get, reverse=True))
+
+
+@shape()
+def early_return(self, question):
+    found = self.search(self.write(question=question, context=[]).query)
+    if "Alpha" in found.titles:
+        return end(found)
+    return end(self.search(self.write(question=question, context=found.passages).query, found))
+
+
 @shape()
 def rows_changed_in_place(self, question):
     passages = self.search(self.write(question=question, context=[]).query).passages
     passages.reverse()
     passages.append("one more")
     return dspy.Prediction(found=passages, answer=self.answer(question=question, context=passages).answer)
+
+
+@shape(inner=lambda self: Nested())
+def modules_three_deep(self, question):
+    return self.inner(question=question)
 
 
 class Innermost(dspy.Module):
@@ -201,6 +257,21 @@ class Nested(dspy.Module):
 
     def forward(self, question):
         return end(self.hop(question, self.hop(question, Found())))
+
+
+@shape()
+def optional_argument_and_kwargs(self, question, limit=2, **more):
+    found = Found()
+    for _ in range(limit):
+        found = self.search(self.write(question=question, context=found.passages, **more).query, found)
+    return end(found)
+
+
+@shape(plan=lambda self: dspy.Predict("question -> kind: Literal['one', 'two'], part: dict[str, str], share: float"))
+def typed_outputs(self, question):
+    plan = self.plan(question=question)
+    queries = [plan.part["query"], str(plan.share)]
+    return end(self.search(queries[: 1 + (plan.kind == "two")]))
 
 
 @shape()
@@ -247,8 +318,13 @@ def agent(kind: Any = dspy.ReAct, *tools: Any) -> Callable[[Any], dspy.Module]:
     return lambda self: kind("question -> answer", tools=list(tools or (look_up,)), max_iters=3)
 
 
-@shape(agent=agent(dspy.ReAct, look_up, dspy.Tool(Shelf().browse), clock))
+@shape(agent=agent())
 def react(self, question):
+    return self.agent(question=question)
+
+
+@shape(agent=agent(dspy.ReAct, look_up, dspy.Tool(Shelf().browse), clock))
+def react_with_three_tools(self, question):
     return self.agent(question=question)
 
 
@@ -269,6 +345,20 @@ async def look_up_later(query: str) -> list[dict]:
     """Rows for a query, after a while."""
     await asyncio.sleep(0)
     return look_up.__wrapped__(query) if hasattr(look_up, "__wrapped__") else look_up(query)
+
+
+@shape()
+async def async_tool(self, question):
+    rows = await look_up_later((await self.write.acall(question=question, context=[])).query)
+    return dspy.Prediction(found=[row["doc_id"] for row in rows])
+
+
+@shape(
+    best=lambda self: dspy.BestOfN(module=Innermost(), N=2, reward_fn=lambda inputs, found: 0.5, threshold=1.0),
+    write=None,
+)
+def best_of_n(self, question):
+    return end(self.best(question=question, found=Found()))
 
 
 @shape(
@@ -295,6 +385,32 @@ async def async_agent(self, question):
 
 
 # ------------------------------------------------------------ concurrency
+
+
+@shape()
+async def gather(self, question):
+    async def part(i):
+        return self.search((await self.write.acall(question=f"{question} {i}", context=[])).query)
+
+    parts = await asyncio.gather(*map(part, range(2)))
+    return dspy.Prediction(found=sorted({doc for one in parts for doc in one.doc_ids}))
+
+
+@shape()
+def parallel(self, question):
+    def part(text):
+        return self.search(self.write(question=text, context=[]).query)
+
+    pairs = [(part, dspy.Example(text=f"{question} {i}").with_inputs("text")) for i in range(2)]
+    parts = dspy.Parallel(num_threads=2, disable_progress_bar=True)(pairs)
+    return dspy.Prediction(found=sorted({doc for one in parts for doc in one.doc_ids}))
+
+
+@shape(inner=lambda self: Innermost(), write=None)
+def parallel_modules(self, question):
+    pairs = [(self.inner, {"question": f"{question} {i}", "found": Found()}) for i in range(3)]
+    parts = dspy.Parallel(num_threads=3, disable_progress_bar=True)(pairs)
+    return dspy.Prediction(found=sorted({doc for one in parts for doc in one.doc_ids}))
 
 
 @shape()
@@ -347,6 +463,13 @@ def lm_given_per_call(self, question):
 
 
 @shape(strong=lambda self: STRONG)
+def predictor_made_under_another_lm(self, question):
+    with dspy.context(lm=self.strong):
+        note = dspy.Predict("question -> note")(question=question).note
+    return end(self.search(self.write(question=question, context=[note]).query))
+
+
+@shape(strong=lambda self: STRONG)
 def two_lms_and_two_adapters(self, question):
     with dspy.context(lm=self.strong):
         note = dspy.ChainOfThought("question -> note")(question=question).note
@@ -368,10 +491,23 @@ def reads_the_history_of_its_lm(self, question):
     return end(self.search(f"{query} {len(self.write.lm.history)}"))
 
 
+@shape(strong=lambda self: STRONG)
+def lm_called_directly(self, question):
+    note = self.strong(question)[0]
+    return end(self.search(self.write(question=question, context=[note]).query))
+
+
 @shape()
 def context_with_a_copy_of_the_lm(self, question):
     with dspy.context(lm=self.write.lm.copy(temperature=0.1)):
         return end(self.search(self.write(question=question, context=[]).query))
+
+
+@shape()
+def adapter_set_inside(self, question):
+    with dspy.context(adapter=dspy.XMLAdapter()):
+        query = self.write(question=question, context=[]).query
+    return end(self.search(query))
 
 
 @shape("different messages.*leret/replay")
@@ -397,6 +533,32 @@ def streaming_inside(self, question):
 
 
 @shape()
+def catches_and_falls_back(self, question):
+    try:
+        query = self.write(question=question, context=[]).query
+        assert len(query) > 5
+    except Exception:
+        query = question
+    return end(self.search(query))
+
+
+@shape(retry=lambda self: dspy.Predict("question, feedback -> query"))
+def retries_by_hand(self, question):
+    query = self.write(question=question, context=[]).query
+    for _ in range(2):
+        if "alpha" in query:
+            break
+        query = self.retry(question=question, feedback=f"{query!r} lacks alpha").query
+    return end(self.search(query))
+
+
+@shape(r"crashes_on_some failed on .*IndexError.*shapes\.py:\d+")
+def crashes_on_some(self, question):
+    query = self.write(question=question, context=[]).query
+    return end(self.search(query.split()[9]))
+
+
+@shape()
 def retries_with_another_rollout(self, question):
     for i in range(3):
         with suppress(Exception):
@@ -409,6 +571,12 @@ def retries_with_another_rollout(self, question):
 # ------------------------------------------------------------ programs with a state of their own
 
 
+@shape("no search that leret sees.*leret.search_tool")
+def search_that_leret_does_not_see(self, question):
+    rows = FakeRetriever().search([self.write(question=question, context=[]).query], 2)[0]
+    return dspy.Prediction(found=[row.doc_id for row in rows], answer=self.answer(question=question, context=[]).answer)
+
+
 @shape("no search seen by leret found.*wrap every search with leret.search_tool")
 def half_of_the_searches_unseen(self, question):
     query = self.write(question=question, context=[]).query
@@ -419,12 +587,26 @@ def half_of_the_searches_unseen(self, question):
     )
 
 
+@shape("is not deterministic.*keep nothing on itself")
+def state_on_itself(self, question):
+    self.n = getattr(self, "n", 0) + 1
+    return end(self.search(self.write(question=f"{question} {self.n}", context=[]).query))
+
+
 @shape("is not deterministic.*on the same path")
 def memo_on_itself(self, question):
     memo = self.__dict__.setdefault("memo", {})
     if question not in memo:
         memo[question] = self.write(question=question, context=[]).query
     return end(self.search(self.write(question=question, context=[memo[question]]).query))
+
+
+@shape("is not deterministic.*no cache")
+def searches_kept_on_itself(self, question):
+    memo, query = self.__dict__.setdefault("memo", {}), self.write(question=question, context=[]).query
+    if query not in memo:
+        memo[query] = self.search(query)
+    return end(self.search(self.write(question=question, context=memo[query].passages).query, memo[query]))
 
 
 @shape("the same in every run.*keep nothing on itself")
@@ -442,3 +624,13 @@ def cached(query: str) -> tuple:
 @shape("is not deterministic.*wrap a search with leret.search_tool")
 def lru_cache_round_a_search(self, question):
     return dspy.Prediction(found=list(cached(self.write(question=question, context=[]).query)))
+
+
+@shape("is not deterministic")
+def randomness(self, question):
+    return end(self.search(self.write(question=f"{question} {random.random()}", context=[]).query))
+
+
+@shape("is not deterministic")
+def uuid_and_time(self, question):
+    return end(self.search(self.write(question=f"{uuid.uuid4()} {time.time_ns()}", context=[]).query))

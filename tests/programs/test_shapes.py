@@ -90,3 +90,7 @@ def test_a_program_is_sampled_as_stock_dspy_runs_it_or_refused(name, tmp_path, m
 def test_other_adapters_send_what_stock_dspy_sends(name, adapter, tmp_path, monkeypatch):
     fake_training(monkeypatch)
     check(*SHAPES[name], adapter, tmp_path)
+
+
+def test_there_are_more_than_sixty():
+    assert len(SHAPES) > 60
