@@ -37,7 +37,7 @@ class OpenAIPolicy(SharedInstance):
     """Chat completions from OpenAI-compatible servers.
 
     The samples of a prompt are one request with a seed derived from theirs: a sample then depends on the seeds with it.
-    Once a server has refused or ignored ``n``, each sample is a request with its own seed.
+    If a server refuses or ignores ``n``, each sample is a request with its own seed; one probe of a token finds out.
     """
 
     def __init__(self, settings: OpenAIPolicySettings | TogetherPolicySettings) -> None:
@@ -48,7 +48,8 @@ class OpenAIPolicy(SharedInstance):
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.client = client_of(settings, self.meter)
         self._extensions = settings.request_keys()
-        self._takes_n = True
+        self._takes_n: bool | None = None  # until a probe
+        self._probe: asyncio.Task[bool] | None = None
 
     async def complete(self, request: Request) -> list[Completion]:
         seeds = request.seeds if request.temperature > 0 else request.seeds[:1]
@@ -92,7 +93,7 @@ class OpenAIPolicy(SharedInstance):
         await self.client.aclose()
 
     async def _ask_several(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
-        if self._takes_n:
+        if await self._honours_n(request):
             with suppress(RejectedError):  # a faulty request is refused with one choice too
                 completions = await self._ask(request, seeds)
                 if len(completions) == len(seeds):
@@ -100,6 +101,27 @@ class OpenAIPolicy(SharedInstance):
         each = await asyncio.gather(*[self._ask(request, (seed,)) for seed in seeds])
         self._takes_n = False
         return [completion for one in each for completion in one]
+
+    async def _honours_n(self, request: Request) -> bool:
+        """Return whether two choices come back when two are requested; all waiting requests share one probe."""
+        if self._takes_n is not None:
+            return self._takes_n
+        if self._probe is None or self._probe.get_loop() is not asyncio.get_running_loop():
+            self._probe = asyncio.get_running_loop().create_task(self._request_two(request))
+        task = self._probe
+        try:
+            return await asyncio.shield(task)
+        finally:
+            if task.done() and self._probe is task:
+                self._probe = None
+
+    async def _request_two(self, request: Request) -> bool:
+        try:
+            call = self._call(Request(request.messages, (0,), 1.0, 1), 0, 2)
+            self._takes_n = await self.client.request(call, lambda answer: len(answer.json["choices"])) == 2
+        except RejectedError:
+            self._takes_n = False  # if the request itself is at fault, the samples show it
+        return self._takes_n
 
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         n = len(seeds)

@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from aiohttp import web
 from typer.testing import CliRunner
 
 from leret.cli.app import app
@@ -21,7 +22,8 @@ ANSWER = completion({"seed": 1})
 def test_several_samples_are_one_request():
     server = ChatServer()
     assert len({completion.text for completion in asked(server, 1, 2, 3, stop=("\n",))}) == 3
-    [several] = server.bodies
+    probe, several = server.bodies
+    assert (probe["n"], probe["max_tokens"]) == (2, 1)
     assert (several["n"], several["max_tokens"], several["stop"], several["model"]) == (3, 8, ["\n"], "tiny")
     assert "Authorization" not in server.requests[0].headers
     greedy = ChatServer()
@@ -45,9 +47,23 @@ def test_the_meter_counts_tokens_and_cost():
         await asyncio.gather(*[policy.complete(ask(f"city {i}", 1, 2)) for i in range(10)])
         return policy.meter.snapshot()
 
-    usage = run(ChatServer(), work, price_prompt=2.0, price_completion=4.0)
+    server = ChatServer()
+    usage = run(server, work, price_prompt=2.0, price_completion=4.0)
+    assert len(server.bodies) == 11  # prompts at once share one probe
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["completions"]) == (50, 40, 20)
     assert usage["cost"] == pytest.approx((50 * 2.0 + 40 * 4.0) / 1e6)
+
+
+def test_a_failed_probe_is_repeated():
+    server = ChatServer([web.Response(status=503)])
+
+    async def work(policy):
+        with pytest.raises(PolicyError, match="answered 503"):
+            await policy.complete(ask("the city", 1, 2))
+        return await policy.complete(ask("the city", 1, 2))
+
+    assert len(run(server, work)) == 2
+    assert [body.get("n") for body in server.bodies] == [2, 2, 2]
 
 
 def test_together_has_its_request_keys_and_model_list(monkeypatch):
