@@ -123,8 +123,8 @@ def downloaded(folder: Path) -> Path:
     [
         ("1.codes.pt", None, "1.codes.pt is missing"),
         ("doclens.1.json", "[6]", "12 vectors, the doclens have 13"),
-        ("doclens.1.json", None, "its doclens cannot be read"),
-        ("doclens.1.json", "[", "its doclens cannot be read"),
+        ("doclens.1.json", None, "doclens cannot be read"),
+        ("doclens.1.json", "[", "doclens cannot be read"),
         ("0.codes.pt", "", "without its collection.tsv"),
     ],
 )
