@@ -116,7 +116,7 @@ def retriever(
     drain: Annotated[float, typer.Option(min=0, help="Seconds for open requests on exit.")] = 10.0,
 ) -> None:
     """Serve an index to dspy.ColBERTv2, to kind: remote, and to search-RL projects."""
-    from leret.http.answers import ApiKey
+    from leret.http.endpoints import ApiKey
     from leret.retrieval.load import open_retriever
     from leret.retrieval.server.app import RetrieverServer, ServerSettings, serve
 

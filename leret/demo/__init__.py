@@ -53,7 +53,7 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalRepo
 @contextmanager
 def _beside(run: Run, seed: int) -> Iterator[None]:
     """Run the last training, and an evaluation, in another process during the block; both end with it."""
-    from leret.http.answers import ApiKey
+    from leret.http.endpoints import ApiKey
     from leret.policies.serving.process import ServerProcess
 
     recipes = [f"training/{TRAININGS[-1]}.yaml", "eval/demo.yaml"]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import math
 import os
 import random
 import time
@@ -11,14 +13,16 @@ import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cached_property, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 from urllib.parse import quote, urlencode
 
+from leret.core.errors import LeretError
 from leret.core.types import json_encoder
-from leret.http.answers import MALFORMED, Answer, ApiKey, HttpError, RetryableError, one_line, read_body
-from leret.http.endpoints import Clock, Endpoint, EndpointPool, RateLimit, checked_urls
+from leret.http.endpoints import ApiKey, Clock, Endpoint, EndpointPool, RateLimit, checked_urls
 
 if TYPE_CHECKING:
     import aiohttp
@@ -39,6 +43,44 @@ _UNUSABLE = frozenset({"malformed", "incomplete"})
 _MAX_UNUSABLE = 3  # such answers to one request after which the client gives up
 
 encode_json = json_encoder(separators=(",", ":"), ensure_ascii=False)
+
+MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
+"""Exceptions from reading an answer of unexpected shape."""
+
+MAX_BYTES = 64 * 2**20
+"""Largest decompressed answer: room for 64 completions of 8,000 tokens with log-probabilities."""
+
+_MAX_RETRY_AFTER_S = 120.0
+_RETRIED = frozenset({408, 409, 425, 429})
+_KINDS = {429: "rate_limit", 503: "overloaded", 408: "timeout", 504: "timeout"}
+
+
+class HttpError(LeretError):
+    """A request without a usable answer; clients turn it into the error of their boundary."""
+
+    kind: str = "rejected"
+
+
+class RetryableError(HttpError):
+    """A failure that may pass, after ``wait_s`` if the server names a time (Retry-After).
+
+    Its kind is rate_limit, overloaded, server, timeout, connection, malformed, or incomplete (the server says so).
+    """
+
+    exit_code = 1
+
+    def __init__(self, reason: str, kind: str = "server", wait_s: float | None = None) -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.wait_s = wait_s
+
+
+class RejectedError(HttpError):
+    """A request that the server will never accept; ``status`` is 0 if no server was asked."""
+
+    def __init__(self, reason: str, status: int = 0) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +103,45 @@ class Call:
     def form(cls, path: str, values: Mapping[str, str]) -> Call:
         body = urlencode(values, errors="replace").encode()
         return cls("POST", path, {}, body, "application/x-www-form-urlencoded")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A complete answer; ``url`` is without its query, which may hold a key."""
+
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+    seconds: float = 0.0  # since the request
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "replace")
+
+    @cached_property
+    def json(self) -> Any:
+        """The parsed body; RetryableError if it is not JSON."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError) as error:
+            raise self.malformed(f"no JSON ({error})") from error
+
+    def malformed(self, fault: str) -> RetryableError:
+        """Build the error of an answer with status 200 and an unusable body."""
+        return RetryableError(f"{self.url} sent {fault}: {one_line(self.body)}", "malformed")
+
+    def check(self, advice: Mapping[bool, str], also_retried: frozenset[int] = frozenset()) -> None:
+        """Raise RetryableError for 429, a timeout or a server error, and RejectedError for any other refusal.
+
+        ``advice`` says what to correct after a rejection, under True after one of the credentials.
+        """
+        if 200 <= self.status < 300:
+            return
+        reason = f"{self.url} answered {self.status}: {error_text(self.body)}"
+        if self.status >= 500 or self.status in _RETRIED or self.status in also_retried:
+            raise RetryableError(reason, _KINDS.get(self.status, "server"), retry_after_s(self.headers))
+        raise RejectedError(f"{reason}; {advice[self.status in {401, 403}]}", self.status)
 
 
 @dataclass(slots=True)
@@ -163,17 +244,15 @@ class Client:
                     raise answer.malformed(f"an unexpected answer ({one_line(repr(error))})") from error
             except HttpError as error:
                 error.args = (self._secret.redact(self.key.redact(str(error))),)
-                local.pool.failed(endpoint, sent, error)
+                if isinstance(error, RetryableError):
+                    local.pool.failed(endpoint, sent, error.kind, error.wait_s)
                 if self._meter is not None:
                     self._meter.fault(error.kind)
                 raise
-            except BaseException:
-                local.pool.succeeded(endpoint)  # interrupted: says nothing about the server
-                raise
-            local.pool.succeeded(endpoint)
+            finally:
+                endpoint.n_in_flight -= 1
+            endpoint.n_failures, endpoint.paused_until = 0, 0.0
             self._answered_at = self._clock()
-            if self._meter is not None:
-                self._meter.answered(self._answered_at - sent)
             return value
 
     async def _turn(self, pool: EndpointPool) -> Endpoint:
@@ -224,7 +303,7 @@ async def _by_aiohttp(session: aiohttp.ClientSession, call: Call, base: str, tim
     import aiohttp
     from yarl import URL
 
-    url = base + call.path
+    url, began, body = base + call.path, time.monotonic(), bytearray()
     query = f"?{urlencode(call.params, errors='replace', quote_via=quote)}" if call.params else ""
     try:
         async with session.request(
@@ -235,12 +314,56 @@ async def _by_aiohttp(session: aiohttp.ClientSession, call: Call, base: str, tim
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_SHARE * timeout_s),
         ) as response:
-            return Answer(url, response.status, response.headers, await read_body(response.content.iter_any(), url))
+            async for chunk in response.content.iter_any():
+                body += chunk
+                if len(body) > MAX_BYTES:
+                    raise RejectedError(f"{url} sent more than {MAX_BYTES} bytes; request less at once", 200).failed()
+            return Answer(url, response.status, response.headers, bytes(body), time.monotonic() - began)
     except (aiohttp.ClientError, ConnectionError) as error:
         cause = f"{type(error).__name__}: {error}"
         raise RetryableError(f"{url} cannot be reached ({cause})", "connection") from error
     except TimeoutError as error:
         raise RetryableError(f"{url} did not answer within {timeout_s:.3g} s", "timeout") from error
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """Return the seconds of a ``Retry-After`` header, two minutes at most; None without a valid one.
+
+    >>> retry_after_s({"Retry-After": "1.5"})
+    1.5
+    """
+    value = headers.get("Retry-After")
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            moment = parsedate_to_datetime(value)
+            seconds = (moment - datetime.now(UTC if moment.tzinfo else None)).total_seconds()
+        except (ValueError, OverflowError):
+            return None
+    return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if math.isfinite(seconds) else None
+
+
+def error_text(body: str | bytes) -> str:
+    """Return the error message in the body of a failure as one line."""
+    try:
+        value = json.loads(body)
+        if isinstance(value, dict) and isinstance(value.get("error"), dict):
+            value = value["error"]
+        texts = [value.get(key) for key in ("message", "error", "detail")] if isinstance(value, dict) else []
+        return one_line(next((text for text in texts if isinstance(text, str)), str(value)))
+    except MALFORMED:
+        return one_line(body)
+
+
+def one_line(text: str | bytes) -> str:
+    """Return text as one line of at most 300 characters."""
+    if isinstance(text, bytes):
+        text = text[:2000].decode(errors="replace")
+    line = " ".join(text[:2000].split())
+    return line if len(line) <= 300 else f"{line[:300]}..."
 
 
 def _failure(state: RetryCallState) -> RetryableError:

@@ -1,7 +1,8 @@
-"""Equal servers of one client, and rate limits."""
+"""Equal servers of one client, their key, and rate limits."""
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,6 @@ from threading import Lock
 from urllib.parse import urlsplit
 
 from leret.core.errors import ConfigError
-from leret.http.answers import HttpError, RetryableError
 
 Clock = Callable[[], float]
 
@@ -40,7 +40,7 @@ class EndpointPool:
         self._clock = clock
 
     def take(self) -> Endpoint | None:
-        """Take an endpoint for a request, to be released by `succeeded` or `failed`; None if all are closed."""
+        """Take an endpoint for a request, which lowers its ``n_in_flight`` at the end; None if all are closed."""
         endpoint: Endpoint | None = self.all[0] if len(self.all) == 1 else self._best()
         if endpoint is None or (endpoint.closed_until and endpoint.closed_until > self._clock()):
             return None
@@ -54,24 +54,13 @@ class EndpointPool:
         opens = min(max(endpoint.closed_until, endpoint.paused_until) for endpoint in self.all)
         return max(0.01, opens - self._clock())
 
-    def succeeded(self, endpoint: Endpoint) -> None:
-        """Release an endpoint after an answer."""
-        endpoint.n_in_flight -= 1
-        if endpoint.n_failures:
-            endpoint.n_failures, endpoint.paused_until = 0, 0.0
-
-    def failed(self, endpoint: Endpoint, began: float, failure: HttpError) -> None:
-        """Release an endpoint after a failure; a request that ``began`` before its last failure counts as that one."""
-        if not isinstance(failure, RetryableError):
-            self.succeeded(endpoint)  # the server is up; the request is wrong
-            return
+    def failed(self, endpoint: Endpoint, began: float, kind: str, wait_s: float | None) -> None:
+        """Note a failure of a server; a request that ``began`` before its last failure counts as that one."""
         now = self._clock()
-        endpoint.n_in_flight -= 1
-        if failure.wait_s:
+        if wait_s:
             # A random delay spreads the next requests of all clients.
-            wait_s = failure.wait_s * random.uniform(1.0, 1.1)
-            endpoint.closed_until = max(endpoint.closed_until, now + wait_s)
-        if failure.kind not in _BLAMELESS and began >= endpoint.failed_at:
+            endpoint.closed_until = max(endpoint.closed_until, now + wait_s * random.uniform(1.0, 1.1))
+        if kind not in _BLAMELESS and began >= endpoint.failed_at:
             endpoint.paused_until = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**endpoint.n_failures)
             endpoint.n_failures += 1
             endpoint.failed_at = now
@@ -86,6 +75,58 @@ class EndpointPool:
                 return endpoint  # one request tests the server after its pause
         healthy = (endpoint for endpoint in candidates if not endpoint.n_failures)
         return min(healthy, key=lambda endpoint: endpoint.n_in_flight, default=None)
+
+
+class ApiKey:
+    """A server's key, ``Basic ...``, or None: sent in one header, never printed or pickled."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str | None = None) -> None:
+        self._value = value
+
+    @classmethod
+    def from_env(cls, variable: str | None, setting: str) -> ApiKey:
+        """Read the key from the environment variable that the recipe's ``setting`` names; ConfigError if unusable."""
+        if variable is None:
+            return cls()
+        value = os.environ.get(variable, "").strip()
+        if not value:
+            raise ConfigError(f"{setting}: the environment variable {variable} is not set; export the key")
+        if not value.isascii() or not value.isprintable():
+            fault = (
+                f"the environment variable {variable} holds line breaks or other characters that headers cannot carry"
+            )
+            raise ConfigError(f"{setting}: {fault}; export only the key")
+        return cls(value)
+
+    def __repr__(self) -> str:
+        return "ApiKey()" if self._value is None else "ApiKey([key])"
+
+    def __reduce__(self) -> str:
+        raise TypeError("a key cannot be pickled; read it from the environment")
+
+    def reveal(self) -> str | None:
+        return self._value
+
+    def headers(self) -> dict[str, str]:
+        if self._value is None:
+            return {}
+        return {"Authorization": self._value if self._value.startswith("Basic ") else f"Bearer {self._value}"}
+
+    def redact(self, message: str) -> str:
+        """Remove the key from a message, even a part of it before the cut of `one_line`.
+
+        >>> ApiKey("s3cret").redact("key s3cret: no; key s3cr...")
+        'key [key]: no; key [key]...'
+        """
+        if self._value is None:
+            return message
+        secret = self._value.removeprefix("Basic ")
+        message = message.replace(secret, "[key]")
+        for n in range(len(secret) - 1, 2, -1):
+            message = message.replace(f"{secret[:n]}...", "[key]...")
+        return message
 
 
 def checked_urls(urls: Sequence[str], setting: str) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -21,9 +21,12 @@ _EVENT_S = 30.0
 _FACTS_S = 1.0
 
 
+_COUNTS = ("calls", "completions", "prompt_tokens", "completion_tokens", "failed")
+
+
 @dataclass
 class Usage:
-    """Counts. ``calls`` were answered or failed for good; the tokens of a prompt count once per call."""
+    """Thread-safe counts. ``calls`` were answered or failed for good; the tokens of a prompt count once per call."""
 
     calls: int = 0
     completions: int = 0
@@ -31,10 +34,24 @@ class Usage:
     completion_tokens: int = 0
     failed: int = 0
     latencies: Counter[int] = field(default_factory=Counter)
+    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
-    def answered(self, latency_s: float) -> None:
-        self.calls += 1
-        self.latencies[round(math.log2(max(latency_s, 1e-6)) * _STEPS_A_DOUBLING)] += 1
+    def answered(
+        self, seconds: float, n_prompt_tokens: int = 0, n_completion_tokens: int = 0, n_completions: int = 0
+    ) -> None:
+        """Count an answered call; its prompt counts once, its completions together."""
+        with self.lock:
+            self.calls += 1
+            self.prompt_tokens += n_prompt_tokens
+            self.completion_tokens += n_completion_tokens
+            self.completions += n_completions
+            self.latencies[round(math.log2(max(seconds, 1e-6)) * _STEPS_A_DOUBLING)] += 1
+
+    def lost(self, n_completions: int) -> None:
+        """Count a call that failed for good."""
+        with self.lock:
+            self.calls += 1
+            self.failed += n_completions
 
     def percentile(self, percent: float) -> float:
         """Return the duration in seconds that ``percent`` of the calls did not exceed; 0 without calls."""
@@ -45,14 +62,9 @@ class Usage:
                 return float(f"{2.0 ** (bucket / _STEPS_A_DOUBLING):.3g}")
         return 0.0
 
-    def add(self, other: Usage) -> None:
-        for name in ("calls", "completions", "prompt_tokens", "completion_tokens", "failed"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.latencies.update(other.latencies)
-
     def facts(self, prices: tuple[float, float]) -> dict[str, float | int]:
         """Return the counts, percentiles of latencies if any, and ``cost`` if a price per million tokens is set."""
-        facts: dict[str, float | int] = {name: value for name, value in vars(self).items() if name != "latencies"}
+        facts: dict[str, float | int] = {name: getattr(self, name) for name in _COUNTS}
         if self.latencies:
             facts |= {f"latency_p{percent}_s": self.percentile(percent) for percent in (50, 90, 99)}
         if any(prices):
@@ -60,76 +72,48 @@ class Usage:
         return facts
 
 
-class UsageMeter:
-    """Counter of the requests of one policy; thread-safe. Prices are per million tokens."""
+class UsageMeter(Usage):
+    """Usage of one policy, with its retries and faults. Prices are per million tokens."""
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
+        super().__init__()
         self._prices = price_prompt, price_completion
-        self._usage = Usage()
         self._retries = 0
         self._faults: Counter[str] = Counter()
-        self._lock = threading.Lock()
-
-    def answered(self, latency_s: float) -> None:
-        with self._lock:
-            self._usage.answered(latency_s)
-
-    def wrote(self, n_prompt_tokens: int, n_completion_tokens: int, n_completions: int) -> None:
-        """Count an answer's tokens; a prompt counts once for all its completions."""
-        with self._lock:
-            self._usage.prompt_tokens += n_prompt_tokens
-            self._usage.completion_tokens += n_completion_tokens
-            self._usage.completions += n_completions
 
     def fault(self, kind: str) -> None:
-        with self._lock:
+        with self.lock:
             self._faults[kind] += 1
 
     def retried(self) -> None:
-        with self._lock:
+        with self.lock:
             self._retries += 1
 
     def snapshot(self) -> dict[str, float]:
         """Return `Usage.facts` so far, with ``retries`` and ``fault_KIND``."""
-        with self._lock:
-            facts = self._usage.facts(self._prices) | {"retries": self._retries}
-            facts |= {f"fault_{kind}": n for kind, n in sorted(self._faults.items())}
-        return facts
+        with self.lock:
+            facts = self.facts(self._prices) | {"retries": self._retries}
+            return facts | {f"fault_{kind}": n for kind, n in sorted(self._faults.items())}
 
 
-class UsageByPrompt:
-    """Counter of the calls of a session by step and prompt; for one thread. Prices are per million tokens."""
+class UsageByPrompt(defaultdict[tuple[int, str], Usage]):
+    """Usage of a session by step (number of LM calls before it) and prompt; its seconds include waiting and retries."""
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
+        super().__init__(Usage)
         self._prices = price_prompt, price_completion
-        self._usages: defaultdict[tuple[int, str], Usage] = defaultdict(Usage)
-
-    def answered(
-        self, step: int, prompt: str, n_prompt_tokens: int, n_completion_tokens: Sequence[int], seconds: float
-    ) -> None:
-        """Count an answered call with the tokens of each completion; ``seconds`` includes waiting and retries."""
-        usage = self._usages[step, prompt]
-        usage.answered(seconds)
-        usage.completions += len(n_completion_tokens)
-        usage.prompt_tokens += n_prompt_tokens
-        usage.completion_tokens += sum(n_completion_tokens)
-
-    def failed(self, step: int, prompt: str, n_completions: int) -> None:
-        usage = self._usages[step, prompt]
-        usage.calls += 1
-        usage.failed += n_completions
 
     @property
     def total(self) -> dict[str, float | int]:
-        total = Usage()
-        for usage in self._usages.values():
-            total.add(usage)
+        total = Usage(**{name: sum(getattr(usage, name) for usage in self.values()) for name in _COUNTS})
+        for usage in self.values():
+            total.latencies.update(usage.latencies)
         return total.facts(self._prices)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield `Usage.facts` by step (number of LM calls before it) and prompt, in order."""
-        for step, prompt in sorted(self._usages, key=lambda key: (key[0], len(key[1]), key[1])):
-            yield {"step": step, "prompt": prompt, **self._usages[step, prompt].facts(self._prices)}
+        """Yield `Usage.facts` by step and prompt, in order."""
+        for step, prompt in sorted(self, key=lambda key: (key[0], len(key[1]), key[1])):
+            yield {"step": step, "prompt": prompt, **self[step, prompt].facts(self._prices)}
 
 
 class UsageEvents:

@@ -24,7 +24,7 @@ from leret.core.aio import submit
 from leret.core.dspy_internals import lm15, messages_of, text_response
 from leret.core.errors import LeretError, PolicyError
 from leret.core.types import SharedInstance, digest
-from leret.http.answers import ApiKey
+from leret.http.endpoints import ApiKey
 from leret.policies.base import Completion, Policy, PromptTooLongError, Request
 from leret.policies.load import SERVED, close_shared, policy_state, shared_policy
 from leret.policies.local.policy import LocalPolicy

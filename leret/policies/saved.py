@@ -25,7 +25,7 @@ from leret.core.classes import class_at, path_of
 from leret.core.dspy_internals import LM_ATTRIBUTES
 from leret.core.errors import ConfigError, PolicyError, ProgramError
 from leret.core.types import SharedInstance
-from leret.http.answers import ApiKey
+from leret.http.endpoints import ApiKey
 from leret.policies.base import Policy, Request
 from leret.policies.checkpoints import find_model, load_tokenizer, model_digest
 from leret.policies.dspy_lm import PolicyLM, policy_lm

@@ -78,7 +78,7 @@ class StateSampler:
         usage: UsageByPrompt | None = None,
         walks: OpenWalks | None = None,
     ) -> None:
-        self.usage = usage or UsageByPrompt()
+        self.usage = UsageByPrompt() if usage is None else usage
         self.walks = walks or OpenWalks()
         self.roles = plan.roles(runner)
         self.credits = {role.credit for role in self.roles.values() if role.sampled}
@@ -202,10 +202,11 @@ class StateSampler:
                 Request(messages, seeds, temperature, max_tokens, top_p, (), call.choice, call.predictor)
             )
         except PolicyError:
-            self.usage.failed(step, name, len(seeds))
+            self.usage[step, name].lost(len(seeds))
             raise
-        tokens = [completion.n_completion_tokens for completion in completions]
-        self.usage.answered(step, name, completions[0].n_prompt_tokens, tokens, time.monotonic() - began)
+        seconds, n_prompt = time.monotonic() - began, completions[0].n_prompt_tokens
+        written = sum([completion.n_completion_tokens for completion in completions])
+        self.usage[step, name].answered(seconds, n_prompt, written, len(completions))
         return completions
 
     async def _score(

@@ -3,20 +3,23 @@
 import asyncio
 import gc
 import gzip
+import json
 import logging
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 
 import pytest
 from aiohttp import web
 
-import leret.http.answers
+import leret.http.client
 from leret.core.aio import submit
-from leret.http.answers import ApiKey, RejectedError, RetryableError
-from leret.http.client import Call, Client
-from leret.http.endpoints import RateLimit
+from leret.http.client import Answer, Call, Client, RejectedError, RetryableError, retry_after_s
+from leret.http.endpoints import ApiKey, RateLimit
 from leret.http.usage import UsageMeter
 from tests.http.servers import Served, serving
 
 SECRET = "sk-0123456789abcdef"
+ADVICE = {True: "correct the key", False: "correct the URL"}
 POST = Call.post("/x", {"a": "é\ud800"})
 
 
@@ -102,7 +105,7 @@ def test_temporary_failure_is_retried_counted_and_logged(fault, kind, caplog):
     caplog.set_level(logging.INFO, "leret")
     meter, time = UsageMeter(), Time()
     assert run([Echo([fault])], time=time, meter=meter, timeout_s=0.3 if fault == "stall" else 60.0)
-    assert {"calls": 1, "retries": 1, f"fault_{kind}": 1}.items() <= meter.snapshot().items()
+    assert {"retries": 1, f"fault_{kind}": 1}.items() <= meter.snapshot().items()
     assert [wait_s >= 3 for wait_s in time.slept] == [kind == "rate_limit"]
     assert [record.levelname for record in caplog.records if "attempt 2 in" in record.message] == ["INFO"]
 
@@ -171,7 +174,7 @@ def test_repeated_secret_is_in_no_message(status, caplog):
 
 
 def test_decompression_bomb_is_refused(monkeypatch):
-    monkeypatch.setattr(leret.http.answers, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(leret.http.client, "MAX_BYTES", 2**20)
     bomb = web.Response(body=gzip.compress(bytes(50 * 2**20), 1), headers={"Content-Encoding": "gzip"})
     with pytest.raises(RejectedError, match="more than 1048576 bytes") as caught:
         run([Echo([bomb])])
@@ -197,3 +200,43 @@ def test_client_serves_several_loops_and_closes(caplog):
     run([Echo()], work)
     gc.collect()
     assert "Unclosed" not in caplog.text
+
+
+def answer(status, body="busy"):
+    return Answer("http://a/v1", status, {"Retry-After": "3"}, body.encode())
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(408, "timeout"), (429, "rate_limit"), (500, "server"), (502, "server"), (503, "overloaded")]
+)
+def test_an_overload_or_an_outage_is_retryable(status, kind):
+    with pytest.raises(RetryableError, match=f"answered {status}: busy") as caught:
+        answer(status).check(ADVICE)
+    assert (caught.value.kind, caught.value.wait_s, caught.value.exit_code) == (kind, 3.0, 1)
+
+
+@pytest.mark.parametrize("status", [302, 400, 401, 403, 404, 422])
+def test_other_status_is_a_rejection_with_its_message(status):
+    advice = "key" if status in {401, 403} else "URL"
+    with pytest.raises(RejectedError, match=f"{status}: no such model; correct the {advice}") as caught:
+        answer(status, json.dumps({"error": {"message": "no such model"}})).check(ADVICE)
+    assert (caught.value.status, caught.value.exit_code) == (status, 2)
+    with pytest.raises(RetryableError):
+        answer(status).check(ADVICE, frozenset({status}))
+
+
+@pytest.mark.parametrize("body", ["<html>", "[" * 200_000, '{"a'])
+def test_invalid_json_is_malformed_and_cut(body):
+    with pytest.raises(RetryableError, match="http://a/v1 sent no JSON") as caught:
+        _ = answer(200, body).json
+    assert caught.value.kind == "malformed"
+    with pytest.raises(RejectedError, match=r"\A.{,399}\Z"):
+        answer(400, body).check(ADVICE)
+
+
+def test_retry_after_is_read_as_seconds_or_as_a_date():
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
+    assert retry_after_s({"Retry-After": date}) == pytest.approx(30, abs=3)
+    unreadable = dict.fromkeys(["nan", "soon", "Wed, 21 Oct 2015 07:28:00 +99999999999999999999"])
+    for value, seconds in {"1000000": 120, "-5": 0, **unreadable}.items():
+        assert retry_after_s({"Retry-After": value}) == seconds

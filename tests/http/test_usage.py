@@ -22,9 +22,9 @@ def spend(run, policy, during=lambda events: None):
     async def session():
         usage = UsageByPrompt(1.0, 1.0)
         async with UsageEvents(run, usage, policy, lambda: SEARCHES) as events:
-            usage.answered(1, "10", 1500, [20, 20], 0.5)
-            usage.answered(1, "2", 500, [20], 0.5)
-            usage.failed(0, "0", 2)
+            usage[1, "10"].answered(0.5, 1500, 40, 2)
+            usage[1, "2"].answered(0.5, 500, 20, 1)
+            usage[0, "0"].lost(2)
             during(events)
 
     asyncio.run(session())
@@ -70,8 +70,7 @@ def test_counts_of_several_threads_add_up():
     assert set(meter.snapshot().values()) == {0}
 
     def work(_):
-        meter.answered(0.1)
-        meter.wrote(10, 2, 1)
+        meter.answered(0.1, 10, 2, 1)
         meter.fault("timeout")
         meter.retried()
 

@@ -130,9 +130,9 @@ class LocalPolicy(SharedInstance):
             self.meter.fault("model")
             return
         completions = done.result()
-        self.meter.answered(time.monotonic() - began)
         written = sum(completion.n_completion_tokens for completion in completions)
-        self.meter.wrote(completions[0].n_prompt_tokens, written, len(completions))
+        seconds, n_prompt = time.monotonic() - began, completions[0].n_prompt_tokens
+        self.meter.answered(seconds, n_prompt, written, len(completions))
 
     def _job(self, request: Request) -> Job:
         from leret.policies.local.decoder import Job

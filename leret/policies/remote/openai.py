@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import PolicyError
 from leret.core.types import SharedInstance, digest
-from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, RetryableError, error_text, one_line
-from leret.http.client import Call, Client
+from leret.http.client import Answer, Call, Client, HttpError, RejectedError, RetryableError, error_text, one_line
+from leret.http.endpoints import ApiKey
 from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, PromptTooLongError, Request
 
@@ -126,9 +126,9 @@ class OpenAIPolicy(SharedInstance):
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         n = len(seeds)
         seed = seeds[0] if n == 1 else int(digest("joint seed", list(seeds))[:16], 16)
-        read = partial(completions_of, n=n, max_tokens=request.max_tokens)
+        read = partial(completions_of, n=n, max_tokens=request.max_tokens, meter=self.meter)
         try:
-            completions = await self.client.request(self._call(request, seed, n), read)
+            return await self.client.request(self._call(request, seed, n), read)
         except RejectedError:
             if "return_token_ids" not in self._extensions:
                 raise
@@ -136,13 +136,10 @@ class OpenAIPolicy(SharedInstance):
             extensions = dict(self._extensions)
             del self._extensions["return_token_ids"]
             try:
-                completions = await self.client.request(self._call(request, seed, n), read)
+                return await self.client.request(self._call(request, seed, n), read)
             except RejectedError:
                 self._extensions = extensions
                 raise
-        written = sum(one.n_completion_tokens for one in completions)
-        self.meter.wrote(completions[0].n_prompt_tokens, written, len(completions))
-        return completions
 
     def _call(self, request: Request, seed: int, n: int) -> Call:
         body: dict[str, Any] = {
@@ -202,7 +199,7 @@ async def check_token(policy: Policy, settings: PolicySettings) -> None:
             raise
 
 
-def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
+def completions_of(answer: Answer, n: int, max_tokens: int, meter: UsageMeter | None = None) -> list[Completion]:
     """Return the choices of a chat completion, in the order of their index; some servers send fewer than ``n``.
 
     If a server counts the tokens of all choices together, each choice gets a share by the length of its text, and the
@@ -226,11 +223,14 @@ def completions_of(answer: Answer, n: int, max_tokens: int) -> list[Completion]:
     n_prompt, n_written = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
     if min(n_prompt, n_written) < 0:
         raise ValueError("a number of tokens is below 0")
-    if n == 1:
-        return [_completion(choices[0], max_tokens, answer.url, n_prompt, n_written)]
-    counts = shared([len(choice["message"]["content"] or "") for choice in choices], n_written)
+    counts = [n_written]
+    if n > 1:
+        counts = shared([len(choice["message"]["content"] or "") for choice in choices], n_written)
     pairs = zip(choices, counts, strict=True)
-    return [_completion(choice, max_tokens, answer.url, n_prompt, count) for choice, count in pairs]
+    completions = [_completion(choice, max_tokens, answer.url, n_prompt, count) for choice, count in pairs]
+    if meter is not None:
+        meter.answered(answer.seconds, n_prompt, sum([one.n_completion_tokens for one in completions]), n)
+    return completions
 
 
 def _completion(choice: Mapping[str, Any], max_tokens: int, url: str, n_prompt: int, n_written: int) -> Completion:

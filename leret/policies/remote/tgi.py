@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import MissingDependency, PolicyError
 from leret.core.types import SharedInstance, digest
-from leret.http.answers import Answer, HttpError, RejectedError
-from leret.http.client import Call
+from leret.http.client import Answer, Call, HttpError, RejectedError
 from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, Request
 from leret.policies.local.chat_template import before_stop, load_template
@@ -84,17 +83,17 @@ class TgiPolicy(SharedInstance):
         def read(answer: Answer) -> list[Completion]:
             counted = answer.headers.get("x-prompt-tokens", "")
             n_prompt = int(counted) if counted.isdecimal() else self._template.n_tokens(inputs)
-            return _completions(answer, n, n_prompt, request)
+            completions = _completions(answer, n, n_prompt, request)
+            self.meter.answered(answer.seconds, n_prompt, sum(one.n_completion_tokens for one in completions), n)
+            return completions
 
         try:
-            completions = await self.client.request(Call.post(self._path, body), read)
+            return await self.client.request(Call.post(self._path, body), read)
         except RejectedError as error:
             if error.status not in {404, 405} or self._path == "/":
                 raise
             self._path = "/"  # the only open route behind some gateways
-            completions = await self.client.request(Call.post(self._path, body), read)
-        self.meter.wrote(completions[0].n_prompt_tokens, sum(one.n_completion_tokens for one in completions), n)
-        return completions
+            return await self.client.request(Call.post(self._path, body), read)
 
 
 def _body(request: Request, inputs: str, seed: int | None, n: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from leret.config.policy import OpenAIPolicySettings
 from leret.core.errors import ConfigError, PolicyError
-from leret.http.answers import ApiKey
+from leret.http.endpoints import ApiKey
 from leret.policies.serving.engines import SERVERS, Listening, ServerKind, find_executable, has_gpu, without_repeats
 from leret.policies.serving.model import ServedModel, merge_adapter, merged_directory
 from leret.policies.serving.process import ServerProcess, wait_until_ready

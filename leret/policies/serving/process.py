@@ -17,7 +17,7 @@ import psutil  # type: ignore[import-untyped]
 
 from leret.config.policy import OpenAIPolicySettings
 from leret.core.errors import PolicyError
-from leret.http.answers import ApiKey
+from leret.http.endpoints import ApiKey
 from leret.policies.base import Request
 from leret.policies.remote.openai import OpenAIPolicy
 

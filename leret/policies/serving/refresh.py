@@ -7,8 +7,7 @@ from contextlib import aclosing
 
 from leret.config.policy import OpenAIPolicySettings
 from leret.core.errors import PolicyError
-from leret.http.answers import HttpError
-from leret.http.client import Call
+from leret.http.client import Call, HttpError
 from leret.policies.load import PROBE_S
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.serving.model import ServedModel

@@ -15,9 +15,8 @@ from leret.config.retriever import ClinicalTrialsSettings, PubMedSettings, Remot
 from leret.core.aio import gathered, submit
 from leret.core.errors import RetrievalError
 from leret.core.types import Ranking
-from leret.http.answers import Answer, ApiKey, HttpError, RejectedError
-from leret.http.client import Call, Client
-from leret.http.endpoints import RateLimit
+from leret.http.client import Answer, Call, Client, HttpError, RejectedError
+from leret.http.endpoints import ApiKey, RateLimit
 from leret.retrieval.base import PartialResultsError, has_terms
 
 T = TypeVar("T")

@@ -7,8 +7,7 @@ from typing import Any
 
 from leret.config.retriever import ClinicalTrialsSettings
 from leret.core.types import Passage, Ranking, SharedInstance, digest
-from leret.http.answers import Answer, HttpError
-from leret.http.client import Call
+from leret.http.client import Answer, Call, HttpError
 from leret.http.endpoints import shared_rate
 from leret.retrieval.base import CallableRetriever
 from leret.retrieval.clients.base import Question, SearchClient, Site, rankings_of

@@ -11,9 +11,8 @@ from pydantic import BaseModel, PositiveInt, ValidationError
 from leret.config.retriever import RemoteSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Passage, Ranking, SharedInstance, digest
-from leret.http.answers import Answer, ApiKey, HttpError, RejectedError, one_line
-from leret.http.client import Call
-from leret.http.endpoints import RateLimit
+from leret.http.client import Answer, Call, HttpError, RejectedError, one_line
+from leret.http.endpoints import ApiKey, RateLimit
 from leret.retrieval.base import CallableRetriever, Documents, clip_k, has_terms
 from leret.retrieval.clients.base import SearchClient, rankings_of
 from leret.retrieval.clients.protocols import PROTOCOLS

@@ -19,8 +19,7 @@ from operator import itemgetter
 from typing import Any, Literal
 
 from leret.core.types import Passage, Ranking
-from leret.http.answers import MALFORMED, Answer, one_line
-from leret.http.client import Call
+from leret.http.client import MALFORMED, Answer, Call, one_line
 
 Named = Literal["id", "title", "row"]
 

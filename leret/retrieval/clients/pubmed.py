@@ -12,9 +12,8 @@ from xml.etree import ElementTree
 
 from leret.config.retriever import PubMedSettings
 from leret.core.types import Passage, Ranking, SharedInstance, digest
-from leret.http.answers import Answer, ApiKey, HttpError, RetryableError, one_line
-from leret.http.client import Call
-from leret.http.endpoints import shared_rate
+from leret.http.client import Answer, Call, HttpError, RetryableError, one_line
+from leret.http.endpoints import ApiKey, shared_rate
 from leret.retrieval.base import CallableRetriever
 from leret.retrieval.clients.base import Question, SearchClient, Site, rankings_of
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from aiohttp import web
 
-import leret.http.answers
+import leret.http.client
 from leret.core.errors import ConfigError, PolicyError
 from leret.policies import load
 from leret.policies.base import PromptTooLongError, Request
@@ -67,7 +67,7 @@ def test_a_transient_failure_has_a_kind(kind, fault, name):
     ids=["refusal", "an error of status 200", "HTML", "a bomb"],
 )
 def test_a_failure_repeats_no_key(kind, fault, monkeypatch, caplog):
-    monkeypatch.setattr(leret.http.answers, "MAX_BYTES", 2**20)
+    monkeypatch.setattr(leret.http.client, "MAX_BYTES", 2**20)
     caplog.set_level(logging.DEBUG)
     server = kind.server([fault])
     with pytest.raises(PolicyError) as caught:

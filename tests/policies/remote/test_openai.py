@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from leret.cli.app import app
 from leret.core import yaml
 from leret.core.errors import PolicyError
-from leret.http.answers import MALFORMED, Answer, RejectedError, RetryableError
+from leret.http.client import MALFORMED, Answer, RejectedError, RetryableError
 from leret.policies.base import PromptTooLongError
 from leret.policies.remote.openai import completions_of, policy_error, shared
 from tests.policies.conftest import ask

@@ -6,8 +6,7 @@ import pytest
 
 from leret.config.retriever import RemoteSettings
 from leret.core.errors import RetrievalError
-from leret.http.answers import HttpError, RejectedError, RetryableError
-from leret.http.client import Call
+from leret.http.client import Call, HttpError, RejectedError, RetryableError
 from leret.retrieval.base import PartialResultsError
 from leret.retrieval.clients.base import SearchClient, Site, rankings_of
 from tests.retrieval.serving import Reply, loopback

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-import leret.http.answers
+import leret.http.client
 from leret.config.load import load_recipe
 from leret.config.retriever import RemoteSettings
 from leret.config.sampling import SamplingRecipe
@@ -119,7 +119,7 @@ def test_only_the_faulty_query_of_a_batch_fails(status, at_once):
 
 
 def test_a_batch_with_too_large_an_answer_is_halved(monkeypatch):
-    monkeypatch.setattr(leret.http.answers, "MAX_BYTES", 1000)
+    monkeypatch.setattr(leret.http.client, "MAX_BYTES", 1000)
 
     def search(asked):
         queries = asked.json["queries"]
