@@ -13,7 +13,7 @@ from leret.cli.app import app
 from leret.config.policy import PolicySettings
 from leret.config.retriever import IndexedSettings
 from leret.core.runs import Run
-from leret.core.types import Document, Passage, Task
+from leret.core.types import Document, Task
 from leret.datasets.formats import READERS
 from leret.datasets.formats.base import FileReader
 from leret.policies.base import Completion
@@ -51,7 +51,7 @@ class ToySettings(IndexedSettings):
 
 class ToyRetriever(CallableRetriever):
     def __init__(self, documents, settings):
-        self.documents = [documents.at(row) for row in range(len(documents))]
+        self.documents = documents.passages(range(len(documents)), [1.0] * len(documents))
         self.letters = settings.letters
         self.digest = ToyIndex(settings).digest(documents.digest)
 
@@ -59,7 +59,7 @@ class ToyRetriever(CallableRetriever):
         return [tuple(self._matches(query[: self.letters]))[:k] for query in queries]
 
     def _matches(self, start):
-        return (Passage(*document, 1.0) for document in self.documents if document[2].startswith(start))
+        return (passage for passage in self.documents if passage.text.startswith(start))
 
 
 @dataclass(frozen=True)

@@ -197,8 +197,8 @@ def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
     if corpus is not None:
         manifest.require_corpus(corpus, directory)
     documents = MappedDocuments(directory, manifest.corpus)
-    _, title, text = next((documents.at(row) for row in range(len(documents))), ("", "", ""))
-    open_index(directory).search([f"{title} {text}", ""], 1)
+    sample = documents.passages(range(min(1, len(documents))), (0.0,))
+    open_index(directory).search([*(f"{passage.title} {passage.text}" for passage in sample), ""], 1)
     return manifest
 
 

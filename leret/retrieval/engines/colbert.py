@@ -18,7 +18,7 @@ from leret.core.types import Document, Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k, search_valid, to_valid_utf8
 from leret.retrieval.engines.colbert_compat import library
 from leret.retrieval.engines.colbert_index import Collection, PlaidIndex
-from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, make_passages
+from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _FOLDER = "plaid"
@@ -36,7 +36,7 @@ class ColBERT(CallableRetriever):
         self, documents: DocumentTable, checkpoint: Path, index: Path, settings: ColbertSettings, digest: str
     ) -> None:
         self.digest = digest
-        self._passages = make_passages(documents)
+        self._passages = documents.passages
         self._n_documents = len(documents)
         self._settings = settings
         self._lock = threading.Lock()

@@ -21,7 +21,7 @@ from leret.core.progress import Progress
 from leret.core.types import Document, Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k, search_valid, to_valid_utf8
 from leret.retrieval.engines.vector_store import STORES, VectorStore
-from leret.retrieval.index.documents import DocumentTable, MappedDocuments, make_passages
+from leret.retrieval.index.documents import DocumentTable, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _SHARD = 2048  # documents per file of a build, and the most that a killed build loses
@@ -40,7 +40,7 @@ class Dense(CallableRetriever):
     def __init__(
         self, documents: DocumentTable, store: VectorStore, encoder: Encoder, query_prefix: str, digest: str
     ) -> None:
-        self._passages = make_passages(documents)
+        self._passages = documents.passages
         self._store = store
         self._encoder = encoder
         self._prefix = query_prefix

@@ -21,7 +21,7 @@ from leret.core.progress import Progress
 from leret.core.types import Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k
 from leret.retrieval.engines.analysis import make_analyzer
-from leret.retrieval.index.documents import DocumentTable, MappedDocuments, make_passages
+from leret.retrieval.index.documents import DocumentTable, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _FOLDER = "tantivy"
@@ -40,7 +40,7 @@ class Tantivy(CallableRetriever):
     only_computes: ClassVar[bool] = True
 
     def __init__(self, documents: DocumentTable, index: Any, settings: TantivySettings) -> None:
-        self._passages = make_passages(documents)
+        self._passages = documents.passages
         tantivy = import_optional("tantivy", "tantivy", "tantivy")
         self._query, self._should = tantivy.Query, tantivy.Occur.Should
         self._schema = index.schema

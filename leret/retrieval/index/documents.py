@@ -9,9 +9,9 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -23,18 +23,33 @@ from leret.retrieval.base import Documents
 _BYTES, _STARTS = "documents.bin", "documents.npy"
 
 
+_MAX_CACHED = 1 << 16  # decoded documents in memory: the same ones are retrieved again and again
+
+_new_passage = tuple.__new__
+
+
+class DocumentTable(Protocol):
+    """Documents by their row in the corpus, as engines number them; ``digest`` is the corpus's."""
+
+    digest: str
+
+    def passages(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
+        """Return the documents of (n,) rows with their scores, in the same order."""
+
+    def __len__(self) -> int: ...
+
+
 class InMemoryDocuments:
-    """Documents of a corpus in memory, by row; ``digest`` is the corpus's."""
+    """Documents of a corpus in memory."""
 
     def __init__(self, corpus: Documents) -> None:
         self.digest = corpus.digest
         self._corpus = corpus
         self._ids = tuple(corpus)
 
-    def at(self, row: int) -> tuple[str, str, str]:
-        """Return id, title and text of a document."""
-        document = self._corpus[self._ids[row]]
-        return document.doc_id, document.title, document.text
+    def passages(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
+        documents = [self._corpus[self._ids[row]] for row in rows]
+        return tuple([Passage(d.doc_id, d.title, d.text, score) for d, score in zip(documents, scores, strict=True)])
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -45,6 +60,7 @@ class MappedDocuments:
 
     def __init__(self, directory: Path, digest: str) -> None:
         self.digest = digest
+        self._decoded: dict[int, tuple[str, str, str]] = {}
         try:
             self._starts = np.load(directory / _STARTS, mmap_mode="r", allow_pickle=False)
             size = (directory / _BYTES).stat().st_size
@@ -58,15 +74,22 @@ class MappedDocuments:
         except (OSError, ValueError, EOFError) as error:
             raise RetrievalError(f"{directory}: its documents cannot be read ({error}); build it again") from error
 
-    def at(self, row: int) -> tuple[str, str, str]:
-        # one slice of offsets: numpy's scalars are slow one by one
-        start, middle, last, end = self._starts[3 * row : 3 * row + 4].tolist()
-        read = self._bytes
-        return (
-            str(read[start:middle], "utf-8", "surrogatepass"),
-            str(read[middle:last], "utf-8", "surrogatepass"),
-            str(read[last:end], "utf-8", "surrogatepass"),
-        )
+    def passages(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
+        decoded, read, passages = self._decoded, self._bytes, []
+        if len(decoded) > _MAX_CACHED:
+            decoded = self._decoded = {}
+        for row, score in zip(rows, scores, strict=True):
+            document = decoded.get(row)
+            if document is None:
+                # one slice of offsets: numpy's scalars are slow one by one
+                start, middle, last, end = self._starts[3 * row : 3 * row + 4].tolist()
+                document = decoded[row] = (
+                    str(read[start:middle], "utf-8", "surrogatepass"),
+                    str(read[middle:last], "utf-8", "surrogatepass"),
+                    str(read[last:end], "utf-8", "surrogatepass"),
+                )
+            passages.append(_new_passage(Passage, (*document, score)))  # without a call of Passage.__new__
+        return tuple(passages)
 
     def __iter__(self) -> Iterator[str]:
         starts = self._starts
@@ -76,10 +99,6 @@ class MappedDocuments:
 
     def __len__(self) -> int:
         return len(self._starts) // 3
-
-
-DocumentTable = InMemoryDocuments | MappedDocuments
-"""Documents by their row in the corpus, as engines number them."""
 
 
 def write_documents(corpus: Documents, directory: Path) -> None:
@@ -98,19 +117,3 @@ def write_documents(corpus: Documents, directory: Path) -> None:
                 starts[entry] = end
     with atomic_file(directory / _STARTS, "wb") as file:
         np.save(file, starts)
-
-
-_MAX_CACHED = 1 << 16  # decoded documents in memory: the same ones are retrieved again and again
-
-_new_passage = tuple.__new__
-
-
-def make_passages(documents: DocumentTable) -> Callable[[Sequence[int], Sequence[float]], Ranking]:
-    """Return a thread-safe function from (n,) rows and their scores to a ranking in the same order."""
-    at = lru_cache(_MAX_CACHED)(documents.at)
-
-    def passages(rows: Sequence[int], scores: Sequence[float]) -> Ranking:
-        # like Passage(...), without a call of its __new__ for each
-        return tuple([_new_passage(Passage, (*at(row), score)) for row, score in zip(rows, scores, strict=True)])
-
-    return passages
