@@ -73,13 +73,8 @@ def build(
 @app.command("info", epilog="Example: leret index info indexes/mine")
 def info(index: IndexArgument, as_json: AsJson = False) -> None:
     """Show the manifest of an index."""
-    from leret.retrieval.engines.colbert_index import PlaidIndex
     from leret.retrieval.index.manifest import read_manifest
 
-    if PlaidIndex.exists(index):
-        console.say(str(index))
-        console.facts(PlaidIndex.open(index).describe())
-        return
     manifest = read_manifest(index)
     console.say(str(index))
     size = f"{_megabytes(manifest):.1f} MB in {len(manifest.files)} files"
@@ -93,7 +88,6 @@ def check(
     """Read all files of an index, open it and search it; with --corpus, check that it was built from that corpus."""
     from leret.config.load import flag_recipe
     from leret.datasets.load import load_corpus
-    from leret.retrieval.engines.colbert_index import PlaidIndex
     from leret.retrieval.load import check_index
 
     if corpus is None and (form is not None or skip_invalid):
@@ -102,11 +96,6 @@ def check(
     if corpus is not None:
         recipe = {"data": _data(corpus, form, skip_invalid)}
         documents = load_corpus(flag_recipe(recipe, _FLAGS, (), ("data.questions",)).data)
-    if PlaidIndex.exists(index):
-        from leret.retrieval.engines.colbert import check_downloaded
-
-        console.done(f"{index}: sound; colbert, {check_downloaded(index, documents):,} documents")
-        return
     manifest = check_index(index, documents)
     console.done(f"{index}: sound; {manifest.engine}, {manifest.documents:,} documents")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BeforeValidator,
@@ -13,7 +13,6 @@ from pydantic import (
     PositiveInt,
     SerializeAsAny,
     field_validator,
-    model_validator,
 )
 
 from leret.config.base import BaseUrl, BaseUrls, Free, KindSettings, RecipePath, Settings, mark_of
@@ -148,30 +147,23 @@ class DenseSettings(EngineSettings):
     device: Annotated[str, Free()] = "auto"
 
 
+def _all_is_none(value: object) -> object:
+    return None if value == "all" else value
+
+
 class ColbertSettings(EngineSettings):
-    """A ColBERT checkpoint and its PLAID index."""
+    """A multi-vector model, as ColBERT, and the token vectors of all documents."""
 
     kind: Literal["colbert"] = "colbert"
-    checkpoint: ModelPath | None = Field(None, description="None: the one in the downloaded index")
-    index_root: Annotated[str | None, RecipePath("directory of indexes")] = Field(None, description="of index_name")
-    index_name: str | None = Field(None, description="name of a downloaded index in index_root")
-    nbits: Literal[1, 2, 4, 8] = Field(2, description="bits per dimension of a residual")
+    checkpoint: ModelPath = Field(min_length=1, description="ColBERT directory, or name on the hub")
+    candidates: Annotated[PositiveInt | None, BeforeValidator(_all_is_none)] = Field(
+        200, description="documents of a BM25 search that are scored, at least k; all or null scores all documents"
+    )
     separator: str = Field(" | ", description="between title and text of a document")
-    doc_maxlen: PositiveInt = Field(300, description="tokens of a document")
-    query_maxlen: PositiveInt = Field(32, description="tokens of a query")
-    kmeans_iterations: PositiveInt = Field(4, description="of the centroids")
-    ncells: PositiveInt = Field(4, description="cells searched per token of a query")
-    centroid_threshold: FiniteFloat = Field(0.4, description="least similarity of a centroid in the first stage")
-    ndocs: PositiveInt = Field(4096, description="candidates per search, at least 4 k")
-    batch_size: Annotated[PositiveInt, Free()] = Field(64, description="documents per batch")
-
-    @model_validator(mode="after")
-    def _names_a_model(self) -> Self:
-        if (self.index_root is None) != (self.index_name is None):
-            raise ValueError("index_root (the folder) and index_name (the index in it) need each other; set both")
-        if not (self.checkpoint or self.index_root):
-            raise ValueError("checkpoint is missing; set it, or index_root and index_name of a downloaded index")
-        return self
+    doc_maxlen: PositiveInt | None = Field(None, description="tokens of a document; None: the checkpoint's")
+    query_maxlen: PositiveInt | None = Field(None, description="tokens of a query; None: the checkpoint's")
+    batch_size: Annotated[PositiveInt, Free()] = Field(64, description="texts per batch")
+    device: Annotated[str, Free()] = "auto"
 
 
 LocalEngine = SerializeAsAny[EngineSettings]

@@ -28,7 +28,6 @@ from leret.core.errors import ConfigError, RetrievalError
 from leret.core.progress import Progress
 from leret.core.stages import completed, input_stamps, mark_completed, stage_key
 from leret.retrieval.base import Documents, Retriever
-from leret.retrieval.engines.colbert_index import PlaidIndex
 from leret.retrieval.index.documents import MappedDocuments
 from leret.retrieval.index.manifest import (
     MANIFEST,
@@ -203,17 +202,13 @@ def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
 
 
 def open_index(path: str | Path) -> Retriever:
-    """Open an index directory with the documents in it; also a downloaded ColBERT index beside its collection.tsv.
+    """Open an index directory with the documents in it.
 
     Raises:
         RetrievalError: it is not an index, unfinished, broken, or needs a missing model.
         MissingDependency: the engine's package is not installed.
     """
     directory = Path(path)
-    if PlaidIndex.exists(directory):
-        from leret.retrieval.engines.colbert import open_downloaded
-
-        return open_downloaded(directory)
     manifest = read_manifest(directory)
     role = _role(manifest)
     try:
@@ -318,8 +313,6 @@ def open_retriever(index: str, *, token_env: str | None = None) -> OpenRetriever
         return OpenRetriever(remote, served.engine, served.corpus, served.documents)
     directory = Path(index)
     retriever = open_index(directory)
-    if PlaidIndex.exists(directory):
-        return OpenRetriever(retriever, "colbert", None, None)
     manifest = read_manifest(directory)
     documents = directory
     if _role(manifest) == "composite":  # its parts have the same documents

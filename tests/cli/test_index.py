@@ -104,32 +104,3 @@ def test_check_reads_the_whole_index(index: Path) -> None:
     broken = index / "documents.bin"
     broken.write_bytes(broken.read_bytes().replace(b"a sat", b"b sat"))
     assert "documents.bin has changed" in refused("index", "check", index)
-
-
-@pytest.fixture
-def downloaded(folder: Path) -> Path:
-    """An index of ColBERT with empty vectors."""
-    config = {"nbits": 2, "checkpoint": "models/colbertv2.0", "doc_maxlen": 180}
-    values = {"config": config, "num_chunks": 2, "num_embeddings": 12}
-    texts = {"metadata.json": json.dumps(values), "doclens.0.json": "[3, 4]", "doclens.1.json": "[5]"}
-    parts = [f"{chunk}.{part}" for chunk in (0, 1) for part in ("codes.pt", "residuals.pt", "metadata.json")]
-    for name in (*texts, *parts, "centroids.pt", "avg_residual.pt", "buckets.pt"):
-        (folder / name).write_text(texts.get(name, ""))
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        ("1.codes.pt", None, "1.codes.pt is missing"),
-        ("doclens.1.json", "[6]", "12 vectors, the doclens have 13"),
-        ("doclens.1.json", None, "doclens cannot be read"),
-        ("doclens.1.json", "[", "doclens cannot be read"),
-        ("0.codes.pt", "", "without its collection.tsv"),
-    ],
-)
-def test_check_names_the_fault_of_a_downloaded_index(downloaded: Path, name: str, text: str | None, says: str) -> None:
-    shown = json.loads(leret("index", "info", downloaded, "--json")[1])
-    assert (shown["documents"], shown["chunks"], shown["vectors"], shown["bits"]) == (3, 2, 12, 2)
-    (downloaded / name).unlink() if text is None else (downloaded / name).write_text(text)
-    assert says in refused("index", "check", downloaded)

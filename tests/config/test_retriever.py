@@ -23,7 +23,7 @@ def test_a_section_becomes_the_class_of_its_kind():
         ({"kind": "hybrid", "engines": [{}, {}], "weights": [0, 0]}, "weights", "0"),
         ({"kind": "hybrid", "engines": [{"k": 5}, {}]}, "engines", "k belongs to"),
         ({"kind": "remote", "urls": ["http://me:secret@host"]}, "urls", "remove user"),
-        ({"kind": "colbert", "index_root": "x"}, "", "index_name"),
+        ({"kind": "colbert", "checkpoint": "m", "candidates": 0}, "candidates", "greater than 0"),
     ],
 )
 def test_wrong_section_is_refused_at_its_key(values, key, says):

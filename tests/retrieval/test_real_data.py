@@ -10,7 +10,7 @@ from leret.datasets.load import load
 from leret.evaluation.results import write_qrels, write_run
 from leret.retrieval.load import load_retriever
 from leret.rewards.ranking import ap, ndcg, recall, rr
-from tests.retrieval.small import COLBERT, settings
+from tests.retrieval.small import settings
 
 N_DOCUMENTS, N_QUESTIONS, DEPTH = 600, 60, 50
 
@@ -36,10 +36,10 @@ def data(shared_data):
     return Corpus(whole.corpus[doc_id] for doc_id in gold), questions
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("dense", "hybrid")]  # encode the documents
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("dense", "colbert", "hybrid")]  # encode the documents
 
 
-@pytest.mark.parametrize("kind", ["bm25", "tantivy", *SLOW, COLBERT])
+@pytest.mark.parametrize("kind", ["bm25", "tantivy", *SLOW])
 def test_ir_measures_of_a_run_file_equal_the_rewards(kind, data, tmp_path):
     corpus, questions = data
     rankings = load_retriever(settings(kind, tmp_path), corpus, tmp_path / "cache").search(

@@ -1,85 +1,86 @@
-"""Late interaction: a vector for each token, in colbert-ai's compressed PLAID index."""
+"""Late interaction: a vector for each token, scored by exact MaxSim over the candidates of a BM25 search.
+
+A document's score is the sum over the query's tokens of the largest inner product with one of the document's tokens
+(Khattab and Zaharia, SIGIR 2020). An index has these files besides its documents::
+
+    vectors.bin   (n_tokens, n_dimensions) float16 vectors of all documents in turn, mapped into memory
+    lengths.bin   (n_documents,) int32 tokens of each document
+    bm25/         the index of the candidates, unless `candidates` is all
+"""
 
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from leret.config.retriever import ColbertSettings
+import numpy as np
+from numpy.typing import NDArray
+
+from leret.config.retriever import BM25Settings, ColbertSettings
 from leret.core.bundled import find_model, model_digest, require_model
 from leret.core.errors import RetrievalError, reason
-from leret.core.progress import Progress, Silent
-from leret.core.types import Document, Ranking
+from leret.core.progress import Progress
+from leret.core.types import Document, Passage, Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k, search_valid, to_valid_utf8
-from leret.retrieval.engines.colbert_compat import library
-from leret.retrieval.engines.colbert_index import Collection, PlaidIndex
-from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments
+from leret.retrieval.engines.bm25 import BM25, BM25Index
+from leret.retrieval.engines.dense import MODEL_FAULTS, open_model
+from leret.retrieval.index.documents import DocumentTable, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
-_FOLDER = "plaid"
-_CODEC = ("plan.json", "centroids.pt", "avg_residual.pt", "buckets.pt")
-_CODE = frozenset({"auto_map", "custom_pipelines"})  # keys that name classes in files of a checkpoint or of the hub
+_VECTORS, _LENGTHS, _CANDIDATES = "vectors.bin", "lengths.bin", "bm25"
+_BLOCK = 1024  # documents scored at once
+_DIGITS = 4  # decimals of a score; the last bits depend on the other queries of a batch
 
 
 class ColBERT(CallableRetriever):
-    """Search by late interaction; safe for many threads, which take turns.
+    """Search by late interaction; safe for many threads.
 
-    A query without a letter or a digit has an empty ranking. Equal scores keep the order of the corpus.
+    A query without a letter or a digit has an empty ranking, and so has one without a word of a document, unless all
+    documents are scored. Equal scores keep the order of the corpus.
     """
 
-    def __init__(
-        self, documents: DocumentTable, checkpoint: Path, index: Path, settings: ColbertSettings, digest: str
-    ) -> None:
-        self.digest = digest
-        self._passages = documents.passages
-        self._n_documents = len(documents)
-        self._settings = settings
-        self._lock = threading.Lock()
-        with library() as colbert:
-            self._config = _library_config(colbert, checkpoint, index, settings)
-            self._checkpoint = open_checkpoint(colbert, checkpoint, self._config)
-            try:
-                self._ranker = colbert.IndexScorer(str(index), use_gpu=self._config.total_visible_gpus > 0)
-            except (OSError, ValueError, RuntimeError, KeyError, AssertionError, EOFError) as error:
-                raise RetrievalError(f"{index}: the index cannot be read ({reason(error)}); build it again") from error
-            self._config_class = colbert.ColBERTConfig
-        n_indexed = len(self._ranker.doclens)
-        if n_indexed != len(documents):
-            raise RetrievalError(f"{index} has {n_indexed} documents, the corpus has {len(documents)}; build it again")
+    def __init__(self, documents: DocumentTable, directory: Path, encoder: TokenEncoder, engine: ColbertIndex) -> None:
+        self.digest = engine.digest(documents.digest)
+        self._documents = documents
+        self._encoder = encoder
+        self._n_candidates = engine.settings.candidates
+        self._starts, self._vectors = _read(directory, len(documents), encoder.n_dimensions)
+        self._bm25: BM25 | None = None
+        if self._n_candidates is not None:
+            self._bm25 = BM25Index(BM25Settings()).open(directory / _CANDIDATES, _Rows(documents))
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        k = clip_k(k, self._n_documents)
+        k = clip_k(k, len(self._documents))
         return search_valid(queries, lambda asked: self._search(asked, k))
 
     def _search(self, queries: list[str], k: int) -> list[Ranking]:
-        import torch
+        candidates = [np.arange(len(self._documents))] * len(queries)
+        if self._bm25 is not None:
+            rankings = self._bm25.search(queries, max(k, self._n_candidates or k))
+            candidates = [np.array([int(row.doc_id) for row in ranking], np.int64) for ranking in rankings]
+        return [
+            self._ranking(vectors, np.sort(rows), k)
+            for vectors, rows in zip(self._encoder.queries(queries), candidates, strict=True)
+        ]
 
-        with self._lock, torch.inference_mode():
-            vectors = self._checkpoint.queryFromText(queries, bsize=128 if len(queries) > 128 else None, to_cpu=True)
-            return [self._ranking(vectors[i : i + 1].cpu(), k) for i in range(len(queries))]
+    def _ranking(self, query: NDArray[np.float32], rows: NDArray[np.int64], k: int) -> Ranking:
+        blocks = [rows[start : start + _BLOCK] for start in range(0, len(rows), _BLOCK)]
+        scores = np.concatenate([np.zeros(0), *(self._max_sim(query, block) for block in blocks)]).round(_DIGITS)
+        best = np.argsort(-scores, kind="stable")[:k]
+        return self._documents.passages(rows[best].tolist(), scores[best].tolist())
 
-    def _ranking(self, vectors: Any, k: int) -> Ranking:
-        """Rank candidates from more and more cells, until there are k documents."""
-        ncells, n_centroids = self._settings.ncells, len(self._ranker.codec.centroids)
-        while True:
-            ncells = min(ncells, n_centroids)
-            # set at each call: the library's searcher freezes the values of its first call
-            more = self._config_class(
-                ncells=ncells,
-                centroid_score_threshold=self._settings.centroid_threshold,
-                ndocs=max(self._settings.ndocs, 4 * k),  # a quarter is scored in full
-            )
-            rows, scores = self._ranker.rank(self._config_class.from_existing(self._config, more), vectors)
-            if len(rows) >= k or ncells == n_centroids:
-                break
-            ncells *= 4
-        best = sorted(zip((-score for score in scores), rows, strict=True))[:k]
-        return self._passages([row for _, row in best], [-score for score, _ in best])
+    def _max_sim(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the scores of documents for (n_query_tokens, n_dimensions)."""
+        starts, ends = self._starts[rows], self._starts[rows + 1]
+        tokens = np.concatenate([self._vectors[start:end] for start, end in zip(starts, ends, strict=True)])
+        similarity = tokens.astype(np.float32) @ query.T
+        firsts = np.concatenate([[0], np.cumsum(ends - starts)[:-1]])
+        scores: NDArray[np.float32] = np.maximum.reduceat(similarity, firsts, axis=0).sum(axis=1)
+        return scores
 
 
 @dataclass(frozen=True)
@@ -89,212 +90,131 @@ class ColbertIndex(IndexEngine):
     settings: ColbertSettings
     checkpoint: Path  # directory of the model
     content: str  # digest of the model
-    downloaded: PlaidIndex | None = None  # an index to search where it is, instead of a build
     kind: ClassVar[str] = "colbert"
-    packages = ("colbert-ai",)
+    packages = ("sentence-transformers", "bm25s")
     resumable: ClassVar[bool] = True
 
     @classmethod
     def of(cls, settings: ColbertSettings) -> Self:
-        downloaded = None
-        if settings.index_root is not None and settings.index_name is not None:
-            downloaded = PlaidIndex.open(Path(settings.index_root) / settings.index_name)
-        if downloaded is not None and settings.checkpoint is None:
-            checkpoint = downloaded.inner_checkpoint()
-        else:
-            checkpoint = find_model(settings.checkpoint or "", "retriever.checkpoint")
-        return cls(settings, checkpoint, model_digest(checkpoint), downloaded)
+        checkpoint = find_model(settings.checkpoint, "retriever.checkpoint")
+        return cls(settings, checkpoint, model_digest(checkpoint))
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
-        values = dict(manifest.settings)
-        content, index = values.pop("checkpoint"), values.pop("downloaded", None)
-        checkpoint = Path(manifest.places["checkpoint"])
+        values, checkpoint = dict(manifest.settings), Path(manifest.places["checkpoint"])
+        content = values.pop("checkpoint")
         require_model(checkpoint, content, directory)
-        downloaded = None
-        if index is not None:
-            downloaded = PlaidIndex.open(Path(manifest.places["index"]))
-            if downloaded.digest != index:
-                raise RetrievalError(f"{directory} is not for the index {downloaded.directory}; build it again")
-        return cls(ColbertSettings(checkpoint=str(checkpoint), **values), checkpoint, content, downloaded)
+        return cls(ColbertSettings(checkpoint=str(checkpoint), **values), checkpoint, content)
 
     def ranking_keys(self) -> dict[str, Any]:
-        keys = {"checkpoint": self.content, **self.settings.ranking_keys()}
-        del keys["index_name"]
-        return keys if self.downloaded is None else {**keys, "downloaded": self.downloaded.digest}
+        return {"checkpoint": self.content, **self.settings.ranking_keys()}
 
     def external_paths(self) -> dict[str, str]:
-        paths = {"checkpoint": str(self.checkpoint)}
-        return paths if self.downloaded is None else {**paths, "index": str(self.downloaded.directory)}
+        return {"checkpoint": str(self.checkpoint)}
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
-        """Encode and compress the documents, or compare a downloaded index with them."""
-        with library() as colbert:
-            if self.downloaded is not None:
-                maxlen = self.downloaded.doc_maxlen or self.settings.doc_maxlen
-                settings = self.settings.model_copy(update={"doc_maxlen": maxlen})
-                config = _library_config(colbert, self.checkpoint, self.downloaded.directory, settings)
-                checkpoint = open_checkpoint(colbert, self.checkpoint, config)
-                self.downloaded.require_corpus(corpus, self._text, lambda texts: _token_counts(checkpoint, texts))
-                return
-            folder = directory / _FOLDER
-            if not all((folder / name).exists() for name in _CODEC):
-                shutil.rmtree(folder, ignore_errors=True)  # the library resumes only after its centroids
-            folder.mkdir(exist_ok=True)
-            at_once = self.settings.batch_size
-            config = _library_config(colbert, self.checkpoint, folder, self.settings, resume=True, index_bsize=at_once)
-            checkpoint = open_checkpoint(colbert, self.checkpoint, config)
-            texts = [self._text(corpus[doc_id]) for doc_id in corpus]
-            progress.start("encode documents", None)
-            try:
-                with colbert.Run().context(config, inherit_config=False):
-                    indexer = colbert.indexer(config, texts, checkpoint)
-                    indexer.encoder = _Encoder(checkpoint, at_once, len(texts), progress)
-                    indexer.run([])
-            except (RuntimeError, AssertionError, AttributeError, ValueError) as error:
-                raise RetrievalError(f"{directory}: colbert-ai could not build the index ({reason(error)})") from error
-            progress.finish()
+        """Encode the documents, after those that a stopped build encoded."""
+        if self.settings.candidates is not None:
+            BM25Index(BM25Settings()).write(corpus, directory / _CANDIDATES, progress)
+        encoder, ids = TokenEncoder(self.checkpoint, self.settings), list(corpus)
+        at_once = 8 * self.settings.batch_size  # several batches: the encoder sorts them by length
+        with open(directory / _LENGTHS, "a+b") as lengths, open(directory / _VECTORS, "ab") as vectors:
+            lengths.seek(0)
+            encoded = np.frombuffer(lengths.read()[: lengths.tell() // 4 * 4], np.int32)
+            lengths.truncate(encoded.nbytes)
+            vectors.truncate(2 * encoder.n_dimensions * int(encoded.sum()))  # their lengths are written after them
+            progress.start("encode documents", len(ids))
+            progress.advance(len(encoded))
+            for start in range(len(encoded), len(ids), at_once):
+                texts = [self._text(corpus[doc_id]) for doc_id in ids[start : start + at_once]]
+                tokens = encoder.documents(texts)
+                vectors.write(np.concatenate(tokens).astype(np.float16).tobytes())
+                vectors.flush()
+                lengths.write(np.array([len(one) for one in tokens], np.int32).tobytes())
+                lengths.flush()
+                progress.advance(len(texts))
+        progress.finish()
 
-    def open(self, directory: Path, documents: DocumentTable) -> ColBERT:
-        index = directory / _FOLDER if self.downloaded is None else self.downloaded.directory
-        return ColBERT(documents, self.checkpoint, index, self.settings, self.digest(documents.digest))
+    def open(self, directory: Path, documents: MappedDocuments) -> ColBERT:
+        return ColBERT(documents, directory, TokenEncoder(self.checkpoint, self.settings), self)
 
     def _text(self, document: Document) -> str:
         title = f"{document.title}{self.settings.separator}" if document.title else ""
         return to_valid_utf8(f"{title}{document.text}")
 
 
-def open_downloaded(directory: Path) -> ColBERT:
-    """Open a downloaded index with its checkpoint and the collection beside it."""
-    index = PlaidIndex.open(directory)
-    if index.collection is None:
-        raise RetrievalError(
-            f"{directory} is a ColBERT index without its collection.tsv; put that beside it, or run "
-            f"`leret index build --kind colbert --set index_root={directory.parent} "
-            f"--set index_name={directory.name} --corpus PATH --out DIR`"
-        )
-    return _downloaded(index).open(directory, InMemoryDocuments(Collection(index.collection)))
+class TokenEncoder:
+    """A multi-vector model of sentence-transformers; safe for many threads, which take turns."""
 
-
-def check_downloaded(directory: Path, corpus: Documents | None) -> int:
-    """Check all files of a downloaded index, search it, and return its number of documents.
-
-    It is compared with ``corpus``, or else with the collection beside it.
-    """
-    index = PlaidIndex.open(directory)
-    if problems := index.problems():
-        raise RetrievalError(f"{directory}: {'; '.join(problems)}; download it again")
-    if index.collection is not None or corpus is None:
-        open_downloaded(directory).search(["a", ""], 1)
-    if corpus is None and index.collection is not None:
-        corpus = Collection(index.collection)
-    if corpus is not None:  # `write` only compares a downloaded index
-        _downloaded(index).write(corpus, directory, Silent())
-    return len(index.token_counts())
-
-
-def _downloaded(index: PlaidIndex) -> ColbertIndex:
-    return ColbertIndex.of(ColbertSettings(index_root=str(index.directory.parent), index_name=index.directory.name))
-
-
-@dataclass
-class _Encoder:
-    """The library's encoder, with progress and without a second pass over a small collection.
-
-    The library first asks for a sample of the documents, which is the whole collection up to 30,720 documents, then for
-    all of them, 25,000 at a time.
-    """
-
-    checkpoint: Any
-    batch_size: int
-    n_documents: int
-    progress: Progress
-    _ahead: tuple[Any, list[int]] | None = None  # encoded documents that are still to be asked for
-
-    def encode_passages(self, passages: list[str]) -> Any:
-        """Return the vectors of all tokens, and their number per document."""
-        if not passages:
-            return None, None
-        if self._ahead is not None:
-            vectors, counts = self._ahead
-            n, n_vectors = len(passages), sum(counts[: len(passages)])
-            self._ahead = (vectors[n_vectors:], counts[n:]) if n < len(counts) else None
-            return vectors[:n_vectors], counts[:n]
-        encoded = self._encode(passages)
-        if len(passages) == self.n_documents:
-            self._ahead = encoded
-        return encoded
-
-    def _encode(self, passages: list[str]) -> tuple[Any, list[int]]:
-        import torch
-
-        vectors, counts = [], []
-        at_once = 8 * self.batch_size
-        for start in range(0, len(passages), at_once):
-            part = passages[start : start + at_once]
-            encoded, lengths = self.checkpoint.docFromText(part, bsize=self.batch_size, keep_dims="flatten")
-            vectors.append(encoded)
-            counts.extend(lengths)
-            self.progress.advance(len(part))
-        return torch.cat(vectors), counts
-
-
-def _library_config(colbert: Any, checkpoint: Path, index: Path, settings: ColbertSettings, **more: Any) -> Any:
-    """Return the library's configuration: the checkpoint's, overridden by the settings; no default is left."""
-    base = colbert.ColBERTConfig.load_from_checkpoint(str(checkpoint))
-    if base is None:
-        raise RetrievalError(f"{checkpoint} is not a ColBERT checkpoint (no artifact.metadata); name another")
-    ours = colbert.ColBERTConfig(
-        checkpoint=str(checkpoint),
-        model_name=str(checkpoint),  # the library would look up the checkpoint's name on the hub
-        index_path=str(index),
-        root=str(index.parent),
-        nbits=settings.nbits,
-        doc_maxlen=settings.doc_maxlen,
-        query_maxlen=settings.query_maxlen,
-        kmeans_niters=settings.kmeans_iterations,
-        rank=0,
-        nranks=1,
-        avoid_fork_if_possible=True,
-        **more,
-    )
-    return colbert.ColBERTConfig.from_existing(base, ours)
-
-
-def open_checkpoint(colbert: Any, directory: Path, config: Any) -> Any:
-    """Return the library's model; refuse a checkpoint with code."""
-    if not (directory / "config.json").is_file():
-        raise RetrievalError(f"{directory} is not a ColBERT checkpoint (no config.json); name another")
-    from safetensors import SafetensorError
-
-    try:
-        _refuse_code(directory)
-        model = colbert.Checkpoint(str(directory), colbert_config=config, verbose=0)
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise RetrievalError(f"{directory} cannot be opened as a ColBERT checkpoint ({reason(error)})") from error
-    on_gpu = config.total_visible_gpus > 0
-    if on_gpu:
-        model = model.cuda()
-    model.amp_manager.activated = on_gpu  # half precision; on a CPU its context manager only warns
-    model.query_tokenizer.query_maxlen = config.query_maxlen
-    return model
-
-
-def _refuse_code(directory: Path) -> None:
-    keys: set[str] = set()
-    for path in directory.glob("*config*.json"):
-        json.loads(path.read_bytes(), object_pairs_hook=lambda pairs: keys.update(key for key, _ in pairs))
-        if code := keys & _CODE:
+    def __init__(self, checkpoint: Path, settings: ColbertSettings) -> None:
+        _require_colbert(checkpoint)
+        self._model = open_model("MultiVectorEncoder", checkpoint, settings.device, "colbert")
+        self._batch_size = settings.batch_size
+        self._lock = threading.Lock()  # a tokenizer's truncation is state
+        transformer = self._model[0]
+        try:
+            if settings.query_maxlen is not None:
+                expansion = transformer.query_expansion
+                transformer.query_length = settings.query_maxlen
+                transformer.query_expansion = expansion and {**expansion, "length": settings.query_maxlen}
+            if settings.doc_maxlen is not None:
+                transformer.document_length = settings.doc_maxlen
+            longest = "a " * max(settings.doc_maxlen or 1, settings.query_maxlen or 1)
+            self.queries([longest])
+            self.n_dimensions = self.documents([longest])[0].shape[1]
+        except MODEL_FAULTS as error:
             raise RetrievalError(
-                f"{directory} has Python code ({', '.join(code)} in {path.name}), which leret does not run; use "
-                "a checkpoint of an architecture that transformers has"
-            )
+                f"{checkpoint} cannot encode a text ({reason(error)}); lower retriever.doc_maxlen or query_maxlen"
+            ) from error
+
+    def queries(self, texts: list[str]) -> list[NDArray[np.float32]]:
+        """Return (n_tokens, n_dimensions) vectors of each query."""
+        return self._encode(self._model.encode_query, texts)
+
+    def documents(self, texts: list[str]) -> list[NDArray[np.float32]]:
+        """Return (n_tokens, n_dimensions) vectors of each document."""
+        return self._encode(self._model.encode_document, texts)
+
+    def _encode(self, encode: Any, texts: list[str]) -> list[NDArray[np.float32]]:
+        with self._lock:
+            vectors = encode(texts, batch_size=self._batch_size, convert_to_numpy=True, show_progress_bar=False)
+        return [np.asarray(one, np.float32) for one in vectors]
 
 
-def _token_counts(checkpoint: Any, texts: list[str]) -> list[int]:
-    """Return the number of vectors in the index for each text: its tokens without punctuation."""
-    counts = []
-    for text in texts:
-        ids, _ = checkpoint.doc_tokenizer.tensorize([text])
-        counts.append(sum(checkpoint.mask(ids, skiplist=checkpoint.skiplist)[0]))
-    return counts
+class _Rows:
+    """Documents of a BM25 index with their rows as ids."""
+
+    def __init__(self, documents: DocumentTable) -> None:
+        self.digest = documents.digest
+        self._n_documents = len(documents)
+
+    def passages(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
+        return tuple([Passage(str(row), "", "", score) for row, score in zip(rows, scores, strict=True)])
+
+    def __len__(self) -> int:
+        return self._n_documents
+
+
+def _read(directory: Path, n_documents: int, n_dimensions: int) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
+    """Return (n_documents + 1,) first tokens of the documents, and (n_tokens, n_dimensions) vectors."""
+    try:
+        lengths = np.fromfile(directory / _LENGTHS, np.int32)
+        vectors = np.memmap(directory / _VECTORS, np.float16, "r").reshape(-1, n_dimensions)
+    except (OSError, ValueError) as error:
+        raise RetrievalError(f"{directory}: the vectors cannot be read ({error}); build it again") from error
+    if len(lengths) != n_documents or lengths.min(initial=1) < 1 or lengths.sum() != len(vectors):
+        raise RetrievalError(f"{directory}: the vectors are not of its {n_documents} documents; build it again")
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), vectors
+
+
+def _require_colbert(directory: Path) -> None:
+    """Refuse another model, to which sentence-transformers would add an untrained projection."""
+    try:
+        configs = [json.loads(path.read_bytes()) for path in sorted(directory.glob("config*.json"))]
+        kinds = {
+            kind for config in configs for kind in (config.get("model_type"), *(config.get("architectures") or ()))
+        }
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        raise RetrievalError(f"{directory} cannot be read as a ColBERT checkpoint ({reason(error)})") from error
+    if not kinds & {"HF_ColBERT", "ColBERT", "MultiVectorEncoder"}:
+        raise RetrievalError(f"{directory} is not a ColBERT checkpoint (nor another multi-vector model); name another")

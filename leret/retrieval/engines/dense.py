@@ -25,6 +25,10 @@ from leret.retrieval.index.documents import DocumentTable, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _SHARD = 2048  # documents per file of a build, and the most that a killed build loses
+MODEL_FAULTS = (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError, AssertionError,
+                UnpicklingError)  # fmt: skip  # AssertionError: torch without CUDA
+"""Exceptions from a model with unusable files or settings."""
+
 _DIGITS = 6  # decimals of a score; the last bits depend on the other queries of a batch
 
 
@@ -146,18 +150,7 @@ class Encoder:
     """A sentence-transformers model; safe for many threads, which take turns."""
 
     def __init__(self, directory: Path, settings: DenseSettings) -> None:
-        library = import_optional("sentence_transformers", "sentence-transformers", "dense")
-        from safetensors import SafetensorError
-
-        device = None if settings.device == "auto" else settings.device  # None: chosen by the library
-        try:
-            self._model = library.SentenceTransformer(str(directory), device=device, local_files_only=True)
-        except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError, AssertionError,
-                UnpicklingError, SafetensorError) as error:  # fmt: skip  # AssertionError: torch without CUDA
-            raise RetrievalError(
-                f"{directory} cannot be opened as a sentence-transformers model ({reason(error)}); name another, or "
-                f"correct retriever.device: {settings.device}"
-            ) from error
+        self._model = open_model("SentenceTransformer", directory, settings.device, "dense")
         if settings.max_length is not None:
             _lengthen(self._model, settings.max_length, directory)
         self._normalize = settings.normalize
@@ -174,6 +167,23 @@ class Encoder:
                 show_progress_bar=False,
             )
         return np.ascontiguousarray(embeddings, np.float32)
+
+
+def open_model(kind: str, directory: Path, device: str, extra: str) -> Any:
+    """Return a model of sentence-transformers, of the class with that name; ``extra`` is the one of leret."""
+    library = import_optional("sentence_transformers", "sentence-transformers", extra)
+    from safetensors import SafetensorError
+
+    try:
+        # device None: chosen by the library
+        return getattr(library, kind)(
+            str(directory), device=None if device == "auto" else device, local_files_only=True
+        )
+    except (*MODEL_FAULTS, SafetensorError) as error:
+        raise RetrievalError(
+            f"{directory} cannot be opened as a sentence-transformers model ({reason(error)}); name another, or "
+            f"correct retriever.device: {device}"
+        ) from error
 
 
 def _lengthen(model: Any, max_length: int, directory: Path) -> None:

@@ -139,6 +139,8 @@ def write_index(engine: IndexEngine, corpus: Documents, directory: Path, progres
 def read_manifest(directory: Path) -> Manifest:
     """Read a manifest; RetrievalError if the directory is not an index, is unfinished, or has another format."""
     path = directory / MANIFEST
+    if (directory / "centroids.pt").exists() or (directory / "plaid").exists():
+        raise RetrievalError(f"{directory} is an index of colbert-ai, which leret no longer reads; build it again")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
