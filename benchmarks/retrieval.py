@@ -125,21 +125,7 @@ def bare_dense(index: Path, retriever: Any) -> Callable[[list[str], int], object
     return search
 
 
-def bare_colbert(index: Path, retriever: Any) -> Callable[[list[str], int], object]:
-    """colbert-ai's batch encoding and its ranker in a loop, as its ``search_all`` has them."""
-    import torch
-
-    config = retriever._of(retriever._config, retriever._made(ncells=4, centroid_score_threshold=0.4, ndocs=4096))
-
-    def search(queries: list[str], k: int) -> object:
-        with torch.inference_mode():
-            vectors = retriever._checkpoint.queryFromText(queries, bsize=128 if len(queries) > 128 else None)
-            return [retriever._ranker.rank(config, vectors[i : i + 1]) for i in range(len(queries))]
-
-    return search
-
-
-BARE = {"bm25": bare_bm25, "tantivy": bare_tantivy, "dense": bare_dense, "hnsw": bare_dense, "colbert": bare_colbert}
+BARE = {"bm25": bare_bm25, "tantivy": bare_tantivy, "dense": bare_dense, "hnsw": bare_dense}
 
 
 def measure(engine: str, index: Path, queries: list[str], k: int) -> dict[str, float]:
