@@ -5,21 +5,16 @@ import signal
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
 
 import pytest
 
-from leret.config.base import free_keys
-from leret.config.load import load_recipe
 from leret.config.retriever import BM25Settings, HybridSettings
-from leret.config.sampling import SamplingRecipe
-from leret.core.errors import ConfigError, RetrievalError
+from leret.core.errors import RetrievalError
 from leret.core.files import is_incomplete
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.retrieval.engines.bm25 import BM25Index
 from leret.retrieval.index.manifest import check_files, read_manifest
-from leret.retrieval.load import ENGINES, EngineKind, check_index, load_retriever, open_index
+from leret.retrieval.load import check_index, load_retriever, open_index
 from tests.retrieval.small import ANIMALS, KINDS, settings
 
 LEXICAL = {"bm25", "tantivy"}
@@ -125,7 +120,7 @@ def test_batches_threads_and_smaller_k_agree(engine):
     assert ids(batch) == ids(alone)
     assert ids(batch, 3) == ids(shorter)
     for ranking, single in zip(batch, alone, strict=True):
-        assert [passage.score for passage in ranking] == pytest.approx([passage.score for passage in single], abs=2e-6)
+        assert [passage.score for passage in ranking] == pytest.approx([passage.score for passage in single], rel=1e-5)
 
 
 def test_a_named_index_of_another_corpus_is_refused(kind, built, folder):
@@ -215,42 +210,6 @@ def test_a_killed_build_is_detected_and_finished(kind, folder, tmp_path):
     load_retriever(wanted, ANIMALS, folder)
     assert open_index(directory).search(["cat"], 1)[0][0].doc_id == "cat"
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".building"]
-
-
-class ToySettings(BM25Settings):
-    kind: Literal["toy"] = "toy"
-    letters: int = 1
-
-
-class ToyIndex(BM25Index):
-    kind = "toy"
-
-    @classmethod
-    def from_manifest(cls, manifest, directory):
-        return cls(ToySettings(**{name: value for name, value in manifest.settings.items() if name != "method"}))
-
-
-def test_a_new_kind_is_a_settings_class_an_engine_and_a_line(tmp_path, monkeypatch):
-    monkeypatch.setitem(ENGINES, "toy", EngineKind(ToySettings, "toys:ToyIndex", "index"))
-    monkeypatch.setitem(sys.modules, "leret.retrieval.toys", sys.modules[__name__])
-    recipe = tmp_path / "toy.yaml"
-
-    def read(retriever):
-        data = "data: {questions: toy.yaml, corpus: toy.yaml}\nprogram: {adapter: {kind: compact}}"
-        recipe.write_text(f"{data}\nretriever: {retriever}\n")
-        return load_recipe(recipe, SamplingRecipe).retriever
-
-    toy = read(f"{{kind: toy, letters: 3, index: {tmp_path}/toy}}")
-    assert toy == ToySettings(letters=3, index=str(tmp_path / "toy"))
-    assert "retriever.cache" in free_keys(SamplingRecipe)
-    assert read("{kind: hybrid, engines: [{kind: toy}, {kind: bm25}]}").engines[0] == ToySettings()
-    for wrong, message in (("{kind: toi}", "toy"), ("{kind: toy, leters: 1}", "retriever.letters")):
-        with pytest.raises(ConfigError, match=f"did you mean {message}"):
-            read(wrong)
-    assert load_retriever(toy, ANIMALS, tmp_path).search(["a dog barks"], 2)[0][0].doc_id == "dog"
-    assert open_index(tmp_path / "toy").search(["a cat"], 2)[0][0].doc_id == "cat"
-    with pytest.raises(RetrievalError, match=r"letters: 3 there, 1 in the recipe"):
-        load_retriever(ToySettings(index=toy.index), ANIMALS, tmp_path)
 
 
 def test_a_hybrid_uses_the_index_of_its_engine(tmp_path):

@@ -6,10 +6,8 @@ from contextlib import ExitStack
 import pytest
 
 from leret.config.data import FileSettings
-from leret.config.load import load_recipe
 from leret.config.retriever import BM25Settings, PubMedSettings, RemoteSettings
-from leret.config.sampling import SamplingRecipe
-from leret.core.errors import ConfigError, RetrievalError
+from leret.core.errors import RetrievalError
 from leret.core.progress import Silent
 from leret.core.runs import Run
 from leret.datasets.load import load_corpus
@@ -131,19 +129,3 @@ def test_a_pubmed_run_replays_from_the_cache(place, monkeypatch):
     offline = sampled(settings.model_copy(update={"offline": True}), place / "offline", corpus=None)
     assert samples_of(place / "offline") == samples_of(place / "online")
     assert offline.mean_reward == online.mean_reward > 0
-
-
-@pytest.mark.parametrize(
-    ("retriever", "says"),
-    [
-        ("{kind: pubmed, max_date: soon}", "should match pattern"),
-        ("{kind: clinicaltrials, max_date: 2001/05/01}", "should match pattern"),
-        ("{kind: pubmed, emial: x}", "did you mean retriever.email"),
-        ("{kind: hybrid, engines: [{kind: bm25, k: 9}, {kind: bm25}]}", "k belongs to the whole retriever"),
-    ],
-)
-def test_recipe_errors_have_a_place(tmp_path, retriever, says):
-    path = tmp_path / "recipe.yaml"
-    path.write_text(f"data: {{kind: world}}\nretriever: {retriever}\n")
-    with pytest.raises(ConfigError, match=rf"recipe\.yaml:2.*{says}"):
-        load_recipe(str(path), SamplingRecipe, (), optional=("policy.model",))

@@ -43,7 +43,9 @@ class ColBERT(CallableRetriever):
     documents are scored. Equal scores keep the order of the corpus.
     """
 
-    def __init__(self, documents: DocumentTable, directory: Path, encoder: TokenEncoder, engine: ColbertIndex) -> None:
+    def __init__(
+        self, documents: DocumentTable, directory: Path, encoder: MultiVectorModel, engine: ColbertIndex
+    ) -> None:
         self.digest = engine.digest(documents.digest)
         self._documents = documents
         self._encoder = encoder
@@ -51,7 +53,7 @@ class ColBERT(CallableRetriever):
         self._starts, self._vectors = _read(directory, len(documents), encoder.n_dimensions)
         self._bm25: BM25 | None = None
         if self._n_candidates is not None:
-            self._bm25 = BM25Index(BM25Settings()).open(directory / _CANDIDATES, _Rows(documents))
+            self._bm25 = BM25Index(BM25Settings()).open(directory / _CANDIDATES, _RowTable(documents))
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         k = clip_k(k, len(self._documents))
@@ -116,7 +118,7 @@ class ColbertIndex(IndexEngine):
         """Encode the documents, after those that a stopped build encoded."""
         if self.settings.candidates is not None:
             BM25Index(BM25Settings()).write(corpus, directory / _CANDIDATES, progress)
-        encoder, ids = TokenEncoder(self.checkpoint, self.settings), list(corpus)
+        encoder, ids = MultiVectorModel(self.checkpoint, self.settings), list(corpus)
         at_once = 8 * self.settings.batch_size  # several batches: the encoder sorts them by length
         with open(directory / _LENGTHS, "a+b") as lengths, open(directory / _VECTORS, "ab") as vectors:
             lengths.seek(0)
@@ -136,14 +138,14 @@ class ColbertIndex(IndexEngine):
         progress.finish()
 
     def open(self, directory: Path, documents: MappedDocuments) -> ColBERT:
-        return ColBERT(documents, directory, TokenEncoder(self.checkpoint, self.settings), self)
+        return ColBERT(documents, directory, MultiVectorModel(self.checkpoint, self.settings), self)
 
     def _text(self, document: Document) -> str:
         title = f"{document.title}{self.settings.separator}" if document.title else ""
         return to_valid_utf8(f"{title}{document.text}")
 
 
-class TokenEncoder:
+class MultiVectorModel:
     """A multi-vector model of sentence-transformers; safe for many threads, which take turns."""
 
     def __init__(self, checkpoint: Path, settings: ColbertSettings) -> None:
@@ -181,7 +183,7 @@ class TokenEncoder:
         return [np.asarray(one, np.float32) for one in vectors]
 
 
-class _Rows:
+class _RowTable:
     """Documents of a BM25 index with their rows as ids."""
 
     def __init__(self, documents: DocumentTable) -> None:

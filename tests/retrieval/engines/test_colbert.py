@@ -11,7 +11,7 @@ from transformers import AutoTokenizer, BertModel
 
 from leret.config.retriever import ColbertSettings
 from leret.core.errors import RetrievalError
-from leret.retrieval.engines.colbert import TokenEncoder
+from leret.retrieval.engines.colbert import MultiVectorModel
 from leret.retrieval.load import load_retriever, open_index
 from tests.retrieval.small import ANIMALS, colbert_checkpoint, minilm
 
@@ -99,8 +99,8 @@ def test_a_stopped_build_resumes_after_the_last_batch(checkpoint, exact, tmp_pat
                 raise KeyboardInterrupt
         return real(self, texts)
 
-    counts, real = [], TokenEncoder.documents
-    monkeypatch.setattr(TokenEncoder, "documents", documents)
+    counts, real = [], MultiVectorModel.documents
+    monkeypatch.setattr(MultiVectorModel, "documents", documents)
     with pytest.raises(KeyboardInterrupt):
         build(checkpoint, tmp_path / "index", batch_size=2, candidates=None)
     [building] = tmp_path.glob(".index.building*")
@@ -113,10 +113,10 @@ def test_a_stopped_build_resumes_after_the_last_batch(checkpoint, exact, tmp_pat
 
 
 def test_lengths_of_texts_can_be_set(checkpoint):
-    encoder = TokenEncoder(checkpoint, ColbertSettings(checkpoint="m", doc_maxlen=20, query_maxlen=8))
+    encoder = MultiVectorModel(checkpoint, ColbertSettings(checkpoint="m", doc_maxlen=20, query_maxlen=8))
     assert [len(encoder.documents(["word " * 99])[0]), len(encoder.queries(["word"])[0])] == [20, 8]
     with pytest.raises(RetrievalError, match="cannot encode a text"):
-        TokenEncoder(checkpoint, ColbertSettings(checkpoint="m", doc_maxlen=600))
+        MultiVectorModel(checkpoint, ColbertSettings(checkpoint="m", doc_maxlen=600))
 
 
 @pytest.mark.parametrize(
