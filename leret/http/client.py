@@ -93,7 +93,6 @@ class Client:
         retry_for_s: float = 300.0,
         concurrency: int = 32,
         rate: RateLimit | None = None,
-        also_retried: frozenset[int] = frozenset(),
         meter: UsageMeter | None = None,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -108,7 +107,6 @@ class Client:
         self._timeout_s, self._retry_for_s = timeout_s, retry_for_s
         self._concurrency = concurrency
         self._rate = rate
-        self._also_retried = also_retried
         self._meter = meter
         self._clock, self._sleep = clock, sleep
         self._answered_at = float("-inf")  # time of the last answer to any request
@@ -156,7 +154,7 @@ class Client:
             try:
                 answer = await _by_aiohttp(local.session, call, endpoint.url, timeout_s)
                 if not 200 <= answer.status < 300:
-                    answer.check(self._advice, self._also_retried)
+                    answer.check(self._advice)
                 try:
                     value = read(answer)
                 except MALFORMED as error:

@@ -13,7 +13,6 @@ from safetensors.torch import load_file, save_file
 
 from leret.core.errors import PolicyError
 from leret.policies.checkpoints import find_model, load_tokenizer, model_digest, policy_digest
-from leret.policies.local.chat_template import load_template
 from leret.policies.local.model import load_model, load_weights
 
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
@@ -79,7 +78,7 @@ def test_code_of_a_model_is_never_run(copy, monkeypatch):
     (copy / "evil.py").write_text(f"open({str(copy / 'written')!r}, 'w')\nclass Evil: pass\n")
     set_config(copy, model_type="evil", auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"})
     (copy / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}}')
-    for load in (load_tokenizer, lambda path: load_weights(path, "float32"), lambda path: load_template(str(path))):
+    for load in (load_tokenizer, lambda path: load_weights(path, "float32")):
         with pytest.raises(PolicyError, match="custom code"):
             load(copy)
     assert not (copy / "written").exists()

@@ -2,19 +2,23 @@
 
 import asyncio
 import json
+from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 from aiohttp import web
 from typer.testing import CliRunner
 
 from leret.cli.app import app
+from leret.config.policy import PolicySettings
 from leret.core import yaml
 from leret.core.errors import PolicyError
 from leret.http.answers import MALFORMED, Answer, RejectedError, RetryableError
 from leret.policies.base import PromptTooLongError
+from leret.policies.load import make_policy
 from leret.policies.remote.openai import completions_of, policy_error, shared
 from tests.policies.conftest import ask
-from tests.policies.servers import ChatServer, asked, completion, refusal, run, serving
+from tests.policies.servers import ChatServer, TgiServer, asked, completion, refusal, run, serving
 
 ANSWER = completion({"seed": 1})
 
@@ -78,6 +82,26 @@ def test_together_has_its_request_keys_and_model_list(monkeypatch):
     assert (first.token_ids, first.logprobs, first.n_prompt_tokens) == ((5, 6), (-0.5, -1.0), 5)
     request = server.bodies[-1]
     assert (request["n"], request["logprobs"], "return_token_ids" in request) == (3, 1, False)
+
+
+@pytest.mark.parametrize("path", ["", "/generate", "/v1/"])
+def test_tgi_is_a_chat_server_at_its_root(path):
+    server = TgiServer([web.json_response({"error": "out of memory"}, status=424)])
+
+    async def main():
+        async with serving(server) as [url]:
+            keys = {"model": "tiny", "tokenizer": "models/tiny", "best_of": True, "enable_thinking": False}
+            policy = make_policy(PolicySettings.model_validate({"kind": "tgi", "urls": [url + path], **keys}))
+            several, one = ask("the city", 1, 2, stop=(".",)), replace(ask("the city", 3), top_p=0.5)
+            async with aclosing(policy):
+                return await policy.complete(several) + await policy.complete(several) + await policy.complete(one)
+
+    *several, one = asyncio.run(main())
+    assert [completion.text for completion in several[2:]] == [f"text {body['seed']}" for body in server.bodies[-3:-1]]
+    assert several[:2] == several[2:]
+    assert (one.logprobs, one.n_prompt_tokens, one.n_completion_tokens) == ((-0.5, -1.0), 5, 2)
+    assert [body.get("top_p") for body in server.bodies[-3:]] == [None, None, 0.5]
+    assert set(server.paths) == {"/v1/chat/completions"}
 
 
 def test_a_refused_extension_is_left_out():
