@@ -175,8 +175,7 @@ def _served(stage: RoundStage, recipe: SamplingRecipe) -> SamplingRecipe:
     """Load a later round's policy into its servers, and return the recipe with its served name."""
     if stage.round == 1 or not isinstance(recipe.policy, OpenAIPolicySettings):
         return recipe
-    from leret.policies.serving.model import resolve_policy
-    from leret.policies.serving.refresh import refresh
+    from leret.policies.serving.model import refresh, resolve_policy
 
     directory = recipe.policy.model
     policy = refresh(recipe.policy, resolve_policy(directory), directory)

@@ -26,9 +26,8 @@ from leret.config.policy import (
 from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.policies.base import Completion, Policy, Request
-from leret.policies.checkpoints import find_model, model_digest
+from leret.policies.checkpoints import find_model, model_digest, picker_digest
 from leret.policies.local.policy import LocalPolicy
-from leret.policies.pickers.record import picker_digest
 from leret.policies.remote.openai import OpenAIPolicy
 
 PROBE_S = 8.0  # deadline of a probe's completion of one token
