@@ -76,8 +76,11 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
             part = f"{number - 1}/{rounds}" if rounds > 1 else recipe.data.part
             part = begun[number - 1].get("part") if number <= len(begun) else part
             data = recipe.data.model_copy(update={"part": part})
-            policy = _policy(recipe.policy, run, number, _successor(trainings, number - 1))
-            sampled = recipe.model_copy(update={"data": data, "policy": policy})
+            sampled = recipe.model_copy(update={"data": data})
+            if number > 1:  # a server gets these weights under another name, by `_served`
+                directory = str((run.policies / _successor(trainings, number - 1)).resolve())
+                policy = recipe.policy.model_copy(update={"model": directory})
+                sampled = sampled.model_copy(update={"policy": policy})
             stages.append(RoundStage(number, "sample", sampled, done))
         stages += [RoundStage(number, "train", recipe, done) for recipe in trained]
         stages += [RoundStage(number, "eval", recipe, done) for recipe in evaluation]
@@ -146,12 +149,6 @@ def _no_rounds(recipe: SamplingRecipe, rounds: int) -> Iterator[str]:
     if not isinstance(recipe.policy, LocalPolicySettings | OpenAIPolicySettings):
         remedy = "use local, or openai with your vLLM, or remove --rounds"
         yield f"policy.kind: {recipe.policy.kind} cannot load new weights; {remedy}"
-
-
-def _policy(settings: PolicySettings, run: Run, number: int, previous: str) -> PolicySettings:
-    """Return the policy settings of a round; ``model`` is its directory, which `_served` replaces by a served name."""
-    directory = str((run.policies / previous).resolve())
-    return settings if number == 1 else settings.model_copy(update={"model": directory})
 
 
 @contextmanager

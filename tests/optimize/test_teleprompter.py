@@ -4,9 +4,6 @@ import asyncio
 import json
 import random
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import dspy
@@ -30,15 +27,13 @@ from tests.optimize.fakes import (
     Writer,
     example,
     fake_lm,
-    fake_training,
     leret_of,
     recall,
-    result_of,
     student_of,
     together,
 )
 from tests.programs import zoo
-from tests.sampling.fakes import ROOT, WORDS, FakePolicy, FakeRetriever
+from tests.sampling.fakes import WORDS, FakePolicy, FakeRetriever
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -325,27 +320,6 @@ def test_max_lm_calls_is_a_hard_bound(bound, trainings, heard):
 def test_a_bound_that_the_valset_alone_passes_is_refused(trainings):
     with pytest.raises(LeretError, match="max_lm_calls=5 is reached"):
         leret_of(max_lm_calls=5).compile(student_of(), trainset=TRAIN, valset=VAL)
-
-
-def test_better_together_killed_in_the_middle_goes_on(tmp_path):
-    def session(*last):
-        command = [sys.executable, "-m", "tests.optimize.fakes", str(tmp_path / "run"), str(log), *last]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    log = tmp_path / "log"
-    assert session("13").returncode == -signal.SIGKILL
-    with Store(tmp_path / "run/rollouts.db", read_only=True) as store:
-        finished = {sample.seed for group in store.groups() for sample in group.samples}
-    n_before = len(log.read_text().splitlines())
-    again = session()
-    asked = {seed for line in log.read_text().splitlines()[n_before:] for seed in json.loads(line)}
-    with pytest.MonkeyPatch.context() as patch:
-        fake_training(patch)
-        whole = result_of(together(tmp_path / "whole"), tmp_path / "whole")
-    assert finished
-    assert not finished & asked
-    assert json.loads(again.stdout.splitlines()[-1]) == whole
-    assert {strategy for strategy, *_ in whole} == {"", "p", "p -> w", "p -> w -> p"}
 
 
 def test_one_optimizer_may_be_two_steps(tmp_path, trainings):

@@ -23,16 +23,12 @@ SECRET = "sk-0123456789abcdef"
 
 @pytest.fixture(params=["openai", "together", "tgi"])
 def kind(request, monkeypatch):
-    monkeypatch.setenv("TINY_KEY", f"{SECRET}\n")
-    monkeypatch.setenv("TOGETHER_API_KEY", SECRET)
+    for key in ("OPENAI_KEY", "TOGETHER_API_KEY", "TGI_KEY"):
+        monkeypatch.setenv(key, f"{SECRET}\n")
     monkeypatch.setattr(openai, "LIST_S", 0.5)
     monkeypatch.setattr(load, "PROBE_S", 0.5)
-    keys = {
-        "openai": {"model": "tiny", "api_key_env": "TINY_KEY"},
-        "together": {"model": "tiny"},
-        "tgi": {"model": "tiny", "api_key_env": "TINY_KEY"},
-    }
-    settings = {"kind": request.param, **keys[request.param]}
+    keys = {} if request.param == "together" else {"api_key_env": f"{request.param.upper()}_KEY"}
+    settings = {"kind": request.param, "model": "tiny", **keys}
     server = TgiServer if request.param == "tgi" else ChatServer
     return SimpleNamespace(server=server, settings=settings, asked=partial(asked, **settings))
 
@@ -94,8 +90,8 @@ def test_a_missing_key_or_seed_is_refused_before_sending(kind, monkeypatch):
             await policy.complete(Request((), (), 1.0, 8))
 
     run(kind.server(), work, **kind.settings)
-    monkeypatch.delenv("TINY_KEY")
-    monkeypatch.delenv("TOGETHER_API_KEY")
+    for key in ("OPENAI_KEY", "TOGETHER_API_KEY", "TGI_KEY"):
+        monkeypatch.delenv(key)
     with pytest.raises(ConfigError, match=r"policy\.api_key_env: .*_KEY is not set"):
         kind.asked(kind.server())
 
