@@ -349,14 +349,9 @@ class CompileJob:
         with Store(self.run.store, read_only=True) as store:
             sampled = (group for group in store.groups() if group.samples[0].is_sampled)
             groups = [group for group in sampled if group.state.predictor in self.trained]
-        lms = dict.fromkeys(self.trained.values())
-        recipes = {
-            name: {lm: validated(TrainingRecipe, _without(self._keys(name, lm), "max_steps")) for lm in lms}
-            for name in self.settings.algorithms
-            if name not in _ONLINE
-        }
+        stored = [name for name in self.settings.algorithms if name not in _ONLINE]
         try:
-            return training_examples(groups, self.trained, recipes)
+            return training_examples(groups, self.trained, stored, partial(self._recipe, without="max_steps"))
         except LeretError as error:
             raise (self.stopped or error) from None
 
@@ -405,6 +400,12 @@ class CompileJob:
             return replace(role, sampled=False)
         return replace(role, policy=CountedPolicy(live.name, live.digest, self.budget, live.complete))
 
+    def _recipe(self, algorithm: str, lm: dspy.LM, without: str = "") -> TrainingRecipe:
+        """Return the recipe of a training, without the keys that only `train_examples` takes."""
+        keys = self._keys(algorithm, lm)
+        left_out = {"enable_thinking", without}
+        return validated(TrainingRecipe, {name: value for name, value in keys.items() if name not in left_out})
+
     def _keys(self, algorithm: str, lm: dspy.LM) -> dict[str, Any]:
         keys = dict(self.settings.train_kwargs[lm] or {})
         algorithm_keys = {name: keys.pop(name, {}) for name in _ALGORITHMS}[algorithm]
@@ -437,7 +438,7 @@ class CompileJob:
             total += calls * n * settings.samples * settings.prompts
         for algorithm, lm in product(settings.algorithms, dict.fromkeys(self.trained.values())):
             if algorithm in _ONLINE:
-                recipe = cast(WritingRecipe, validated(TrainingRecipe, _without(self._keys(algorithm, lm))))
+                recipe = cast(WritingRecipe, self._recipe(algorithm, lm))
                 total += recipe.n_rounds(n) * recipe.questions_per_round * recipe.num_generations * calls
         self.log("estimate", f"about {total:,.0f} LM calls, at {calls:.1f} per run of the program")
 
@@ -504,7 +505,3 @@ def _in_thread(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return call(*args, **kwargs)
     with ThreadPoolExecutor(1, "leret-optimize") as thread:
         return thread.submit(copy_context().run, partial(call, *args, **kwargs)).result()
-
-
-def _without(keys: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in keys.items() if name not in {"enable_thinking", *names}}

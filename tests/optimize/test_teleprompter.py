@@ -3,12 +3,10 @@
 import asyncio
 import json
 import random
-import re
 from pathlib import Path
 
 import dspy
 import pytest
-from dspy.dsp.utils import dotdict
 from dspy.utils.callback import BaseCallback
 
 import leret
@@ -17,8 +15,6 @@ from leret.core.errors import LeretError, PolicyError
 from leret.optimize import teleprompter
 from leret.policies.base import Completion
 from leret.programs.search import search_tool
-from leret.sampling.store.store import Store
-from tests.optimize.conftest import mixed
 from tests.optimize.fakes import (
     TRAIN,
     VAL,
@@ -32,8 +28,7 @@ from tests.optimize.fakes import (
     student_of,
     together,
 )
-from tests.programs import zoo
-from tests.sampling.fakes import WORDS, FakePolicy, FakeRetriever
+from tests.sampling.fakes import WORDS, FakePolicy
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -46,9 +41,6 @@ def heard(caplog):
     caplog.set_level("INFO", logger=log.name)
     yield lambda: [record.getMessage() for record in caplog.records if record.name == log.name]
     log.removeHandler(caplog.handler)
-
-
-# ---------------------------------------------------------------------- what it gives
 
 
 class Choosing(Writer):
@@ -249,50 +241,6 @@ def test_leret_is_a_direct_subclass_of_teleprompter():
     assert leret.LeReT in teleprompter.stock.FinetuneTeleprompter.__subclasses__()
 
 
-class Chatting(Words):
-    """Answers in the chat adapter's format: words, a tool to call, or lists, by the names of the fields."""
-
-    def _one(self, request, seed):
-        text = super()._one(request, seed).text
-        wanted = re.findall(r"`\[\[ ## (\w+) ## \]\]`", request.messages[-1]["content"])
-        values = {
-            "next_tool_name": "look_up" if seed % 3 else "finish",
-            "next_tool_args": json.dumps({"query": text}),
-            "new_notes": json.dumps([text]),
-            "titles": "[]",
-            "advice": json.dumps({"write": text}),
-        }
-        fields = [f"[[ ## {name} ## ]]\n{values.get(name, text)}" for name in wanted]
-        return Completion("\n\n".join(fields), "stop", 1, 2)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in zoo.PROGRAMS if kind.__name__ != "AgentV2"])
-def test_programs_of_any_shape_are_optimized(kind, trainings):
-    policy = Chatting("words")
-    student = student_of(kind, fake_lm(policy=policy, max_tokens=64))
-    name = "claim" if kind is zoo.Tutorial else "question"
-    trainset = [dspy.Example(**{name: f"what follows {WORDS[i]}"}).with_inputs(name) for i in range(4)]
-    settings = {
-        "reward": lambda example, outcome: len(outcome.text) % 7,
-        "metric": lambda example, prediction, trace=None: len(str(prediction)) % 7,
-        "algorithms": ["sft"],
-        "samples": 4,
-    }
-    rm = (lambda query, k: [dotdict(long_text=f"on {query}")]) if kind is zoo.Retrieving else FakeRetriever()
-    with dspy.context(adapter=dspy.ChatAdapter(), rm=rm, lm=student.get_lm()):  # for what Refine makes on the way
-        best = leret_of(**settings).compile(student, trainset=trainset)
-    sent = {seed: request.messages for request in policy.requests for seed in request.seeds}
-    with Store(Path(best.run_dir) / "rollouts.db", read_only=True) as store:
-        groups = [[sent[sample.seed] for sample in group.samples] for group in store.groups()]
-    assert max(map(len, groups)) == settings["samples"]
-    assert mixed(groups) == []
-    assert trainings[0]["examples"]
-    assert {predictor.lm.model for predictor in best.predictors()} == {f"leret/{trainings[0]['directory']}"}
-
-
-# ---------------------------------------------------------------------- resuming, and the bound
-
-
 def test_after_a_crash_compile_goes_on(tmp_path, trainings):
     def away(request):
         return PolicyError("away") if len(broken.requests) > 24 else False
@@ -332,9 +280,6 @@ def test_one_optimizer_may_be_two_steps(tmp_path, trainings):
     n_trained = len(trainings)
     leret_of(tmp_path).compile(student_of(), trainset=TRAIN)  # the first student again
     assert Path(trainings[n_trained]["directory"]).parent.parent == tmp_path
-
-
-# ---------------------------------------------------------------------- what it refuses
 
 
 class Shuffling(Writer):
@@ -437,9 +382,6 @@ def test_programs_that_cannot_be_optimized_are_refused(make, change, says, train
 def test_an_image_is_refused(trainings):
     with dspy.context(adapter=dspy.ChatAdapter()), pytest.raises(Exception, match="ImagePart"):
         leret_of().compile(student_of(Looking), trainset=TRAIN)
-
-
-# ---------------------------------------------------------------------- with a real policy
 
 
 def test_the_demo_policy_is_sampled_trained_and_scored(tmp_path):

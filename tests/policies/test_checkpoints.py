@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from leret.core.errors import PolicyError
 from leret.policies.checkpoints import find_model, load_tokenizer, model_digest, policy_digest
 from leret.policies.local.model import load_model, load_weights
+from tests.policies.conftest import set_config
 
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
 FILE = "model.safetensors"
@@ -22,11 +23,6 @@ FILE = "model.safetensors"
 @pytest.fixture
 def copy(llama_dir, tmp_path):
     return Path(shutil.copytree(llama_dir, tmp_path / "copy"))
-
-
-def set_config(path, **values):
-    file = path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
 def set_weights(path, change):

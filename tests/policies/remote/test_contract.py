@@ -96,13 +96,6 @@ def test_a_missing_key_or_seed_is_refused_before_sending(kind, monkeypatch):
         kind.asked(kind.server())
 
 
-@pytest.mark.parametrize("faults", [[], ["stall"]], ids=["well", "late with its first token"])
-def test_a_probe_is_one_token_and_passes_late_servers(kind, faults):
-    server = kind.server([None, *faults])
-    probed(server, **kind.settings)
-    assert {body["max_tokens"] for body in server.bodies} == {1}
-
-
 def test_a_server_that_accepts_no_connection_is_reported(kind):
     with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
         clients = [waiting.enter_context(socket.socket()) for _ in range(4)]

@@ -1,5 +1,4 @@
 import asyncio
-import json
 import shutil
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from leret.core.runs import Run
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.serving.model import ServedModel, merge_adapter, merged_directory, refresh, resolve_policy
 from tests.http.servers import serving
-from tests.policies.conftest import ask
+from tests.policies.conftest import ask, set_config
 from tests.policies.servers import ChatServer, refusal
 from tests.tiny import tiny_policy
 
@@ -36,11 +35,6 @@ def adapter(tmp_path_factory):
 @pytest.fixture
 def copy(adapter, tmp_path):
     return Path(shutil.copytree(adapter, tmp_path / "tuned"))
-
-
-def set_adapter(path, **values):
-    file = path / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
 def test_full_weights_are_named_by_directory_and_digest(llama_dir, tmp_path):
@@ -78,7 +72,7 @@ def test_an_adapter_is_served_on_its_base_and_refused_without_it(adapter, copy):
     assert served.weights == str(adapter.parent / "base")
     assert (served.adapter, served.tokenizer, served.rank) == (adapter, adapter, 4)
     for base, says in (("/no/such/base", "no model directory"), (None, "names no base_model_name_or_path")):
-        set_adapter(copy, base_model_name_or_path=base)
+        set_config(copy, "adapter_config.json", base_model_name_or_path=base)
         with pytest.raises(PolicyError, match=says):
             resolve_policy(str(copy))
 
@@ -109,7 +103,7 @@ def test_an_adapter_is_merged_again_only_after_changes(copy, monkeypatch):
 
     first = merged_at()
     assert merged_at() == first
-    set_adapter(copy, lora_alpha=8)
+    set_config(copy, "adapter_config.json", lora_alpha=8)
     assert merged_at() != first
     assert [path.name for path in copy.parent.glob(".tuned-merged*")] == [".tuned-merged"]  # nothing half-done is left
     shutil.rmtree(merged_directory(copy))
