@@ -75,11 +75,6 @@ def trainset() -> list[dspy.Example]:
     return [dspy.Example(question=text, answer="paris").with_inputs("question") for text in QUESTIONS]
 
 
-def mixed(groups):
-    """Groups, each of prompts, whose members do not all have one prompt."""
-    return [group for group in groups if any(prompt != group[0] for prompt in group)]
-
-
 def greedy(lm: dspy.LM, prompt: str = "the red book") -> str:
     [text] = lm(prompt, temperature=0.0)
     return text
