@@ -62,12 +62,6 @@ def test_stock_bootstrap_finetune_trains_through_it(program, trainset, lm, calls
     assert (new is compiled.answer.lm, new.model != lm.model, greedy(new) != greedy(lm)) == (True, True, True)
 
 
-def test_predictors_that_train_apart_wait_for_one_another(program, trainset, lm):
-    optimizer = dspy.BootstrapFinetune(multitask=False, train_kwargs=SFT, num_threads=2)
-    compiled = optimizer.compile(program, trainset=trainset)
-    assert len({lm.model, compiled.write.lm.model, compiled.answer.lm.model}) == 3
-
-
 @pytest.mark.parametrize(
     ("keys", "metric", "message"),
     [({"learning_rat": 1}, None, "did you mean learning_rate"), ({}, lambda *_: 0, "nothing to train on")],

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import random
 from pathlib import Path
 
 import dspy
@@ -120,14 +119,6 @@ def test_without_a_valset_the_last_result_is_returned_unscored(trainings, heard)
     assert best.write.lm.model == f"leret/{trainings[-1]['directory']}"
     assert best.candidate_programs[0]["score"] is None
     assert any("no valset" in line for line in heard())
-
-
-def test_targets_and_pairs_are_of_the_states_reached(trainings):
-    leret_of().compile(student_of(), trainset=TRAIN)
-    sft, ipo = trainings
-    assert {len(one.completions) for one in sft["examples"]} == {1}
-    assert {len(one.completions) for one in ipo["examples"]} == {2}
-    assert all(one.prompt[-1]["content"].startswith("question: what follows") for one in sft["examples"])
 
 
 def test_every_distinct_lm_is_trained_once_on_its_own_predictors(trainings):
@@ -282,25 +273,6 @@ def test_one_optimizer_may_be_two_steps(tmp_path, trainings):
     assert Path(trainings[n_trained]["directory"]).parent.parent == tmp_path
 
 
-class Shuffling(Writer):
-    def forward(self, question):
-        found = self.search(self.write(question=question, context=[]).query)
-        context = random.sample([*found.passages, "x", "y", "z"], len(found.passages) + 3)
-        return dspy.Prediction(found=self.search(self.write(question=question, context=context).query, found).doc_ids)
-
-
-class Twice(Writer):
-    def forward(self, question):
-        return dspy.Prediction(found=self.write(question=question, context=[], config={"n": 2}).query)
-
-
-class Blind(Writer):
-    """Searches by what leret does not see."""
-
-    def forward(self, question):
-        return dspy.Prediction(found=self.write(question=question, context=[]).query.split())
-
-
 class Unnamed(Writer):
     def __init__(self):
         super().__init__()
@@ -314,12 +286,6 @@ class Unnamed(Writer):
 class Broken(Writer):
     def forward(self, question):
         raise KeyError("before any completion")
-
-
-class Streaming(Writer):
-    def forward(self, question):
-        with dspy.context(send_stream=object()):
-            return super().forward(question)
 
 
 class Looking(Writer):
@@ -345,19 +311,15 @@ def compiled():
 
 
 REFUSED = {
-    "shuffled": (Shuffling, {}, "Shuffling is not deterministic"),
     "no predictor": (Empty, {}, "Empty has no predictor"),
     "no LM": (lambda: student_of(write=None), {}, r"these have none: \['write'\]"),
     "compiled": (compiled, {}, "should not be compiled"),
-    "n of 2": (Twice, {}, "n > 1"),
-    "no search": (Blind, {"credit": "step"}, "search_tool"),
     "final without metric": (Writer, {"credit": "final", "metric": None}, "needs a metric"),
     "nothing to score by": (Writer, {"reward": None, "metric": None}, "reward"),
     "no such credit": (Writer, {"credit": "last"}, "credit='last'"),
     "a picker": (Writer, {"algorithms": ["pick"]}, "trains pickers"),
     "ids without name": (Unnamed, {}, "ids="),
     "crash before any": (Broken, {}, "before any completion"),
-    "streaming": (Streaming, {}, "streams"),
     "no completion parses": (lambda: student_of(lm=fake_lm(policy=Words("words", text=" "))), {}, "pars"),
     "no LM to train": (lambda: student_of(lm=EngineLM("other", print)), {}, "leret.LM"),
     "no weights": (lambda: student_of(lm=fake_lm(finetuning_model="leret/nowhere")), {}, "no local weights"),
