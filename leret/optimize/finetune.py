@@ -82,48 +82,57 @@ def train_examples(
     Args:
         model: an LM's: ``leret/DIRECTORY``, ``leret/demo``, with or without ``leret/``.
         examples: one completion each for sft and kto, chosen and rejected for ipo and dpo.
-        keys: of the algorithm's recipe, with ``algorithm``; without ``name``, a digest of data, keys and model names
-            the policy. Also ``max_steps`` (optimizer steps instead of epochs; 0 gives the same policy) and
-            ``enable_thinking`` (of the chat template).
-        run_dir: its ``policies`` folder gets the policy.
+        keys: of the algorithm's recipe, with ``algorithm``, ``max_steps`` and ``enable_thinking``; see `_training`.
+        run_dir: its ``policies`` folder gets the policy, whose directory is returned.
         job: gets the status, and can stop the training.
         progress: shows the steps.
         tasks: samples of an online algorithm, instead of examples.
         environment: of the tasks.
         run: of the tasks.
 
-    Returns:
-        The policy's directory.
-
     Raises:
         TrainingError: a key is wrong, there is no example, no example fits, or a check refuses.
         PolicyError: the model cannot be loaded.
         RunError: the directory holds another training of this name.
     """
-    keys = dict(keys)
-    max_steps, thinking = None if tasks else keys.pop("max_steps", None), keys.pop("enable_thinking", None)
-    recipe = validated(TrainingRecipe, keys)
-    if not (examples or tasks):
-        raise TrainingError(
-            "there is nothing to train on: no example is left; check whether the metric rejects all of them"
-        )
-    initial = initial_policy(model)
-    recipe = with_learning_rate(recipe, initial)
-    digests = {"data": questions_digest(tasks) if tasks else examples_digest(examples), "parent": initial.digest}
-    more = {"max_steps": max_steps, "enable_thinking": thinking}
-    content = digest(recipe.model_dump(mode="json", exclude={"name", "init_from"}), digests, more)
-    name = recipe.name or f"{recipe.algorithm}-{content[:12]}"
-    recipe = recipe.model_copy(update={"name": name, "init_from": initial.name})
-    directory = CheckpointDirectory(Path(run_dir).resolve() / "policies", name)
-    key = {"recipe": recipe.model_dump(mode="json") | more, "digest": digests}
-    training = LocalTraining(
-        recipe, initial, tasks or examples, directory, key, run, environment, None, max_steps, thinking
-    )
+    training = _training(model, tasks or examples, keys, Path(run_dir).resolve(), run, environment)
     with ONE_TRAINING:
         report = _train(training, job, progress)
     if report.dropped:
         _LOG.warning("%s: %d of %d examples were too long", report.path, report.dropped, len(examples))
     return report.path
+
+
+def _training(
+    model: str,
+    inputs: Sequence[Any],
+    keys: Mapping[str, Any],
+    run_dir: Path,
+    run: Run | None,
+    environment: Environment | None,
+) -> LocalTraining:
+    """Return a training that is named by a digest of data, keys and model, unless ``keys`` has a ``name``.
+
+    ``keys`` may also have ``max_steps`` (optimizer steps instead of epochs; 0 gives the same policy) and
+    ``enable_thinking`` (of the chat template).
+    """
+    keys, online = dict(keys), environment is not None
+    max_steps, thinking = None if online else keys.pop("max_steps", None), keys.pop("enable_thinking", None)
+    recipe = validated(TrainingRecipe, keys)
+    if not inputs:
+        raise TrainingError(
+            "there is nothing to train on: no example is left; check whether the metric rejects all of them"
+        )
+    initial = initial_policy(model)
+    recipe = with_learning_rate(recipe, initial)
+    digests = {"data": questions_digest(inputs) if online else examples_digest(inputs), "parent": initial.digest}
+    more = {"max_steps": max_steps, "enable_thinking": thinking}
+    content = digest(recipe.model_dump(mode="json", exclude={"name", "init_from"}), digests, more)
+    name = recipe.name or f"{recipe.algorithm}-{content[:12]}"
+    recipe = recipe.model_copy(update={"name": name, "init_from": initial.name})
+    directory = CheckpointDirectory(run_dir / "policies", name)
+    key = {"recipe": recipe.model_dump(mode="json") | more, "digest": digests}
+    return LocalTraining(recipe, initial, inputs, directory, key, run, environment, None, max_steps, thinking)
 
 
 def _train(training: LocalTraining, job: FinetuneJob | None, progress: Progress | None) -> TrainReport:

@@ -15,7 +15,6 @@ from leret.programs.needs import NeedsCompletion
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
-from leret.rewards import Reward
 from leret.rollouts.actors import Role
 from leret.rollouts.environment import Environment
 
@@ -23,17 +22,9 @@ from leret.rollouts.environment import Environment
 class StudentEnvironment(Environment):
     """An environment over a student instead of a recipe's program.
 
-    Args:
-        program: copied for each runner.
-        adapter: of the program.
-        retriever: answers all searches; None if each `leret.Search` has its own, or ``rm`` searches.
-        rm: replaces ``dspy.settings.rm``.
-        lm: the LM in training, with its temperature and token limit.
-        role: chooses the policy that answers a call, given the policy in training.
-        reward: of a step; a name, or a function of an outcome.
-        final: of the program's end.
-        settings: of sampling: credit, seed, continuations.
-        cache: a directory of the run.
+    ``lm`` is the one in training, and ``role`` chooses the policy that answers a call, given the policy in training.
+    ``retriever`` answers all searches; None if each `leret.Search` has its own, or ``rm`` searches in its place.
+    ``settings`` may hold functions as rewards.
     """
 
     def __init__(
@@ -44,16 +35,13 @@ class StudentEnvironment(Environment):
         rm: Any,
         lm: dspy.LM,
         role: Callable[[NeedsCompletion, Policy], Role],
-        reward: str | Reward,
-        final: Reward | None,
         settings: SamplingSettings,
         cache: Path,
     ) -> None:
         decoding = {name: lm.kwargs[name] for name in ("temperature", "max_tokens", "top_p") if lm.kwargs.get(name)}
         decoding["enable_thinking"] = lm.engine.settings.enable_thinking
         policy = LocalPolicySettings(model=lm.model.removeprefix("leret/")).model_copy(update=decoding)
-        scored = settings.model_copy(update={"reward": reward, "final": final})  # functions, which a recipe cannot hold
-        keys: dict[str, Any] = {"policy": policy, "policies": {}, "sampling": scored}
+        keys: dict[str, Any] = {"policy": policy, "policies": {}, "sampling": settings}
         super().__init__(SamplingRecipe.model_construct(**keys), cache)
         self.role, self.retriever = role, retriever  # type: ignore[assignment]
         self._program, self._adapter, self._rm = program, adapter, rm

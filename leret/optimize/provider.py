@@ -9,7 +9,7 @@ from typing import Any
 
 import dspy
 
-from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
+from leret.config.policy import LocalPolicySettings
 from leret.core import dspy_internals
 from leret.core.aio import submit
 from leret.core.bundled import POLICIES
@@ -19,12 +19,10 @@ from leret.optimize.finetune import FinetuneJob, default_run_dir, train_examples
 from leret.optimize.reinforce import GRPOJob
 from leret.policies.dspy_lm import PolicyEngine, PolicyLM, policy_of
 from leret.policies.load import SERVED, make_policy
-from leret.policies.serving.engines import SERVERS, Listening
-from leret.policies.serving.launch import BackgroundServer, free_port, plan
-from leret.policies.serving.model import resolve_policy
+from leret.policies.serving.engines import SERVERS
+from leret.policies.serving.launch import BackgroundServer
 from leret.training.data import TrainingExample
 
-_HOST = "127.0.0.1"
 _servers: dict[str, BackgroundServer] = {}
 
 
@@ -56,12 +54,9 @@ class Provider(dspy_internals.Provider):
             engine, timeout_s = keys.pop("engine", None), keys.pop("timeout_s", 600.0)
             if engine not in SERVERS:
                 raise ConfigError(f"launch_kwargs: engine: {engine!r} is not one of {', '.join(SERVERS)}")
-            at = Listening(_HOST, free_port(_HOST))
-            planned = plan(resolve_policy(name), engine, at, **keys)
-            _servers[name] = BackgroundServer(planned, timeout_s)
+            server = _servers[name] = BackgroundServer(name, engine, timeout_s, **keys)
             thinking = lm.engine.settings.enable_thinking
-            served = OpenAIPolicySettings(model=planned.model, urls=(f"{at.url}/v1",), enable_thinking=thinking)
-            SERVED[name] = make_policy(served)
+            SERVED[name] = make_policy(server.settings.model_copy(update={"enable_thinking": thinking}))
 
     @staticmethod
     def kill(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:

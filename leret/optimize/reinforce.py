@@ -178,8 +178,6 @@ class GRPOJob(ReinforceJob):
         """Train on all groups of a step, ``{"batch_id": int, "group": Group}`` each; an error ends the job."""
         if self._training is None:
             raise TrainingError(f"{self.directory.name} has ended ({self._state.value}); lm.reinforce starts another")
-        if train_data_format not in {None, TrainDataFormat.GRPO_CHAT}:
-            raise TrainingError(f"leret reinforces on data of format grpo_chat, not {train_data_format}")
         try:
             groups = self._new_groups(train_data)
             with ONE_TRAINING, training_process(self._settings.threads):

@@ -76,8 +76,11 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
             part = f"{number - 1}/{rounds}" if rounds > 1 else recipe.data.part
             part = begun[number - 1].get("part") if number <= len(begun) else part
             data = recipe.data.model_copy(update={"part": part})
-            policy = _policy(recipe.policy, run, number, _successor(trainings, number - 1))
-            sampled = recipe.model_copy(update={"data": data, "policy": policy})
+            sampled = recipe.model_copy(update={"data": data})
+            if number > 1:  # a server gets these weights under another name, by `_served`
+                directory = str((run.policies / _successor(trainings, number - 1)).resolve())
+                policy = recipe.policy.model_copy(update={"model": directory})
+                sampled = sampled.model_copy(update={"policy": policy})
             stages.append(RoundStage(number, "sample", sampled, done))
         stages += [RoundStage(number, "train", recipe, done) for recipe in trained]
         stages += [RoundStage(number, "eval", recipe, done) for recipe in evaluation]
@@ -148,12 +151,6 @@ def _no_rounds(recipe: SamplingRecipe, rounds: int) -> Iterator[str]:
         yield f"policy.kind: {recipe.policy.kind} cannot load new weights; {remedy}"
 
 
-def _policy(settings: PolicySettings, run: Run, number: int, previous: str) -> PolicySettings:
-    """Return the policy settings of a round; ``model`` is its directory, which `_served` replaces by a served name."""
-    directory = str((run.policies / previous).resolve())
-    return settings if number == 1 else settings.model_copy(update={"model": directory})
-
-
 @contextmanager
 def _server(settings: PolicySettings, engine: str | None) -> Iterator[None]:
     if engine is None:
@@ -175,8 +172,7 @@ def _served(stage: RoundStage, recipe: SamplingRecipe) -> SamplingRecipe:
     """Load a later round's policy into its servers, and return the recipe with its served name."""
     if stage.round == 1 or not isinstance(recipe.policy, OpenAIPolicySettings):
         return recipe
-    from leret.policies.serving.model import resolve_policy
-    from leret.policies.serving.refresh import refresh
+    from leret.policies.serving.model import refresh, resolve_policy
 
     directory = recipe.policy.model
     policy = refresh(recipe.policy, resolve_policy(directory), directory)

@@ -8,9 +8,10 @@ import logging
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import dspy
 from dspy.teleprompt.bootstrap_finetune import copy_program_with_lms
@@ -87,29 +88,28 @@ def name_of(thing: Any) -> str:
 
 
 def training_examples(
-    groups: Sequence[StateSamples], lms: Mapping[str, dspy.LM], recipes: Mapping[str, Mapping[dspy.LM, TrainingRecipe]]
+    groups: Sequence[StateSamples],
+    lms: Mapping[str, dspy.LM],
+    algorithms: Iterable[str],
+    recipe_of: Callable[[str, dspy.LM], TrainingRecipe],
 ) -> dict[str, dict[dspy.LM, list[TrainingExample]]]:
-    """Return the examples of each algorithm and LM, in the order of the states.
+    """Return the examples of each algorithm on stored samples and LM, in the order of the states.
 
-    Args:
-        groups: samples of the states.
-        lms: by predictor.
-        recipes: by algorithm on stored samples and LM.
+    ``lms`` are by predictor.
 
     Raises:
         PolicyError: no completion parses.
         TrainingError: at no state do two completions differ in reward.
     """
-    by_algorithm: dict[str, dict[dspy.LM, list[TrainingExample]]] = {name: {} for name in recipes}
-    for name, by_lm in recipes.items():
-        algorithm = ALGORITHMS[name]
-        assert isinstance(algorithm, StoredAlgorithm)
-        for lm, recipe in by_lm.items():
-            samples = GroupSamples([group for group in groups if lms[group.state.predictor] is lm])
-            try:
-                by_algorithm[name][lm] = algorithm.examples(recipe, samples)
-            except TrainingError:  # another LM or algorithm may learn from its samples
-                by_algorithm[name][lm] = []
+    samples = {lm: GroupSamples([group for group in groups if lms[group.state.predictor] is lm]) for lm in lms.values()}
+    by_algorithm: dict[str, dict[dspy.LM, list[TrainingExample]]] = {}
+    for name in algorithms:
+        algorithm = cast(StoredAlgorithm, ALGORITHMS[name])
+        recipes = {lm: recipe_of(name, lm) for lm in samples}
+        by_algorithm[name] = {lm: [] for lm in samples}
+        for lm, recipe in recipes.items():
+            with suppress(TrainingError):  # another LM or algorithm may learn from its samples
+                by_algorithm[name][lm] = algorithm.examples(recipe, samples[lm])
     if not any(examples for by_lm in by_algorithm.values() for examples in by_lm.values()):
         raise _nothing_learnt(groups)
     return by_algorithm

@@ -215,6 +215,10 @@ class CompileJob:
         metric, examples = settings.metric, self.examples
         self.reward = step_reward(settings.reward, examples)
         self.final = metric and (lambda outcome: float(metric(examples[outcome.task], outcome.prediction)))
+        rm, searches = dspy.settings.rm, (search for _, search in self.program.named_sub_modules(Search))
+        has_retriever = any(search.retriever is not None for search in searches)
+        self.retriever = rm if isinstance(rm, Retriever) and not has_retriever else None
+        self.rm = search_tool(rm, name="rm") if self.retriever is None and callable(rm) else None  # not leret's
         self.spread: dict[str, list[int]] = {}  # states, and states with different rewards, by predictor
         self.calls_per_run = float(len(counted))
         self.run = begin_run(settings.run_dir, self._identity())
@@ -231,10 +235,7 @@ class CompileJob:
             examples = self.training_examples()
         models: dict[dspy.LM, str] = {}
         for algorithm in algorithms:
-            if algorithm in _ONLINE:
-                trained = self.train_online(algorithm, models)
-            else:
-                trained = self.train(algorithm, examples[algorithm], models)
+            trained = self.train(algorithm, examples.get(algorithm, {}), models)
             candidates.append(self.candidate(algorithm, trained))
         return candidates
 
@@ -285,16 +286,6 @@ class CompileJob:
             if not n_spread:
                 self.log("sample", f"{name} teaches nothing: at each of {n} states all samples have the same reward")
 
-    def _retriever(self) -> Retriever | None:
-        """Return the retriever of ``dspy.settings``, unless a `leret.Search` of the program has one."""
-        searches = any(search.retriever is not None for _, search in self.program.named_sub_modules(Search))
-        return dspy.settings.rm if isinstance(dspy.settings.rm, Retriever) and not searches else None
-
-    def _other_rm(self) -> Any:
-        """Return a recording tool for an rm of ``dspy.settings`` that is not leret's."""
-        rm = dspy.settings.rm
-        return search_tool(rm, name="rm") if self._retriever() is None and callable(rm) else None
-
     def _bank(self, reward: str | Reward) -> list[Prompt]:
         """Return the student's prompt and few-shot ones; half of the examples become demos, the others score them."""
         if (bank := load_bank(self.run)) is None:
@@ -303,7 +294,7 @@ class CompileJob:
             warm, cold = ([make(lm, self.budget) for lm in lms] for make in (counted_lm, greedy_lm))
             self.progress.start("prompt bank", None)
             bank = bootstrap_prompts(
-                self.program.deepcopy(), self.adapter, cold, self._retriever(),
+                self.program.deepcopy(), self.adapter, cold, self.retriever,
                 scoring(reward),
                 tasks[::2][:50], tasks[1::2][:50], BankPlan(wanted, 3, 8, None),
                 teacher=warm, on_scored=lambda: self.progress.advance(1),
@@ -313,15 +304,15 @@ class CompileJob:
         return bank
 
     async def _sample(self, plan: SamplingPlan) -> None:
-        program, retriever = self.program.deepcopy(), self._retriever()
-        search = None if retriever is None else SearchBatcher(retriever)
+        program = self.program.deepcopy()
+        search = None if self.retriever is None else SearchBatcher(self.retriever)
         settings = SamplingSettings(samples=plan.n_samples, seed=plan.seed, max_unparsed_rate=1.0)
         self.progress.start("sampling", len(self.examples))
         try:
             with Store(self.run.store) as store:
                 stats = await sample_tasks(
                     list(self.examples), program, self.adapter, search, plan, store, settings,
-                    rm=self._other_rm(), run=self.run, progress=self.progress,
+                    rm=self.rm, run=self.run, progress=self.progress,
                 )  # fmt: skip
         finally:
             if search is not None:
@@ -358,52 +349,49 @@ class CompileJob:
         with Store(self.run.store, read_only=True) as store:
             sampled = (group for group in store.groups() if group.samples[0].is_sampled)
             groups = [group for group in sampled if group.state.predictor in self.trained]
-        lms = dict.fromkeys(self.trained.values())
-        recipes = {
-            name: {lm: validated(TrainingRecipe, _without(self._keys(name, lm), "max_steps")) for lm in lms}
-            for name in self.settings.algorithms
-            if name not in _ONLINE
-        }
+        stored = [name for name in self.settings.algorithms if name not in _ONLINE]
         try:
-            return training_examples(groups, self.trained, recipes)
+            return training_examples(groups, self.trained, stored, partial(self._recipe, without="max_steps"))
         except LeretError as error:
             raise (self.stopped or error) from None
 
     def train(
         self, algorithm: str, examples: Mapping[dspy.LM, Sequence[TrainingExample]], models: dict[dspy.LM, str]
     ) -> dspy.Module:
-        """Return the program with its LMs trained further; ``models`` holds their names and is updated."""
-        for lm, rows in examples.items():
+        """Return the program with its LMs trained further; ``models`` holds their names and is updated.
+
+        An online algorithm trains one LM after the other, each on new samples in place of ``examples``.
+        """
+        for lm in dict.fromkeys(self.trained.values()):
+            start, keys = models.get(lm) or lm.finetuning_model or lm.model, self._keys(algorithm, lm)
+            rows, before = examples.get(lm, ()), self.budget.spent
+            if algorithm in _ONLINE:
+                self.log(algorithm, f"{lm.model} on new samples of {len(self.examples)} examples", lm=lm.model)
+                path = self._train_online(start, keys, lm, models)
+                models[lm] = self._trained(algorithm, path, lm_calls=self.budget.spent - before)
+                continue
             self.log(algorithm, f"{lm.model} on {len(rows)} examples", lm=lm.model, examples=len(rows))
             if rows:
-                start, keys = models.get(lm) or lm.finetuning_model or lm.model, self._keys(algorithm, lm)
                 path = train_examples(start, rows, keys, self.run.path, progress=self.progress)
                 models[lm] = self._trained(algorithm, path)
         return self._program(models)
 
-    def train_online(self, algorithm: str, models: dict[dspy.LM, str]) -> dspy.Module:
-        """Return the program with its LMs trained on new samples, one LM after the other; see `train`."""
-        tasks = list(self.examples)
-        for lm in dict.fromkeys(self.trained.values()):
-            program, before = self._program(models), self.budget.spent
-            for name, predictor in program.named_predictors():
-                self.policies[name] = counted_policy(predictor.lm, self.budget)
-            names = [name for name, trained in self.trained.items() if trained is lm]
-            keys = self._keys(algorithm, lm) | {"predictors": names}
-            self.log(algorithm, f"{lm.model} on new samples of {len(tasks)} examples", lm=lm.model)
-            settings = SamplingSettings(credit=self.credit, n_continuations=self.settings.n_continuations)
-            environment = StudentEnvironment(
-                program, self.adapter, self._retriever(), self._other_rm(), lm, partial(self._live_role, names),
-                self.reward, self.final, settings, self.run.cache,
+    def _train_online(self, start: str, keys: Mapping[str, Any], lm: dspy.LM, models: Mapping[dspy.LM, str]) -> Path:
+        program = self._program(models)
+        for name, predictor in program.named_predictors():
+            self.policies[name] = counted_policy(predictor.lm, self.budget)
+        names = [name for name, trained in self.trained.items() if trained is lm]
+        settings = SamplingSettings(credit=self.credit, n_continuations=self.settings.n_continuations)
+        settings = settings.model_copy(update={"reward": self.reward, "final": self.final})
+        environment = StudentEnvironment(
+            program, self.adapter, self.retriever, self.rm, lm, partial(self._live_role, names), settings,
+            self.run.cache,
+        )  # fmt: skip
+        with dspy.context(callbacks=[], _leret_spend=self.budget.spend):
+            return _in_thread(
+                train_examples, start, (), {**keys, "predictors": names}, self.run.path, progress=self.progress,
+                tasks=list(self.examples), environment=environment, run=self.run,
             )  # fmt: skip
-            start = models.get(lm) or lm.finetuning_model or lm.model
-            with dspy.context(callbacks=[], _leret_spend=self.budget.spend):
-                path = _in_thread(
-                    train_examples, start, (), keys, self.run.path, progress=self.progress, tasks=tasks,
-                    environment=environment, run=self.run,
-                )  # fmt: skip
-            models[lm] = self._trained(algorithm, path, lm_calls=self.budget.spent - before)
-        return self._program(models)
 
     def _live_role(self, names: Sequence[str], need: NeedsCompletion, live: Policy) -> Role:
         """Return the role at a call of an online training: the policy in training, or another one, not sampled."""
@@ -411,6 +399,12 @@ class CompileJob:
         if not role.sampled or need.predictor not in names:
             return replace(role, sampled=False)
         return replace(role, policy=CountedPolicy(live.name, live.digest, self.budget, live.complete))
+
+    def _recipe(self, algorithm: str, lm: dspy.LM, without: str = "") -> TrainingRecipe:
+        """Return the recipe of a training, without the keys that only `train_examples` takes."""
+        keys = self._keys(algorithm, lm)
+        left_out = {"enable_thinking", without}
+        return validated(TrainingRecipe, {name: value for name, value in keys.items() if name not in left_out})
 
     def _keys(self, algorithm: str, lm: dspy.LM) -> dict[str, Any]:
         keys = dict(self.settings.train_kwargs[lm] or {})
@@ -444,7 +438,7 @@ class CompileJob:
             total += calls * n * settings.samples * settings.prompts
         for algorithm, lm in product(settings.algorithms, dict.fromkeys(self.trained.values())):
             if algorithm in _ONLINE:
-                recipe = cast(WritingRecipe, validated(TrainingRecipe, _without(self._keys(algorithm, lm))))
+                recipe = cast(WritingRecipe, self._recipe(algorithm, lm))
                 total += recipe.n_rounds(n) * recipe.questions_per_round * recipe.num_generations * calls
         self.log("estimate", f"about {total:,.0f} LM calls, at {calls:.1f} per run of the program")
 
@@ -511,7 +505,3 @@ def _in_thread(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return call(*args, **kwargs)
     with ThreadPoolExecutor(1, "leret-optimize") as thread:
         return thread.submit(copy_context().run, partial(call, *args, **kwargs)).result()
-
-
-def _without(keys: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in keys.items() if name not in {"enable_thinking", *names}}

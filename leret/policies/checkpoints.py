@@ -9,9 +9,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+from leret.config.policy import FeaturesSettings, PickerSettings
+from leret.core import bundled
 from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError, import_optional, reason
 from leret.core.types import digest
+from leret.rewards.functions import source_digest
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _INDEX = "model.safetensors.index.json"
@@ -24,6 +27,11 @@ _PLAIN = (
     "{{ eos_token if loop.last and message['role'] == 'assistant' else '\\n' }}{% endfor %}"
 )
 """Template for models without turns: the messages' texts by lines, the answer with the end token."""
+
+PICKER_RECORD = "picker.json"
+"""In a picker's directory: its kind and settings."""
+
+PICKER_VERSION = 3
 
 _LOG = logging.getLogger("leret")
 _digests: dict[tuple[str, int, int], bytes] = {}
@@ -221,3 +229,34 @@ def load_tokenizer(path: Path, template: str | None = None) -> Any:
             "plain for a base model, or set tokenizer.chat_template and save it"
         )
     return tokenizer
+
+
+def read_picker(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any] | None]:
+    """Return a picker's settings, with the architecture that leret saved, and its record.
+
+    A pretrained encoder and a picker from scratch have no record.
+    """
+    directory = Path(settings.model)
+    if not (directory / PICKER_RECORD).is_file():
+        if isinstance(settings, FeaturesSettings) and settings.model != "scratch":
+            raise PolicyError(
+                f"policy.model: {directory} holds no picker of kind features; name a directory that "
+                "`leret train` wrote, or leave it out to start from nothing"
+            )
+        return settings, None
+    record = read_model_json(directory / PICKER_RECORD)
+    if record.get("version") != PICKER_VERSION:
+        raise PolicyError(f"{directory} was written by another version of leret; train the picker again")
+    if record.get("kind") != settings.kind:
+        raise PolicyError(f"{directory} is a picker of kind {record.get('kind')}; set policy.kind to that")
+    refuse_changed_weights(directory)
+    return type(settings).model_validate({**settings.model_dump(), **record["settings"]}), record
+
+
+def picker_digest(settings: PickerSettings) -> str:
+    """Return a name for the picker's weights, architecture, decoding and feature function."""
+    model, (settings, record) = settings.model, read_picker(settings)
+    content = None if model == "scratch" else bundled.model_digest(Path(model) if record else find_model(model))
+    source = source_digest(settings.features) if isinstance(settings, FeaturesSettings) else None
+    decoding = [settings.top_k, settings.beam, settings.budget]
+    return digest(settings.kind, settings.architecture(), decoding, source, content)

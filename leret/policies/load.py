@@ -26,11 +26,9 @@ from leret.config.policy import (
 from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.policies.base import Completion, Policy, Request
-from leret.policies.checkpoints import find_model, model_digest
+from leret.policies.checkpoints import find_model, model_digest, picker_digest
 from leret.policies.local.policy import LocalPolicy
-from leret.policies.pickers.record import picker_digest
 from leret.policies.remote.openai import OpenAIPolicy
-from leret.policies.remote.tgi import TgiPolicy
 
 PROBE_S = 8.0  # deadline of a probe's completion of one token
 _OF_REQUESTS = {"temperature", "top_p", "max_tokens"}
@@ -55,7 +53,7 @@ class PolicyKind:
 POLICIES = {
     "local": PolicyKind(LocalPolicySettings, LocalPolicy, lambda settings: model_digest(find_model(settings.model))),
     "openai": PolicyKind(OpenAIPolicySettings, OpenAIPolicy),
-    "tgi": PolicyKind(TgiPolicySettings, TgiPolicy),
+    "tgi": PolicyKind(TgiPolicySettings, OpenAIPolicy),
     "together": PolicyKind(TogetherPolicySettings, OpenAIPolicy),
     "features": PolicyKind(FeaturesSettings, _picker, picker_digest),
     "encoder": PolicyKind(EncoderSettings, _picker, picker_digest),

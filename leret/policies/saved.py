@@ -32,12 +32,9 @@ from leret.policies.dspy_lm import PolicyLM, policy_lm
 from leret.policies.load import PROBE_S, shared_policy
 from leret.policies.local.chat_template import PromptEncoder
 from leret.policies.remote.openai import OpenAIPolicy
-from leret.policies.serving.engines import Listening
-from leret.policies.serving.launch import BackgroundServer, free_port, plan
-from leret.policies.serving.model import resolve_policy
+from leret.policies.serving.launch import BackgroundServer
 
 _PROBE = ({"role": "user", "content": "Which city?"},)  # its length depends on the chat template
-_START_S = 600.0  # deadline of a server that is started here
 _SAVED = LM_ATTRIBUTES | {
     *("api_base", "cache", "engine", "extra_body", "n", "rollout_id", "timeout", "use_developer_role"),
     *("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop", "seed", "response_format"),
@@ -148,9 +145,9 @@ def open_lm(
         lm: dspy.LM = class_at(record["class"], PolicyLM)(**how, **config)
         return lm
     if serve == "vllm":
-        planned = plan(resolve_policy(settings.model), "vllm", Listening("127.0.0.1", free_port("127.0.0.1")))
-        servers.callback(BackgroundServer(planned, _START_S).close)
-        url, model = f"{planned.at.url}/v1", planned.model
+        server = BackgroundServer(settings.model, "vllm")
+        servers.callback(server.close)
+        url, model = server.settings.urls[0], server.settings.model
     else:
         url, model = str(serve), record.get("name", settings.model)
     sampling = settings.model_dump(include={"temperature", "top_p", "max_tokens", "enable_thinking"})

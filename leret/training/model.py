@@ -17,9 +17,16 @@ from leret.config.training import LoraSettings, OptimizerKeys, RoundRecipe, Writ
 from leret.core.bundled import POLICIES
 from leret.core.errors import MissingDependency, TrainingError
 from leret.core.runs import Run
-from leret.policies.checkpoints import adapter_base, count_parameters, find_model, load_tokenizer, model_digest
+from leret.policies.checkpoints import (
+    PICKER_RECORD,
+    adapter_base,
+    count_parameters,
+    find_model,
+    load_tokenizer,
+    model_digest,
+    picker_digest,
+)
 from leret.policies.local.model import load_weights, merge_into
-from leret.policies.pickers.record import RECORD, picker_digest
 from leret.policies.serving.model import HUB_NAME, sampled_model, sampled_settings
 
 R = TypeVar("R", bound=OptimizerKeys)
@@ -81,7 +88,7 @@ def find_picker(run: Run, recipe: RoundRecipe) -> InitialPolicy:
     """Return the picker that a training starts from: the run's, a trained one of the run, or one in a directory."""
     settings = sampled_picker(sampling_recipe_of(run), recipe)
     places = (run.policies / recipe.init_from, Path(recipe.init_from))
-    trained = next((place for place in places if (place / RECORD).is_file()), None)
+    trained = next((place for place in places if (place / PICKER_RECORD).is_file()), None)
     if trained is None and recipe.init_from != "base":
         raise TrainingError(
             f"init_from: {recipe.init_from!r} is neither base nor a picker of {run.path}, nor the directory of one; "

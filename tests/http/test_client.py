@@ -1,4 +1,4 @@
-"""The client against servers on loopback; policies' failures are in tests/policies/remote/test_contract.py."""
+"""The client against servers on loopback; policies' failures are in tests/policies/remote/test_openai.py."""
 
 import asyncio
 import gc

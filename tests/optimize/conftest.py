@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import dspy
@@ -10,7 +9,7 @@ import pytest
 
 import leret
 from tests.optimize.fakes import fake_training
-from tests.policies.serving.conftest import FAKE
+from tests.policies.serving.conftest import fake_engine
 from tests.sampling.fakes import FakeRetriever
 from tests.tiny import tiny_policy
 
@@ -52,11 +51,8 @@ def trainings(monkeypatch):
 @pytest.fixture
 def engine(tmp_path, monkeypatch) -> Path:
     """The fake vLLM as an executable; it writes its arguments into the directory ``record``."""
-    path = tmp_path / "engine"
-    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
-    path.chmod(0o755)
     monkeypatch.setenv("FAKE_RECORD", str(tmp_path / "record"))
-    return path
+    return fake_engine(tmp_path)
 
 
 @pytest.fixture
@@ -77,11 +73,6 @@ def program(lm) -> Asking:
 @pytest.fixture
 def trainset() -> list[dspy.Example]:
     return [dspy.Example(question=text, answer="paris").with_inputs("question") for text in QUESTIONS]
-
-
-def mixed(groups):
-    """Groups, each of prompts, whose members do not all have one prompt."""
-    return [group for group in groups if any(prompt != group[0] for prompt in group)]
 
 
 def greedy(lm: dspy.LM, prompt: str = "the red book") -> str:

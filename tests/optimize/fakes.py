@@ -1,17 +1,6 @@
-"""Policies that need no weights, programs over them, and BetterTogether as a process that may be killed.
-
-python -m tests.optimize.fakes RUN_DIR LOG [N]      # prints the result; killed by its Nth request for samples
-"""
-
-import asyncio
-import json
-import os
-import signal
-import sys
-from pathlib import Path
+"""Policies that need no weights, and programs over them."""
 
 import dspy
-import pytest
 from dspy.teleprompt import BetterTogether, BootstrapFewShotWithRandomSearch
 
 import leret
@@ -110,44 +99,11 @@ def fake_training(patch):
     return made
 
 
-def together(run_dir, policy=None, strategy="p -> w -> p"):
+def together(run_dir, strategy):
     p = BootstrapFewShotWithRandomSearch(
         metric=recall, num_candidate_programs=1, max_bootstrapped_demos=1, max_labeled_demos=0, num_threads=1
     )
     with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever(), lm=fake_lm()):
         return BetterTogether(metric=recall, p=p, w=leret_of(run_dir)).compile(
-            student_of(lm=fake_lm(policy=policy)), trainset=list(TRAIN), valset=VAL, strategy=strategy, seed=0
+            student_of(), trainset=list(TRAIN), valset=VAL, strategy=strategy, seed=0
         )
-
-
-def result_of(best, run_dir):
-    """Scores, LMs and demos of all candidates, without the place of the run."""
-    found = [
-        (one["strategy"], one["score"], [(part.lm.model, part.demos) for part in one["program"].predictors()])
-        for one in best.candidate_programs
-    ]
-    return json.loads(json.dumps(found, default=dict).replace(str(run_dir), "RUN"))
-
-
-class Mortal(Words):
-    """Notes the seeds of every request, and ends its process by the ``last`` one for several samples."""
-
-    def __init__(self, log, last=0):
-        super().__init__("words")
-        self.log, self.last, self.n = log, last, 0
-
-    async def complete(self, request):
-        self.n += len(request.seeds) > 1
-        if self.n >= self.last > 0:
-            await asyncio.sleep(0.5)  # nothing goes on, and what was finished is saved
-            os.kill(os.getpid(), signal.SIGKILL)
-        with self.log.open("a") as file:
-            file.write(f"{json.dumps(request.seeds)}\n")
-        return await super().complete(request)
-
-
-if __name__ == "__main__":
-    place, log, *last = sys.argv[1:]
-    with pytest.MonkeyPatch.context() as patch:
-        fake_training(patch)
-        print(json.dumps(result_of(together(place, Mortal(Path(log), *map(int, last))), place)))

@@ -3,7 +3,6 @@
 import pytest
 
 import leret
-from leret.core.errors import ConfigError
 from leret.optimize.inputs import LMCallsSpent
 from leret.policies.checkpoints import count_parameters, find_model
 from leret.training.algorithms import TrainingRecipe
@@ -58,11 +57,6 @@ def test_another_lm_of_the_student_answers_in_rounds_and_stays(tmp_path):
 def test_kto_learns_from_the_samples(tmp_path):
     best = compiled(tmp_path, "kto", train_kwargs={"max_steps": 1, "device": "cpu"})
     assert {one["stage"] for one in best.candidate_programs} == {"student", "kto"}
-
-
-def test_an_algorithm_of_pickers_is_refused():
-    with pytest.raises(ConfigError, match="trains pickers"):
-        leret_of(algorithms=["pick"])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from dspy.clients.utils_finetune import TrainDataFormat
-from safetensors.torch import load_file
 
 from leret.core.errors import TrainingError
 from leret.optimize.finetune import initial_policy
@@ -71,13 +70,6 @@ def test_a_step_gives_the_lm_new_weights_in_place_and_frees_those_before(job, lm
     record = json.loads((Path(lm.model.removeprefix("leret/")) / "training.json").read_text())
     assert (record["parent"], record["steps"], record["examples"]) == ("tiny", 3, 12)
     assert [entry["reward"] for entry in record["log_history"]] == [0.375] * 3
-
-
-def test_a_step_of_adam_moves_weights_by_the_learning_rate(job, lm, weights):
-    job.step(batch(job, group()))
-    before = load_file(weights / "model.safetensors")
-    after = load_file(Path(lm.model.removeprefix("leret/")) / "model.safetensors")
-    assert max(float((after[name] - before[name]).abs().max()) for name in after) == pytest.approx(1e-2, rel=0.01)
 
 
 def test_a_step_without_two_rewards_in_a_group_changes_nothing(job, lm):

@@ -2,16 +2,10 @@
 
 import asyncio
 import json
-import random
-import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import dspy
 import pytest
-from dspy.dsp.utils import dotdict
 from dspy.utils.callback import BaseCallback
 
 import leret
@@ -20,8 +14,6 @@ from leret.core.errors import LeretError, PolicyError
 from leret.optimize import teleprompter
 from leret.policies.base import Completion
 from leret.programs.search import search_tool
-from leret.sampling.store.store import Store
-from tests.optimize.conftest import mixed
 from tests.optimize.fakes import (
     TRAIN,
     VAL,
@@ -30,15 +22,12 @@ from tests.optimize.fakes import (
     Writer,
     example,
     fake_lm,
-    fake_training,
     leret_of,
     recall,
-    result_of,
     student_of,
     together,
 )
-from tests.programs import zoo
-from tests.sampling.fakes import ROOT, WORDS, FakePolicy, FakeRetriever
+from tests.sampling.fakes import WORDS, FakePolicy
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -51,9 +40,6 @@ def heard(caplog):
     caplog.set_level("INFO", logger=log.name)
     yield lambda: [record.getMessage() for record in caplog.records if record.name == log.name]
     log.removeHandler(caplog.handler)
-
-
-# ---------------------------------------------------------------------- what it gives
 
 
 class Choosing(Writer):
@@ -133,14 +119,6 @@ def test_without_a_valset_the_last_result_is_returned_unscored(trainings, heard)
     assert best.write.lm.model == f"leret/{trainings[-1]['directory']}"
     assert best.candidate_programs[0]["score"] is None
     assert any("no valset" in line for line in heard())
-
-
-def test_targets_and_pairs_are_of_the_states_reached(trainings):
-    leret_of().compile(student_of(), trainset=TRAIN)
-    sft, ipo = trainings
-    assert {len(one.completions) for one in sft["examples"]} == {1}
-    assert {len(one.completions) for one in ipo["examples"]} == {2}
-    assert all(one.prompt[-1]["content"].startswith("question: what follows") for one in sft["examples"])
 
 
 def test_every_distinct_lm_is_trained_once_on_its_own_predictors(trainings):
@@ -254,50 +232,6 @@ def test_leret_is_a_direct_subclass_of_teleprompter():
     assert leret.LeReT in teleprompter.stock.FinetuneTeleprompter.__subclasses__()
 
 
-class Chatting(Words):
-    """Answers in the chat adapter's format: words, a tool to call, or lists, by the names of the fields."""
-
-    def _one(self, request, seed):
-        text = super()._one(request, seed).text
-        wanted = re.findall(r"`\[\[ ## (\w+) ## \]\]`", request.messages[-1]["content"])
-        values = {
-            "next_tool_name": "look_up" if seed % 3 else "finish",
-            "next_tool_args": json.dumps({"query": text}),
-            "new_notes": json.dumps([text]),
-            "titles": "[]",
-            "advice": json.dumps({"write": text}),
-        }
-        fields = [f"[[ ## {name} ## ]]\n{values.get(name, text)}" for name in wanted]
-        return Completion("\n\n".join(fields), "stop", 1, 2)
-
-
-@pytest.mark.parametrize("kind", [kind for kind in zoo.PROGRAMS if kind.__name__ != "AgentV2"])
-def test_programs_of_any_shape_are_optimized(kind, trainings):
-    policy = Chatting("words")
-    student = student_of(kind, fake_lm(policy=policy, max_tokens=64))
-    name = "claim" if kind is zoo.Tutorial else "question"
-    trainset = [dspy.Example(**{name: f"what follows {WORDS[i]}"}).with_inputs(name) for i in range(4)]
-    settings = {
-        "reward": lambda example, outcome: len(outcome.text) % 7,
-        "metric": lambda example, prediction, trace=None: len(str(prediction)) % 7,
-        "algorithms": ["sft"],
-        "samples": 4,
-    }
-    rm = (lambda query, k: [dotdict(long_text=f"on {query}")]) if kind is zoo.Retrieving else FakeRetriever()
-    with dspy.context(adapter=dspy.ChatAdapter(), rm=rm, lm=student.get_lm()):  # for what Refine makes on the way
-        best = leret_of(**settings).compile(student, trainset=trainset)
-    sent = {seed: request.messages for request in policy.requests for seed in request.seeds}
-    with Store(Path(best.run_dir) / "rollouts.db", read_only=True) as store:
-        groups = [[sent[sample.seed] for sample in group.samples] for group in store.groups()]
-    assert max(map(len, groups)) == settings["samples"]
-    assert mixed(groups) == []
-    assert trainings[0]["examples"]
-    assert {predictor.lm.model for predictor in best.predictors()} == {f"leret/{trainings[0]['directory']}"}
-
-
-# ---------------------------------------------------------------------- resuming, and the bound
-
-
 def test_after_a_crash_compile_goes_on(tmp_path, trainings):
     def away(request):
         return PolicyError("away") if len(broken.requests) > 24 else False
@@ -327,27 +261,6 @@ def test_a_bound_that_the_valset_alone_passes_is_refused(trainings):
         leret_of(max_lm_calls=5).compile(student_of(), trainset=TRAIN, valset=VAL)
 
 
-def test_better_together_killed_in_the_middle_goes_on(tmp_path):
-    def session(*last):
-        command = [sys.executable, "-m", "tests.optimize.fakes", str(tmp_path / "run"), str(log), *last]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-    log = tmp_path / "log"
-    assert session("13").returncode == -signal.SIGKILL
-    with Store(tmp_path / "run/rollouts.db", read_only=True) as store:
-        finished = {sample.seed for group in store.groups() for sample in group.samples}
-    n_before = len(log.read_text().splitlines())
-    again = session()
-    asked = {seed for line in log.read_text().splitlines()[n_before:] for seed in json.loads(line)}
-    with pytest.MonkeyPatch.context() as patch:
-        fake_training(patch)
-        whole = result_of(together(tmp_path / "whole"), tmp_path / "whole")
-    assert finished
-    assert not finished & asked
-    assert json.loads(again.stdout.splitlines()[-1]) == whole
-    assert {strategy for strategy, *_ in whole} == {"", "p", "p -> w", "p -> w -> p"}
-
-
 def test_one_optimizer_may_be_two_steps(tmp_path, trainings):
     best = together(tmp_path, strategy="w -> p -> w")
     assert not best.flag_compilation_error_occurred
@@ -358,28 +271,6 @@ def test_one_optimizer_may_be_two_steps(tmp_path, trainings):
     n_trained = len(trainings)
     leret_of(tmp_path).compile(student_of(), trainset=TRAIN)  # the first student again
     assert Path(trainings[n_trained]["directory"]).parent.parent == tmp_path
-
-
-# ---------------------------------------------------------------------- what it refuses
-
-
-class Shuffling(Writer):
-    def forward(self, question):
-        found = self.search(self.write(question=question, context=[]).query)
-        context = random.sample([*found.passages, "x", "y", "z"], len(found.passages) + 3)
-        return dspy.Prediction(found=self.search(self.write(question=question, context=context).query, found).doc_ids)
-
-
-class Twice(Writer):
-    def forward(self, question):
-        return dspy.Prediction(found=self.write(question=question, context=[], config={"n": 2}).query)
-
-
-class Blind(Writer):
-    """Searches by what leret does not see."""
-
-    def forward(self, question):
-        return dspy.Prediction(found=self.write(question=question, context=[]).query.split())
 
 
 class Unnamed(Writer):
@@ -395,12 +286,6 @@ class Unnamed(Writer):
 class Broken(Writer):
     def forward(self, question):
         raise KeyError("before any completion")
-
-
-class Streaming(Writer):
-    def forward(self, question):
-        with dspy.context(send_stream=object()):
-            return super().forward(question)
 
 
 class Looking(Writer):
@@ -426,19 +311,15 @@ def compiled():
 
 
 REFUSED = {
-    "shuffled": (Shuffling, {}, "Shuffling is not deterministic"),
     "no predictor": (Empty, {}, "Empty has no predictor"),
     "no LM": (lambda: student_of(write=None), {}, r"these have none: \['write'\]"),
     "compiled": (compiled, {}, "should not be compiled"),
-    "n of 2": (Twice, {}, "n > 1"),
-    "no search": (Blind, {"credit": "step"}, "search_tool"),
     "final without metric": (Writer, {"credit": "final", "metric": None}, "needs a metric"),
     "nothing to score by": (Writer, {"reward": None, "metric": None}, "reward"),
     "no such credit": (Writer, {"credit": "last"}, "credit='last'"),
     "a picker": (Writer, {"algorithms": ["pick"]}, "trains pickers"),
     "ids without name": (Unnamed, {}, "ids="),
     "crash before any": (Broken, {}, "before any completion"),
-    "streaming": (Streaming, {}, "streams"),
     "no completion parses": (lambda: student_of(lm=fake_lm(policy=Words("words", text=" "))), {}, "pars"),
     "no LM to train": (lambda: student_of(lm=EngineLM("other", print)), {}, "leret.LM"),
     "no weights": (lambda: student_of(lm=fake_lm(finetuning_model="leret/nowhere")), {}, "no local weights"),
@@ -463,9 +344,6 @@ def test_programs_that_cannot_be_optimized_are_refused(make, change, says, train
 def test_an_image_is_refused(trainings):
     with dspy.context(adapter=dspy.ChatAdapter()), pytest.raises(Exception, match="ImagePart"):
         leret_of().compile(student_of(Looking), trainset=TRAIN)
-
-
-# ---------------------------------------------------------------------- with a real policy
 
 
 def test_the_demo_policy_is_sampled_trained_and_scored(tmp_path):

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from leret.config.policy import LocalPolicySettings
@@ -16,6 +18,11 @@ def policy(llama_dir):
     loaded = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     yield loaded
     loaded.close()
+
+
+def set_config(path, name="config.json", **values):
+    file = path / name
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
 def ask(text, *seeds, temperature=1.0, max_tokens=8, stop=()):

@@ -1,4 +1,4 @@
-"""Loopback servers with the documented protocols of chat completions and TGI, and with faults."""
+"""Loopback servers with the documented protocol of chat completions, and with faults."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ def run(server, work, **settings):
     """Run ``work`` on a policy of the server, without retries by default."""
 
     async def main():
-        async with serving(server, under="" if settings.get("kind") == "tgi" else "/v1") as urls:
+        async with serving(server, under="/v1") as urls:
             values = {"kind": "openai", "model": "tiny", "urls": urls, "retry_for_s": 0, **settings}
             policy = make_policy(PolicySettings.model_validate(values))
             try:
@@ -78,38 +78,22 @@ class ChatServer(Server):
         return web.json_response(completion({**body, "n": min(n, self.most_n)}))
 
 
-class TgiServer(Server):
-    """text-generation-inference's ``POST /generate`` and ``POST /``."""
+class TgiServer(ChatServer):
+    """text-generation-inference: ignores ``n``, refuses a ``top_p`` of 1, and sends the stop string."""
 
-    root_only = False
-    headers = {"x-prompt-tokens": "7"}  # noqa: RUF012
+    most_n = 1
+    models = ("/models/tiny",)
 
     async def route(self, request, body):
-        if request.path not in ({"/"} if self.root_only else {"/", "/generate"}):
-            return web.Response(status=404)
-        seed, stop = body["parameters"].get("seed"), (body["parameters"].get("stop") or [""])[0]
-        n = body["parameters"].get("best_of") or 1
-        best, *others = (tgi_sequence(f"text {seed}.{index}{stop}", seed, stop) for index in range(n))
-        answer = {"generated_text": best["generated_text"], "details": {**best, "best_of_sequences": others or None}}
-        return web.json_response([answer] if request.path == "/" else answer, headers=self.headers)
-
-
-def tgi_sequence(text, seed, stop):
-    tokens = [(11, "text", -0.5), (12, text[4:], -1.25), *([] if stop else [(2, "</s>", -0.125)])]
-    return {
-        "generated_text": text,
-        "finish_reason": "stop_sequence" if stop else "eos_token",
-        "generated_tokens": len(tokens),
-        "seed": seed,
-        "prefill": [],
-        "tokens": [{"id": i, "text": word, "logprob": p, "special": word == "</s>"} for i, word, p in tokens],
-    }
+        if body is not None and body.get("top_p") == 1:
+            return refusal("Input validation error: `top_p` must be > 0.0 and < 1.0", 422)
+        return await super().route(request, body)
 
 
 def completion(body):
     """Return a chat completion with the seed in its text."""
     n, logprobs = body.get("n", 1), {"token_ids": [5, 6], "tokens": ["text", "x"], "token_logprobs": [-0.5, -1.0]}
     one = {"finish_reason": "stop", "logprobs": logprobs if body.get("logprobs") else None}
-    texts = [f"text {body['seed']}.{index}" for index in range(n)]
+    texts = [f"text {body.get('seed')}.{index}{(body.get('stop') or [''])[0]}" for index in range(n)]
     choices = [{"index": i, "message": {"role": "assistant", "content": text}, **one} for i, text in enumerate(texts)]
     return {"choices": choices, "usage": {"prompt_tokens": 5, "completion_tokens": 2 * n}}

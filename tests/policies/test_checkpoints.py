@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from leret.core.errors import PolicyError
 from leret.policies.checkpoints import find_model, load_tokenizer, model_digest, policy_digest
-from leret.policies.local.chat_template import load_template
 from leret.policies.local.model import load_model, load_weights
+from tests.policies.conftest import set_config
 
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
 FILE = "model.safetensors"
@@ -23,11 +23,6 @@ FILE = "model.safetensors"
 @pytest.fixture
 def copy(llama_dir, tmp_path):
     return Path(shutil.copytree(llama_dir, tmp_path / "copy"))
-
-
-def set_config(path, **values):
-    file = path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
 def set_weights(path, change):
@@ -79,7 +74,7 @@ def test_code_of_a_model_is_never_run(copy, monkeypatch):
     (copy / "evil.py").write_text(f"open({str(copy / 'written')!r}, 'w')\nclass Evil: pass\n")
     set_config(copy, model_type="evil", auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"})
     (copy / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}}')
-    for load in (load_tokenizer, lambda path: load_weights(path, "float32"), lambda path: load_template(str(path))):
+    for load in (load_tokenizer, lambda path: load_weights(path, "float32")):
         with pytest.raises(PolicyError, match="custom code"):
             load(copy)
     assert not (copy / "written").exists()

@@ -106,16 +106,6 @@ def test_copies_share_the_policy_and_do_not_cache(lm, policy):
     assert program(question="who").query
 
 
-def test_a_saved_program_loads_its_policy(llama_dir, tmp_path):
-    predict, loaded = dspy.Predict("question -> query"), dspy.Predict("question -> query")
-    predict.lm = policy_lm(LocalPolicySettings(model=str(llama_dir)), temperature=0.0)
-    predict.save(str(tmp_path / "program.json"))
-    loaded.load(str(tmp_path / "program.json"), allow_unsafe_lm_state=True)
-    assert policy_of(loaded.lm) is policy_of(predict.lm)
-    with dspy.context(adapter=CompactAdapter()):
-        assert loaded(question="who").query == predict(question="who").query
-
-
 @pytest.mark.parametrize("of_settings", [True, False])
 def test_weights_follow_the_name_of_the_lm(llama_dir, tmp_path, of_settings):
     other = tiny_policy(tmp_path / "other", seed=1)

@@ -138,9 +138,11 @@ def test_a_wrong_server_is_reported_in_seconds(settings, message, monkeypatch):
         ChatServer([web.Response(status=503)], models=("tiny",)),
         ChatServer([None, *[web.json_response({**completion({"seed": 1}), "choices": [
             {"message": {"content": None, "reasoning": "hm"}, "finish_reason": "length"}]})] * 9], models=("other",)),
+        ChatServer([None, "stall"]),
     ],
-    ids=["any name is taken", "no list", "still loading", "reasons"],
+    ids=["any name is taken", "no list", "still loading", "reasons", "late with its first token"],
 )  # fmt: skip
-def test_a_sufficient_server_passes(server):
+def test_a_sufficient_server_passes(server, monkeypatch):
+    monkeypatch.setattr(load, "PROBE_S", 1.0)
     probed(server)
     assert all(body["max_tokens"] == 1 for body in server.bodies)

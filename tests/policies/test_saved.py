@@ -1,7 +1,5 @@
 import json
-import sys
 from contextlib import closing
-from pathlib import Path
 
 import dspy
 import psutil
@@ -12,10 +10,10 @@ from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.errors import ConfigError, PolicyError, ProgramError
 from leret.policies.dspy_lm import policy_lm
 from leret.policies.saved import Servers, lm_record, open_lm
+from tests.policies.serving.conftest import fake_engine
 from tests.sampling.fakes import SeededServer
 from tests.tiny import TEMPLATE, tiny_policy
 
-FAKE = Path(__file__).parent / "serving/fake_engine.py"
 PROMPT = "who wrote the book ?"
 
 
@@ -82,10 +80,7 @@ def test_a_server_with_another_model_or_template_is_refused(record, tmp_path, na
 
 
 def test_vllm_is_started_and_ends_with_the_program(record, tmp_path, monkeypatch):
-    executable = tmp_path / "vllm"
-    executable.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
-    executable.chmod(0o755)
-    monkeypatch.setenv("LERET_VLLM", str(executable))
+    monkeypatch.setenv("LERET_VLLM", str(fake_engine(tmp_path)))
     monkeypatch.setenv("FAKE_RECORD", str(tmp_path / "record"))
     with Servers() as servers:
         assert open_lm(record, tmp_path / "saved", "vllm", servers, None)(PROMPT) == ["Paris"]

@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import PolicyError
 from leret.core.types import Messages, message, text_of
 from leret.policies.base import Completion, PromptTooLongError
-from leret.policies.checkpoints import load_tokenizer
 
 if TYPE_CHECKING:
     from leret.policies.local.decoder import Generated
@@ -58,13 +56,11 @@ class PromptEncoder:
     """Prompts under one tokenizer; ``n_positions`` is the model's longest sequence, None for no limit."""
 
     def __init__(self, tokenizer: Any, n_positions: int | None, name: str, enable_thinking: bool | None = None) -> None:
-        self.template = str(tokenizer.chat_template)
         self._tokenizer = tokenizer
         self._n_positions = n_positions
         self._name = name
         self._enable_thinking = enable_thinking
         self._ends: frozenset[int] = frozenset()
-        self._dropped: str | None = None
         # A fast tokenizer cannot be changed and read at the same time, and a call changes its padding settings.
         self._lock = threading.RLock()
         self._beginning = lru_cache(_BEGINNINGS)(self._render_beginning)
@@ -92,22 +88,6 @@ class PromptEncoder:
         room = 2**31 if self._n_positions is None else self._n_positions - len(ids)
         return EncodedPrompt(tuple(ids), n_shared, room)
 
-    def inputs(self, messages: Messages) -> str:
-        """Return the prompt as text for servers that tokenize it with special tokens added.
-
-        If both the template and the tokenizer add a token for the beginning, the text lacks it. The first prompt
-        shows whether they do.
-        """
-        with self._lock:
-            text = str(self._apply(messages, add_generation_prompt=True, tokenize=False))
-            if self._dropped is None:
-                self._dropped = self._repeated_beginning(text, self._render(messages))
-        return text.removeprefix(self._dropped)
-
-    def n_tokens(self, inputs: str) -> int:
-        with self._lock:
-            return len(self._tokenizer(inputs)["input_ids"])
-
     def to_text(self, ids: Sequence[int]) -> str:
         """Decode tokens without special tokens and the end token, with spaces as the tokenizer writes them."""
         content = ids[:-1] if ids and ids[-1] in self._ends else ids
@@ -126,16 +106,6 @@ class PromptEncoder:
             logprobs=generated.logprobs,
         )
 
-    def _repeated_beginning(self, text: str, ids: list[int]) -> str:
-        for beginning in ("", str(self._tokenizer.bos_token or "")):
-            if list(self._tokenizer(text.removeprefix(beginning))["input_ids"]) == ids:
-                return beginning
-        raise PolicyError(
-            f"the tokenizer of {self._name} adds special tokens to a prompt that already has those of its chat "
-            "template, so a server would see other tokens than the trainer; correct its tokenizer_config.json, or "
-            "serve the model by its OpenAI route (policy.kind: openai)"
-        )
-
     def _render(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
         how = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": True}
         return list(self._apply(messages, **how)["input_ids"])
@@ -148,16 +118,6 @@ class PromptEncoder:
 
     def _apply(self, messages: Messages, **how: Any) -> Any:
         return apply_template(self._tokenizer, messages, self._name, enable_thinking=self._enable_thinking, **how)
-
-
-def load_template(name: str, enable_thinking: bool | None = None) -> PromptEncoder:
-    """Load the chat template of a tokenizer directory or a hub model; `PolicyError` if there is none."""
-    if not Path(name).is_dir() and name.count("/") != 1:
-        raise PolicyError(
-            f"policy.tokenizer: there is no directory {name}; kind tgi applies the chat template on this side: name "
-            "the model's directory, or owner/name of the Hugging Face hub"
-        )
-    return PromptEncoder(load_tokenizer(Path(name)), None, name, enable_thinking)
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:

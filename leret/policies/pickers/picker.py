@@ -21,12 +21,11 @@ from leret.core.errors import PolicyError
 from leret.core.files import write_atomically
 from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.base import Completion, Request
-from leret.policies.checkpoints import check_finite
+from leret.policies.checkpoints import PICKER_RECORD, PICKER_VERSION, check_finite, picker_digest, read_picker
 from leret.policies.local.batching import BatchWorker
 from leret.policies.local.sampling import exponentials, step_keys
 from leret.policies.pickers.encoder import EncoderQ
 from leret.policies.pickers.features import FeatureQ
-from leret.policies.pickers.record import RECORD, VERSION, picker_digest, read_record
 
 _AT_ONCE = 2**16
 
@@ -144,8 +143,13 @@ class Picker(SharedInstance):
         """Write a directory for `open_picker`, with an encoder's models as sentence-transformers' folders."""
         directory.mkdir(parents=True, exist_ok=True)
         values = self._fitted().save(directory)
-        record = {"version": VERSION, "kind": self.settings.kind, "settings": self.settings.architecture(), **values}
-        write_atomically(directory / RECORD, json.dumps(record, indent=1) + "\n")
+        record = {
+            "version": PICKER_VERSION,
+            "kind": self.settings.kind,
+            "settings": self.settings.architecture(),
+            **values,
+        }
+        write_atomically(directory / PICKER_RECORD, json.dumps(record, indent=1) + "\n")
 
     def close(self) -> None:
         self._worker.close()
@@ -254,7 +258,7 @@ def _after(choice: Choice, picked: tuple[Candidate, ...]) -> Choice:
 
 def open_picker(settings: PickerSettings) -> Picker:
     """Open the picker of settings: a saved one, an encoder on a pretrained model, or one from scratch."""
-    (saved, record), directory = read_record(settings), Path(settings.model)
+    (saved, record), directory = read_picker(settings), Path(settings.model)
     if record is None:
         name = settings.kind if settings.model == "scratch" else f"{settings.kind} {directory.name}"
         return Picker(saved, Q_FUNCTIONS[settings.kind](saved), name, picker_digest(settings))

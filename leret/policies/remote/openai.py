@@ -16,13 +16,13 @@ from leret.http.client import Answer, Call, Client, HttpError, RejectedError, Re
 from leret.http.endpoints import ApiKey
 from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, PromptTooLongError, Request
+from leret.policies.local.chat_template import before_stop
 
 if TYPE_CHECKING:
-    from leret.config.policy import OpenAIPolicySettings, PolicySettings, ServedPolicySettings, TogetherPolicySettings
-    from leret.policies.base import Policy
+    from leret.config.policy import OpenAIPolicySettings, TgiPolicySettings, TogetherPolicySettings
 
-LONGEST_TOKEN = 128  # characters, as in runs of spaces; a longer text is not a completion
-SEED_BITS = 2**31 - 1  # bits of a sample's 63-bit seed that are sent; some servers refuse larger numbers
+_LONGEST_TOKEN = 128  # characters, as in runs of spaces; a longer text is not a completion
+_SEED_BITS = 2**31 - 1  # bits of a sample's 63-bit seed that are sent; some servers refuse larger numbers
 LIST_S = 3.0  # deadline for the list of models
 _FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", None})
 """Finish reasons of OpenAI, Together and TGI; some servers give none."""
@@ -40,14 +40,23 @@ class OpenAIPolicy(SharedInstance):
     If a server refuses or ignores ``n``, each sample is a request with its own seed; one probe of a token finds out.
     """
 
-    def __init__(self, settings: OpenAIPolicySettings | TogetherPolicySettings) -> None:
+    def __init__(self, settings: OpenAIPolicySettings | TgiPolicySettings | TogetherPolicySettings) -> None:
         self.settings = settings
         self.name = settings.model
         # The weights behind a name are invisible here: serve new weights under a new name.
         self.digest = digest(settings.kind, settings.model)
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
-        self.client = client_of(settings, self.meter)
+        self.client = Client(
+            settings.urls,
+            setting="policy",
+            key=ApiKey.from_env(settings.api_key_env, "policy.api_key_env"),
+            timeout_s=settings.timeout_s,
+            retry_for_s=settings.retry_for_s,
+            concurrency=settings.concurrency,
+            meter=self.meter,
+        )
         self._extensions = settings.request_keys()
+        self._refused: set[str] = set()  # optional keys that the servers refuse
         self._takes_n: bool | None = None  # until a probe
         self._probe: asyncio.Task[bool] | None = None
 
@@ -69,9 +78,12 @@ class OpenAIPolicy(SharedInstance):
         served = await self.served()
         if self.name in served:
             return
+        message = {"role": "user", "content": "Hello"}
         try:
-            await check_token(self, self.settings)
+            await self.complete(Request((message,), (0,), self.settings.temperature, 1, self.settings.top_p))
         except PolicyError as error:
+            if getattr(error.__cause__, "kind", "") in {"incomplete", "timeout"}:  # late, or needs more than a token
+                return
             hint = f"; it serves {', '.join(served)}" if served else ""
             if getattr(error.__cause__, "status", 0) in {404, 405} and "/v1" not in self.client.urls[0]:
                 hint += "; is /v1 missing at the end of policy.urls?"
@@ -116,8 +128,9 @@ class OpenAIPolicy(SharedInstance):
                 self._probe = None
 
     async def _request_two(self, request: Request) -> bool:
+        body = {"model": self.name, "messages": request.messages, "temperature": 1.0, "max_tokens": 1, "n": 2}
         try:
-            call = self._call(Request(request.messages, (0,), 1.0, 1), 0, 2)
+            call = Call.post("/chat/completions", body)
             self._takes_n = await self.client.request(call, lambda answer: len(answer.json["choices"])) == 2
         except RejectedError:
             self._takes_n = False  # if the request itself is at fault, the samples show it
@@ -126,57 +139,40 @@ class OpenAIPolicy(SharedInstance):
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         n = len(seeds)
         seed = seeds[0] if n == 1 else int(digest("joint seed", list(seeds))[:16], 16)
-        read = partial(completions_of, n=n, max_tokens=request.max_tokens, meter=self.meter)
-        try:
-            return await self.client.request(self._call(request, seed, n), read)
-        except RejectedError:
-            if "return_token_ids" not in self._extensions:
-                raise
-            # Strict servers refuse this extension; a faulty request is refused again without it.
-            extensions = dict(self._extensions)
-            del self._extensions["return_token_ids"]
-            try:
-                return await self.client.request(self._call(request, seed, n), read)
-            except RejectedError:
-                self._extensions = extensions
-                raise
-
-    def _call(self, request: Request, seed: int, n: int) -> Call:
         body: dict[str, Any] = {
             "model": self.name,
             "messages": request.messages,
             "temperature": request.temperature,
             "top_p": request.top_p,
             "max_tokens": request.max_tokens,
-            "seed": seed & SEED_BITS,
+            "seed": seed & _SEED_BITS,
             **self._extensions,
         }
         if n > 1:
             body["n"] = n
         if request.stop:
             body["stop"] = list(request.stop)
-        return Call.post("/chat/completions", body)
+        for key in self._refused:
+            if key != "top_p" or request.top_p == 1:
+                body.pop(key, None)
+        read = partial(completions_of, n=n, max_tokens=request.max_tokens, stop=request.stop, meter=self.meter)
+        try:
+            return await self.client.request(Call.post("/chat/completions", body), read)
+        except RejectedError as error:
+            refused = {"return_token_ids"} & set(body)  # vLLM's extension, which strict servers refuse
+            if body.get("top_p") == 1 and "top_p" in str(error):  # TGI refuses the default
+                refused.add("top_p")
+            if not refused:
+                raise
+            fewer = {key: value for key, value in body.items() if key not in refused}
+            completions = await self.client.request(Call.post("/chat/completions", fewer), read)
+            self._refused |= refused  # a faulty request is refused without these keys too
+        return completions
 
 
 def _model_names(answer: Answer) -> list[str]:
     models = answer.json  # Together sends the list itself
     return [str(model["id"]) for model in (models["data"] if isinstance(models, dict) else models)]
-
-
-def client_of(
-    settings: ServedPolicySettings, meter: UsageMeter, *, also_retried: frozenset[int] = frozenset()
-) -> Client:
-    """Return the HTTP client of a served policy."""
-    return Client(
-        settings.urls,
-        setting="policy",
-        key=ApiKey.from_env(settings.api_key_env, "policy.api_key_env"),
-        timeout_s=settings.timeout_s,
-        retry_for_s=settings.retry_for_s,
-        concurrency=settings.concurrency,
-        also_retried=also_retried,
-        meter=meter,
-    )
 
 
 def policy_error(error: HttpError) -> PolicyError:
@@ -189,21 +185,13 @@ def policy_error(error: HttpError) -> PolicyError:
     return failure
 
 
-async def check_token(policy: Policy, settings: PolicySettings) -> None:
-    """Check that a policy completes a prompt. A server that is late or needs more than one token passes."""
-    request = Request(({"role": "user", "content": "Hello"},), (0,), settings.temperature, 1, settings.top_p)
-    try:
-        await policy.complete(request)
-    except PolicyError as error:
-        if getattr(error.__cause__, "kind", "") not in {"incomplete", "timeout"}:
-            raise
-
-
-def completions_of(answer: Answer, n: int, max_tokens: int, meter: UsageMeter | None = None) -> list[Completion]:
+def completions_of(
+    answer: Answer, n: int, max_tokens: int, stop: Sequence[str] = (), meter: UsageMeter | None = None
+) -> list[Completion]:
     """Return the choices of a chat completion, in the order of their index; some servers send fewer than ``n``.
 
     If a server counts the tokens of all choices together, each choice gets a share by the length of its text, and the
-    shares add up to the count.
+    shares add up to the count. Texts end before the first of the ``stop`` strings, which TGI sends too.
 
     Raises:
         RetryableError: a choice is incomplete. Errors in `MALFORMED` are raised for an unexpected shape.
@@ -214,27 +202,41 @@ def completions_of(answer: Answer, n: int, max_tokens: int, meter: UsageMeter | 
     choices: list[dict[str, Any]] = body["choices"]
     if not 1 <= len(choices) <= n:
         raise answer.malformed(f"{len(choices)} choices for n={n}")
-    n = len(choices)
-    if n > 1:
-        choices = sorted(choices, key=lambda choice: choice.get("index", 0))
-        if len({choice.get("index", place) for place, choice in enumerate(choices)}) < n:
-            raise ValueError("two choices have one index")
     usage = body.get("usage") or {}
     n_prompt, n_written = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
     if min(n_prompt, n_written) < 0:
         raise ValueError("a number of tokens is below 0")
     counts = [n_written]
-    if n > 1:
+    if len(choices) > 1:
+        choices = _by_index(choices)
         counts = shared([len(choice["message"]["content"] or "") for choice in choices], n_written)
-    pairs = zip(choices, counts, strict=True)
-    completions = [_completion(choice, max_tokens, answer.url, n_prompt, count) for choice, count in pairs]
+    completions = []
+    for choice, count in zip(choices, counts, strict=True):
+        text, reason = choice["message"].get("content"), choice.get("finish_reason")
+        is_text = isinstance(text, str) and 0 < len(text) <= _LONGEST_TOKEN * max_tokens
+        if not is_text or reason not in _FINISHED or choice.get("error"):
+            _check_choice(choice, max_tokens, answer.url)
+        ids = logprobs = None
+        if choice.get("logprobs") is not None or choice.get("token_ids") is not None:
+            ids, logprobs = _tokens(choice)
+        tokens = logprobs if ids is None else ids
+        n_tokens = count if tokens is None else len(tokens)
+        finish = "length" if reason == "length" else "stop"
+        text = before_stop(text, stop) if stop else text
+        completions.append(Completion(text, finish, n_prompt, n_tokens, ids, logprobs))
     if meter is not None:
         meter.answered(answer.seconds, n_prompt, sum([one.n_completion_tokens for one in completions]), n)
     return completions
 
 
-def _completion(choice: Mapping[str, Any], max_tokens: int, url: str, n_prompt: int, n_written: int) -> Completion:
-    """Read one choice; ``n_written`` is its number of tokens if the server lists none."""
+def _by_index(choices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    if len({choice.get("index", place) for place, choice in enumerate(choices)}) < len(choices):
+        raise ValueError("two choices have one index")
+    return sorted(choices, key=lambda choice: choice.get("index", 0))
+
+
+def _check_choice(choice: Mapping[str, Any], max_tokens: int, url: str) -> None:
+    """Refuse a choice that is not a completion."""
     message, reason = choice["message"], choice.get("finish_reason")
     text, error = message.get("content"), choice.get("error")
     if error or reason not in _FINISHED:
@@ -248,31 +250,19 @@ def _completion(choice: Mapping[str, Any], max_tokens: int, url: str, n_prompt: 
         )
     if not isinstance(text, str):
         raise TypeError("message.content is not text")
-    if len(text) > LONGEST_TOKEN * max_tokens:
+    if len(text) > _LONGEST_TOKEN * max_tokens:
         raise ValueError(f"{len(text)} characters for max_tokens={max_tokens}")
-    finish = "length" if reason == "length" else "stop"
-    if choice.get("logprobs") is None and choice.get("token_ids") is None:
-        return Completion(text, finish, n_prompt, n_written)
-    ids, logprobs = _tokens(choice)
-    tokens = ids if ids is not None else logprobs
-    return Completion(text, finish, n_prompt, n_written if tokens is None else len(tokens), ids, logprobs)
 
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
-    table, listed = choice.get("logprobs") or {}, choice.get("token_ids")
+    table, ids = choice.get("logprobs") or {}, choice.get("token_ids")
+    ids = table.get("token_ids") if ids is None else ids
     values = table.get("token_logprobs")
     if values is None and table.get("content") is not None:
         values = [token["logprob"] for token in table["content"]]
-    ids = table.get("token_ids") if listed is None else listed
-    logprobs = None if values is None else logprobs_of(values)
-    return None if ids is None else tuple(int(token) for token in ids), logprobs
-
-
-def logprobs_of(values: Sequence[Any]) -> tuple[float, ...]:
-    """Return log-probabilities as floats; ValueError if one is above 0 or not a number."""
-    if not all(float(value) <= _ROUNDING for value in values):
+    if values is not None and not all(float(value) <= _ROUNDING for value in values):
         raise ValueError("a log-probability is above 0 or not a number")
-    return tuple(float(value) for value in values)
+    return None if ids is None else tuple(map(int, ids)), None if values is None else tuple(map(float, values))
 
 
 def shared(lengths: Sequence[int], total: int) -> list[int]:

@@ -86,8 +86,7 @@ def _sglang(executable: str, served: ServedModel, at: Listening, gpu: bool) -> l
 
 
 def _tgi(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
-    # The last option allows requests for more than two samples.
-    return ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port), "--max-best-of", "64"]
+    return ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port)]
 
 
 SERVERS = {

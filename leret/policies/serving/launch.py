@@ -14,13 +14,16 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from leret.config.policy import OpenAIPolicySettings
 from leret.core.errors import ConfigError, PolicyError
 from leret.http.endpoints import ApiKey
 from leret.policies.serving.engines import SERVERS, Listening, ServerKind, find_executable, has_gpu, without_repeats
-from leret.policies.serving.model import ServedModel, merge_adapter, merged_directory
+from leret.policies.serving.model import ServedModel, merge_adapter, merged_directory, resolve_policy
 from leret.policies.serving.process import ServerProcess, wait_until_ready
+
+_HOST = "127.0.0.1"
 
 _OURS = {"-p": "--port", "--hostname": "--host", "--served-model-name": "--name", "--api-key": "--api-key-env"}
 _OURS |= {"--port": "--port", "--host": "--host"}
@@ -44,6 +47,10 @@ class ServerPlan:
         """Command for a shell."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
         return " ".join([*settings, shlex.join(self.command)])
+
+    @property
+    def settings(self) -> OpenAIPolicySettings:
+        return OpenAIPolicySettings(model=self.model, urls=(f"{self.at.url}/v1",), api_key_env=self.api_key_env)
 
     @property
     def recipe(self) -> str:
@@ -118,9 +125,7 @@ def run_server(
     try:
         server.start()
         tell(f"log: {server.log}")
-        urls = (f"{plan.at.url}/v1",)
-        settings = OpenAIPolicySettings(model=plan.model, urls=urls, api_key_env=plan.api_key_env)
-        wait_until_ready(server, settings, timeout_s=timeout_s, tell=tell)
+        wait_until_ready(server, plan.settings, timeout_s=timeout_s, tell=tell)
         tell(f"ready after {time.monotonic() - began:.1f} s")
         yield server
     finally:
@@ -129,12 +134,18 @@ def run_server(
 
 
 class BackgroundServer:
-    """A server in a separate thread, which is ready after construction and runs until it is closed."""
+    """A server in a separate thread, which is ready after construction and runs until it is closed.
 
-    def __init__(self, plan: ServerPlan, timeout_s: float) -> None:
+    ``settings`` of a policy name it; ``arguments`` are those of `plan`.
+    """
+
+    def __init__(self, policy: str, engine: str, timeout_s: float = 600.0, **arguments: Any) -> None:
+        at = Listening(_HOST, free_port(_HOST))
+        planned = plan(resolve_policy(policy), engine, at, **arguments)
+        self.settings = planned.settings
         self._ready: Future[None] = Future()
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(plan, timeout_s), name="leret-server", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(planned, timeout_s), name="leret-server", daemon=True)
         self._thread.start()
         self._ready.result()
 

@@ -84,12 +84,9 @@ class ServerProcess:
         ).failed()
 
     def tail(self, n_lines: int = 15) -> str:
-        try:
-            with self.log.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                lines = file.read().decode("utf-8", "replace").splitlines()
-        except OSError:
-            return ""
+        with self.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
         return self.key.redact("\n".join([line.rstrip() for line in lines if line.strip()][-n_lines:]))
 
     def stop(self, grace_s: float) -> bool:

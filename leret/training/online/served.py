@@ -16,8 +16,7 @@ from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import positions
 from leret.policies.local.chat_template import PromptEncoder
 from leret.policies.remote.openai import OpenAIPolicy
-from leret.policies.serving.model import resolve_policy
-from leret.policies.serving.refresh import refresh
+from leret.policies.serving.model import refresh, resolve_policy
 from leret.training.data import end_token
 from leret.training.model import save_policy, stop_ids
 

@@ -45,13 +45,13 @@ def model_of(tmp_path_factory):
 
 
 @pytest.mark.parametrize("template", ENDS)
-def test_sampled_trained_and_served_tokens_are_equal(model_of, template):
+def test_sampled_and_trained_tokens_are_equal(model_of, template):
     tokenizer = AutoTokenizer.from_pretrained(model_of(template))
     end = end_token(tokenizer, [tokenizer.eos_token_id])
     encoder, sampler = TokenEncoder(tokenizer, end), PromptEncoder(tokenizer, None, template)
     for messages in (MESSAGES, FEW_SHOT):
         sampled = list(sampler.encode(messages).token_ids)
-        assert encoder.prompt_ids(messages) == sampled == tokenizer(sampler.inputs(messages))["input_ids"]
+        assert encoder.prompt_ids(messages) == sampled
     for text in WRITTEN:
         whole = encoder._ids([encoder.render(MESSAGES) + text])[0]
         ids = encoder._completion(encoder.prompt_ids(MESSAGES), whole, text)
@@ -84,9 +84,7 @@ def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of, tmp_pa
 @pytest.mark.parametrize(("thinking", "sent"), [(False, {"enable_thinking": False}), (None, None)])
 def test_enable_thinking_reaches_a_server(thinking, sent):
     settings = OpenAIPolicySettings(model="m", urls=("http://a/v1",), enable_thinking=thinking)
-    policy = make_policy(settings)
-    body = json.loads(policy._call(Request(MESSAGES, (1,), 1.0, 8), 1, 1).body)
-    assert body.get("chat_template_kwargs") == sent
+    assert settings.request_keys().get("chat_template_kwargs") == sent
     assert policy_lm(settings).kwargs.get("extra_body", {}).get("chat_template_kwargs") == sent
 
 

@@ -8,11 +8,11 @@ import torch
 from leret.config.policy import EncoderSettings, FeaturesSettings, PolicySettings
 from leret.core.errors import PolicyError
 from leret.policies.base import Request
-from leret.policies.checkpoints import policy_digest
+from leret.policies.checkpoints import PICKER_RECORD, policy_digest
 from leret.policies.load import make_policy, shared_policy
 from leret.policies.pickers import encoder as encoders
 from leret.policies.pickers import picker as pickers
-from leret.policies.pickers.picker import RECORD, draw, plan
+from leret.policies.pickers.picker import draw, plan
 from tests.policies.pickers.stories import numbers, request, shaken, story
 
 KINDS = ("features", "encoder")
@@ -163,8 +163,8 @@ def test_a_picker_of_another_kind_or_version_is_refused(picker, tmp_path):
         make_policy(EncoderSettings(model=str(tmp_path / "p")))
     with pytest.raises(PolicyError, match="holds no picker"):
         make_policy(FeaturesSettings(model=str(tmp_path)))
-    record = json.loads((tmp_path / "p" / RECORD).read_text())
-    (tmp_path / "p" / RECORD).write_text(json.dumps({**record, "version": 1}))
+    record = json.loads((tmp_path / "p" / PICKER_RECORD).read_text())
+    (tmp_path / "p" / PICKER_RECORD).write_text(json.dumps({**record, "version": 1}))
     with pytest.raises(PolicyError, match="another version of leret"):
         make_policy(FeaturesSettings(model=str(tmp_path / "p")))
 

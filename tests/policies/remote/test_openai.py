@@ -1,22 +1,34 @@
-"""Chat completions: how the samples of a prompt are asked for, and what is a completion. Failures: test_contract."""
+"""Chat completions: how the samples of a prompt are asked for, and what is a completion."""
 
 import asyncio
+import contextlib
+import gzip
 import json
+import logging
+import socket
+from contextlib import aclosing
+from copy import deepcopy
+from dataclasses import replace
+from functools import partial
 
 import pytest
 from aiohttp import web
 from typer.testing import CliRunner
 
+import leret.http.client
 from leret.cli.app import app
+from leret.config.policy import PolicySettings
 from leret.core import yaml
-from leret.core.errors import PolicyError
+from leret.core.errors import ConfigError, PolicyError
 from leret.http.client import MALFORMED, Answer, RejectedError, RetryableError
-from leret.policies.base import PromptTooLongError
+from leret.policies.base import PromptTooLongError, Request
+from leret.policies.load import make_policy
+from leret.policies.remote import openai
 from leret.policies.remote.openai import completions_of, policy_error, shared
 from tests.policies.conftest import ask
-from tests.policies.servers import ChatServer, asked, completion, refusal, run, serving
+from tests.policies.servers import ChatServer, TgiServer, asked, completion, probed, refusal, run, serving
 
-ANSWER = completion({"seed": 1})
+ANSWER, SECRET, KEYED = completion({"seed": 1}), "sk-0123456789abcdef", {"api_key_env": "TINY_KEY"}
 
 
 def test_several_samples_are_one_request():
@@ -78,6 +90,26 @@ def test_together_has_its_request_keys_and_model_list(monkeypatch):
     assert (first.token_ids, first.logprobs, first.n_prompt_tokens) == ((5, 6), (-0.5, -1.0), 5)
     request = server.bodies[-1]
     assert (request["n"], request["logprobs"], "return_token_ids" in request) == (3, 1, False)
+
+
+@pytest.mark.parametrize("path", ["", "/generate", "/v1/"])
+def test_tgi_is_a_chat_server_at_its_root(path):
+    server = TgiServer([web.json_response({"error": "out of memory"}, status=424)])
+
+    async def main():
+        async with serving(server) as [url]:
+            keys = {"model": "tiny", "tokenizer": "models/tiny", "best_of": True, "enable_thinking": False}
+            policy = make_policy(PolicySettings.model_validate({"kind": "tgi", "urls": [url + path], **keys}))
+            several, one = ask("the city", 1, 2, stop=(".",)), replace(ask("the city", 3), top_p=0.5)
+            async with aclosing(policy):
+                return await policy.complete(several) + await policy.complete(several) + await policy.complete(one)
+
+    *several, one = asyncio.run(main())
+    assert [completion.text for completion in several[2:]] == [f"text {body['seed']}" for body in server.bodies[-3:-1]]
+    assert several[:2] == several[2:]
+    assert (one.logprobs, one.n_prompt_tokens, one.n_completion_tokens) == ((-0.5, -1.0), 5, 2)
+    assert [body.get("top_p") for body in server.bodies[-3:]] == [None, None, 0.5]
+    assert set(server.paths) == {"/v1/chat/completions"}
 
 
 def test_a_refused_extension_is_left_out():
@@ -193,8 +225,7 @@ def test_log_probabilities_and_token_ids_are_read(keys, tokens):
 
 
 def test_a_run_stores_and_prints_no_key(tmp_path, monkeypatch):
-    secret = "sk-0123456789abcdef"
-    monkeypatch.setenv("TINY_KEY", f"{secret}\n")
+    monkeypatch.setenv("TINY_KEY", f"{SECRET}\n")
     recipe, run = tmp_path / "r.yaml", tmp_path / "run"
     sections = {
         "data": {"kind": "world", "limit": 4, "options": {}},
@@ -203,7 +234,7 @@ def test_a_run_stores_and_prints_no_key(tmp_path, monkeypatch):
     }
 
     async def main():
-        async with serving(ChatServer([None] * 3 + [refusal(f"no {secret}")] * 9), under="/v1") as urls:
+        async with serving(ChatServer([None] * 3 + [refusal(f"no {SECRET}")] * 9), under="/v1") as urls:
             policy = {"kind": "openai", "model": "m", "api_key_env": "TINY_KEY", "retry_for_s": 0, "urls": urls}
             recipe.write_text(yaml.dump({**sections, "policy": policy}))
             command = ["--debug", "sample", str(recipe), "--run", str(run)]
@@ -214,5 +245,88 @@ def test_a_run_stores_and_prints_no_key(tmp_path, monkeypatch):
     files = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     assert any(path.name == "rollouts.db" for path in files), output
     assert any(b"[key]" in content for content in files.values()), "no refusal was stored, so this proves nothing"
-    assert [path for path, content in files.items() if secret.encode() in content] == []
-    assert secret not in output
+    assert [path for path, content in files.items() if SECRET.encode() in content] == []
+    assert SECRET not in output
+
+
+@pytest.fixture
+def keyed(monkeypatch):
+    monkeypatch.setenv("TINY_KEY", f"{SECRET}\n")
+    return partial(asked, **KEYED)
+
+
+@pytest.mark.parametrize(
+    ("fault", "name"),
+    [
+        (web.Response(status=429, headers={"Retry-After": "60"}), "rate_limit"),
+        (refusal("busy", 503), "overloaded"),
+        (web.Response(text='{"choices": [{"mess'), "malformed"),
+        (web.json_response([]), "malformed"),
+        ("reset", "connection"),
+        ("stall", "timeout"),
+    ],
+)
+def test_a_transient_failure_has_a_kind(keyed, fault, name):
+    with pytest.raises(PolicyError, match="gave up after 1 attempt") as caught:
+        keyed(ChatServer([fault]), **({"timeout_s": 0.4} if fault == "stall" else {}))
+    assert (caught.value.exit_code, getattr(caught.value.__cause__, "kind", "")) == (1, name)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        refusal(f"bad key: {SECRET}", 401),
+        web.json_response({"error": {"message": f"upstream of {SECRET} is away"}, "choices": []}),
+        web.Response(text=f"<p>{'x' * 280} {SECRET}</p>", content_type="application/json"),
+        web.Response(body=gzip.compress(bytes(2**21)), headers={"Content-Encoding": "gzip"}),
+    ],
+    ids=["refusal", "an error of status 200", "HTML", "a bomb"],
+)
+def test_a_failure_repeats_no_key(keyed, fault, monkeypatch, caplog):
+    monkeypatch.setattr(leret.http.client, "MAX_BYTES", 2**20)
+    caplog.set_level(logging.DEBUG)
+    server = ChatServer([fault])
+    with pytest.raises(PolicyError) as caught:
+        keyed(server)
+    assert server.requests[0].headers["Authorization"] == f"Bearer {SECRET}"
+    assert caught.value.exit_code == (2 if fault.status == 401 else 1)
+    assert (r"401: bad key: [key]; correct the key" in str(caught.value)) is (fault.status == 401)
+    error = caught.value
+    while error is not None:
+        assert SECRET[:8] not in f"{error} {error!r}"
+        error = error.__cause__ or error.__context__
+    assert SECRET[:8] not in caplog.text
+
+
+def test_a_refusal_is_not_sent_again(keyed):
+    server = ChatServer([refusal("Input validation error: `inputs` must have less than 99 tokens", 422)])
+    with pytest.raises(PromptTooLongError, match="answered 422: Input validation"):
+        keyed(server, retry_for_s=60.0)
+    assert len(server.bodies) == 1
+
+
+def test_a_missing_key_or_seed_is_refused_before_sending(keyed, monkeypatch):
+    async def work(policy):
+        assert deepcopy(policy) is policy
+        with pytest.raises(PolicyError, match="no completion"):
+            await policy.complete(Request((), (), 1.0, 8))
+
+    run(ChatServer(), work, **KEYED)
+    monkeypatch.delenv("TINY_KEY")
+    monkeypatch.delenv("TOGETHER_API_KEY", raising=False)
+    for key in (KEYED, {"kind": "together"}):
+        with pytest.raises(ConfigError, match=r"policy\.api_key_env: .*_KEY is not set"):
+            asked(ChatServer(), **key)
+
+
+def test_a_server_that_accepts_no_connection_is_reported(keyed, monkeypatch):
+    monkeypatch.setattr(openai, "LIST_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, contextlib.ExitStack() as waiting:
+        clients = [waiting.enter_context(socket.socket()) for _ in range(4)]
+        for client in clients:
+            client.settimeout(0.2)
+        if [client.connect_ex(full.getsockname()) for client in clients][-1] == 0:
+            pytest.skip("this kernel accepts connections beyond a full backlog")
+        url = f"http://127.0.0.1:{full.getsockname()[1]}/v1"
+        with pytest.raises(PolicyError, match=f"{url}.*cannot be reached"):
+            probed(**{**KEYED, "urls": (url,)})

@@ -13,7 +13,13 @@ import pytest
 
 from leret.policies.serving.launch import free_port
 
-FAKE = Path(__file__).with_name("fake_engine.py")
+
+def fake_engine(folder):
+    """Write the fake engine as an executable; it records into the folder that FAKE_RECORD names."""
+    path = folder / "engine"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{Path(__file__).with_name("fake_engine.py")}" "$@"\n')
+    path.chmod(0o755)
+    return path
 
 
 @dataclass
@@ -64,10 +70,7 @@ class Serve:
 
 @pytest.fixture
 def serve(tmp_path):
-    executable = tmp_path / "engine"
-    executable.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{FAKE}" "$@"\n')
-    executable.chmod(0o755)
-    server = Serve(tmp_path / "record", executable, free_port("127.0.0.1"))
+    server = Serve(tmp_path / "record", fake_engine(tmp_path), free_port("127.0.0.1"))
     yield server
     if server.process is not None and server.process.poll() is None:
         server.process.kill()

@@ -17,7 +17,7 @@ VLLM_CPU = " --dtype float32 --enforce-eager --no-enable-chunked-prefill"
 VLLM_LORA = f" --enable-lora --max-lora-rank 32 --lora-modules {NAME}={LORA} --tokenizer {LORA}"
 SGLANG = f"serve --model-path {{}} {AT} --sampling-defaults openai --log-level-http warning --served-model-name {{}}"
 SGLANG_LORA = f" --enable-lora --lora-paths {NAME}={LORA} --tokenizer-path {LORA}"
-TGI = "text-generation-launcher --model-id {} --hostname 127.0.0.1 --port 8123 --max-best-of 64"
+TGI = "text-generation-launcher --model-id {} --hostname 127.0.0.1 --port 8123"
 
 
 def planned(served, engine, executable=None):

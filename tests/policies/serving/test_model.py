@@ -1,16 +1,19 @@
-import json
+import asyncio
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from aiohttp import web
 
-from leret.config.policy import LocalPolicySettings
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.errors import PolicyError
 from leret.core.runs import Run
 from leret.policies.local.policy import LocalPolicy
-from leret.policies.serving.model import merge_adapter, merged_directory, resolve_policy
-from tests.policies.conftest import ask
+from leret.policies.serving.model import ServedModel, merge_adapter, merged_directory, refresh, resolve_policy
+from tests.http.servers import serving
+from tests.policies.conftest import ask, set_config
+from tests.policies.servers import ChatServer, refusal
 from tests.tiny import tiny_policy
 
 
@@ -32,11 +35,6 @@ def adapter(tmp_path_factory):
 @pytest.fixture
 def copy(adapter, tmp_path):
     return Path(shutil.copytree(adapter, tmp_path / "tuned"))
-
-
-def set_adapter(path, **values):
-    file = path / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
 
 
 def test_full_weights_are_named_by_directory_and_digest(llama_dir, tmp_path):
@@ -74,7 +72,7 @@ def test_an_adapter_is_served_on_its_base_and_refused_without_it(adapter, copy):
     assert served.weights == str(adapter.parent / "base")
     assert (served.adapter, served.tokenizer, served.rank) == (adapter, adapter, 4)
     for base, says in (("/no/such/base", "no model directory"), (None, "names no base_model_name_or_path")):
-        set_adapter(copy, base_model_name_or_path=base)
+        set_config(copy, "adapter_config.json", base_model_name_or_path=base)
         with pytest.raises(PolicyError, match=says):
             resolve_policy(str(copy))
 
@@ -105,7 +103,7 @@ def test_an_adapter_is_merged_again_only_after_changes(copy, monkeypatch):
 
     first = merged_at()
     assert merged_at() == first
-    set_adapter(copy, lora_alpha=8)
+    set_config(copy, "adapter_config.json", lora_alpha=8)
     assert merged_at() != first
     assert [path.name for path in copy.parent.glob(".tuned-merged*")] == [".tuned-merged"]  # nothing half-done is left
     shutil.rmtree(merged_directory(copy))
@@ -116,3 +114,52 @@ def test_an_adapter_is_merged_again_only_after_changes(copy, monkeypatch):
     monkeypatch.setattr("leret.policies.serving.model.atomic_directory", full)
     with pytest.raises(PolicyError, match="No space left on device"):
         merged_at()
+
+
+ADAPTER = ServedModel("ipo-0123abcd", "/models/base", Path("/run/policies/ipo"), rank=8)
+
+
+class Vllm(ChatServer):
+    """vLLM's list of models, and adapters at run time with ``updates``."""
+
+    updates = True
+
+    async def route(self, request, body):
+        if request.path != "/v1/load_lora_adapter":
+            return await super().route(request, body)
+        if not self.updates:
+            return refusal("Not Found", 404)
+        self.models = (*self.models, body["lora_name"])
+        return web.Response(text="Success: LoRA adapter 'x' added successfully.")
+
+
+def refreshed(*servers, served=ADAPTER):
+    async def main():
+        async with serving(*servers, under="/v1") as urls:
+            settings = OpenAIPolicySettings(model="base", urls=tuple(urls), temperature=0.7)
+            return await asyncio.to_thread(refresh, settings, served, "/run/policies/ipo")
+
+    return asyncio.run(main())
+
+
+def test_every_server_gets_the_adapter_once():
+    has, lacks = Vllm(models=("base", "ipo-0123abcd")), Vllm(models=("base",))
+    settings = refreshed(has, lacks)
+    assert (settings.model, settings.temperature, settings.kind) == ("ipo-0123abcd", 0.7, "openai")
+    assert has.bodies == []
+    assert lacks.bodies == [{"lora_name": "ipo-0123abcd", "lora_path": "/run/policies/ipo"}]
+
+
+@pytest.mark.parametrize(
+    ("served", "why", "asked"),
+    [
+        (ADAPTER, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.*404", ["/v1/models", "/v1/load_lora_adapter", "/v1/models"]),
+        (ServedModel("ipo-0123abcd", "/run/policies/ipo"), "taken when a server starts", ["/v1/models"]),
+    ],
+    ids=["adapter", "weights"],
+)
+def test_a_server_without_the_policy_is_refused(served, why, asked):
+    server = Vllm(models=("base",), updates=False)
+    with pytest.raises(PolicyError, match=f"it serves base; .*{why}.*leret serve policy /run/policies/ipo"):
+        refreshed(server, served=served)
+    assert server.paths == asked

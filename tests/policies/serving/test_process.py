@@ -46,9 +46,3 @@ def test_a_server_that_ignores_the_end_is_killed_with_its_children(serve, server
     assert len(pids) == 2
     assert "did not end within 0.5 s and was killed" in messages[-1]
     assert gone(pids)
-
-
-def test_a_tgi_that_lists_a_path_is_ready(serve, server):
-    with server("well", "tgi", timeout_s=30):
-        request = serve.recorded("request.json")
-    assert (request["body"]["model"], request["key"]) == ("mine", None)
