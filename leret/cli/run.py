@@ -38,12 +38,12 @@ def train(
     from leret.config.load import load_recipe
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe
-    from leret.training.process import refuse_processes
 
     settings = load_recipe(recipe, TrainingRecipe, overrides or ())
     directory = Run.open(run)
     directory.section("sampling", "leret sample RECIPE")
     from leret.training import stage  # slow to import: faults of the recipe are reported before
+    from leret.training.job import refuse_processes
 
     if launch is not None:
         refuse_processes(settings)

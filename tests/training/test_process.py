@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from leret.training.process import Interrupt, training_process
+from leret.training.job import Interrupt, training_process
 from tests.training.training_runs import interrupt
 
 

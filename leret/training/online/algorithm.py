@@ -12,14 +12,14 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import Task
 from leret.rollouts.environment import training_tasks
+from leret.training.job import n_processes, refuse_processes
 from leret.training.model import InitialPolicy, find_initial, find_picker
 from leret.training.online.base import Learner
-from leret.training.process import n_processes, refuse_processes
 
 if TYPE_CHECKING:
     from leret.rollouts.environment import Environment
-    from leret.training.checkpoints import TrainingJob
     from leret.training.driver import Engine
+    from leret.training.job import TrainingJob
 
 
 @dataclass(frozen=True, slots=True)

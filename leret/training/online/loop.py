@@ -17,8 +17,8 @@ from transformers import TrainerCallback, TrainerState
 from leret.core.types import Task, digest
 from leret.rollouts.rounds import RoundSampler, round_of
 from leret.sampling.store.store import stored_paths
-from leret.training.checkpoints import TrainingJob
 from leret.training.driver import StepLoop
+from leret.training.job import TrainingJob
 from leret.training.online.base import Learner
 from leret.training.validation import Validation
 

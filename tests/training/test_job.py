@@ -7,7 +7,7 @@ import pytest
 from leret.core import yaml
 from leret.core.errors import RunError
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.checkpoints import CheckpointDirectory, TrainingRecord
+from leret.training.job import CheckpointDirectory, TrainingRecord
 from leret.training.stage import estimate, train
 from tests.training.training_runs import Stopper, changed, fail
 
