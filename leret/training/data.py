@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from leret.core.errors import LeretError, TrainingError
 from leret.core.runs import Run, program_digest, versions
 from leret.core.types import Messages, text_of
+from leret.policies.checkpoints import sampled_settings
 from leret.policies.local.chat_template import PromptEncoder, apply_template, n_common
-from leret.policies.serving.model import sampled_settings
 from leret.training.model import InitialPolicy
 
 if TYPE_CHECKING:
-    from leret.sampling.store.schema import StateSamples
+    from leret.sampling.store.store import StateSamples
 
 _TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
 _STATES = 8  # compared with the prompts that were sent

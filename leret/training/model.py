@@ -17,10 +17,18 @@ from leret.config.training import LoraSettings, OptimizerKeys, RoundRecipe, Writ
 from leret.core.bundled import POLICIES
 from leret.core.errors import MissingDependency, TrainingError
 from leret.core.runs import Run
-from leret.policies.checkpoints import adapter_base, count_parameters, find_model, load_tokenizer, model_digest
+from leret.policies.checkpoints import (
+    HUB_NAME,
+    adapter_base,
+    count_parameters,
+    find_model,
+    load_tokenizer,
+    model_digest,
+    sampled_model,
+    sampled_settings,
+)
 from leret.policies.local.model import load_weights, merge_into
 from leret.policies.pickers.record import RECORD, picker_digest
-from leret.policies.serving.model import HUB_NAME, sampled_model, sampled_settings
 
 R = TypeVar("R", bound=OptimizerKeys)
 

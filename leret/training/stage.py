@@ -20,9 +20,8 @@ from leret.core.errors import TrainingError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
 from leret.core.stages import check_resumable, inputs_unchanged
-from leret.policies.checkpoints import pick_device, refuse_changed_weights
+from leret.policies.checkpoints import pick_device, refuse_changed_weights, sampled_settings
 from leret.policies.local.policy import out_of_memory
-from leret.policies.serving.model import sampled_settings
 from leret.rollouts.environment import Environment, questions_digest, refuse_changes_since_sampling
 from leret.training.algorithms import ALGORITHMS, Algorithm
 from leret.training.data import examples_digest

@@ -19,8 +19,7 @@ from leret.core.runs import Run
 from leret.core.types import Sample, State, digest
 from leret.datasets.splits import split_of
 from leret.sampling.preferences.dataset import build_preferences
-from leret.sampling.store.schema import PathStep, SamplingParams
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import PathStep, SamplingParams, Store
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.base import TrainerInputs
 from leret.training.job import training_process
