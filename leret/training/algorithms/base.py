@@ -1,19 +1,18 @@
-"""Parts of an algorithm: the protocol of the table's entries, and what algorithms on stored samples share."""
+"""Algorithms on stored samples: entries of the table, and their engine, a trainer of TRL."""
 
 from __future__ import annotations
 
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from leret.config.training import ExampleRecipe, LoraSettings, TrainingRecipe, WriterKeys
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
-from leret.core.types import Task
 from leret.policies.checkpoints import positions
 from leret.policies.local.model import architecture_of
 from leret.training.data import RunSamples, Samples, TokenEncoder, TrainingExample, check_ids, check_parity, end_token
@@ -33,35 +32,6 @@ if TYPE_CHECKING:
 
 _ROWS = 4  # that the loss is checked on
 _SMALL = 1 << 20  # weights of a parameter
-
-
-class Algorithm(Protocol):
-    """An entry of the table of algorithms.
-
-    Attributes:
-        settings: recipe class; its ``algorithm`` is a literal, the name in recipes.
-        is_online: True if it samples the run's tasks, False if it learns from stored samples.
-        picks: True if it trains a picker, False for a policy that writes.
-        describe: describes a recipe, with its source, for the model card.
-    """
-
-    @property
-    def settings(self) -> type[TrainingRecipe]: ...
-
-    @property
-    def is_online(self) -> bool: ...
-
-    @property
-    def picks(self) -> bool: ...
-
-    @property
-    def describe(self) -> Callable[[Any], str]: ...
-
-    def find_initial(self, run: Run, recipe: Any) -> InitialPolicy: ...
-
-    def inputs(self, recipe: Any, run: Run, environment: Any) -> Sequence[TrainingExample] | Sequence[Task]: ...
-
-    def engine(self, job: TrainingJob, device: str) -> AbstractContextManager[Engine]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +57,10 @@ class StoredAlgorithm:
     """An algorithm on stored samples.
 
     Attributes:
+        settings: recipe class; its ``algorithm`` is a literal, the name in recipes.
         make_trainer: makes a `transformers.Trainer` over token ids.
         oracle_loss: computes the loss of rows of its data set by the model's plain forward, one sequence at a time.
+        describe: describes a recipe, with its source, for the model card.
     """
 
     settings: type[ExampleRecipe]
@@ -100,10 +72,10 @@ class StoredAlgorithm:
     is_online: ClassVar[bool] = False
     picks: ClassVar[bool] = False
 
-    def find_initial(self, run: Run, recipe: ExampleRecipe) -> InitialPolicy:
+    def find_initial(self, run: Run, recipe: Any) -> InitialPolicy:
         return find_initial(run, recipe.init_from, recipe.predictors)
 
-    def inputs(self, recipe: ExampleRecipe, run: Run, environment: Environment | None) -> list[TrainingExample]:
+    def inputs(self, recipe: Any, run: Run, environment: Environment | None) -> list[TrainingExample]:
         return self.examples(recipe, RunSamples(run, recipe.predictors))
 
     @contextmanager

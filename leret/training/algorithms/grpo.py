@@ -9,8 +9,7 @@ from pydantic import Field, field_validator
 
 from leret.config.base import Settings
 from leret.config.training import TRLKeys, WritingRecipe
-from leret.training.online.algorithm import OnlineAlgorithm
-from leret.training.online.base import Objective
+from leret.training.online.algorithm import Objective, OnlineAlgorithm
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -1,11 +1,11 @@
-"""Entries of the table of algorithms that sample in rounds."""
+"""Algorithms that sample in rounds: entries of the table, and the objective of a policy that writes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from leret.config.training import RoundRecipe
 from leret.core.errors import TrainingError
@@ -14,17 +14,40 @@ from leret.core.types import Task
 from leret.rollouts.environment import training_tasks
 from leret.training.job import n_processes, refuse_processes
 from leret.training.model import InitialPolicy, find_initial, find_picker
-from leret.training.online.base import Learner
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from leret.rollouts.environment import Environment
+    from leret.rollouts.rounds import Sampled
     from leret.training.driver import Engine
     from leret.training.job import TrainingJob
+    from leret.training.online.picking import PickLearner
+    from leret.training.online.writing import WriterLearner
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Two pure functions that define the training of a policy that writes.
+
+    Attributes:
+        advantages: takes the recipe, a round's samples, their `update.RolloutBatch` and the weight of the KL penalty;
+            returns the batch with advantages (and returns, if there are values).
+        loss: takes the recipe, a batch, the policy's `update.Forward` at its tokens and the weight of the KL penalty;
+            returns ``loss``, which is minimized, and terms for the log.
+        penalty: place of the KL penalty; in the reward, the weight that the loss gets is 0.
+        has_values: True for a value of each token, from a head on the policy.
+    """
+
+    advantages: Callable[[Any, Sampled, Any, float], Any]
+    loss: Callable[[Any, Any, Any, float], dict[str, Tensor]]
+    penalty: Literal["loss", "reward"] = "loss"
+    has_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class OnlineAlgorithm:
-    """An algorithm on fresh samples of the run's tasks."""
+    """An algorithm on fresh samples of the run's tasks; ``picks`` is True if it trains a picker."""
 
     settings: type[RoundRecipe]
     objective: Any  # an Objective, or the class of a `leret.training.online.picking.Method`
@@ -33,12 +56,12 @@ class OnlineAlgorithm:
 
     is_online: ClassVar[bool] = True
 
-    def find_initial(self, run: Run, recipe: RoundRecipe) -> InitialPolicy:
+    def find_initial(self, run: Run, recipe: Any) -> InitialPolicy:
         if not self.picks:
             return find_initial(run, recipe.init_from, recipe.predictors)
         return find_picker(run, recipe)
 
-    def learner(self, *arguments: Any) -> Learner:
+    def learner(self, *arguments: Any) -> WriterLearner | PickLearner:
         """Return the policy in training; arguments are those of `WriterLearner` and `PickLearner`."""
         if self.picks:
             from leret.training.online.picking import PickLearner
@@ -48,7 +71,8 @@ class OnlineAlgorithm:
 
         return WriterLearner(self.objective, *arguments)
 
-    def inputs(self, recipe: RoundRecipe, run: Run, environment: Environment) -> list[Task]:
+    def inputs(self, recipe: Any, run: Run, environment: Environment | None) -> list[Task]:
+        assert environment is not None
         return training_tasks(environment, recipe)
 
     @contextmanager
