@@ -9,7 +9,8 @@ from pydantic import Field, field_validator
 
 from leret.config.base import Settings
 from leret.config.training import TRLKeys, WritingRecipe
-from leret.training.online.algorithm import Objective, OnlineAlgorithm
+from leret.training.online.algorithm import OnlineAlgorithm
+from leret.training.online.base import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,7 +8,8 @@ from pydantic import Field, PositiveInt
 
 from leret.config.training import WritingRecipe
 from leret.training.algorithms.grpo import advantages
-from leret.training.online.algorithm import Objective, OnlineAlgorithm
+from leret.training.online.algorithm import OnlineAlgorithm
+from leret.training.online.base import Objective
 
 if TYPE_CHECKING:
     from torch import Tensor

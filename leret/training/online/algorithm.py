@@ -1,11 +1,11 @@
-"""Algorithms that sample in rounds: entries of the table, and the objective of a policy that writes."""
+"""Entries of the table of algorithms that sample in rounds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from leret.config.training import RoundRecipe
 from leret.core.errors import TrainingError
@@ -16,33 +16,11 @@ from leret.training.job import n_processes, refuse_processes
 from leret.training.model import InitialPolicy, find_initial, find_picker
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from leret.rollouts.environment import Environment
-    from leret.rollouts.rounds import Sampled
     from leret.training.driver import Engine
     from leret.training.job import TrainingJob
     from leret.training.online.picking import PickLearner
     from leret.training.online.writing import WriterLearner
-
-
-@dataclass(frozen=True, slots=True)
-class Objective:
-    """Two pure functions that define the training of a policy that writes.
-
-    Attributes:
-        advantages: takes the recipe, a round's samples, their `update.RolloutBatch` and the weight of the KL penalty;
-            returns the batch with advantages (and returns, if there are values).
-        loss: takes the recipe, a batch, the policy's `update.Forward` at its tokens and the weight of the KL penalty;
-            returns ``loss``, which is minimized, and terms for the log.
-        penalty: place of the KL penalty; in the reward, the weight that the loss gets is 0.
-        has_values: True for a value of each token, from a head on the policy.
-    """
-
-    advantages: Callable[[Any, Sampled, Any, float], Any]
-    loss: Callable[[Any, Any, Any, float], dict[str, Tensor]]
-    penalty: Literal["loss", "reward"] = "loss"
-    has_values: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.model import InitialPolicy, library_of, save_policy
 from leret.training.online.advantages import group_statistics, mini_batches, same_side_of_mean
-from leret.training.online.algorithm import Objective
+from leret.training.online.base import Objective
 from leret.training.online.losses import KL, KLController
 from leret.training.online.served import ServedPolicy
 from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable, make_schedule
