@@ -22,8 +22,7 @@ from leret.core.types import Sample, Task
 from leret.rewards import scoring
 from leret.rollouts.environment import Environment
 from leret.sampling.rescore import rescore
-from leret.sampling.store.schema import PathStep, SamplingParams
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import PathStep, SamplingParams, Store
 
 OWN = """
 def texts(outcome):

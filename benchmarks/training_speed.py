@@ -55,7 +55,7 @@ def by_trl(run, algorithm, out, steps):
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-    from leret.core.bundled import policy_directory
+    from leret.policies.checkpoints import policy_directory
     from leret.training.algorithms import ALGORITHMS as TABLE
     from leret.training.data import RunSamples
 

@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from leret.core.bundled import root
+from leret.core.bundled import ROOT
 
 BATCH = 16
 ON_CPU = Path(__file__).parent.absolute() / "sharded_on_cpu"
@@ -38,7 +38,7 @@ def leret(run, *arguments, processes=1, sharded=False):
 
 
 def launch_file(name, out):
-    text = (root() / f"training/accelerate/{name}.yaml").read_text()
+    text = (ROOT / f"training/accelerate/{name}.yaml").read_text()
     cpu = text.replace("use_cpu: false", f"use_cpu: {str(name == 'fsdp').lower()}")  # DeepSpeed's launcher is a GPU's
     (out / f"{name}.yaml").write_text(
         cpu.replace("num_processes: 4", "num_processes: 2") + "main_process_port: 29612\n"
@@ -68,7 +68,7 @@ def main():
     parser.add_argument("--algorithms", nargs="+", default=["sft", "dpo", "ipo", "kto"])
     parser.add_argument("--sharded", choices=["fsdp", "zero3"])
     given = parser.parse_args()
-    os.chdir(root())
+    os.chdir(ROOT)
     run = given.out.absolute() / "run"
     leret(run, "sample", "sampling/demo.yaml", "--set", "data.limit=100")
     print("| training | steps | loss, first and last | largest difference of a logged loss, as a fraction |")

@@ -113,7 +113,7 @@ def _write_starter(
     out.mkdir(parents=True, exist_ok=True)
     for path, folder in zip(paths, ("sampling", "eval"), strict=True):
         with path.open("x", encoding="utf-8") as file:
-            file.write(_rendered(bundled.root() / folder / "init.yaml.j2", values))
+            file.write(_rendered(bundled.ROOT / folder / "init.yaml.j2", values))
     return paths
 
 
@@ -121,7 +121,7 @@ def _policy_values(
     data: Mapping[str, Any], policy: str | None, model: str | None, weights: str | None
 ) -> dict[str, Any]:
     """Return the templates' values of the actor: ``road``, its settings as ``lm``, ``weights`` to train."""
-    from leret.policies.serving.model import HUB_NAME
+    from leret.policies.checkpoints import HUB_NAME
 
     served = policy is not None and "://" in policy
     if served and model is None:

@@ -12,7 +12,7 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
-from leret.core.bundled import root
+from leret.core.bundled import ROOT
 from leret.core.errors import ConfigError
 from leret.core.progress import shown
 
@@ -38,12 +38,12 @@ def train(
     from leret.config.load import load_recipe
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe
-    from leret.training.process import refuse_processes
 
     settings = load_recipe(recipe, TrainingRecipe, overrides or ())
     directory = Run.open(run)
     directory.section("sampling", "leret sample RECIPE")
     from leret.training import stage  # slow to import: faults of the recipe are reported before
+    from leret.training.job import refuse_processes
 
     if launch is not None:
         refuse_processes(settings)
@@ -65,7 +65,7 @@ def train(
 
 def _launched(config: str) -> list[str]:
     """Return the command that launches leret with a configuration; ``accelerate`` is the user's default one."""
-    shipped = root() / "training/accelerate"
+    shipped = ROOT / "training/accelerate"
     file = shipped / f"{config}.yaml" if (shipped / f"{config}.yaml").is_file() else Path(config)
     if config != "accelerate" and not file.is_file():
         known = ", ".join(sorted(path.stem for path in shipped.glob("*.yaml")))

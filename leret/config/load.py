@@ -291,7 +291,7 @@ def _without(value: Any, faulty: Collection[Key], key: Key = ()) -> Any:
 
 def _with_absolute_paths(recipe: R, placed: Placed, folder: Path, optional: Collection[str]) -> tuple[R, list[str]]:
     problems: list[str] = []
-    folders = (Path.cwd(), folder, folder.parent, shipped.root())
+    folders = (Path.cwd(), folder, folder.parent, shipped.ROOT)
     pretrained = getattr(recipe, "pretrain", None) is not None
 
     def absolute(key: Key, text: str, mark: RecipePath) -> str:

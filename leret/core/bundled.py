@@ -7,16 +7,14 @@ import shutil
 from difflib import get_close_matches
 from pathlib import Path
 
-from leret.core.errors import ConfigError, PolicyError, RetrievalError, reason
+from leret.core.errors import ConfigError, RetrievalError, reason
 
 FOLDERS = ("sampling", "training", "eval", "pipelines")
 
+_PACKAGE = Path(__file__).resolve().parents[1]
 
-def root() -> Path:
-    """Return the directory with `FOLDERS`: the top of a checkout, or ``leret/_recipes`` in a wheel."""
-    package = Path(__file__).resolve().parents[1]
-    inside = package / "_recipes"
-    return inside if inside.is_dir() else package.parent
+ROOT = _PACKAGE / "_recipes" if (_PACKAGE / "_recipes").is_dir() else _PACKAGE.parent
+"""Directory with `FOLDERS`: the top of a checkout, or ``leret/_recipes`` in a wheel."""
 
 
 def names() -> list[str]:
@@ -24,7 +22,7 @@ def names() -> list[str]:
     paths: list[str] = []
     for folder in FOLDERS:
         suffix = ".py" if folder == "pipelines" else ".yaml"
-        paths += sorted(path.relative_to(root()).as_posix() for path in (root() / folder).glob(f"*{suffix}"))
+        paths += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / folder).glob(f"*{suffix}"))
     return paths
 
 
@@ -34,7 +32,7 @@ def find(name: str, *folders: str) -> Path:
     for folder in ("", *folders):
         for suffix in ("", ".yaml", ".py"):
             if Path(folder, f"{name}{suffix}").as_posix() in known:
-                return root() / folder / f"{name}{suffix}"
+                return ROOT / folder / f"{name}{suffix}"
     stems = {Path(other).stem: other for other in known if not folders or other.startswith(folders)}
     near = [f"; did you mean {stems[stem]}?" for stem in get_close_matches(Path(name).stem, stems, 1)]
     raise ConfigError("".join([f"{name}: no such recipe; name a file, or one from `leret recipes list`", *near]))
@@ -43,10 +41,10 @@ def find(name: str, *folders: str) -> Path:
 def copy(name: str, directory: Path) -> list[Path]:
     """Copy a recipe, in its folder, and all programs for editing; return the new files. Existing files stay."""
     source = find(name, *FOLDERS)
-    programs = sorted((root() / "pipelines").glob("*.py")) if source.parent.name == "sampling" else []
+    programs = sorted((ROOT / "pipelines").glob("*.py")) if source.parent.name == "sampling" else []
     written: list[Path] = []
     for path in (source, *programs):
-        target = directory / path.relative_to(root())
+        target = directory / path.relative_to(ROOT)
         if target.exists():
             continue
         try:
@@ -60,7 +58,7 @@ def copy(name: str, directory: Path) -> list[Path]:
 
 def purpose(name: str) -> str:
     """Return the first sentence of a shipped file's header."""
-    text = (root() / name).read_text(encoding="utf-8")
+    text = (ROOT / name).read_text(encoding="utf-8")
     if name.endswith(".py"):
         return text.split('"""')[1].split("\n")[0].strip() if '"""' in text else ""
     lines = [line.lstrip("# ").rstrip() for line in text.split("\n") if line.startswith("#")]
@@ -70,16 +68,6 @@ def purpose(name: str) -> str:
 
 POLICIES = {"demo": "policy", "agent": "agent"}
 """Folders under ``leret/demo`` of the small policies that ship with leret, by name."""
-
-
-def policy_directory(name: str | Path) -> Path | None:
-    """Return the directory of a shipped policy; None for any other name."""
-    if not isinstance(name, str) or name not in POLICIES:
-        return None
-    path = Path(__file__).resolve().parents[1] / "demo" / POLICIES[name]
-    if not (path / "config.json").is_file():
-        raise PolicyError(f"policy {name} is not in {path}; install leret again, or rebuild it with `leret pretrain`")
-    return path
 
 
 _MODEL_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".json", ".txt", ".model", ".metadata"}

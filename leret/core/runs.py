@@ -198,13 +198,13 @@ class Run:
     def _shared(self, text: str) -> str:
         if not os.path.exists(text.partition(":")[0]):
             return text
-        ours = os.path.relpath(text, shipped.root())
+        ours = os.path.relpath(text, shipped.ROOT)
         if ours.partition("/")[0] in shipped.FOLDERS:
             return f"{_LERET}{ours}"
         return f"{_RUN}{os.path.relpath(text, self.path.resolve())}"
 
     def _located(self, text: str) -> str:
-        for mark, place in ((_RUN, self.path.resolve()), (_LERET, shipped.root())):
+        for mark, place in ((_RUN, self.path.resolve()), (_LERET, shipped.ROOT)):
             if text.startswith(mark):
                 return os.path.normpath(place / text.removeprefix(mark))
         return text

@@ -113,12 +113,31 @@ def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
         return None  # no mark, or a broken one: the stage finds out what is left
 
 
+def inputs_unchanged(directory: Path, stage: str) -> bool:
+    """Compare the stamps of a completed stage's input files with those in its mark; False without them."""
+    try:
+        inputs = json.loads((directory / f"{stage}.done").read_text(encoding="utf-8"))["inputs"]
+        return bool(digest(input_stamps(*(directory / name for name in inputs))) == digest(list(inputs.values())))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
 def mark_completed(
-    directory: Path, stage: str, key: str, report: Mapping[str, Json], files: Iterable[Path] = ()
+    directory: Path,
+    stage: str,
+    key: str,
+    report: Mapping[str, Json],
+    files: Iterable[Path] = (),
+    inputs: Mapping[Path, Json] | None = None,
 ) -> None:
-    """Mark a stage as completed; its ``files``, or their directories, are inside ``directory``, so both can move."""
+    """Mark a stage as completed; its ``files``, or their directories, are inside ``directory``, so both can move.
+
+    ``inputs`` are stamps of input files for `inputs_unchanged`.
+    """
     sizes = {os.path.relpath(file, directory): file.stat().st_size for path in files for file in _files(path)}
-    mark = {"key": key, "report": dict(report), "files": sizes}
+    mark: dict[str, Any] = {"key": key, "report": dict(report), "files": sizes}
+    if inputs is not None:
+        mark["inputs"] = {os.path.relpath(path, directory): stamps for path, stamps in inputs.items()}
     write_atomically(directory / f"{stage}.done", json.dumps(mark, indent=1, ensure_ascii=False))
 
 

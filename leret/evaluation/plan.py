@@ -27,7 +27,7 @@ from leret.rollouts.actors import Decoding
 from leret.rollouts.environment import (
     Environment,
     questions_digest,
-    recipe_stamps,
+    recipe_files,
     refuse_changed_files,
     refuse_changes,
 )
@@ -170,7 +170,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         run.manifest.digests,
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
-        recipe_stamps(sampled),
+        input_stamps(*recipe_files(sampled)),
         *filter(None, [sources_digest(measures)]),
     )
     return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key)

@@ -22,11 +22,10 @@ from leret.core.yaml import Placed
 from leret.policies.checkpoints import find_model, model_digest
 from leret.rollouts.environment import Environment, questions_digest
 from leret.training.algorithms import TrainingRecipe
-from leret.training.checkpoints import CheckpointDirectory, TrainReport
-from leret.training.checkpoints import TrainingJob as LocalTraining
 from leret.training.data import TrainingExample, examples_digest
+from leret.training.job import CheckpointDirectory, Interrupt, TrainReport
+from leret.training.job import TrainingJob as LocalTraining
 from leret.training.model import InitialPolicy, training_record, with_learning_rate
-from leret.training.process import Interrupt
 from leret.training.stage import train_job
 
 S = TypeVar("S", bound=Settings)

@@ -27,10 +27,9 @@ from leret.optimize.finetune import ONE_TRAINING, default_run_dir, initial_polic
 from leret.policies.checkpoints import pick_device, positions
 from leret.policies.dspy_lm import PolicyEngine
 from leret.training.algorithms.grpo import OBJECTIVE, GRPOKeys
-from leret.training.checkpoints import CheckpointDirectory, TrainingRecord
 from leret.training.data import TokenEncoder, TrainingExample, end_token
+from leret.training.job import CheckpointDirectory, Interrupt, TrainingRecord, training_process
 from leret.training.model import InitialPolicy, library_of, save_policy, stop_ids, with_learning_rate
-from leret.training.process import Interrupt, training_process
 from leret.training.watch import Monitor
 
 if TYPE_CHECKING:

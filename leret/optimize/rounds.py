@@ -24,7 +24,7 @@ from leret.training.algorithms import TrainingRecipe
 if TYPE_CHECKING:
     from leret.evaluation.stage import EvalReport
     from leret.sampling.stage import SampleReport
-    from leret.training.checkpoints import TrainReport
+    from leret.training.job import TrainReport
 
 Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
 

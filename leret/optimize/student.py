@@ -26,7 +26,7 @@ from leret.core.types import digest
 from leret.optimize.inputs import CallBudget, OtherCalls, greedy_lm
 from leret.programs.pick import named_picks
 from leret.sampling.bank.bootstrap import NEVER, THREADS, RunMonitor
-from leret.sampling.store.schema import StateSamples
+from leret.sampling.store.store import StateSamples
 from leret.training.algorithms import ALGORITHMS, TrainingRecipe
 from leret.training.algorithms.base import StoredAlgorithm
 from leret.training.data import GroupSamples, TrainingExample

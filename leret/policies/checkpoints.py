@@ -6,13 +6,16 @@ import hashlib
 import json
 import logging
 import math
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from leret.config.policy import FeaturesSettings, PickerSettings
+from leret.config.policy import FeaturesSettings, PickerSettings, PolicySettings
 from leret.core import bundled
-from leret.core.bundled import policy_directory
-from leret.core.errors import PolicyError, import_optional, reason
+from leret.core.bundled import POLICIES
+from leret.core.errors import MissingDependency, PolicyError, reason
+from leret.core.runs import Run
 from leret.core.types import digest
 from leret.rewards.functions import source_digest
 
@@ -32,9 +35,20 @@ PICKER_RECORD = "picker.json"
 """In a picker's directory: its kind and settings."""
 
 PICKER_VERSION = 3
+HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 _LOG = logging.getLogger("leret")
 _digests: dict[tuple[str, int, int], bytes] = {}
+
+
+def policy_directory(name: str | Path) -> Path | None:
+    """Return the directory of a shipped policy; None for any other name."""
+    if not isinstance(name, str) or name not in POLICIES:
+        return None
+    path = Path(__file__).resolve().parents[1] / "demo" / POLICIES[name]
+    if not (path / "config.json").is_file():
+        raise PolicyError(f"policy {name} is not in {path}; install leret again, or rebuild it with `leret pretrain`")
+    return path
 
 
 def find_model(name: str | Path) -> Path:
@@ -65,6 +79,36 @@ def find_model(name: str | Path) -> Path:
     return path
 
 
+def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:
+    """Return the policy section of a run's sampling recipe: that of some predictors, or ``policy`` itself."""
+    section = run.section("sampling", "leret sample RECIPE")
+    by_name, first = section.get("policies", {}), section.get("policy", {})
+    settings = [by_name.get(name, first) for name in predictors or ()] or [first]
+    if any(one != settings[0] for one in settings):
+        names = ", ".join(predictors or ())
+        raise PolicyError(f"predictors: {names} have different policies in {run.path}; train them one by one")
+    return dict(settings[0])
+
+
+def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
+    """Return the weights that a run was sampled from: a shipped policy, a directory, or a hub repository."""
+    sampled = sampled_settings(run, predictors)
+    model = str(sampled.get("model", ""))
+    if model in POLICIES or Path(model).is_dir():
+        return model
+    kind = PolicySettings.table.get(str(sampled.get("kind")))
+    if kind is not None and issubclass(kind.settings, PickerSettings):
+        raise PolicyError(f"{run.path} was sampled with a picker, which only algorithm: pqn and pick train")
+    if sampled.get("kind") != "local":
+        raise PolicyError(
+            f"{run.path} was sampled from {model!r} on a server, and the run does not know where its weights are; "
+            "give their directory instead of `base`, or demo or agent where that is the policy that was served"
+        )
+    if not HUB_NAME.fullmatch(model):
+        raise PolicyError(f"the sampled policy {model} is gone; give a directory of its weights instead of `base`")
+    return model
+
+
 def _from_hub(name: str) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
         raise PolicyError(f"there is no model directory {name}; give one, or owner/name of the Hugging Face hub")
@@ -84,8 +128,10 @@ def _from_hub(name: str) -> Path:
 
 def _check_whole(weights: list[Path]) -> None:
     """Refuse files whose header or bytes are cut short."""
-    import_optional("safetensors", "torch", "train")
-    from safetensors import SafetensorError, safe_open
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise MissingDependency("torch", "train") from error
 
     for file in weights:
         try:

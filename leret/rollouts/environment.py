@@ -18,7 +18,7 @@ from leret.config.training import RoundRecipe
 from leret.core.errors import ConfigError, DataError, ProgramError
 from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, completed, input_stamps, source_files, stage_key
-from leret.core.types import Json, Outcome, Task, digest
+from leret.core.types import Outcome, Task, digest
 from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import has_corpus, load_corpus, load_tasks
@@ -221,9 +221,8 @@ _OTHERWISE = "name a new run directory; `leret rescore` takes another reward"
 def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = True) -> None:
     """Refuse another program, reward, corpus or questions than the run was sampled with, unless stamps are equal."""
     known, before = run.manifest.digests, run.manifest.sampling
-    if before is None or completed(
-        run.path, "sample", stage_key(environment.recipe, recipe_stamps(environment.recipe))
-    ):
+    key = stage_key(environment.recipe, input_stamps(*recipe_files(environment.recipe)))
+    if before is None or completed(run.path, "sample", key):
         return
     limits = before["data"].get("limit"), before["data"].get("part")
     digests: dict[str, Callable[[], str | None]] = {
@@ -246,11 +245,11 @@ def refuse_changes_since_sampling(run: Run, stage: str) -> None:
         run.event(stage, "files not checked", why=str(error))
 
 
-def recipe_stamps(recipe: SamplingRecipe) -> Json:
-    """Return stamps of the files of a recipe, and of the modules that they import."""
+def recipe_files(recipe: SamplingRecipe) -> list[Path]:
+    """Return the files of a recipe, and the modules that they import."""
     modules = (source_of(name) for spec in recipe.sampling.rewards for name in function_names(spec))
     files = [Path(path) for path in (*(path for _, path, _ in paths_in(recipe)), *modules) if path]
-    return input_stamps(*files, *(helper for file in files for helper in source_files(file)[1:]))
+    return [*files, *(helper for file in files for helper in source_files(file)[1:])]
 
 
 def training_tasks(environment: Environment, recipe: RoundRecipe) -> list[Task]:

@@ -12,9 +12,9 @@ from typing import Any
 
 from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
-from leret.core.bundled import policy_directory
 from leret.core.runs import Run
 from leret.core.types import Passage, Ranking, Task
+from leret.policies.checkpoints import policy_directory
 from leret.programs.checks import made_up_path
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import Prompt

@@ -29,8 +29,7 @@ from leret.rollouts.credit import PREFIX, Crediting, credit_of
 from leret.rollouts.environment import Environment, refuse_changed_files, resolve_recipe
 from leret.rollouts.selection import select_next
 from leret.sampling.preferences.dataset import build_preferences
-from leret.sampling.store.schema import StateSamples
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import StateSamples, Store
 
 if TYPE_CHECKING:
     from leret.programs.runner import ProgramRunner

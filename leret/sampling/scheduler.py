@@ -27,8 +27,7 @@ from leret.rollouts.failures import SamplingStats, refuse_failures
 from leret.rollouts.selection import select_next
 from leret.rollouts.states import StateSampler
 from leret.rollouts.walk import Point, begin, walk
-from leret.sampling.store.schema import PathStep
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import PathStep, Store
 
 _CHECKED = 4
 _SAVE_S = 0.2  # longest wait of a sample for its commit, in seconds

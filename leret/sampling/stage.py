@@ -24,7 +24,7 @@ from leret.core.errors import ConfigError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
-from leret.core.stages import completed, is_complete_parquet, mark_completed, stage_key
+from leret.core.stages import completed, input_stamps, is_complete_parquet, mark_completed, stage_key
 from leret.core.types import OUTAGES, Task
 from leret.http.usage import UsageByPrompt, UsageEvents
 from leret.policies.base import Policy
@@ -40,7 +40,7 @@ from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.environment import (
     Environment,
     questions_digest,
-    recipe_stamps,
+    recipe_files,
     refuse_changed_files,
     refuse_changes,
     resolve_recipe,
@@ -160,7 +160,9 @@ def sample(
     began = time.monotonic()
     progress = progress or Silent()
     recipe = resolve_recipe(recipe, base_dir or Path.cwd())
-    key = stage_key(recipe, recipe_stamps(recipe))
+    files = recipe_files(recipe)
+    stamps = input_stamps(*files)
+    key = stage_key(recipe, stamps)
     before = completed(run.path, "sample", key)
     if before is not None and run.held_out.is_file() and is_complete_parquet(run.preferences / "train.parquet"):
         now = {"already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
@@ -179,7 +181,7 @@ def sample(
     report = replace(report, questions=len(tasks), new_samples=report.samples - n_before, seconds=seconds)
     run.event("sample", "finished", **asdict(report))
     if not report.waiting and not any(report.failures.get(kind) for kind in OUTAGES):
-        mark_completed(run.path, "sample", key, asdict(report), [run.store])
+        mark_completed(run.path, "sample", key, asdict(report), [run.store], dict(zip(files, stamps, strict=True)))
     return report
 
 

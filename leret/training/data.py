@@ -1,4 +1,4 @@
-"""Training examples: read from samples, and encoded as token ids.
+"""Training examples: read from samples, encoded as token ids, and compared with the prompts that were sent.
 
 The ids are those that the sampler produces: prompt, generation prompt, completion, one end token. A conversation
 rendered by the chat template may have more after the last turn (a newline) or less, which is never sampled.
@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from leret.core.errors import TrainingError
-from leret.core.runs import Run
+from leret.core.errors import LeretError, TrainingError
+from leret.core.runs import Run, program_digest, versions
 from leret.core.types import Messages, text_of
-from leret.policies.local.chat_template import apply_template, n_common
+from leret.policies.checkpoints import sampled_settings
+from leret.policies.local.chat_template import PromptEncoder, apply_template, n_common
+from leret.training.model import InitialPolicy
 
 if TYPE_CHECKING:
-    from leret.rollouts.environment import Environment
-    from leret.sampling.store.schema import StateSamples
+    from leret.sampling.store.store import StateSamples
 
 _TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
+_STATES = 8  # compared with the prompts that were sent
+_EXAMPLES = 16  # compared with the sampler's token ids
 _COLUMNS = ("prompt", "chosen", "rejected", "question_id", "predictor", "score_chosen", "score_rejected")
 
 
@@ -63,7 +68,6 @@ class RunSamples:
 
     run: Run
     predictors: Collection[str] | None = None  # None: all
-    environment: Environment | None = None
 
     @property
     def unparsed_reward(self) -> float | None:
@@ -254,3 +258,117 @@ def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
             "token before it; correct chat_template.jinja, or eos_token_id in its generation_config.json"
         )
     return int(turn[length])
+
+
+def check_parity(
+    run: Run,
+    initial: InitialPolicy,
+    examples: Sequence[TrainingExample],
+    encoder: TokenEncoder,
+    encoded: Sequence[Encoded],
+    predictors: Collection[str] | None = None,
+) -> None:
+    """Compare some examples with the prompts that were sent; a `TrainingError` shows the first difference."""
+    check_ids(examples, encoder, encoded)
+    if not run.store.is_file():
+        return
+    from leret.sampling.store.store import Store
+
+    with Store(run.store, read_only=True) as store:
+        groups = store.groups(run.manifest.policy_digest)
+        trained = (group for group in groups if predictors is None or group.state.predictor in predictors)
+        states = list(islice(trained, _STATES))
+    _check_counts(sampled_settings(run, predictors), initial, encoder, states)
+    _check_examples(run, states, examples)
+    _check_program(run, states)
+
+
+def check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encoded: Sequence[Encoded]) -> None:
+    """Compare the ids of some prompts with the sampler's; a `TrainingError` shows the first difference."""
+    engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking)
+    for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
+        ours, theirs = encoded[index].prompt, list(engine.encode(examples[index].prompt).token_ids)
+        if ours != theirs:
+            shorter = min(len(ours), len(theirs))
+            place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), shorter)
+            raise TrainingError(
+                f"question {examples[index].task_id}: the prompts of training and sampling differ from token {place} "
+                "on:\n"
+                f"  training: {_tokens(encoder.tokenizer, ours, place)}\n"
+                f"  sampling: {_tokens(encoder.tokenizer, theirs, place)}\n"
+                "The chat template must render the same text, and the tokenizer encode it to the same ids, both times; "
+                f"correct the tokenizer of {encoder.tokenizer.name_or_path}"
+            )
+
+
+def _check_counts(
+    settings: Mapping[str, Any], initial: InitialPolicy, encoder: TokenEncoder, states: Sequence[StateSamples]
+) -> None:
+    """Compare the tokens that the sampler counted in zero-shot prompts, if it was the same model."""
+    served = str(settings.get("model", "")).rstrip("/").rpartition("/")[2]
+    if initial.name != "base" and served != initial.directory.name:
+        return  # another model has another tokenizer
+    for group in states:
+        state, ids = group.state, encoder.prompt_ids(plain(group.state.messages))
+        counts = {sample.n_prompt_tokens for sample in group.samples if sample.prompt == "0"}
+        other = sorted(n for n in counts if n is not None and n != len(ids))
+        if other:
+            raise TrainingError(
+                f"question {state.task_id}, step {state.step}: the sampler counted {other[0]} tokens in the "
+                f"zero-shot prompt; {initial.directory} makes {len(ids)} of the same messages:\n"
+                f"  {_tokens(encoder.tokenizer, ids, 0)}\n  ... {_tokens(encoder.tokenizer, ids, len(ids))}\n"
+                "The server must use the same tokenizer and chat template; serve the model with them, and sample again"
+            )
+
+
+def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence[TrainingExample]) -> None:
+    from leret.programs.checks import message_difference
+
+    known: dict[str, list[Messages]] = defaultdict(list)
+    for group in states:
+        known[group.state.task_id].append(plain(group.state.messages))
+    if len(states) == _STATES:
+        del known[states[-1].state.task_id]  # it may have further states
+    for example in examples:
+        sent, trained = known.get(example.task_id), example.prompt
+        if sent and trained not in sent:
+            raise TrainingError(
+                f"question {example.task_id}: the prompt of the training is not the one that was sent:\n"
+                f"{message_difference(trained, sent[0], ('trained', 'sent'))}\n"
+                f"{run.preferences} was not made from this run's samples; `leret pairs --run {run.path}` rebuilds it"
+            )
+
+
+def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
+    """Check that the program sends the sampled messages; the same program under the same versions does."""
+    from leret.programs.checks import message_difference
+    from leret.rollouts.environment import Environment
+
+    manifest = run.manifest
+    program, sampled = (manifest.sampling or {}).get("program"), manifest.digests.get("program")
+    try:
+        if program and manifest.versions == versions() and program_digest(program) == sampled:
+            return
+        formatter = Environment.open(run).formatter
+    except (LeretError, OSError) as error:
+        return run.event("train", "messages not checked", why=str(error))
+    for state in (group.state for group in states if group.state.predictor not in formatter.picks):
+        try:
+            today = plain(formatter.messages(formatter.need(state.predictor, state.inputs)))
+        except KeyError:
+            raise TrainingError(
+                f"question {state.task_id}: the program no longer has the predictor {state.predictor!r}, which was "
+                "sampled; restore the program, or sample a new run with this one"
+            ) from None
+        if today != plain(state.messages):
+            raise TrainingError(
+                f"question {state.task_id}, step {state.step}: the program no longer sends the sampled messages:\n"
+                f"{message_difference(plain(state.messages), today, ('sampled', 'today'))}\n"
+                "A policy trained on these prompts would get others. Restore the program and its adapter, or sample a "
+                "new run with these"
+            )
+
+
+def _tokens(tokenizer: Any, ids: Sequence[int], place: int) -> str:
+    start = max(0, place - 5)
+    return f"{'...' if start else ''}{tokenizer.decode(list(ids[start : place + 12]))!r} {list(ids[start : place + 6])}"

@@ -21,8 +21,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from leret.core.progress import Progress
 from leret.core.runs import versions
-from leret.training.checkpoints import TrainingJob, TrainingRecord, checkpoint_step
-from leret.training.process import Interrupt
+from leret.training.job import Interrupt, TrainingJob, TrainingRecord, checkpoint_step
 from leret.training.validation import Validation
 from leret.training.watch import Monitor, best_step, first_alarms, monitored
 
@@ -46,7 +45,7 @@ class Engine(Protocol):
         state: step, log and best step, as transformers keeps them.
         is_main: True in the process that writes.
         steps: optimizer steps so far.
-        preflight: relative error of the trainer's loss (`leret.training.checks.check_loss`); None if unknown.
+        preflight: relative error of the trainer's loss (`leret.training.algorithms.base.check_loss`); None if unknown.
     """
 
     state: TrainerState

@@ -18,6 +18,7 @@ from leret.core.bundled import POLICIES
 from leret.core.errors import MissingDependency, TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import (
+    HUB_NAME,
     PICKER_RECORD,
     adapter_base,
     count_parameters,
@@ -25,9 +26,10 @@ from leret.policies.checkpoints import (
     load_tokenizer,
     model_digest,
     picker_digest,
+    sampled_model,
+    sampled_settings,
 )
 from leret.policies.local.model import load_weights, merge_into
-from leret.policies.serving.model import HUB_NAME, sampled_model, sampled_settings
 
 R = TypeVar("R", bound=OptimizerKeys)
 

@@ -8,28 +8,33 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from leret.config.base import free_keys
 from leret.config.policy import PickerSettings
 from leret.config.training import TrainingRecipe
-from leret.core.errors import DataError, ProgramError, TrainingError
+from leret.core.errors import TrainingError
 from leret.core.progress import Progress, Silent
 from leret.core.runs import Run
-from leret.core.stages import check_resumable
-from leret.policies.checkpoints import pick_device, refuse_changed_weights
+from leret.core.stages import check_resumable, inputs_unchanged
+from leret.policies.checkpoints import pick_device, refuse_changed_weights, sampled_settings
 from leret.policies.local.policy import out_of_memory
-from leret.policies.serving.model import sampled_settings
-from leret.rollouts.environment import Environment, questions_digest, refuse_changed_files
+from leret.rollouts.environment import Environment, questions_digest, refuse_changes_since_sampling
 from leret.training.algorithms import ALGORITHMS, Algorithm
-from leret.training.checkpoints import CheckpointDirectory, TrainingJob, TrainingRecord, TrainReport, checkpoint_step
-from leret.training.checks import refuse_leaks
 from leret.training.data import examples_digest
+from leret.training.job import (
+    CheckpointDirectory,
+    Interrupt,
+    TrainingJob,
+    TrainingRecord,
+    TrainReport,
+    checkpoint_step,
+    training_process,
+)
 from leret.training.model import InitialPolicy, training_record, with_learning_rate
-from leret.training.process import Interrupt, training_process
 from leret.training.validation import open_validation
 from leret.training.watch import check_trackers
 
@@ -56,7 +61,7 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
         RunError: the run cannot be read or written, or the policy was begun with another recipe.
         KeyboardInterrupt: SIGINT or SIGTERM came; a checkpoint was written first.
     """
-    with Environment.open(run) as environment:
+    with open_environment(recipe, run) as environment:
         job = make_job(recipe, run, environment)
         report, is_main = train_job(job, progress)
     if is_main and not report.already:
@@ -108,7 +113,7 @@ def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> tuple[Tra
 
 def estimate(recipe: TrainingRecipe, run: Run) -> TrainEstimate:
     """Return the figures of `train` without loading a model."""
-    with Environment.open(run) as environment:
+    with open_environment(recipe, run) as environment:
         job = make_job(recipe, run, environment)
     done = job.directory.policy.is_dir()
     if done:
@@ -124,28 +129,35 @@ def estimate(recipe: TrainingRecipe, run: Run) -> TrainEstimate:
     )
 
 
-def make_job(recipe: TrainingRecipe, run: Run, environment: Environment) -> TrainingJob:
-    """Resolve a recipe in a run; ``environment`` is the run's."""
+def open_environment(recipe: TrainingRecipe, run: Run) -> AbstractContextManager[Environment | None]:
+    """Open the run's environment if the training samples, validates or chooses predictors; stored rows need none."""
+    several = run.section("sampling", "leret sample RECIPE").get("policies")
+    needed = ALGORITHMS[recipe.algorithm].is_online or recipe.eval_steps or several
+    return Environment.open(run) if needed else nullcontext()
+
+
+def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) -> TrainingJob:
+    """Resolve a recipe in a run, with its environment, see `open_environment`."""
     check_trackers(recipe)
     algorithm = ALGORITHMS[recipe.algorithm]
-    recipe = _with_predictors(recipe, algorithm, run, environment)
+    if environment is not None:
+        recipe = _with_predictors(recipe, algorithm, run, environment)
     initial = algorithm.find_initial(run, recipe)
     recipe = with_learning_rate(recipe, initial)
-    try:
-        refuse_changed_files(run, environment)
-    except (ProgramError, DataError) as error:  # stored samples may outlive their program and data
-        run.event("train", "files not checked", why=str(error))
+    if not inputs_unchanged(run.path, "sample"):
+        refuse_changes_since_sampling(run, "train")
     inputs: Sequence[Any] = algorithm.inputs(recipe, run, environment)
-    if algorithm.is_online:
+    if algorithm.is_online and environment is not None:
         digests = {"data": questions_digest(inputs), "program": environment.program_digest}
     else:
         digests = {"data": examples_digest(inputs)}
     digests["parent"] = initial.digest
     name = "id" if algorithm.is_online else "task_id"
     ids = {getattr(one, name) for one in inputs}
-    refuse_leaks(run, ids)
-    validation = open_validation(recipe, environment, ids)
-    if validation is not None:
+    _refuse_leaks(run, ids)
+    validation = None
+    if recipe.eval_steps is not None and environment is not None:
+        validation = open_validation(recipe, environment, ids)
         digests["validation"] = validation.digest
         inputs = [one for one in inputs if getattr(one, name) not in validation.ids]
         if not inputs:
@@ -162,6 +174,19 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment) -> Trai
         max_steps=_matched_steps(run, recipe, initial),
         enable_thinking=sampled_settings(run, recipe.predictors).get("enable_thinking"),
     )
+
+
+def _refuse_leaks(run: Run, task_ids: Collection[str]) -> None:
+    """Refuse tasks that evaluation holds out, by their ids or their texts, as sampling noted them."""
+    if not run.held_out.is_file():
+        raise TrainingError(f"{run.held_out} is missing, which lists the tasks of evaluation; `leret sample` writes it")
+    held_out = set(json.loads(run.held_out.read_text(encoding="utf-8")))
+    leaked = sorted(held_out.intersection(task_ids))
+    if leaked:
+        raise TrainingError(
+            f"{len(leaked)} questions of the training data, or their texts, are in the evaluation split: "
+            f"{', '.join(map(repr, leaked[:5]))}; sample a new run from split train"
+        )
 
 
 def _with_predictors(

@@ -97,10 +97,8 @@ class Validation:
             searches.close()
 
 
-def open_validation(recipe: TrainingRecipe, environment: Environment, trained: Collection[str]) -> Validation | None:
-    """Return the recipe's validation, if it has one; from split train, tasks that are not ``trained`` come first."""
-    if recipe.eval_steps is None:
-        return None
+def open_validation(recipe: TrainingRecipe, environment: Environment, trained: Collection[str]) -> Validation:
+    """Return the recipe's validation; from split train, tasks that are not ``trained`` come first."""
     if any(os.environ.get(name) == "true" for name in _SHARDED):
         raise TrainingError(
             "eval_steps: a validation needs the whole model in each process, which fsdp and zero3 shard; remove "

@@ -104,7 +104,7 @@ def test_some_paths_may_be_missing(folder):
     read("data={kind: jsonl, questions: r.yaml}", "retriever={kind: pubmed}")  # it has documents of its own
     recipe = load_recipe("r.yaml", SamplingRecipe, ["policy.model=new"], optional=("policy.model",))
     assert recipe.policy.model == str(folder / "new")
-    assert recipe.program.path == f"{bundled.root() / 'pipelines' / 'multihop.py'}:MultiHop"
+    assert recipe.program.path == f"{bundled.ROOT / 'pipelines' / 'multihop.py'}:MultiHop"
 
 
 ALIASES = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]

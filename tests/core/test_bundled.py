@@ -18,7 +18,7 @@ STAGES = {"sampling": SamplingRecipe, "training": TrainingRecipe, "eval": EvalRe
 def test_local_recipes_come_before_shipped_ones(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("sampling/demo.yaml", "sampling/demo", "demo"):
-        assert find_recipe(name, "sampling") == bundled.root() / "sampling" / "demo.yaml"
+        assert find_recipe(name, "sampling") == bundled.ROOT / "sampling" / "demo.yaml"
     Path("sampling").mkdir()
     Path("sampling/demo.yaml").write_text("# mine\n")
     assert find_recipe("sampling/demo.yaml") == Path("sampling/demo.yaml")
@@ -29,10 +29,10 @@ def test_local_recipes_come_before_shipped_ones(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", [name for name in bundled.names() if name.endswith(".yaml")])
 def test_shipped_recipes_are_valid_and_commented(name, monkeypatch):
-    monkeypatch.chdir(bundled.root())
+    monkeypatch.chdir(bundled.ROOT)
     folder = name.partition("/")[0]
     values = []
-    text = (bundled.root() / name).read_text(encoding="utf-8")
+    text = (bundled.ROOT / name).read_text(encoding="utf-8")
     assert stage_of(yaml.load(text)) is STAGES[folder]
     if folder == "sampling" and "kind: world" not in text:
         values = ["data.questions=README.md"]  # the user's own

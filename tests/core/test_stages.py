@@ -3,7 +3,7 @@ import os
 import pytest
 
 from leret.core.errors import RunError
-from leret.core.stages import check_resumable, completed, input_stamps, mark_completed, stage_key
+from leret.core.stages import check_resumable, completed, input_stamps, inputs_unchanged, mark_completed, stage_key
 
 
 @pytest.fixture
@@ -44,6 +44,19 @@ def test_key_follows_recipe_and_input_files(tmp_path):
     assert (key(3) == before, key(4) == before) == (True, False)
     os.utime(file, ns=(1, 1))
     assert key(3) != before
+
+
+def test_input_files_are_compared_with_the_mark_and_may_move_with_it(tmp_path):
+    run, file = tmp_path / "a" / "run", tmp_path / "a" / "corpus"
+    run.mkdir(parents=True)
+    file.write_text("one")
+    mark_completed(run, "sample", "key", {}, inputs=dict(zip([file], input_stamps(file), strict=True)))
+    moved = (tmp_path / "a").rename(tmp_path / "b")
+    assert inputs_unchanged(moved / "run", "sample")
+    (moved / "corpus").write_text("other")
+    assert not inputs_unchanged(moved / "run", "sample")
+    mark_completed(moved / "run", "sample", "key", {})
+    assert not inputs_unchanged(moved / "run", "sample"), "its inputs are unknown"
 
 
 def test_every_changed_key_is_listed(tmp_path):

@@ -13,9 +13,10 @@ from hatchling.builders.wheel import WheelBuilder
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import leret
-from leret.core.bundled import POLICIES, policy_directory
+from leret.core.bundled import POLICIES
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate
+from leret.policies.checkpoints import policy_directory
 from leret.retrieval.engines.bm25 import BM25
 from models import agent, words
 from models.words import build_model, build_tokenizer

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from leret.core.bundled import policy_directory
 from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.core.progress import Silent
+from leret.policies.checkpoints import policy_directory
 from leret.programs.adapters import CompactAdapter
 from models import agent, words
 from models.agent import TOOLS, agent_rows, vocabulary

@@ -19,9 +19,9 @@ from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment
 from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS
+from leret.training.algorithms.base import check_loss
 from leret.training.algorithms.preference import IPORecipe, collate_pairs, examples, preference_rows
-from leret.training.checks import check_loss, check_parity
-from leret.training.data import Encoded, RunSamples, TokenEncoder, TrainingExample, end_token
+from leret.training.data import Encoded, RunSamples, TokenEncoder, TrainingExample, check_parity, end_token
 from leret.training.model import find_initial, load_for_training, stop_ids
 from tests.tiny import tiny_policy
 from tests.training.training_runs import trainer_of
@@ -104,7 +104,7 @@ def check(run, encoder, said=""):
     for pair in pairs:
         pair.prompt[-1]["content"] += said
     initial = find_initial(run, "base")
-    check_parity(run, Environment.open(run), initial, pairs, encoder, encoder.encode(pairs))
+    check_parity(run, initial, pairs, encoder, encoder.encode(pairs))
 
 
 def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):

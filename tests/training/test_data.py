@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from leret.cli.app import app
-from leret.core.bundled import policy_directory
 from leret.core.errors import TrainingError
+from leret.policies.checkpoints import policy_directory
 from leret.training.data import TokenEncoder, TrainingExample, end_token
 from tests.tiny import TEMPLATE
 

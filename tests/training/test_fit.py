@@ -9,8 +9,7 @@ from leret.core.errors import RunError
 from leret.training.algorithms.kto import KTORecipe
 from leret.training.algorithms.preference import DPORecipe, IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.checkpoints import CheckpointDirectory
-from leret.training.process import Interrupt
+from leret.training.job import CheckpointDirectory, Interrupt
 from leret.training.stage import estimate, train, train_job
 from tests.training.training_runs import (
     Stopper,

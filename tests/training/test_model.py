@@ -8,8 +8,8 @@ from peft.tuners.lora import LoraModel
 from safetensors.torch import load_file
 
 from leret.config.training import LoraSettings
-from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError, TrainingError
+from leret.policies.checkpoints import policy_directory
 from leret.policies.local.model import load_model, load_weights
 from leret.policies.serving.model import write_merged
 from leret.training.algorithms import ALGORITHMS

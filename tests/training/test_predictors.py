@@ -9,10 +9,10 @@ import torch
 import leret
 from leret.config.evaluation import EvalRecipe
 from leret.config.sampling import RewardSettings, SamplingRecipe
-from leret.core.bundled import policy_directory
 from leret.core.errors import ConfigError, PolicyError, RunError, TrainingError
 from leret.core.runs import Run
 from leret.evaluation.stage import evaluate
+from leret.policies.checkpoints import policy_directory
 from leret.policies.load import make_policy
 from leret.rollouts.environment import Environment, training_tasks
 from leret.rollouts.rounds import RoundSampler

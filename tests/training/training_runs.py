@@ -18,14 +18,12 @@ from transformers import AutoTokenizer
 from leret.core.runs import Run
 from leret.core.types import Sample, State, digest
 from leret.datasets.splits import split_of
-from leret.rollouts.environment import Environment
 from leret.sampling.preferences.dataset import build_preferences
-from leret.sampling.store.schema import PathStep, SamplingParams
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import PathStep, SamplingParams, Store
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.base import TrainerInputs
-from leret.training.process import training_process
-from leret.training.stage import make_job
+from leret.training.job import training_process
+from leret.training.stage import make_job, open_environment
 from tests.tiny import WORDS
 
 POLICY = "0" * 32
@@ -109,7 +107,8 @@ def logp(model, prompt, completion):
 
 
 def job_in(recipe, run):
-    return make_job(recipe, run, Environment.open(run))
+    with open_environment(recipe, run) as environment:
+        return make_job(recipe, run, environment)
 
 
 def changed(recipe, **keys):

@@ -10,12 +10,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from leret.config.policy import LocalPolicySettings
-from leret.core.bundled import policy_directory
 from leret.core.errors import PolicyError
 from leret.core.types import SharedInstance
 from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, Messages, Request
-from leret.policies.checkpoints import find_model, model_digest
+from leret.policies.checkpoints import find_model, model_digest, policy_directory
 from leret.policies.local.batching import BatchWorker
 from leret.policies.local.model import SequenceModel, architecture_of, load_model
 

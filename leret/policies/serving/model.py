@@ -5,24 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from leret.config.policy import OpenAIPolicySettings, PickerSettings, PolicySettings
+from leret.config.policy import OpenAIPolicySettings
 from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.files import atomic_directory
 from leret.core.runs import Run
 from leret.http.client import Call, HttpError
-from leret.policies.checkpoints import adapter_base, find_model, load_tokenizer, model_digest, read_model_json
+from leret.policies.checkpoints import (
+    HUB_NAME,
+    adapter_base,
+    find_model,
+    load_tokenizer,
+    model_digest,
+    read_model_json,
+    sampled_model,
+)
 from leret.policies.load import PROBE_S
 from leret.policies.local.model import load_weights
 from leret.policies.remote.openai import OpenAIPolicy
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FIT_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
 _STAMP = "merged.json"
 _PROBE = "Which river flows through the city where the author of the book was born?"
@@ -141,36 +148,6 @@ def _resolve(policy: str) -> tuple[str, str]:
             "or a policy of a run with --run R"
         )
     return policy, policy
-
-
-def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:
-    """Return the policy section of a run's sampling recipe: that of some predictors, or ``policy`` itself."""
-    section = run.section("sampling", "leret sample RECIPE")
-    by_name, first = section.get("policies", {}), section.get("policy", {})
-    settings = [by_name.get(name, first) for name in predictors or ()] or [first]
-    if any(one != settings[0] for one in settings):
-        names = ", ".join(predictors or ())
-        raise PolicyError(f"predictors: {names} have different policies in {run.path}; train them one by one")
-    return dict(settings[0])
-
-
-def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
-    """Return the weights that a run was sampled from: a shipped policy, a directory, or a hub repository."""
-    sampled = sampled_settings(run, predictors)
-    model = str(sampled.get("model", ""))
-    if model in POLICIES or Path(model).is_dir():
-        return model
-    kind = PolicySettings.table.get(str(sampled.get("kind")))
-    if kind is not None and issubclass(kind.settings, PickerSettings):
-        raise PolicyError(f"{run.path} was sampled with a picker, which only algorithm: pqn and pick train")
-    if sampled.get("kind") != "local":
-        raise PolicyError(
-            f"{run.path} was sampled from {model!r} on a server, and the run does not know where its weights are; "
-            "give their directory instead of `base`, or demo or agent where that is the policy that was served"
-        )
-    if not HUB_NAME.fullmatch(model):
-        raise PolicyError(f"the sampled policy {model} is gone; give a directory of its weights instead of `base`")
-    return model
 
 
 def _of_run(policy: str, run: Run) -> str:

@@ -16,8 +16,7 @@ from leret.rollouts.credit import with_unparsed_reward
 from leret.rollouts.selection import reward_levels
 from leret.sampling.preferences.report import PreferenceReport, Strategy, card
 from leret.sampling.store.export import write_parquet
-from leret.sampling.store.schema import StateSamples
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import StateSamples, Store
 
 COLUMNS = {
     "prompt": "messages", "chosen": "messages", "rejected": "messages", "score_chosen": "float64",

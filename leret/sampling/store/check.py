@@ -15,7 +15,7 @@ from leret.core.types import Outcome, Passage
 from leret.rewards import ranking, scoring
 from leret.rollouts.environment import Environment
 from leret.sampling.store.merge import shard_stores
-from leret.sampling.store.schema import connect, errors_of, sample_of
+from leret.sampling.store.store import connect, errors_of, sample_of
 
 _PATHS = {
     "a visit's chosen sample is of another state, step or policy": (

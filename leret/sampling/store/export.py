@@ -13,7 +13,7 @@ from typing import IO, Any, Literal
 from leret.core.errors import ConfigError, RunError
 from leret.core.files import atomic_file
 from leret.core.runs import Run
-from leret.sampling.store.schema import IN_ORDER, connect, errors_of
+from leret.sampling.store.store import IN_ORDER, connect, errors_of
 
 Format = Literal["jsonl", "parquet"]
 

@@ -5,7 +5,10 @@ To add one: its file, with its entry, and a line in this table.
 
 from leret.config.training import TrainingRecipe
 from leret.training.algorithms import grpo, gspo, kto, pick, ppo, pqn, preference, rloo, sft
-from leret.training.algorithms.base import Algorithm
+from leret.training.algorithms.base import StoredAlgorithm
+from leret.training.online.algorithm import OnlineAlgorithm
+
+Algorithm = StoredAlgorithm | OnlineAlgorithm
 
 ALGORITHMS: dict[str, Algorithm] = {
     "sft": sft.SFT,

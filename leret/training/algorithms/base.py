@@ -1,64 +1,37 @@
-"""Parts of an algorithm: the protocol of the table's entries, and what algorithms on stored samples share."""
+"""Algorithms on stored samples: entries of the table, and their engine, a trainer of TRL."""
 
 from __future__ import annotations
 
 import copy
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from leret.config.training import ExampleRecipe, LoraSettings, TrainingRecipe, WriterKeys
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
-from leret.core.types import Task
 from leret.policies.checkpoints import positions
 from leret.policies.local.model import architecture_of
-from leret.training.checks import check_ids, check_loss, check_parity
-from leret.training.data import RunSamples, Samples, TokenEncoder, TrainingExample, end_token
+from leret.training.data import RunSamples, Samples, TokenEncoder, TrainingExample, check_ids, check_parity, end_token
+from leret.training.job import n_processes
 from leret.training.model import InitialPolicy, find_initial, library_of, load_for_training, save_policy, stop_ids
-from leret.training.process import n_processes
 
 if TYPE_CHECKING:
     import torch
     from transformers import TrainerCallback, TrainerState
 
     from leret.rollouts.environment import Environment
-    from leret.training.checkpoints import TrainingJob
     from leret.training.data import Encoded
     from leret.training.driver import Engine
+    from leret.training.job import TrainingJob
     from leret.training.validation import Validation
 
 
-class Algorithm(Protocol):
-    """An entry of the table of algorithms.
-
-    Attributes:
-        settings: recipe class; its ``algorithm`` is a literal, the name in recipes.
-        is_online: True if it samples the run's tasks, False if it learns from stored samples.
-        picks: True if it trains a picker, False for a policy that writes.
-        describe: describes a recipe, with its source, for the model card.
-    """
-
-    @property
-    def settings(self) -> type[TrainingRecipe]: ...
-
-    @property
-    def is_online(self) -> bool: ...
-
-    @property
-    def picks(self) -> bool: ...
-
-    @property
-    def describe(self) -> Callable[[Any], str]: ...
-
-    def find_initial(self, run: Run, recipe: Any) -> InitialPolicy: ...
-
-    def inputs(self, recipe: Any, run: Run, environment: Environment) -> Sequence[TrainingExample] | Sequence[Task]: ...
-
-    def engine(self, job: TrainingJob, device: str) -> AbstractContextManager[Engine]: ...
+_ROWS = 4  # that the loss is checked on
+_SMALL = 1 << 20  # weights of a parameter
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +57,10 @@ class StoredAlgorithm:
     """An algorithm on stored samples.
 
     Attributes:
+        settings: recipe class; its ``algorithm`` is a literal, the name in recipes.
         make_trainer: makes a `transformers.Trainer` over token ids.
         oracle_loss: computes the loss of rows of its data set by the model's plain forward, one sequence at a time.
+        describe: describes a recipe, with its source, for the model card.
     """
 
     settings: type[ExampleRecipe]
@@ -97,11 +72,11 @@ class StoredAlgorithm:
     is_online: ClassVar[bool] = False
     picks: ClassVar[bool] = False
 
-    def find_initial(self, run: Run, recipe: ExampleRecipe) -> InitialPolicy:
+    def find_initial(self, run: Run, recipe: Any) -> InitialPolicy:
         return find_initial(run, recipe.init_from, recipe.predictors)
 
-    def inputs(self, recipe: ExampleRecipe, run: Run, environment: Environment) -> list[TrainingExample]:
-        return self.examples(recipe, RunSamples(run, recipe.predictors, environment))
+    def inputs(self, recipe: Any, run: Run, environment: Environment | None) -> list[TrainingExample]:
+        return self.examples(recipe, RunSamples(run, recipe.predictors))
 
     @contextmanager
     def engine(self, job: TrainingJob, device: str) -> Iterator[Engine]:
@@ -121,10 +96,10 @@ class StoredAlgorithm:
         examples: Any = job.inputs
         encoder = TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model)), job.enable_thinking)
         encoded = encoder.encode(examples)
-        if job.run is None or job.environment is None:
+        if job.run is None:
             check_ids(examples, encoder, encoded)
         else:
-            check_parity(job.run, job.environment, job.initial, examples, encoder, encoded, recipe.predictors)
+            check_parity(job.run, job.initial, examples, encoder, encoded, recipe.predictors)
         limit = min(recipe.max_length, positions(model) or recipe.max_length)
         fitting = [example for example in encoded if example.length <= limit]
         if not fitting:
@@ -135,6 +110,65 @@ class StoredAlgorithm:
                 "prompts"
             )
         return fitting
+
+
+def check_loss(trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., float]) -> float | None:
+    """Compare the trainer's loss with the oracle's, on weights that differ from the reference.
+
+    TRL multiplies the last hidden state by the output matrix itself. For a model with a larger head its
+    log-probabilities are wrong, and yet the loss of DPO and IPO is right at the first step. Return the difference, as a
+    fraction of the loss or of 1, whichever is larger; None under ZeRO-3, which shards the weights between steps.
+    """
+    import torch
+    from accelerate.utils import send_to_device
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+
+    if is_deepspeed_zero3_enabled():
+        return None
+
+    model, data = trainer.model, trainer.train_dataset
+    lengths = [sum(len(value) for value in row.values() if isinstance(value, list)) for row in data]
+    shortest = sorted(range(len(data)), key=lengths.__getitem__)
+    rows = [data[i] for i in shortest[:_ROWS]]
+    batch = send_to_device(trainer.data_collator(rows), next(model.parameters()).device)
+    model.eval()
+    try:
+        with torch.no_grad(), _moved(model):
+            computed = float(trainer.compute_loss(model, dict(batch)))
+            expected = oracle_loss(recipe, model, rows)
+    finally:
+        model.train()
+    difference = abs(computed - expected) / max(1.0, abs(expected))
+    if not difference <= (1e-4 if recipe.dtype == "float32" else 5e-2):
+        raise TrainingError(
+            f"TRL computes a loss of {computed:.6g} for {type(model).__name__} where the model itself gives "
+            f"{expected:.6g}: its log-probabilities are not the last hidden state times one output matrix. Use an "
+            "architecture with such a head (Llama, Qwen, OPT ...)"
+        )
+    return difference
+
+
+@contextmanager
+def _moved(model: Any) -> Iterator[None]:
+    """Add noise to the weights inside the block: to all small ones, and to all outside the backbone."""
+    import torch
+
+    inner = model.get_base_model() if hasattr(model, "peft_config") else model
+    backbone = {id(parameter) for parameter in inner.base_model.parameters()}
+    noise = torch.Generator().manual_seed(0)
+    before: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
+    for parameter in model.parameters():
+        if not parameter.is_floating_point() or (parameter.numel() > _SMALL and id(parameter) in backbone):
+            continue  # not a floating-point number: quantized
+        before.append((parameter, parameter.detach().clone()))
+        scale = 0.05 + 0.1 * float(parameter.detach().float().abs().mean())
+        step = torch.randn(parameter.shape, generator=noise) * scale
+        parameter.data.add_(step.to(parameter.device, parameter.dtype))
+    try:
+        yield
+    finally:
+        for parameter, value in before:
+            parameter.data.copy_(value)
 
 
 class TRLEngine:

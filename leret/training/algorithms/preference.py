@@ -79,7 +79,7 @@ def collate_pairs(
     IPO is defined on the sum of token log-probabilities (``sequence``). TRL divides each completion's log-ratio by its
     number of tokens, the sum of the completion mask with its first column, which nothing else reads. With
     ``1 - n_tokens`` there the mask sums to 1, and TRL's loss becomes the one on sums, with the same metrics;
-    `leret.training.checks.check_loss` compares both before every training.
+    `leret.training.algorithms.base.check_loss` compares both before every training.
 
     ``margin``, in nats for a difference of 1 between a pair's rewards, is added to the reference's log-probability of
     the chosen completion, which every loss subtracts: for DPO the offset of arXiv 2402.10571. IPO's mean over tokens

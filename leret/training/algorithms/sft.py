@@ -59,11 +59,12 @@ def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
 
 def _reference_answers(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
     """Return the first reference answer of each task, at the states of predictors that write only ``field``."""
+    from leret.rollouts.environment import Environment
     from leret.sampling.store.store import Store
 
-    if not isinstance(samples, RunSamples) or samples.environment is None:
+    if not isinstance(samples, RunSamples):
         raise TrainingError("targets: answer needs the tasks of a run of `leret sample`; set targets: best")
-    run, environment = samples.run, samples.environment
+    run, environment = samples.run, Environment.open(samples.run)
     formatter = environment.formatter
     answers = {task.id: task.answers[0] for task in environment.tasks(check=False) if task.answers}
     fields = {name: list(formatter.signature(name).output_fields) for name in environment.replay.predictors}

@@ -12,19 +12,20 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import Task
 from leret.rollouts.environment import training_tasks
+from leret.training.job import n_processes, refuse_processes
 from leret.training.model import InitialPolicy, find_initial, find_picker
-from leret.training.online.base import Learner
-from leret.training.process import n_processes, refuse_processes
 
 if TYPE_CHECKING:
     from leret.rollouts.environment import Environment
-    from leret.training.checkpoints import TrainingJob
     from leret.training.driver import Engine
+    from leret.training.job import TrainingJob
+    from leret.training.online.picking import PickLearner
+    from leret.training.online.writing import WriterLearner
 
 
 @dataclass(frozen=True, slots=True)
 class OnlineAlgorithm:
-    """An algorithm on fresh samples of the run's tasks."""
+    """An algorithm on fresh samples of the run's tasks; ``picks`` is True if it trains a picker."""
 
     settings: type[RoundRecipe]
     objective: Any  # an Objective, or the class of a `leret.training.online.picking.Method`
@@ -33,12 +34,12 @@ class OnlineAlgorithm:
 
     is_online: ClassVar[bool] = True
 
-    def find_initial(self, run: Run, recipe: RoundRecipe) -> InitialPolicy:
+    def find_initial(self, run: Run, recipe: Any) -> InitialPolicy:
         if not self.picks:
             return find_initial(run, recipe.init_from, recipe.predictors)
         return find_picker(run, recipe)
 
-    def learner(self, *arguments: Any) -> Learner:
+    def learner(self, *arguments: Any) -> WriterLearner | PickLearner:
         """Return the policy in training; arguments are those of `WriterLearner` and `PickLearner`."""
         if self.picks:
             from leret.training.online.picking import PickLearner
@@ -48,7 +49,8 @@ class OnlineAlgorithm:
 
         return WriterLearner(self.objective, *arguments)
 
-    def inputs(self, recipe: RoundRecipe, run: Run, environment: Environment) -> list[Task]:
+    def inputs(self, recipe: Any, run: Run, environment: Environment | None) -> list[Task]:
+        assert environment is not None
         return training_tasks(environment, recipe)
 
     @contextmanager

@@ -1,45 +1,15 @@
-"""Parts of a training in rounds: the policy in training, and the objective of one that writes."""
+"""The objective of a training in rounds of a policy that writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from leret.rollouts.rounds import LivePolicy, Sampled
-    from leret.training.validation import Validation
-
-
-class Learner(Protocol):
-    """A policy in training, and its update by a round; temperature and learning rate are those of the next one."""
-
-    temperature: float
-
-    @property
-    def policy(self) -> LivePolicy: ...
-
-    @property
-    def learning_rate(self) -> float: ...
-
-    def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
-        """Update by a round; return the figures of its log entry."""
-        ...
-
-    def validate(self, validation: Validation, step: int) -> dict[str, float]: ...
-
-    def state(self, directory: Path) -> dict[str, Any]:
-        """Return all that the next update depends on, or write it as files of a checkpoint."""
-        ...
-
-    def load_state(self, state: Mapping[str, Any], directory: Path) -> None: ...
-
-    def save(self, directory: Path) -> tuple[str, str]:
-        """Write the trained policy; return its base and its library, for the model card."""
-        ...
+    from leret.rollouts.rounds import Sampled
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import TrainerCallback, TrainerState
@@ -17,10 +17,13 @@ from transformers import TrainerCallback, TrainerState
 from leret.core.types import Task, digest
 from leret.rollouts.rounds import RoundSampler, round_of
 from leret.sampling.store.store import stored_paths
-from leret.training.checkpoints import TrainingJob
 from leret.training.driver import StepLoop
-from leret.training.online.base import Learner
+from leret.training.job import TrainingJob
 from leret.training.validation import Validation
+
+if TYPE_CHECKING:
+    from leret.training.online.picking import PickLearner
+    from leret.training.online.writing import WriterLearner
 
 _STATE = "state.pt"
 
@@ -32,7 +35,7 @@ class RoundLoop:
     preflight: float | None = None
     dropped = 0
 
-    def __init__(self, job: TrainingJob, learner: Callable[..., Learner], device: str) -> None:
+    def __init__(self, job: TrainingJob, learner: Callable[..., WriterLearner | PickLearner], device: str) -> None:
         assert job.run is not None
         assert job.environment is not None
         recipe: Any = job.recipe

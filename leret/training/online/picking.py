@@ -90,7 +90,7 @@ class Method(Protocol):
 
 
 class PickLearner:
-    """The `leret.training.online.base.Learner` of pickers."""
+    """A picker in training; temperature and learning rate are those of the next round."""
 
     def __init__(
         self, method: Callable[[Any, float], Method], recipe: PickingRecipe, initial: InitialPolicy,

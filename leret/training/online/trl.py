@@ -26,8 +26,8 @@ from leret.rollouts.states import StateSampler
 from leret.rollouts.walk import Point
 from leret.sampling.store.store import stored_paths
 from leret.training.algorithms.base import TrainerInputs, TRLEngine, build_trainer, trainer_arguments
-from leret.training.checkpoints import TrainingJob
 from leret.training.data import plain
+from leret.training.job import TrainingJob
 from leret.training.model import load_for_training
 
 

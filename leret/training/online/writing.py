@@ -31,7 +31,7 @@ _LOGGED = {
 
 
 class WriterLearner:
-    """The `leret.training.online.base.Learner` of policies that write."""
+    """A policy that writes, in training; temperature and learning rate are those of the next round."""
 
     def __init__(
         self, objective: Objective, recipe: WritingRecipe, initial: InitialPolicy, environment: Environment,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from transformers import AutoModelForCausalLM
 
-from leret.core.bundled import policy_directory
 from leret.demo.pretrain.probe import copied, distinct, generate
+from leret.policies.checkpoints import policy_directory
 
 
 def test_measures_are_shares_of_words_and_of_different_samples() -> None:

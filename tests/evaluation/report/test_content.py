@@ -9,8 +9,7 @@ from leret.core.runs import Run
 from leret.core.types import Document, Failure, Sample, State, Task
 from leret.evaluation.report.content import SampledRound, TrainingData, curves_of, examples, training_data
 from leret.evaluation.results import ScoredHop
-from leret.sampling.store.schema import SamplingParams
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import SamplingParams, Store
 
 CORPUS = {"a": Document("a", "Ann", ""), "b": Document("b", "", "")}
 QUESTIONS = [Task.question(f"q{i}", f"text {i}", gold=("a", "b")) for i in range(4)]

@@ -3,8 +3,7 @@ import pytest
 
 from leret.core.runs import Run
 from leret.core.types import State
-from leret.sampling.store.schema import PathStep, SamplingParams
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import PathStep, SamplingParams, Store
 from tests.sampling.fakes import made
 
 ORIGIN = SamplingParams("fake", "P", "D", 1.0, 1.0, 8)

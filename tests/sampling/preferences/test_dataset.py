@@ -5,8 +5,7 @@ from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.core.types import Failure
 from leret.sampling.preferences.dataset import build_preferences, distinct, make_pairs, state_targets
-from leret.sampling.store.schema import PathStep, SamplingParams
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import PathStep, SamplingParams, Store
 from leret.training.data import RunSamples
 from tests.sampling.fakes import made
 from tests.sampling.preferences.conftest import rows_of, sample_of, stored

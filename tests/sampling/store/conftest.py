@@ -1,8 +1,7 @@
 import pytest
 
 from leret.core.types import Failure, State
-from leret.sampling.store.schema import SamplingParams
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import SamplingParams, Store
 from tests.sampling import fakes
 
 ORIGIN = SamplingParams("fake", "P", "D", 1.0, 1.0, 8)

@@ -8,8 +8,7 @@ import pytest
 
 from leret.core.errors import RunError
 from leret.core.types import Failure
-from leret.sampling.store.schema import PathStep
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import PathStep, Store
 from tests.sampling.store.conftest import ORIGIN, STATE, failed, made
 
 

@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from leret.core.errors import TrainingError
 from leret.core.types import Failure
-from leret.sampling.store.schema import SamplingParams
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import SamplingParams, Store
 from leret.training.algorithms.kto import KTORecipe, examples, kto_loss, kto_rows
 from leret.training.data import Encoded, GroupSamples, RunSamples
 from leret.training.stage import train

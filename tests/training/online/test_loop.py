@@ -15,8 +15,8 @@ from leret.training.algorithms.gspo import GSPORecipe
 from leret.training.algorithms.ppo import PPORecipe
 from leret.training.algorithms.rloo import RLOORecipe
 from leret.training.driver import Driver, StepLoop
+from leret.training.job import Interrupt
 from leret.training.model import find_initial
-from leret.training.process import Interrupt
 from leret.training.stage import estimate, train
 from leret.training.watch import Monitor
 from tests.sampling.fakes import ROOT

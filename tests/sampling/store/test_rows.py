@@ -6,8 +6,7 @@ import pytest
 
 from leret.core.errors import RunError
 from leret.core.types import Failure
-from leret.sampling.store.schema import STORE_SCHEMA, PathStep, run_error
-from leret.sampling.store.store import Store
+from leret.sampling.store.store import STORE_SCHEMA, PathStep, Store, run_error
 from tests.sampling.store.conftest import ORIGIN, failed, made
 
 VISIT = PathStep("q1", 0, "P", "s1", None, "a", "next")
@@ -68,5 +67,5 @@ def test_a_file_that_is_no_store_is_refused(tmp_path):
 
 
 def test_an_io_error_on_a_full_disk_says_that_it_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr("leret.sampling.store.schema.disk_usage", lambda path: SimpleNamespace(free=0))
+    monkeypatch.setattr("leret.sampling.store.store.disk_usage", lambda path: SimpleNamespace(free=0))
     assert "the disk is full" in str(run_error(tmp_path / "rollouts.db", sqlite3.OperationalError("disk I/O error")))

@@ -1,15 +1,22 @@
-"""The directory of a training: one owner, one recipe; and the finished policy, which is left alone."""
+"""The process and the directory of a training: one owner, one recipe; and the finished policy."""
 
+import errno
 import json
+import os
+import random
+import signal
+from contextlib import suppress
 
 import pytest
+import torch
+import transformers
 
 from leret.core import yaml
 from leret.core.errors import RunError
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.checkpoints import CheckpointDirectory, TrainingRecord
+from leret.training.job import CheckpointDirectory, Interrupt, TrainingRecord, training_process
 from leret.training.stage import estimate, train
-from tests.training.training_runs import Stopper, changed, fail
+from tests.training.training_runs import Stopper, changed, fail, interrupt
 
 SFT = SFTRecipe(learning_rate=1e-3, per_device_train_batch_size=8, logging_steps=1)
 RECORD = TrainingRecord(
@@ -67,3 +74,33 @@ def test_a_published_policy_has_its_record_and_card_and_nothing_else_stays(tmp_p
     assert expected.items() <= front.items()
     report = RECORD.report(directory.policy, 2.0)
     assert (report.loss_first, report.loss_last, report.dropped) == (2.0, 1.0, 2)
+
+
+def test_threads_logs_and_random_numbers_are_put_back():
+    before = torch.get_num_threads(), transformers.logging.get_verbosity(), random.getstate()
+    with training_process(1):
+        random.seed(0)
+        assert torch.get_num_threads() == 1
+    after = torch.get_num_threads(), transformers.logging.get_verbosity(), random.getstate()
+    assert before == after
+
+
+@pytest.mark.parametrize(
+    ("raised", "full"),
+    [("PytorchStreamWriter failed writing file", True), ("unexpected pos 64 vs 0", True), ("a shape is wrong", False)],
+)
+def test_a_full_disk_is_an_os_error_whichever_library_says_it(raised, full):
+    with pytest.raises(OSError if full else RuntimeError) as caught, training_process(None):
+        raise RuntimeError(raised)
+    assert getattr(caught.value, "errno", None) == (errno.ENOSPC if full else None)
+
+
+def test_a_second_signal_ends_at_once_and_the_handlers_are_put_back():
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    asked = Interrupt()
+    with suppress(KeyboardInterrupt), asked.handled():  # which ends so after any signal
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked.requested
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+    assert handlers == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
