@@ -1,10 +1,7 @@
 """`leret data inspect`: counts, bad records with their places, the same words as from other commands."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -26,14 +23,14 @@ UNKNOWN_GOLD = '{"id": "a", "question": "Who?", "relevant_doc_ids": ["Z"]}\n'
      ('{"what": 1}\n', "field 'question' or 'query' is missing; the fields are 'what'"),
      (UNKNOWN_GOLD, "gold document 'Z' of question 'a' is not in")],
 )  # fmt: skip
-def test_bad_files_get_the_words_of_sample_from_every_command(folder: Path, text: str, says: str) -> None:
+def test_bad_files_get_the_words_of_sample_from_every_command(folder, text, says):
     (folder / "questions.jsonl").write_text(text)
     for command in (["init", *FILES], ["data", "inspect", *FILES], [*SAMPLE, "--dry-run"], SAMPLE):
         code, out = leret(*command)
         assert (code, says in out) == (2, True), (command, out)
 
 
-def test_inspect_tells_one_bad_record_among_good_ones(folder: Path) -> None:
+def test_inspect_tells_one_bad_record_among_good_ones(folder):
     with (folder / "questions.jsonl").open("a") as file:
         file.write(UNKNOWN_GOLD)
     code, out = leret("data", "inspect", *FILES)
@@ -45,7 +42,7 @@ def test_inspect_tells_one_bad_record_among_good_ones(folder: Path) -> None:
     assert (code, "--questions" in out) == (2, True)
 
 
-def test_inspect_shows_many_gold_documents_in_short(folder: Path) -> None:
+def test_inspect_shows_many_gold_documents_in_short(folder):
     ids = [f"d{i}" for i in range(40)]
     asked = [{"id": f"q{n}", "question": f"{n}?", "relevant_doc_ids": ids[:n]} for n in range(40, 0, -1)]
     json_lines(folder / "questions.jsonl", asked)
@@ -58,7 +55,7 @@ def test_inspect_shows_many_gold_documents_in_short(folder: Path) -> None:
     assert "None" not in out
 
 
-def test_candidates_of_a_corpus_are_the_gold_documents_and_the_first_others(folder: Path) -> None:
+def test_candidates_of_a_corpus_are_the_gold_documents_and_the_first_others(folder):
     corpus = [{"doc_id": f"d{i}", "title": "T", "text": f"milk {i} " + "sea " * i} for i in range(8)]
     json_lines(folder / "corpus.jsonl", corpus)
     asked = {"id": "q", "question": "milk?", "answer": "x", "relevant_doc_ids": ["d7"]}

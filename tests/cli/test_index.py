@@ -1,7 +1,5 @@
 """`leret index`, as it is typed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -16,25 +14,25 @@ BUILD = ["index", "build", *BM25, "--out", "idx"]
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     json_lines(tmp_path / "corpus.jsonl", CORPUS)
     return tmp_path
 
 
 @pytest.fixture
-def index() -> Path:
+def index():
     assert "idx: 3 documents" in leret(*BUILD)[1]
     return Path("idx")
 
 
-def refused(*args: str | Path) -> str:
+def refused(*args):
     code, out = leret(*args)
     assert (code, out.count("error: "), "Traceback" in out) == (2, 1, False), out
     return out
 
 
-def test_a_dry_run_builds_nothing_and_a_second_build_has_nothing_to_do(folder: Path) -> None:
+def test_a_dry_run_builds_nothing_and_a_second_build_has_nothing_to_do(folder):
     for flag, says, built in ("--dry-run", "would build", False), ("--force", "3 documents", True):
         code, out = leret(*BUILD, flag)
         assert (code, says in out, (folder / "idx").exists()) == (0, True, built), out
@@ -43,13 +41,13 @@ def test_a_dry_run_builds_nothing_and_a_second_build_has_nothing_to_do(folder: P
     assert (folder / "idx/manifest.json").stat().st_mtime_ns == before
 
 
-def test_another_index_is_replaced_only_by_force(index: Path) -> None:
+def test_another_index_is_replaced_only_by_force(index):
     assert "is another index" in refused(*BUILD, "--set", "k1=0.9")
     assert leret(*BUILD, "--set", "k1=0.9", "--force")[0] == 0
     assert json.loads((index / "manifest.json").read_text())["settings"]["k1"] == 0.9
 
 
-def test_other_directories_are_never_overwritten(folder: Path) -> None:
+def test_other_directories_are_never_overwritten(folder):
     (folder / "idx").mkdir()
     (folder / "idx/thesis.tex").write_text("years")
     assert "exists and is not an index" in refused(*BUILD, "--force")
@@ -71,24 +69,24 @@ def test_other_directories_are_never_overwritten(folder: Path) -> None:
         (["sampling/demo.yaml", "--format", "jsonl", "--skip-invalid"], "remove --format, --skip-invalid"),
     ],
 )
-def test_mistakes_are_refused_with_a_remedy(args: list[str], says: str) -> None:
+def test_mistakes_are_refused_with_a_remedy(args, says):
     assert says in refused("index", "build", *args, "--out", "idx")
 
 
-def test_a_recipe_names_engine_and_corpus() -> None:
+def test_a_recipe_names_engine_and_corpus():
     code, out = leret("index", "build", "sampling/demo.yaml", "--out", "idx")
     assert (code, "documents" in out) == (0, True), out
     assert leret("index", "check", "idx")[0] == 0
 
 
-def test_info_shows_the_manifest(index: Path) -> None:
+def test_info_shows_the_manifest(index):
     found = json.loads(leret("index", "info", index, "--json")[1])
     assert (found["engine"], found["documents"], found["settings"]["k1"]) == ("bm25", 3, 1.5)
     lines = [line.split() for line in leret("index", "info", index)[1].splitlines()]
     assert ["engine", "bm25"] in lines
 
 
-def test_an_index_without_bad_lines_is_checked_against_its_corpus(folder: Path) -> None:
+def test_an_index_without_bad_lines_is_checked_against_its_corpus(folder):
     with (folder / "corpus.jsonl").open("a") as file:
         file.write("{bad\n")
     assert leret(*BUILD, "--skip-invalid")[0] == 0
@@ -97,7 +95,7 @@ def test_an_index_without_bad_lines_is_checked_against_its_corpus(folder: Path) 
     assert "--corpus" in refused("index", "check", "idx", "--skip-invalid")
 
 
-def test_check_reads_the_whole_index(index: Path) -> None:
+def test_check_reads_the_whole_index(index):
     assert leret("index", "check", index, "--corpus", "corpus.jsonl")[0] == 0
     json_lines(Path("other.jsonl"), CORPUS[:2])
     assert "is an index of another corpus" in refused("index", "check", index, "--corpus", "other.jsonl")
@@ -107,7 +105,7 @@ def test_check_reads_the_whole_index(index: Path) -> None:
 
 
 @pytest.fixture
-def downloaded(folder: Path) -> Path:
+def downloaded(folder):
     """An index of ColBERT with empty vectors."""
     config = {"nbits": 2, "checkpoint": "models/colbertv2.0", "doc_maxlen": 180}
     values = {"config": config, "num_chunks": 2, "num_embeddings": 12}
@@ -128,7 +126,7 @@ def downloaded(folder: Path) -> Path:
         ("0.codes.pt", "", "without its collection.tsv"),
     ],
 )
-def test_check_names_the_fault_of_a_downloaded_index(downloaded: Path, name: str, text: str | None, says: str) -> None:
+def test_check_names_the_fault_of_a_downloaded_index(downloaded, name, text, says):
     shown = json.loads(leret("index", "info", downloaded, "--json")[1])
     assert (shown["documents"], shown["chunks"], shown["vectors"], shown["bits"]) == (3, 2, 12, 2)
     (downloaded / name).unlink() if text is None else (downloaded / name).write_text(text)

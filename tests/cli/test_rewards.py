@@ -1,9 +1,6 @@
 """`leret rewards` and `leret rescore`."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 from leret.rewards import REWARDS
 from tests.cli.test_app import leret
@@ -11,7 +8,7 @@ from tests.cli.test_app import leret
 WORLD = "data: {kind: world}\nprogram: {adapter: {kind: compact}}\n"
 
 
-def test_a_reward_of_the_users_own_is_tested_by_name_and_by_recipe(tmp_path: Path) -> None:
+def test_a_reward_of_the_users_own_is_tested_by_name_and_by_recipe(tmp_path):
     assert json.loads(leret("rewards", "list", "--json")[1])["rewards"] == list(REWARDS)
     rewards, recipe = tmp_path / "own.py", tmp_path / "mine.yaml"
     rewards.write_text(
@@ -28,7 +25,7 @@ def test_a_reward_of_the_users_own_is_tested_by_name_and_by_recipe(tmp_path: Pat
         assert (code, says in out) == (status, True), out
 
 
-def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path: Path, small: list[str]) -> None:
+def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path, small):
     code, out = leret("sample", "sampling/demo.yaml", "--run", tmp_path / "r", *small)
     assert code == 0, out
     for reward, says in (("apx", "unknown measure 'apx'"), ("{parts: {ap: 1}, mixr: std}", "mixr")):

@@ -1,9 +1,6 @@
 """`leret search`, as it is typed."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -18,26 +15,26 @@ TEXTS = {"Cat": CAT, "Dog": "A dog \x1b[31mbarks\x07.", "Bird [bold]": "far away
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> Path:
+def index(tmp_path):
     documents = (Document(f"d{i}", title, text) for i, (title, text) in enumerate(TEXTS.items(), 1))
     BM25.build(Corpus(documents), tmp_path / "idx")
     return tmp_path / "idx"
 
 
-def test_a_text_is_shown_as_it_is_from_its_first_word_of_the_query(index: Path) -> None:
+def test_a_text_is_shown_as_it_is_from_its_first_word_of_the_query(index):
     code, out = leret("search", index, "cat dog", "-k", "5")
     assert code == 0
     shown = ("Cat (d1)", "Bird [bold] (d3)", "…", "sings of a cat.", "barks")
     assert [text in out for text in (*shown, "\x1b[31m", "\x07")] == [True] * 5 + [False] * 2, out
 
 
-def test_json_is_whole(index: Path) -> None:
+def test_json_is_whole(index):
     (found,) = json.loads(leret("search", index, "cat \ud800", "--json", "-k", "1")[1])["ranking"]
     assert found.pop("score") > 0
     assert found == {"rank": 1, "doc_id": "d1", "title": "Cat", "text": CAT}
 
 
-def test_a_server_is_searched_by_its_url() -> None:
+def test_a_server_is_searched_by_its_url():
     with running(Echo()) as server:
         code, out = leret("search", server.url, "cat", "-k", "2", "--json")
     assert code == 0, out
