@@ -6,10 +6,11 @@ Records may also come from the Hugging Face hub by ``datasets``: ``hf:NAME``, ``
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from leret.config.data import FileSettings
 from leret.core.errors import DataError, import_optional
@@ -21,29 +22,29 @@ Fields = Mapping[str, Any]
 HUB = "hf:"
 
 
-class Reader(Protocol):
+class Reader(ABC):
     """The reader of one kind of `data`. Bad records go to ``problems``; DataError for an unusable source."""
 
-    @property
-    def brings_documents(self) -> bool:
-        """True if the source of the tasks also has documents, so that `data.corpus` may be absent."""
-
-    @property
-    def repeats_documents(self) -> bool:
-        """True if documents repeat (in the contexts of several questions); the first one counts."""
+    brings_documents = False
+    """True if the source of the tasks also has documents, so that `data.corpus` may be absent."""
+    repeats_documents = False
+    """True if documents repeat (in the contexts of several questions); the first one counts."""
 
     def fits(self, record: Fields) -> bool:
         """Check for a file of this kind by its first record."""
+        return False
 
+    @abstractmethod
     def tasks(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Task]]:
         """Yield tasks with their records."""
 
+    @abstractmethod
     def documents(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Document]]:
         """Yield documents with their records."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileReader:
+@dataclass
+class FileReader(Reader):
     """The reader of files of JSON records, and of data sets on the hub. Its functions raise `BadRecord`."""
 
     task: Callable[[Fields], Task]
