@@ -22,7 +22,6 @@ from leret.evaluation.plan import Evaluation, choosing, held_out, open_evaluator
 from leret.evaluation.report.content import examples
 from leret.evaluation.results import SystemResults, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
-from leret.evaluation.statistics import Statistics
 from leret.evaluation.summary import summarise
 from leret.evaluation.systems import HYDE, System, focus
 from leret.policies.load import probe
@@ -126,8 +125,7 @@ def _summary(
 ) -> dict[str, Any]:
     recipe = evaluation.recipe
     evaluated = [(system, results[system.name]) for system in evaluation.systems]
-    statistics = Statistics(recipe.resamples, recipe.confidence, recipe.seed)
-    summary = summarise(evaluated, tasks, evaluation.measures, recipe.baseline, statistics)
+    summary = summarise(evaluated, tasks, evaluation.measures, recipe)
     return {
         **summary,
         **recipe.model_dump(include={"split", "temperature", "samples", "seed"}),

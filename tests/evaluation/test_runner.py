@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,7 @@ from leret.core.errors import ConfigError, PolicyError
 from leret.core.progress import Silent
 from leret.core.runs import Run
 from leret.evaluation.measures import all_measures
-from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
+from leret.evaluation.runner import Evaluator, Policies
 from leret.evaluation.systems import System
 from leret.policies.local.chat_template import PromptTooLongError
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
@@ -35,7 +36,8 @@ def make(tmp_path):
     def evaluator(rule=follow, questions=QUESTIONS, key="key", digest="d", parts=None, **more):
         samples = more.pop("samples", 1)
         decoding = Decoding(**{"max_tokens": 8, **more})
-        setup = EvaluationSetup(*(parts or program()), FakeRetriever(), FakeRetriever(), decoding, samples)
+        replay, formatter = parts or program()
+        environment = SimpleNamespace(replay=replay, formatter=formatter, retriever=FakeRetriever(), corpus=CORPUS)
         opened = []
 
         class Ruled(Policies):
@@ -47,7 +49,8 @@ def make(tmp_path):
                 return opened[-1]
 
         policies = Ruled(LocalPolicySettings())
-        made = Evaluator(run, run.eval, setup, policies, questions, CORPUS, all_measures(()), key, Silent())
+        shared = run, run.eval, environment, decoding, samples
+        made = Evaluator(*shared, policies, questions, all_measures(()), key, Silent())
         made.opened = opened
         return made
 
