@@ -10,17 +10,12 @@ from pathlib import Path
 
 import pytest
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from leret.cli.app import app
+from tests.first_steps import leret
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSI = re.compile(r"\x1b\[[0-9;]*m?")
-
-
-def leret(*args):
-    result = CliRunner().invoke(app, [str(arg) for arg in args])
-    return result.exit_code, result.output
 
 
 def commands(found, way=()):

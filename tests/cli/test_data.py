@@ -7,8 +7,8 @@ import pytest
 
 from leret.config.data import DataSettings
 from leret.datasets import load_tasks
-from tests.cli.test_app import leret
 from tests.datasets.writing import json_lines
+from tests.first_steps import leret, succeeds
 
 FILES = ["--questions", "questions.jsonl", "--corpus", "corpus.jsonl"]
 SAMPLE = ["sample", "demo", "--run", "r", "--set",
@@ -60,10 +60,9 @@ def test_candidates_of_a_corpus_are_the_gold_documents_and_the_first_others(fold
     json_lines(folder / "corpus.jsonl", corpus)
     asked = {"id": "q", "question": "milk?", "answer": "x", "relevant_doc_ids": ["d7"]}
     json_lines(folder / "questions.jsonl", [asked])
-    code, out = leret("data", "episodes", *FILES, "--out", "e.jsonl", "--candidates", "4")
-    assert code == 0, out
+    succeeds("data", "episodes", *FILES, "--out", "e.jsonl", "--candidates", "4")
     [task] = load_tasks(DataSettings.model_validate({"kind": "chunks", "questions": "e.jsonl", "split": "all"}))
     assert sorted(chunk["id"] for chunk in task.inputs["chunks"]) == ["d0", "d1", "d2", "d7"]
     assert (task.gold, task.answers) == (("d7",), ("x",))
-    code, out = leret("data", "inspect", "--questions", "e.jsonl", "--json")  # the first line shows the kind
-    assert (code, list(json.loads(out)["inputs"])) == (0, ["question, chunks"]), out
+    inspected = json.loads(succeeds("data", "inspect", "--questions", "e.jsonl", "--json"))
+    assert list(inspected["inputs"]) == ["question, chunks"]  # the first line shows the kind

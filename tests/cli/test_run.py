@@ -13,14 +13,10 @@ import pytest
 from leret.core.runs import Run
 from leret.policies.serving.launch import free_port
 from leret.sampling.store.store import Store
-from tests.cli.test_app import ANSI, ROOT, leret
+from tests.cli.test_app import ANSI, ROOT
+from tests.datasets.writing import array
+from tests.first_steps import edit, leret, read_lines, succeeds
 from tests.training.training_runs import sampled_run
-
-
-def succeeds(*args):
-    code, out = leret(*args)
-    assert code == 0, out
-    return out
 
 
 def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path, small):
@@ -63,12 +59,9 @@ def test_two_rounds_sample_two_halves_and_the_report_shows_them(tmp_path, small)
 
 
 def test_query_augmentation_trains_on_a_users_lines_and_compares(folder):
-    lines = [json.loads(line) for line in Path("questions.jsonl").read_text().splitlines()]
-    asked = [{"query": one["question"], "relevant_doc_ids": one["relevant_doc_ids"]} for one in lines]
-    Path("mine.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
-    documents = [json.loads(line) for line in Path("corpus.jsonl").read_text().splitlines()]
-    Path("corpus.json").write_text(json.dumps(documents))
-    keys = {"data.kind": "jsonl", "data.questions": "mine.jsonl", "data.corpus": "corpus.json", "data.limit": 8}
+    edit("questions.jsonl", '"question"', '"query"')
+    array(Path("corpus.json"), read_lines("corpus.jsonl"))
+    keys = {"data.kind": "jsonl", "data.questions": "questions.jsonl", "data.corpus": "corpus.json", "data.limit": 8}
     keys |= {"train.max_steps": 4, "train.questions_per_round": 4, "eval.limit": 3, "eval.resamples": 100}
     command = ["run", "query-augmentation", *(part for one in keys.items() for part in ("--set", "{}={}".format(*one)))]
     plan = json.loads(succeeds(*command, "--dry-run", "--json").splitlines()[-1])  # after a warning of the policy
@@ -92,9 +85,7 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch):
         ("eval/demo.yaml", "limit: null", "limit: 5"),
         ("eval/demo.yaml", "resamples: 10000", "resamples: 100"),
     ):
-        text = Path(name).read_text()
-        assert old in text
-        Path(name).write_text(text.replace(old, new))
+        edit(name, old, new)
     succeeds("demo", "--seed", "1")
     rows = json.loads(Path("runs/demo/eval/summary.json").read_text())["rows"]
     trained = {"sft", "ipo", "sft-more", "grpo"}
@@ -102,8 +93,8 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch):
     beside = Path("runs/demo/cache/demo-grpo.log").read_text()  # a second process's
     assert "policies/grpo" in beside
     assert "raw-question" in beside
-    events = [json.loads(line) for line in Path("runs/demo/events.jsonl").read_text().splitlines()]
-    evaluated = [(event["name"] or "", event["system"]) for event in events if event["event"] == "evaluated"]
+    events = [event for event in read_lines("runs/demo/events.jsonl") if event["event"] == "evaluated"]
+    evaluated = [(event["name"] or "", event["system"]) for event in events]
     on_dev = [("dev", name) for name in ("sft", "ipo", "grpo")]
     assert sorted(evaluated) == sorted([*(("", row["system"]) for row in rows), *on_dev])  # each once
     assert Path("runs/demo/report.html").is_file()

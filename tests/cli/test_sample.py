@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from tests.cli.test_app import leret
+from tests.first_steps import leret, succeeds
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,6 @@ def test_flags_that_do_not_go_together_are_refused(tmp_path, flags, says):
 
 
 def test_a_dry_run_tells_the_calls_and_writes_nothing(tmp_path, small):
-    code, out = leret("sample", "sampling/demo.yaml", "--run", tmp_path / "r", "--dry-run", *small)
-    assert code == 0
+    out = succeeds("sample", "sampling/demo.yaml", "--run", tmp_path / "r", "--dry-run", *small)
     assert re.search(r"lm calls +24\n", out)  # 6 questions, 2 hops, 1 prompt, 2 samples
     assert not (tmp_path / "r").exists()

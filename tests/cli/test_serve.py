@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.cli.test_app import leret
+from tests.first_steps import leret
 
 
 @pytest.mark.parametrize(

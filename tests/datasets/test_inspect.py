@@ -16,13 +16,6 @@ def test_figures_of_a_small_set(tmp_path):
     assert [question.id for question in report.examples] == ["q1", "q2", "q3"]
 
 
-def test_file_of_another_format_is_refused_with_both_fields(tmp_path):
-    path = json_lines(tmp_path / "q", [{"qid": "a", "query": "?", "gold": ["A"]}])
-    told = r"(?s)q:1: .*'relevant_doc_ids'.*the fields are 'qid', 'query', 'gold'.* question has id, question"
-    with pytest.raises(DataError, match=told):
-        inspect("jsonl", path, json_lines(tmp_path / "c", DOCUMENTS))
-
-
 def test_bad_records_are_reported_and_not_refused(tmp_path):
     path = json_lines(tmp_path / "q", [*QUESTIONS, {"id": "q9"}])
     corpus = json_lines(tmp_path / "c", [*DOCUMENTS, DOCUMENTS[0]])
