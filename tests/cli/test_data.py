@@ -6,7 +6,7 @@ import re
 import pytest
 
 from leret.config.data import DataSettings
-from leret.datasets import load_tasks
+from leret.datasets.load import load_tasks
 from tests.datasets.writing import json_lines
 from tests.first_steps import leret, succeeds
 
