@@ -23,8 +23,8 @@ from pathlib import Path
 from leret.config.data import BabilongSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Json, Task, digest
-from leret.datasets.formats.base import Fields, Reader, optional_text, text, wrong
-from leret.datasets.records import BadRecord, Problems, Record, lines, open_compressed, records
+from leret.datasets.formats.base import Fields, optional_text, text, wrong
+from leret.datasets.records import BadRecord, Problems, Reader, Record, lines, open_compressed, records
 from leret.datasets.splits import rank_of, split_of
 
 _CHUNK_LISTS = 256  # tasks with chunks in memory; others build them again

@@ -6,7 +6,6 @@ Records may also come from the Hugging Face hub by ``datasets``: ``hf:NAME``, ``
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,32 +14,11 @@ from typing import Any
 from leret.config.data import FileSettings
 from leret.core.errors import DataError, import_optional
 from leret.core.types import Document, Task
-from leret.datasets.records import BadRecord, Problems, Record, records
+from leret.datasets.records import BadRecord, Problems, Reader, Record, records
 from leret.datasets.splits import SPLITS
 
 Fields = Mapping[str, Any]
 HUB = "hf:"
-
-
-class Reader(ABC):
-    """The reader of one kind of `data`. Bad records go to ``problems``; DataError for an unusable source."""
-
-    brings_documents = False
-    """True if the source of the tasks also has documents, so that `data.corpus` may be absent."""
-    repeats_documents = False
-    """True if documents repeat (in the contexts of several questions); the first one counts."""
-
-    def fits(self, record: Fields) -> bool:
-        """Check for a file of this kind by its first record."""
-        return False
-
-    @abstractmethod
-    def tasks(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        """Yield tasks with their records."""
-
-    @abstractmethod
-    def documents(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        """Yield documents with their records."""
 
 
 @dataclass

@@ -13,9 +13,9 @@ from pathlib import Path
 from leret.config.data import FileSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
-from leret.datasets.formats.base import HUB, Reader, text
+from leret.datasets.formats.base import HUB, text
 from leret.datasets.formats.jsonl import JSONL
-from leret.datasets.records import BadRecord, Problems, Record, lines, records
+from leret.datasets.records import BadRecord, Problems, Reader, Record, lines, records
 from leret.datasets.splits import SPLITS
 
 _LAYOUT = "kind beir needs a folder with corpus.jsonl, queries.jsonl and qrels/"

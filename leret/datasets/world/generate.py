@@ -17,8 +17,7 @@ from operator import attrgetter
 from leret.config.data import WorldSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
-from leret.datasets.formats.base import Reader
-from leret.datasets.records import Problems, Record
+from leret.datasets.records import Problems, Reader, Record
 from leret.datasets.world import cast as lexicon
 from leret.datasets.world.cast import KINDS, Cast, Company, Kind, Names, Person, Work, make_cast
 
