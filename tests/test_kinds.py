@@ -113,7 +113,7 @@ def sampled(tmp_path_factory):
         yield content(Run.open(folder / "run"))
 
 
-def test_toys_read_tasks_write_completions_search_for_them_and_score_them(sampled):
+def test_a_toy_of_every_kind_is_used(sampled):
     samples = [one for group in sampled for one in group.samples]
     assert {group.state.inputs["question"] for group in sampled} == {f"find {word}" for word in WORDS}
     assert {(one.completion, one.reward) for one in samples} == {(word, float(len(word) <= 4)) for word in WORDS}

@@ -117,14 +117,8 @@ def choosing(evaluation: Evaluation) -> EvalRecipe | None:
     names = tuple(system.name for system in evaluation.systems if system.kind == "policy" and not system.control)
     if recipe.choose_on in (None, recipe.split) or len(names) < 2:
         return None
-    changes: dict[str, Any] = {
-        "split": recipe.choose_on,
-        "systems": names,
-        "choose_on": None,
-        "demos": {},
-        "actors": {},
-    }
-    return recipe.model_copy(update=changes)
+    alone = {"choose_on": None, "demos": {}, "actors": {}}
+    return recipe.model_copy(update={**alone, "split": recipe.choose_on, "systems": names})
 
 
 def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:

@@ -146,7 +146,7 @@ def test_init_measures_the_raw_question_as_eval_does(folder, flags):
     ("shift", "limit", "says"),
     [(0, 40, "That is strong"), (20, 40, "None of the gold documents"), (0, 39, "leret eval-retriever")],
 )
-def test_init_says_how_strong_the_raw_question_is_over_a_small_corpus(folder, monkeypatch, shift, limit, says):
+def test_init_says_how_strong_the_raw_question_is(folder, monkeypatch, shift, limit, says):
     monkeypatch.setattr("leret.cli.demo._RAW_DOCUMENTS", limit)
     json_lines(folder / "corpus.jsonl", [{"doc_id": f"d{i}", "text": f"word{i}"} for i in range(40)])
     json_lines(folder / "questions.jsonl", [

@@ -41,7 +41,7 @@ def test_a_dry_run_builds_nothing_and_a_second_build_has_nothing_to_do(folder):
     assert (folder / "idx/manifest.json").stat().st_mtime_ns == before
 
 
-def test_another_index_is_replaced_only_by_force_and_another_directory_never(index):
+def test_only_an_index_is_replaced_and_only_by_force(index):
     assert "is another index" in refused(*BUILD, "--set", "k1=0.9")
     succeeds(*BUILD, "--set", "k1=0.9", "--force")
     assert json.loads((index / "manifest.json").read_text())["settings"]["k1"] == 0.9

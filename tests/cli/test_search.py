@@ -21,7 +21,7 @@ def index(tmp_path):
     return tmp_path / "idx"
 
 
-def test_a_text_is_shown_as_it_is_from_its_first_word_of_the_query_and_json_is_whole(index):
+def test_a_text_is_shown_from_its_first_word_of_the_query(index):
     out = succeeds("search", index, "cat dog", "-k", "5")
     shown = ("Cat (d1)", "Bird [bold] (d3)", "…", "sings of a cat.", "barks")
     assert [text in out for text in (*shown, "\x1b[31m", "\x07")] == [True] * 5 + [False] * 2, out

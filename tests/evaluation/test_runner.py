@@ -125,7 +125,7 @@ def test_an_agents_table_has_a_row_a_search(make):
 
 
 @pytest.mark.parametrize("change", [{}, {"digest": "other"}, {"key": "other"}, {"max_tokens": 9}, {"prompt": FEW_SHOT}])
-def test_only_new_questions_and_all_of_another_policy_setting_or_prompt_are_asked(make, change):
+def test_only_what_has_no_result_is_asked(make, change):
     make(questions=QUESTIONS[:4]).evaluate(BASE)
     other = make(**{name: value for name, value in change.items() if name != "prompt"})
     results, _ = other.evaluate(replace(BASE, prompt=change.get("prompt", ZERO_SHOT)))
@@ -166,9 +166,12 @@ def test_an_interruption_keeps_what_is_done(make):
     assert rest.opened[0].n_calls <= 12
 
 
-def test_several_runs_where_it_is_not_greedy_and_one_policy_is_held_at_a_time(make):
+def test_several_runs_where_it_is_not_greedy(make):
     results, _ = make(temperature=1.0, samples=3).evaluate(BASE)
     assert ({row.sample for row in results.rows}, results.lm_calls) == ({0, 1, 2}, 36)
+
+
+def test_one_policy_is_held_at_a_time(make):
     evaluator = make()
     for name, policy, prompt in (("base", "base", ZERO_SHOT), ("bank:1", "base", FEW_SHOT), ("sft", "sft", ZERO_SHOT)):
         evaluator.evaluate(replace(BASE, name=name, policy=policy, prompt=prompt))
