@@ -13,7 +13,7 @@ from leret.config.evaluation import EvalRecipe
 from leret.config.load import sampling_recipe_of
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, RunError
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable, completed, input_stamps, stage_key
 from leret.core.types import Task, digest
@@ -133,7 +133,7 @@ def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
         runs = {s.name: len(tasks) * (evaluation.samples if s.prompt is not None else 1) for s in evaluation.systems}
         index = environment.recipe.retriever.index_directory(environment.cache)
         if index is None or index.is_dir():  # before an index is built, no question can have a result
-            evaluator = open_evaluator(evaluation, environment, tasks, data, Silent())
+            evaluator = open_evaluator(evaluation, environment, tasks, data, Progress())
             runs = {s.name: sum(map(len, evaluator.missing(s)[1].values())) for s in evaluation.systems}
     n_calls = sum(runs[system.name] for system in evaluation.systems if system.prompt is not None)
     to_ask = tuple(name for name, n in runs.items() if n)

@@ -13,7 +13,7 @@ from typing import Any
 from leret.config.evaluation import EvalRecipe
 from leret.config.policy import PolicySettings
 from leret.core.files import write_atomically
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import mark_completed
 from leret.core.types import Task
@@ -65,7 +65,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     chosen = _chosen(evaluation, progress)
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)
-        evaluator = open_evaluator(evaluation, environment, tasks, data, progress or Silent())
+        evaluator = open_evaluator(evaluation, environment, tasks, data, progress or Progress())
         asked, results = _evaluate_systems(evaluation, evaluator)
         summary = _summary(evaluation, tasks, data, results) | chosen
         shown = _examples(evaluation, environment, tasks, results, summary["focus"])

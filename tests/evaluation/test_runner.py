@@ -8,7 +8,7 @@ import pytest
 
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import ConfigError, PolicyError
-from leret.core.progress import Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import Evaluator, Policies
@@ -50,7 +50,7 @@ def make(tmp_path):
 
         policies = Ruled(LocalPolicySettings())
         shared = run, run.eval, environment, decoding, samples
-        made = Evaluator(*shared, policies, questions, all_measures(()), key, Silent())
+        made = Evaluator(*shared, policies, questions, all_measures(()), key, Progress())
         made.opened = opened
         return made
 
