@@ -117,7 +117,7 @@ def choosing(evaluation: Evaluation) -> EvalRecipe | None:
     names = tuple(system.name for system in evaluation.systems if system.kind == "policy" and not system.control)
     if recipe.choose_on in (None, recipe.split) or len(names) < 2:
         return None
-    alone = {"choose_on": None, "demos": {}, "actors": {}}
+    alone: dict[str, Any] = {"choose_on": None, "demos": {}, "actors": {}}
     return recipe.model_copy(update={**alone, "split": recipe.choose_on, "systems": names})
 
 
