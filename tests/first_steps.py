@@ -1,13 +1,45 @@
-"""Data of a reader's own, for what README and docs run on it."""
+"""Commands in this process, and a reader's data for what README and docs run on them."""
 
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from leret.cli.app import app
 from leret.datasets.world.generate import generate
 from tests.datasets.writing import json_lines
 
 
-def write_world(folder):
-    """Write questions.jsonl (100 of them) and corpus.jsonl in leret's JSON lines, without splits."""
-    documents, questions = generate(1, n_train=70, n_dev=10, n_test=20)
+def leret(*words):
+    """Run a command; return its exit code and output."""
+    result = CliRunner().invoke(app, [str(word) for word in words])
+    return result.exit_code, result.output
+
+
+def succeeds(*words):
+    """Run a command that has to succeed; return its output."""
+    code, out = leret(*words)
+    assert code == 0, (words, out)
+    return out
+
+
+def read_lines(path):
+    """Read JSON lines."""
+    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
+
+
+def edit(path, old, new):
+    """Replace a text that the file has."""
+    text = Path(path).read_text(encoding="utf-8")
+    assert old in text, (path, old)
+    Path(path).write_text(text.replace(old, new), encoding="utf-8")
+
+
+def write_world(folder, n_train=70, n_dev=10, n_test=20, comparison=0.25):
+    """Write questions.jsonl and corpus.jsonl in leret's JSON lines, without splits; return the documents."""
+    documents, questions = generate(1, n_train, n_dev, n_test, comparison)
     corpus = [{"doc_id": d.doc_id, "title": d.title, "text": d.text} for d in documents]
     asked = [{"id": q.id, "question": q.text, "answer": q.answers[0], "relevant_doc_ids": q.gold} for q in questions]
     json_lines(folder / "corpus.jsonl", corpus)
     json_lines(folder / "questions.jsonl", asked)
+    return documents

@@ -10,38 +10,29 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from leret.cli.app import app
 from leret.core import yaml
 from leret.core.runs import Run
 from leret.sampling.store.store import Store
-from tests.datasets.writing import json_lines
+from tests.first_steps import edit, leret, succeeds
+from tests.sampling.fakes import ROOT, write_data
 from tests.tiny import tiny_policy
 
-ROOT = Path(__file__).resolve().parents[1]
 RECIPE = """\
-data: {kind: jsonl, corpus: c.jsonl, questions: q.jsonl}
+data: {kind: jsonl, corpus: corpus.jsonl, questions: questions.jsonl}
 retriever: {k: 1}
 policy: {model: model, max_tokens: 4}
 program: {path: "program.py:MultiHop", hops: 2, k: 1, adapter: {kind: compact}}
 sampling: {prompts: 1, samples: 2}
 """
-WORDS = "river city film book song king queen road moon star night country band mother father prize school garden bridge island"
-
-
-def leret(command):
-    result = CliRunner().invoke(app, shlex.split(command))
-    return result.exit_code, result.output
 
 
 def done(command):
-    code, out = leret(command)
-    assert code == 0, out
+    succeeds(*shlex.split(command))
 
 
 def refused(command, *says, code=2):
-    got, out = leret(command)
+    got, out = leret(*shlex.split(command))
     assert (got, out.count("error: "), "Traceback" in out) == (code, 1, False), out
     message = out[out.find("error: ") :]
     assert [words for words in says if words not in message] == [], message
@@ -51,12 +42,7 @@ def refused(command, *says, code=2):
 def sampled(tmp_path_factory):
     """A folder with data, model, program, recipe, and a run ``R`` that was sampled."""
     folder = tmp_path_factory.mktemp("sampled")
-    words = list(enumerate(WORDS.split()))
-    json_lines(folder / "c.jsonl", [{"doc_id": f"d{i}", "title": f"The {w}", "text": f"{w} of {w}"} for i, w in words])
-    asked = [
-        {"id": f"q{i}", "question": f"Where is the {w}?", "answer": w, "relevant_doc_ids": [f"d{i}"]} for i, w in words
-    ]
-    json_lines(folder / "q.jsonl", asked)
+    write_data(folder)
     shutil.copy(ROOT / "pipelines/multihop.py", folder / "program.py")
     (folder / "r.yaml").write_text(RECIPE)
     tiny_policy(folder / "model")
@@ -80,17 +66,8 @@ def snapshot():
     return {str(path): hashlib.blake2b(path.read_bytes()).hexdigest() for path in files}
 
 
-def edit(path, old, new):
-    def change():
-        text = Path(path).read_text()
-        assert old in text
-        Path(path).write_text(text.replace(old, new, 1))
-
-    return change
-
-
-def write(path, content):
-    return lambda: Path(path).write_bytes(content)
+def change(path, old, new):
+    return lambda: edit(path, old, new)
 
 
 def pickled():
@@ -105,23 +82,26 @@ def without_samples():
 
 NEW, AGAIN, EVAL = "sample r.yaml --run new", "sample r.yaml --run R", "eval eval/demo.yaml --run R"
 CASES = {
-    "recipe: two faults": (edit("r.yaml", "c.jsonl", "nix"), f"{NEW} --set retriever.k=0", ("2 problems:", "retriever.k", "nix")),
+    "recipe: two faults": (change("r.yaml", "corpus.jsonl", "nix"), f"{NEW} --set retriever.k=0", ("2 problems:", "retriever.k", "nix")),
     "recipe: none": (None, "sample nix.yaml --run new", ("nix.yaml: no such recipe", "leret recipes list")),
     "program without the argument": (None, f"{NEW} --set program.hopps=3", ("MultiHop takes hops, k", "program.hopps")),
-    "data that broke after sampling": (edit("q.jsonl", "\n", '\n{"id": "q0"\n'), AGAIN, ("q.jsonl:2",)),
-    "program without the class": (edit("program.py", "class MultiHop", "class Other"), NEW, ("no dspy.Module 'MultiHop'", "it has Other")),
-    "program that raises": (edit("program.py", "found = Found()", "found = Found(); 1 / 0"), NEW, ("ZeroDivisionError",)),
+    "data that broke after sampling": (change("questions.jsonl", "\n", '\n{"id": "q"\n'), AGAIN, ("questions.jsonl:2",)),
+    "program without the class": (change("program.py", "class MultiHop", "class Other"), NEW, ("no dspy.Module 'MultiHop'", "it has Other")),
+    "program that raises": (change("program.py", "found = Found()", "found = Found(); 1 / 0"), NEW, ("ZeroDivisionError",)),
     "model with pickled weights": (pickled, NEW, ("no *.safetensors", "pytorch_model.bin", "save_pretrained")),
-    "model with a broken config": (write("model/config.json", b"{"), NEW, ("config.json",)),
+    "model with a broken config": (lambda: Path("model/config.json").write_text("{"), NEW, ("config.json",)),
     "run: not empty and none": (None, "sample r.yaml --run model", ("not empty and is not a run",)),
-    "run: a spoilt store": (write("R/rollouts.db", b"nix" * 99), "pairs --run R", ("rollouts.db",)),
+    "run: a spoilt store": (lambda: Path("R/rollouts.db").write_text("nix" * 99), "pairs --run R", ("rollouts.db",)),
     "run: another recipe": (None, f"{AGAIN} --set retriever.k=2", ("retriever.k: 1 in the run, 2",)),
-    "run: another program": (edit("program.py", "import dspy", "# more\nimport dspy"), AGAIN, ("program: its content",)),
+    "run: another program": (change("program.py", "import dspy", "# more\nimport dspy"), AGAIN, ("program: its content",)),
     "run: no samples": (without_samples, "train training/sft.yaml --run R", ("leret sample",)),
     "run: no such policy": (None, "train training/ipo.yaml --run R", ("init_from: 'sft' is not base", "train sft first")),
     "run: no preferences": (lambda: shutil.rmtree("R/preferences"), "train training/dpo.yaml --run R --set init_from=base", ("preferences",)),
+    "run: no samples to evaluate": (without_samples, EVAL, ("leret sample",)),
     "run: no such system": (None, f"{EVAL} --set systems=[bse]", ("'bse'", "did you mean base?")),
-    "run: an unknown measure": (None, f"{EVAL} --set measures=[recal]", ("recal",)),
+    "run: no such baseline": (None, f"{EVAL} --set baseline=bass", ("baseline: 'bass' is not in this run",)),
+    "run: an unknown measure": (None, f"{EVAL} --set measures=[recal]", ("measures: unknown measure 'recal'",)),
+    "run: lengths of other data": (None, f"{EVAL} --set data.sentences=9", ("data: only kind babilong",)),
     "run: sampled on what is asked": (None, f"{EVAL} --set split=all", ("q",)),
     "run: a margin without its strategy": (None, "pairs --run R --margin 0.1", ("--margin 0.1 needs --strategy margin",)),
 }  # fmt: skip

@@ -12,6 +12,7 @@ from leret.cli.sample import pairs
 from leret.config.training import LoraSettings
 from leret.core.errors import LeretError
 from leret.core.runs import Run
+from leret.evaluation.plan import estimate
 from leret.evaluation.results import read_rows
 from leret.evaluation.stage import evaluate
 from leret.policies.checkpoints import find_model, policy_digest
@@ -22,6 +23,7 @@ from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.stage import train
 from tests.evaluation.eval_fakes import asks
+from tests.first_steps import edit
 from tests.sampling.fakes import ROOT, content, recipe_of, write_data
 from tests.tiny import tiny_policy
 
@@ -58,6 +60,7 @@ STAGES = {
     "grpo": lambda run: train(GRPORecipe(**SMALL, questions_per_round=4, num_generations=2), run),
     "child": lambda run: train(sft("child", init_from="first"), run),
     "eval": lambda run: evaluate(EVAL, run),
+    "estimate": lambda run: estimate(EVAL, run),
     "rescore": rescore,
     "load": lambda run: leret.load(run.program)(question="what follows alpha"),
 }
@@ -95,12 +98,7 @@ def run(finished, tmp_path, monkeypatch):
 
 
 def replace(name, old, new):
-    def change(home):
-        text = (home / name).read_text()
-        assert old in text
-        (home / name).write_text(text.replace(old, new))
-
-    return change
+    return lambda home: edit(home / name, old, new)
 
 
 def noise(name):
@@ -121,7 +119,7 @@ def break_index(home):
     np.save(path, values)
 
 
-OF_DATA = dict.fromkeys(["sample", "pairs", "sft", "grpo", "child", "eval", "rescore"], "its content has changed")
+OF_DATA = dict.fromkeys([stage for stage in STAGES if stage != "load"], "its content has changed")
 GOLD = '"relevant_doc_ids": ["alpha", "beta"]', '"relevant_doc_ids": ["beta"]'
 OF_COPY = {"load": "an import has changed since"}
 OF_POLICY = "other weights, settings or tokenizer files than its training wrote"

@@ -5,7 +5,6 @@ Small values replace the real ones for speed: a tiny random policy, a few questi
 """
 
 import doctest
-import json
 import os
 import re
 import shlex
@@ -19,10 +18,8 @@ from pathlib import Path
 
 import dspy
 import pytest
-from typer.testing import CliRunner
 
 import leret
-from leret.cli.app import app
 from leret.config.base import models_in
 from leret.config.data import FileSettings
 from leret.config.evaluation import EvalRecipe
@@ -35,7 +32,8 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.retrieval.load import load_retriever
 from leret.training.algorithms import TrainingRecipe
-from tests.first_steps import write_world
+from tests.first_steps import edit, read_lines, write_world
+from tests.first_steps import leret as leret_command
 from tests.tiny import tiny_policy
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -93,11 +91,8 @@ def place(tmp_path_factory):
         shutil.copytree(ROOT / name, folder / name)
     write_world(folder)
     for name, changes in SMALLER.items():
-        text = (folder / name).read_text(encoding="utf-8")
         for old, new in changes.items():
-            assert old in text
-            text = text.replace(old, new)
-        (folder / name).write_text(text, encoding="utf-8")
+            edit(folder / name, old, new)
     tiny_policy(folder / "policies" / "minilm")
     return folder
 
@@ -121,11 +116,11 @@ def run(args):
         args = [*args[:2], *(part for value in small for part in ("--set", value)), *args[2:]]
     if args[:2] == ["train", "demo-grpo"]:
         args = [*args, "--set", "max_steps=2"]
-    result = CliRunner().invoke(app, args)
+    code, out = leret_command(*args)
     nothing = ("no usable", "no pair", "spread", "nothing to train")  # a random policy may not give a single pair
-    if args[0] == "train" and result.exit_code == 2 and any(words in result.output for words in nothing):
+    if args[0] == "train" and code == 2 and any(words in out for words in nothing):
         return
-    assert result.exit_code == 0, f"{' '.join(args)}:\n{result.output}"
+    assert code == 0, f"{' '.join(args)}:\n{out}"
 
 
 @pytest.mark.parametrize("document", DOCS)
@@ -152,7 +147,7 @@ def test_a_yaml_block_is_part_of_a_valid_recipe(name, body):
 @pytest.fixture
 def own():
     """Names that the blocks use: a reader's program, metric and examples; DSPy has adapter and retriever."""
-    rows = [json.loads(line) for line in Path("questions.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_lines("questions.jsonl")
     examples = [dspy.Example(question=row["question"], gold=row["relevant_doc_ids"]) for row in rows]
     found = [example.with_inputs("question") for example in examples]
     corpus = load_corpus(FileSettings(corpus="corpus.jsonl", questions="questions.jsonl"))

@@ -4,15 +4,12 @@ from pathlib import Path
 
 import dspy
 import pytest
-from typer.testing import CliRunner
 
 import leret
-from leret.cli.app import app
 from leret.config.retriever import BM25Settings
 from leret.datasets.corpus import Corpus
-from leret.datasets.world.generate import generate
 from leret.retrieval.load import build_index
-from tests.datasets.writing import json_lines
+from tests.first_steps import read_lines, succeeds, write_world
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SMALL = {
@@ -25,11 +22,7 @@ SMALL = {
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("examples")
-    documents, tasks = generate(1, n_train=24, n_dev=0, n_test=0, comparison=0)
-    json_lines(folder / "corpus.jsonl", [{"doc_id": d.doc_id, "title": d.title, "text": d.text} for d in documents])
-    rows = [{"question": t.text, "answer": t.answers[0], "relevant_doc_ids": t.gold} for t in tasks]
-    json_lines(folder / "questions.jsonl", rows)
-    build_index(BM25Settings(), Corpus(documents), folder / "index")
+    build_index(BM25Settings(), Corpus(write_world(folder, 24, 0, 0, comparison=0)), folder / "index")
     return folder
 
 
@@ -52,7 +45,7 @@ def saved(_as_a_script):
 
 
 def test_multihop_is_optimized_saved_and_loaded(saved):
-    question = json.loads(Path("questions.jsonl").read_text().splitlines()[0])["question"]
+    question = read_lines("questions.jsonl")[0]["question"]
     assert type(saved).__name__ == "MultiHop"
     programs = saved, leret.load("saved/multihop")
     [before, after] = [program(question=question).doc_ids for program in programs]
@@ -68,19 +61,17 @@ def test_the_researcher_is_an_agent_that_is_optimized_and_saved(place):
     assert {candidate["stage"] for candidate in optimized.candidate_programs} == {"student", "sft"}
     again = leret.load("saved/researcher").program
     assert (type(again).__name__, again.max_iters) == ("Researcher", 4)
-    question = json.loads(Path("questions.jsonl").read_text().splitlines()[0])["question"]
+    question = read_lines("questions.jsonl")[0]["question"]
     assert again(question=question).trajectory["tool_name_0"] in ("look_up", "finish")
 
 
 def test_a_picker_learns_on_own_data_by_a_feature_of_its_own():
-    rows = [json.loads(line) for line in Path("questions.jsonl").read_text().splitlines()]
-    json_lines(Path("numbered.jsonl"), [{"id": f"q{i}", **row} for i, row in enumerate(rows)])
-    given = ["data.kind=jsonl", "data.questions=numbered.jsonl", "data.corpus=corpus.jsonl", "data.limit=4"]
+    rows = read_lines("questions.jsonl")
+    given = ["data.kind=jsonl", "data.questions=questions.jsonl", "data.corpus=corpus.jsonl", "data.limit=4"]
     given.append(f"policy.features={EXAMPLES / 'picker.py'}:numbers")
     stages = [f"{stage}/expand-pick.yaml" for stage in ("sampling", "training", "eval")]
     words = ["run", *stages, "--run", "runs/picker", *(word for one in given for word in ("--set", one))]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
+    succeeds(*words)
     found = import_module("picker").main("runs/picker", rows[0]["question"])
     assert len(found.context) == 6
     assert "capitals" in Path("runs/picker/policies/expand-pick/picker.json").read_text()

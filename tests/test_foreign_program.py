@@ -2,10 +2,9 @@ import json
 from pathlib import Path
 
 import pyarrow.parquet
-from typer.testing import CliRunner
 
 import leret
-from leret.cli.app import app
+from tests.first_steps import succeeds
 
 PROGRAM = Path(__file__).parent / "programs/threehop.py"
 RECIPES = {
@@ -25,8 +24,7 @@ def test_it_is_sampled_trained_evaluated_and_loaded_back(tmp_path):
     run = tmp_path / "run"
     for command, recipe in RECIPES.items():
         (tmp_path / "recipe.yaml").write_text(recipe)
-        result = CliRunner().invoke(app, [command, str(tmp_path / "recipe.yaml"), "--run", str(run)])
-        assert result.exit_code == 0, result.output
+        succeeds(command, tmp_path / "recipe.yaml", "--run", run)
     rows = json.loads((run / "eval/summary.json").read_text())["rows"]
     assert {row["system"]: len(row["hops"]) for row in rows} == {"raw-question": 3, "base": 3, "sft": 3}
     sampled = pyarrow.parquet.read_table(run / "preferences/train.parquet")["predictor"]

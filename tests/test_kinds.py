@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import pytest
-from typer.testing import CliRunner
 
-from leret.cli.app import app
 from leret.config.policy import PolicySettings
 from leret.config.retriever import IndexedSettings
 from leret.core.runs import Run
@@ -22,6 +20,7 @@ from leret.retrieval.base import CallableRetriever
 from leret.retrieval.index.manifest import IndexEngine
 from leret.retrieval.load import ENGINES, EngineKind
 from leret.rewards import REWARDS
+from tests.first_steps import succeeds
 from tests.sampling.fakes import DOCS, WORDS, content
 
 RECIPE = """
@@ -110,24 +109,13 @@ def sampled(tmp_path_factory):
         patch.setitem(READERS, "toy", TOY_READER)
         patch.setitem(ENGINES, "toy", EngineKind(ToySettings, "engines.toy:ToyIndex", "index"))
         patch.setitem(POLICIES, "toy", PolicyKind(ToyPolicySettings, ToyPolicy))
-        result = CliRunner().invoke(app, ["sample", "recipe.yaml", "--run", "run"])
-        assert result.exit_code == 0, result.output
+        succeeds("sample", "recipe.yaml", "--run", "run")
         yield content(Run.open(folder / "run"))
 
 
-def test_a_toy_reader_reads_tasks(sampled):
+def test_a_toy_of_every_kind_is_used(sampled):
+    samples = [one for group in sampled for one in group.samples]
     assert {group.state.inputs["question"] for group in sampled} == {f"find {word}" for word in WORDS}
-
-
-def test_a_toy_policy_writes_completions(sampled):
-    assert {one.completion for group in sampled for one in group.samples} == {*WORDS}
-
-
-def test_a_toy_retriever_answers_them(sampled):
-    first = [one for group in sampled for one in group.samples if one.step == 0]
-    assert {(one.completion, *one.doc_ids) for one in first} == {(word, word) for word in WORDS}
-
-
-def test_a_toy_reward_scores_them_with_a_cut_off(sampled):
-    rewards = {(one.completion, one.reward) for group in sampled for one in group.samples}
-    assert rewards == {(word, float(len(word) <= 4)) for word in WORDS}
+    assert {(one.completion, one.reward) for one in samples} == {(word, float(len(word) <= 4)) for word in WORDS}
+    first = {(one.completion, *one.doc_ids) for one in samples if one.step == 0}
+    assert first == {(word, word) for word in WORDS}

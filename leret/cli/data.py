@@ -15,7 +15,7 @@ from leret.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
-    from leret.datasets.inspect import DataReport, Spread
+    from leret.datasets.inspect import DataReport
     from leret.datasets.load import Data
 
 
@@ -122,8 +122,8 @@ def _histogram(counts: Mapping[int, int]) -> dict[str, int]:
     return shown
 
 
-def _spread(spread: Spread) -> str:
-    return f"{spread.minimum:g} to {spread.maximum:g}, median {spread.median:g}, mean {spread.mean:.1f}"
+def _spread(figures: Mapping[str, float]) -> str:
+    return "{minimum:g} to {maximum:g}, median {median:g}, mean {mean:.1f}".format_map(figures)
 
 
 def _settings(

@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn
+from typing import Annotated, Literal
 
 import typer
 
 from leret.cli.console import Host, Port, complain, done, say
 
-if TYPE_CHECKING:
-    from leret.policies.serving.process import ServerProcess
-
 app = typer.Typer(help="Serve a policy or a retriever.", no_args_is_help=True)
 
 _WATCH_S = 0.25
-
-
-class _Stopped(BaseException):
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
 
 
 @app.command("policy", epilog="Example: leret serve policy ipo --run runs/mine --engine vllm")
@@ -66,38 +55,25 @@ def policy(
     if dry:
         return
     ready, tell = False, partial(complain, label="")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop)
     try:
-        with _stopping(), run_server(planned, timeout_s=timeout, grace_s=grace, log=log, tell=tell) as child:
+        with run_server(planned, timeout_s=timeout, grace_s=grace, log=log, tell=tell) as child:
             ready = True
             done(f"{planned.served.name} is served at {at.url}/v1")
             say(planned.recipe)
-            _watch(child)
-    except _Stopped as stopped:
-        tell(f"stopped ({stopped})")
+            while True:
+                child.check_alive()
+                time.sleep(_WATCH_S)
+    except KeyboardInterrupt as stopped:
+        number = signal.Signals(stopped.args[0])
+        tell(f"stopped ({number.name})")
         if not ready:
-            raise typer.Exit(128 + stopped.number) from None
+            raise typer.Exit(128 + number) from None
 
 
-def _watch(child: ServerProcess) -> NoReturn:
-    while True:
-        child.check_alive()
-        time.sleep(_WATCH_S)
-
-
-@contextmanager
-def _stopping() -> Iterator[None]:
-    """Raise `_Stopped` in the block on Ctrl-C, SIGTERM or a closed terminal."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise _Stopped(number)
-
-    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = [signal.signal(number, stop) for number in signals]
-    try:
-        yield
-    finally:
-        for number, handler in zip(signals, before, strict=True):
-            signal.signal(number, handler)
+def _stop(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(number)
 
 
 @app.command("retriever", epilog="Example: leret serve retriever indexes/mine --port 8893")

@@ -16,16 +16,6 @@ from leret.datasets.records import Problems
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """Distribution of a quantity; all 0 without values."""
-
-    minimum: float
-    median: float
-    mean: float
-    maximum: float
-
-
-@dataclass(frozen=True, slots=True)
 class DataReport:
     """Figures of a data set; mappings count tasks."""
 
@@ -39,8 +29,8 @@ class DataReport:
     hops: Mapping[int, int]  # 0 if unknown
     gold: Mapping[int, int]  # by number of gold documents
     answers: Mapping[int, int]  # by number of reference answers
-    question_words: Spread
-    document_words: Spread  # title included
+    question_words: Mapping[str, float]  # minimum, median, mean and maximum; all 0 without questions
+    document_words: Mapping[str, float]  # title included
     n_unused_documents: int  # gold of no task
     duplicate_questions: int  # with the text of another one
     duplicate_documents: int
@@ -92,5 +82,6 @@ def _counted(values: Iterable[Any]) -> dict[Any, int]:
     return dict(sorted(Counter(values).items()))
 
 
-def _spread(values: Sequence[int]) -> Spread:
-    return Spread(min(values), median(values), mean(values), max(values)) if values else Spread(0, 0, 0, 0)
+def _spread(values: Sequence[int]) -> dict[str, float]:
+    values = values or [0]
+    return {"minimum": min(values), "median": median(values), "mean": mean(values), "maximum": max(values)}

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import zlib
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ import ijson  # type: ignore[import-untyped]
 from ijson.common import ObjectBuilder  # type: ignore[import-untyped]
 
 from leret.core.errors import DataError
+from leret.core.types import Document, Task
 
 MAX_RECORD = 64 * 2**20  # longest line in bytes; keeps a binary file out of memory
 _MAX_DEPTH = 200
@@ -88,6 +90,27 @@ class Record:
     number: int  # of the line or the item, from 1
     value: Mapping[str, Any]
     split: str | None = None  # of a published data set, if known
+
+
+class Reader(ABC):
+    """The reader of one kind of `data`. Bad records go to ``problems``; DataError for an unusable source."""
+
+    brings_documents = False
+    """True if the source of the tasks also has documents, so that `data.corpus` may be absent."""
+    repeats_documents = False
+    """True if documents repeat (in the contexts of several questions); the first one counts."""
+
+    def fits(self, record: Mapping[str, Any]) -> bool:
+        """Check for a file of this kind by its first record."""
+        return False
+
+    @abstractmethod
+    def tasks(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Task]]:
+        """Yield tasks with their records."""
+
+    @abstractmethod
+    def documents(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Document]]:
+        """Yield documents with their records."""
 
 
 def records(path: Path, problems: Problems) -> Iterator[Record]:

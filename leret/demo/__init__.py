@@ -8,20 +8,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.demo.example import ExampleData, example_data
 from leret.training.algorithms import TrainingRecipe
 
 if TYPE_CHECKING:
-    from leret.evaluation.stage import EvalReport
+    import dspy
 
-__all__ = ["ExampleData", "demo", "example_data"]
+    from leret.evaluation.stage import EvalReport
+    from leret.retrieval.base import Retriever
 
 TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more", "demo-grpo")
 """Training recipes in order: demo-sft-more is a control with the steps of the two before it; demo-grpo samples anew."""
@@ -68,3 +68,34 @@ def _beside(run: Run, seed: int) -> Iterator[None]:
             time.sleep(0.1)
     finally:
         process.stop(_STOP_S)  # it saves a checkpoint first
+
+
+class ExampleData(NamedTuple):
+    """Questions for DSPy, with the ids of relevant documents in ``gold``, and a retriever over all documents."""
+
+    trainset: list[dspy.Example]
+    valset: list[dspy.Example]
+    testset: list[dspy.Example]
+    retriever: Retriever
+
+
+def example_data(seed: int = 0, n_train: int = 150, n_val: int = 50, n_test: int = 150) -> ExampleData:
+    """Generate a world of invented people and works in the words of the policy ``demo``.
+
+    Every question has two relevant documents; the text of the first one leads to the second.
+    """
+    import dspy
+
+    from leret.config.retriever import BM25Settings
+    from leret.core.files import cache_directory
+    from leret.datasets.corpus import Corpus
+    from leret.datasets.world.generate import generate
+    from leret.retrieval.load import load_retriever
+
+    documents, tasks = generate(seed, n_train, n_val, n_test, comparison=0)
+    sets: dict[str, list[dspy.Example]] = {"train": [], "dev": [], "test": []}
+    for task in tasks:
+        example = dspy.Example(question=task.text, answer=task.answers[0], gold=list(task.gold))
+        sets[str(task.split)].append(example.with_inputs("question"))
+    retriever = load_retriever(BM25Settings(), Corpus(documents), cache_directory() / "example")
+    return ExampleData(sets["train"], sets["dev"], sets["test"], retriever)

@@ -13,14 +13,14 @@ from leret.config.evaluation import EvalRecipe
 from leret.config.load import sampling_recipe_of
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, RunError
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable, completed, input_stamps, stage_key
 from leret.core.types import Task, digest
 from leret.datasets.load import limited, split_name
 from leret.datasets.splits import refuse_doubles, refuse_leak
 from leret.evaluation.measures import all_measures
-from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
+from leret.evaluation.runner import Evaluator, Policies
 from leret.evaluation.systems import BASE, System, available, select, training_facts
 from leret.rewards.functions import sources_digest
 from leret.rollouts.actors import Decoding
@@ -58,6 +58,11 @@ class Evaluation:
         """Sentences per task (babilong only); None if tasks differ."""
         lengths = self.recipe.data.sentences, getattr(self.sampling.data, "sentences", None)
         return next((n for n in lengths if isinstance(n, int)), None)
+
+    @property
+    def samples(self) -> int:
+        """Runs per question of a system with an LM; 1 at temperature 0, where all would be equal."""
+        return self.recipe.samples if self.recipe.temperature > 0 else 1
 
     @property
     def page(self) -> Path:
@@ -112,14 +117,8 @@ def choosing(evaluation: Evaluation) -> EvalRecipe | None:
     names = tuple(system.name for system in evaluation.systems if system.kind == "policy" and not system.control)
     if recipe.choose_on in (None, recipe.split) or len(names) < 2:
         return None
-    changes: dict[str, Any] = {
-        "split": recipe.choose_on,
-        "systems": names,
-        "choose_on": None,
-        "demos": {},
-        "actors": {},
-    }
-    return recipe.model_copy(update=changes)
+    alone: dict[str, Any] = {"choose_on": None, "demos": {}, "actors": {}}
+    return recipe.model_copy(update={**alone, "split": recipe.choose_on, "systems": names})
 
 
 def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
@@ -131,11 +130,10 @@ def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)
         steps = steps_of(environment)
-        samples = recipe.samples if recipe.temperature > 0 else 1
-        runs = {s.name: len(tasks) * (samples if s.prompt is not None else 1) for s in evaluation.systems}
+        runs = {s.name: len(tasks) * (evaluation.samples if s.prompt is not None else 1) for s in evaluation.systems}
         index = environment.recipe.retriever.index_directory(environment.cache)
         if index is None or index.is_dir():  # before an index is built, no question can have a result
-            evaluator = open_evaluator(evaluation, environment, tasks, data, Silent())
+            evaluator = open_evaluator(evaluation, environment, tasks, data, Progress())
             runs = {s.name: sum(map(len, evaluator.missing(s)[1].values())) for s in evaluation.systems}
     n_calls = sum(runs[system.name] for system in evaluation.systems if system.prompt is not None)
     to_ask = tuple(name for name, n in runs.items() if n)
@@ -215,20 +213,13 @@ def open_evaluator(
     refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
     limits = {name: settings.max_tokens for name, settings in evaluation.policies.others.items()}
     environment.check_policies(evaluation.policies.others)
-    setup = EvaluationSetup(
-        environment.replay,
-        environment.formatter,
-        retriever,
-        environment.engine,
-        Decoding(policy.max_tokens, recipe.temperature, policy.top_p, recipe.seed, limits),
-        samples=recipe.samples if recipe.temperature > 0 else 1,
-    )
+    decoding = Decoding(policy.max_tokens, recipe.temperature, policy.top_p, recipe.seed, limits)
     search = environment.recipe.retriever
     inputs = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]
     measures = evaluation.measures
     key = digest(inputs, measures, data, *filter(None, [sources_digest(measures)]))
-    run, directory, policies = evaluation.run, evaluation.directory, evaluation.policies
-    return Evaluator(run, directory, setup, policies, tasks, environment.corpus, measures, key, progress)
+    run, directory, policies, samples = evaluation.run, evaluation.directory, evaluation.policies, evaluation.samples
+    return Evaluator(run, directory, environment, decoding, samples, policies, tasks, measures, key, progress)
 
 
 def _refuse_other_results(evaluation: Evaluation, data: str) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.files import write_atomically
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.types import Ranking, Task
 from leret.evaluation.results import strictly_decreasing, write_qrels, write_run
 from leret.evaluation.statistics import bootstrap_intervals
@@ -101,7 +101,7 @@ def evaluate_retriever(
         )
     depth = max(int(name.partition("@")[2] or _DEPTH) for name in names)
     began = time.monotonic()
-    progress = progress or Silent()
+    progress = progress or Progress()
     progress.start("searching", len(questions))
     rankings: list[Ranking] = []
     for start in range(0, len(questions), _BATCH):

@@ -14,7 +14,7 @@ from leret.config.policy import PolicySettings, by_predictor
 from leret.core.errors import PolicyError
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.types import Document, Failure, Rollout, Task, digest
+from leret.core.types import Failure, Rollout, Task, digest
 from leret.evaluation.baselines import (
     HydeActor,
     Script,
@@ -31,12 +31,11 @@ from leret.evaluation.results import SystemResults, read_results, write_results
 from leret.evaluation.systems import HYDE, ORACLE, RM3, System
 from leret.policies.base import Policy
 from leret.policies.load import compute_digest, make_policy, open_policies
-from leret.programs.prompts import Formatter
-from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Actor, Decoding, PolicyActor
+from leret.rollouts.environment import Environment
 from leret.rollouts.failures import BOUNDARIES
 from leret.rollouts.rollout import RolloutRunner
 
@@ -46,18 +45,6 @@ CONCURRENCY = 256
 _MIN_RUNS = 50
 _MAX_FAILED = 0.5
 """Share of failed runs, among at least `_MIN_RUNS`, above which the evaluation stops."""
-
-
-@dataclass(frozen=True)
-class EvaluationSetup:
-    """A program over a retriever, with its decoding."""
-
-    replay: Replay
-    formatter: Formatter
-    retriever: Retriever
-    engine: Retriever  # without a cache; RM3 reads its index
-    decoding: Decoding
-    samples: int = 1  # runs per question; 1 at temperature 0, where all would be equal
 
 
 @dataclass(frozen=True)
@@ -88,17 +75,15 @@ class Policies:
 
 @dataclass
 class Evaluator:
-    """Evaluates systems on one set of questions.
-
-    ``corpus`` has the gold titles; ``key`` is a digest of what all systems share: data, program, retriever, settings.
-    """
+    """Evaluates systems on one set of questions; ``key`` is a digest of what all systems share: data, program ..."""
 
     run: Run
     directory: Path
-    setup: EvaluationSetup
+    environment: Environment
+    decoding: Decoding
+    samples: int  # runs per question of a system with an LM
     policies: Policies
     questions: Sequence[Task]
-    corpus: Mapping[str, Document]
     measures: Sequence[str]
     key: str
     progress: Progress
@@ -106,7 +91,7 @@ class Evaluator:
     _open: tuple[str, Policy, asyncio.Runner] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self._scorer = Scorer(self.measures, self.questions, self.corpus)
+        self._scorer = Scorer(self.measures, self.questions, self.environment.corpus)
 
     def evaluate(self, system: System) -> tuple[SystemResults, bool]:
         """Return the system's rows, and True if any question had to be run."""
@@ -127,7 +112,7 @@ class Evaluator:
 
     def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
         """Return the stored results of a system, and its missing questions by sample."""
-        samples = self.setup.samples if system.prompt is not None else 1
+        samples = self.samples if system.prompt is not None else 1
         ids = [question.id for question in self.questions]
         results = read_results(self.directory / system.name, self._key_of(system)).only(ids, samples)
         done = results.runs()
@@ -144,14 +129,14 @@ class Evaluator:
     def _key_of(self, system: System) -> str:
         if system.prompt is None:
             return digest(self.key, system.name, *map(self._key_of, system.parts))
-        decoding = self.setup.decoding
+        decoding = self.decoding
         sampling: list[Any] = [decoding.max_tokens, decoding.temperature, decoding.top_p]
         sampling += [decoding.seed] if decoding.temperature > 0 else []
         sampling += [decoding.limits] if decoding.limits else []
         return digest(self.key, self.policies.digest(system), system.prompt.digest, sampling)
 
     def _ask(self, system: System, todo: Mapping[int, Sequence[Task]], results: SystemResults) -> None:
-        setup, n_runs, n_before = self.setup, sum(map(len, todo.values())), len(results.runs())
+        environment, n_runs, n_before = self.environment, sum(map(len, todo.values())), len(results.runs())
         self.progress.start(f"evaluating {system.name}", n_runs)
         n_done = n_failed = 0
 
@@ -167,23 +152,23 @@ class Evaluator:
         wanted = (lambda task: task.gold) if system.name == ORACLE else None
 
         def run_script(script: Script, on_done: Callable[[Rollout], None]) -> None:
-            retriever = rm3_retriever(setup.engine) if system.name == RM3 else setup.retriever
-            asyncio.run(self._run(retriever, ScriptedPolicy(setup.formatter, script, wanted), todo, on_done))
+            retriever = rm3_retriever(environment.engine) if system.name == RM3 else environment.retriever
+            asyncio.run(self._run(retriever, ScriptedPolicy(environment.formatter, script, wanted), todo, on_done))
 
         try:
             if system.prompt is not None:
                 policy, loop = self._policy(system)
-                actor: Actor = PolicyActor(policy, setup.formatter, setup.decoding, system.prompt)
+                actor: Actor = PolicyActor(policy, environment.formatter, self.decoding, system.prompt)
                 if system.name == HYDE:
-                    actor = HydeActor(policy, setup.decoding)
-                loop.run(self._run(setup.retriever, actor, todo, ended))
+                    actor = HydeActor(policy, self.decoding)
+                loop.run(self._run(environment.retriever, actor, todo, ended))
             elif system.parts:
                 for rollout in fuse([self.missing(part)[0].rows for part in system.parts], todo[0]):
                     ended(rollout)
             elif system.name == ORACLE:
                 places: dict[str, dict[int, int]] = {}
                 run_script(marked_question, lambda rollout: places.update({rollout.task_id: query_places(rollout)}))
-                run_script(oracle_titles(self.corpus, places), ended)
+                run_script(oracle_titles(environment.corpus, places), ended)
             else:
                 run_script(raw_question, ended)
         finally:
@@ -193,7 +178,8 @@ class Evaluator:
         self, retriever: Retriever, actor: Actor, todo: Mapping[int, Sequence[Task]], on_done: Callable[[Rollout], None]
     ) -> None:
         searches = SearchBatcher(retriever)
-        runner = RolloutRunner(ProgramRunner(self.setup.replay, self.setup.formatter, searches), actor)
+        program = ProgramRunner(self.environment.replay, self.environment.formatter, searches)
+        runner = RolloutRunner(program, actor)
         try:
             for index, tasks in todo.items():
                 await runner.run(tasks, index=index, concurrency=CONCURRENCY, on_done=on_done)

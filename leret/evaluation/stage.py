@@ -13,7 +13,7 @@ from typing import Any
 from leret.config.evaluation import EvalRecipe
 from leret.config.policy import PolicySettings
 from leret.core.files import write_atomically
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import mark_completed
 from leret.core.types import Task
@@ -22,7 +22,6 @@ from leret.evaluation.plan import Evaluation, choosing, held_out, open_evaluator
 from leret.evaluation.report.content import examples
 from leret.evaluation.results import SystemResults, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
-from leret.evaluation.statistics import Statistics
 from leret.evaluation.summary import summarise
 from leret.evaluation.systems import HYDE, System, focus
 from leret.policies.load import probe
@@ -66,7 +65,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     chosen = _chosen(evaluation, progress)
     with Environment.open(run) as environment:
         tasks, data = held_out(evaluation, environment)
-        evaluator = open_evaluator(evaluation, environment, tasks, data, progress or Silent())
+        evaluator = open_evaluator(evaluation, environment, tasks, data, progress or Progress())
         asked, results = _evaluate_systems(evaluation, evaluator)
         summary = _summary(evaluation, tasks, data, results) | chosen
         shown = _examples(evaluation, environment, tasks, results, summary["focus"])
@@ -126,8 +125,7 @@ def _summary(
 ) -> dict[str, Any]:
     recipe = evaluation.recipe
     evaluated = [(system, results[system.name]) for system in evaluation.systems]
-    statistics = Statistics(recipe.resamples, recipe.confidence, recipe.seed)
-    summary = summarise(evaluated, tasks, evaluation.measures, recipe.baseline, statistics)
+    summary = summarise(evaluated, tasks, evaluation.measures, recipe)
     return {
         **summary,
         **recipe.model_dump(include={"split", "temperature", "samples", "seed"}),

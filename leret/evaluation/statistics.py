@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+
+from leret.config.evaluation import EvalRecipe
 
 Array = NDArray[np.float64]
 
@@ -90,15 +91,6 @@ def _chunks(total: int, width: int) -> list[tuple[int, int]]:
     return [(start, min(start + step, total)) for start in range(0, total, step)]
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """Settings of intervals and p-values."""
-
-    resamples: int = 10_000
-    confidence: float = 0.95
-    seed: int = 0
-
-
 def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[str, str]]:
     """Pair each system with the baseline, then with its rivals among the systems; no pair occurs twice."""
     pairs: dict[tuple[str, str], None] = {}
@@ -110,7 +102,7 @@ def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[s
 
 
 def compare(
-    pairs: Sequence[tuple[str, str]], values: Mapping[str, Array], measures: Sequence[str], statistics: Statistics
+    pairs: Sequence[tuple[str, str]], values: Mapping[str, Array], measures: Sequence[str], recipe: EvalRecipe
 ) -> list[dict[str, Any]]:
     """Compute the difference of means, a minus b, of every pair (a, b), at every hop, in every measure, in this order.
 
@@ -121,8 +113,8 @@ def compare(
     cube = np.stack([values[a] - values[b] for a, b in pairs], axis=1)
     flat = cube.reshape(len(cube), -1)
     means = nan_mean(flat)
-    bounds = bootstrap_intervals(flat, statistics.resamples, statistics.confidence, statistics.seed)
-    p_values = sign_flip_p(flat, statistics.resamples, statistics.seed)
+    bounds = bootstrap_intervals(flat, recipe.resamples, recipe.confidence, recipe.seed)
+    p_values = sign_flip_p(flat, recipe.resamples, recipe.seed)
     counts = (~np.isnan(flat)).sum(axis=0)
     return [
         {

@@ -24,12 +24,12 @@ from typing import Any
 
 import numpy as np
 
+from leret.config.evaluation import EvalRecipe
 from leret.core.types import Task
 from leret.evaluation.measures import LABELS
 from leret.evaluation.results import ScoredHop, SystemResults
 from leret.evaluation.statistics import (
     Array,
-    Statistics,
     bootstrap_intervals,
     compare,
     json_number,
@@ -63,18 +63,17 @@ def summarise(
     systems: Sequence[tuple[System, SystemResults]],
     questions: Sequence[Task],
     measures: Sequence[str],
-    baseline: str,
-    statistics: Statistics,
+    recipe: EvalRecipe,
 ) -> dict[str, Any]:
     """Compute the part of summary.json that follows from the rows, with systems and measures in this order."""
     ends = (row.hop for _, results in systems for row in results.rows if row.failure is None and not row.unparsed)
     hops = max(ends, default=1)
     scores = {system.name: score_table(results.rows, questions, hops, measures) for system, results in systems}
     groups = _groups(questions)
-    means = {name: _means(scores, members, measures, statistics) for name, members in groups.items()}
-    pairs = pairs_of({system.name: system.rivals for system, _ in systems}, baseline)
+    means = {name: _means(scores, members, measures, recipe) for name, members in groups.items()}
+    pairs = pairs_of({system.name: system.rivals for system, _ in systems}, recipe.baseline)
     compared = {
-        group: compare(pairs, {name: s.values[members] for name, s in scores.items()}, measures, statistics)
+        group: compare(pairs, {name: s.values[members] for name, s in scores.items()}, measures, recipe)
         for group, members in groups.items()
     }
     everything = compared.pop(None)
@@ -84,9 +83,9 @@ def summarise(
         "n_questions": len(questions),
         "n_by_type": {name: len(members) for name, members in groups.items() if name is not None},
         "n_hops": hops,
-        "baseline": baseline,
-        "confidence": statistics.confidence,
-        "resamples": statistics.resamples,
+        "baseline": recipe.baseline,
+        "confidence": recipe.confidence,
+        "resamples": recipe.resamples,
         "rows": [_row(system, results, scores[system.name], means, groups) for system, results in systems],
         "comparisons": with_holm(c for c in everything if c["hop"] == hops),
         "comparisons_by_hop": with_holm(c for c in everything if c["hop"] != hops),
@@ -193,14 +192,14 @@ def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
 
 
 def _means(
-    scores: Mapping[str, Scores], members: Sequence[int], measures: Sequence[str], statistics: Statistics
+    scores: Mapping[str, Scores], members: Sequence[int], measures: Sequence[str], recipe: EvalRecipe
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the means and intervals of every hop, by system."""
     if not scores:
         return {}
     values = np.stack([s.values[members] for s in scores.values()], axis=1)
     flat = values.reshape(len(members), -1)
-    bounds = bootstrap_intervals(flat, statistics.resamples, statistics.confidence, statistics.seed)
+    bounds = bootstrap_intervals(flat, recipe.resamples, recipe.confidence, recipe.seed)
     means, bounds = nan_mean(flat).reshape(values.shape[1:]), bounds.reshape(*values.shape[1:], 2)
     return {
         system: [

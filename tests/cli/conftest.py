@@ -1,9 +1,5 @@
 """A tiny policy, overrides that make a sampling short, and a folder with data of a user's own."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.first_steps import write_world
@@ -11,19 +7,19 @@ from tests.tiny import tiny_policy
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def policy(tmp_path_factory):
     return tiny_policy(tmp_path_factory.mktemp("policy"))
 
 
 @pytest.fixture
-def small(policy: Path) -> list[str]:
+def small(policy):
     """Overrides that make the demo's sampling a matter of seconds."""
     values = {"policy.model": policy, "data.limit": 6, "sampling.samples": 2, "policy.max_tokens": 6}
     return [part for name, value in {**values, "sampling.prompts": 1}.items() for part in ("--set", f"{name}={value}")]
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path, monkeypatch):
     """The current directory, with data of a user's own and nothing else."""
     monkeypatch.chdir(tmp_path)
     write_world(tmp_path)

@@ -1,33 +1,24 @@
 """The command line: help, exit codes, one message an error, and the process it sets up."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.main import get_command
-from typer.testing import CliRunner
 
 from leret.cli.app import app
+from tests.first_steps import leret
 
 ROOT = Path(__file__).resolve().parents[2]
 ANSI = re.compile(r"\x1b\[[0-9;]*m?")
 
 
-def leret(*args: str | Path) -> tuple[int, str]:
-    result = CliRunner().invoke(app, [str(arg) for arg in args])
-    return result.exit_code, result.output
-
-
-def commands(found: Any, way: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def commands(found, way=()):
     inside = getattr(found, "commands", {})
     for name, command in inside.items():
         yield from commands(command, (*way, name))
@@ -36,17 +27,17 @@ def commands(found: Any, way: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]
 
 
 @pytest.mark.parametrize("command", list(commands(get_command(app))), ids=" ".join)
-def test_help_ends_with_an_example_that_can_be_typed(command: tuple[str, ...]) -> None:
+def test_help_ends_with_an_example_that_can_be_typed(command):
     words = shlex.split(leret(*command, "--help")[1].rsplit("Example: ", 1)[1])
     assert words[: 1 + len(command)] == ["leret", *command]
-    found: Any = get_command(app)
+    found = get_command(app)
     context = found.make_context("leret", words[1:])
     for _ in command:
         name, found, rest = found.resolve_command(context, [*context._protected_args, *context.args])
         context = found.make_context(name, rest, parent=context)  # raises where a flag or an argument does not exist
 
 
-def test_json_is_one_object_alone(tmp_path: Path) -> None:
+def test_json_is_one_object_alone(tmp_path):
     assert json.loads(leret("recipes", "list", "--json")[1])["training/demo-sft.yaml"].startswith("SFT of the demo")
     code, out = leret("run", "demo", "demo-sft", "demo", "--run", tmp_path / "r", "--dry-run", "--json")
     assert (code, list(json.loads(out).values())[1]) == (0, "round 1: train sft (sft) from base")
@@ -60,18 +51,18 @@ def test_json_is_one_object_alone(tmp_path: Path) -> None:
      (["pairs", "--run", "R", "--max-pairs", "0"], "'--max-pairs'"),
      (["recipes", "show", "dmo-sft"], "did you mean training/demo-sft.yaml?")]
 )  # fmt: skip
-def test_wrong_usage_exits_2_in_one_line(args: list[str], says: str) -> None:
+def test_wrong_usage_exits_2_in_one_line(args, says):
     code, out = leret(*args)
     assert (code, out.count("\n"), out.startswith("error: "), says in out) == (2, 1, True, True), out
 
 
 @pytest.mark.parametrize("group", ["recipes", "store", "rewards", "data", "index", "serve"])
-def test_a_group_without_a_command_shows_its_help_and_succeeds(group: str) -> None:
+def test_a_group_without_a_command_shows_its_help_and_succeeds(group):
     code, out = leret(group)
     assert (code, f"leret {group}" in out, "Commands" in out) == (0, True, True)
 
 
-def test_recipes_are_listed_on_a_line_each_and_shown_by_a_short_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_are_listed_on_a_line_each_and_shown_by_a_short_name(monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     lines = leret("recipes", "list")[1].splitlines()
     assert max(map(len, lines)) <= 80
@@ -81,7 +72,7 @@ def test_recipes_are_listed_on_a_line_each_and_shown_by_a_short_name(monkeypatch
 
 
 @pytest.mark.parametrize("debug", [[], ["--debug"]])
-def test_the_traceback_is_shown_with_debug_alone(tmp_path: Path, debug: list[str]) -> None:
+def test_the_traceback_is_shown_with_debug_alone(tmp_path, debug):
     code, out = leret("pairs", "--run", tmp_path, *debug)
     assert (code, out.count("error: "), "Traceback" in out) == (2, 1, bool(debug))
 
@@ -90,8 +81,8 @@ def test_the_traceback_is_shown_with_debug_alone(tmp_path: Path, debug: list[str
     ("error", "code", "says"),
     [(ZeroDivisionError("odd"), 1, "unexpected ZeroDivisionError: odd"), (KeyboardInterrupt(), 130, "stopped; ")],
 )
-def test_failures_end_in_one_line(error: BaseException, code: int, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> list[str]:
+def test_failures_end_in_one_line(error, code, says, monkeypatch):
+    def fail():
         raise error
 
     monkeypatch.setattr("leret.core.bundled.names", fail)
@@ -110,7 +101,7 @@ print(json.dumps(dict(os.environ)))
 
 
 @pytest.mark.parametrize("given", [{}, {**dict.fromkeys(SHAPES, "512"), "DSPY_CACHEDIR": "."}], ids=["", "given"])
-def test_a_command_bounds_caches_and_leaves_what_the_user_said(tmp_path: Path, given: dict[str, str]) -> None:
+def test_a_command_bounds_caches_and_leaves_what_the_user_said(tmp_path, given):
     around = {name: value for name, value in os.environ.items() if name not in (*SHAPES, "DSPY_CACHEDIR")}
     command = [sys.executable, "-c", PREPARED]
     made = subprocess.run(command, env=around | given, cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -1,7 +1,5 @@
 """Output of commands: tables and facts on a terminal or in a pipe, and progress."""
 
-from __future__ import annotations
-
 import pytest
 
 from leret.cli.console import as_json, complain, done, facts, say, table
@@ -10,11 +8,11 @@ from tests.cli.test_app import ANSI
 
 
 @pytest.fixture(autouse=True)
-def _without_json() -> None:
+def _without_json():
     as_json(False)  # whatever the last command of another test wanted
 
 
-def test_no_text_is_markup_an_emoji_or_a_command_of_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_text_is_markup_an_emoji_or_a_command_of_the_terminal(capsys):
     odd = "[/] [red] :bear: a\x1b[31mb\x1b]0;title\x07c\x9b2Jd\u202ee\rf\x7fg\u2066h\ud800"
     say(odd)
     done(odd)
@@ -31,9 +29,7 @@ def test_no_text_is_markup_an_emoji_or_a_command_of_the_terminal(capsys: pytest.
 
 
 @pytest.mark.parametrize(("columns", "n_shown"), [(40, 2), (60, 4), (80, 6), (100, 6)])
-def test_a_table_on_a_terminal_cuts_and_wraps_no_number(
-    columns: int, n_shown: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_table_on_a_terminal_cuts_and_wraps_no_number(columns, n_shown, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("FORCE_COLOR", "1")  # Rich then takes standard output for a terminal
     heads = ["system", "recall", "AP", "all gold found", "failed", "LM calls"]
@@ -50,9 +46,7 @@ def test_a_table_on_a_terminal_cuts_and_wraps_no_number(
     assert " ".join(told.split()) in " ".join(ANSI.sub("", written.err).split())
 
 
-def test_a_terminal_wraps_messages_at_spaces_and_commands_at_flags(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_terminal_wraps_messages_at_spaces_and_commands_at_flags(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("FORCE_COLOR", "1")
     complain("the words of a message that is longer than the terminal is wide")
@@ -67,7 +61,7 @@ def test_a_terminal_wraps_messages_at_spaces_and_commands_at_flags(
     assert [line[:11].strip() for line in out[6:]] == ["purpose", "", ""]
 
 
-def test_a_table_in_a_pipe_has_no_padding(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_in_a_pipe_has_no_padding(capsys):
     table(["system", "note"], [["a", "x"], ["b", "a note of many words " * 9]], title="of systems")
     lines = capsys.readouterr().out.splitlines()
     assert all(line == line.rstrip() for line in lines)

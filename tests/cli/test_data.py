@@ -1,17 +1,14 @@
 """`leret data inspect`: counts, bad records with their places, the same words as from other commands."""
 
-from __future__ import annotations
-
 import json
 import re
-from pathlib import Path
 
 import pytest
 
 from leret.config.data import DataSettings
-from leret.datasets import load_tasks
-from tests.cli.test_app import leret
+from leret.datasets.load import load_tasks
 from tests.datasets.writing import json_lines
+from tests.first_steps import leret, succeeds
 
 FILES = ["--questions", "questions.jsonl", "--corpus", "corpus.jsonl"]
 SAMPLE = ["sample", "demo", "--run", "r", "--set",
@@ -26,14 +23,14 @@ UNKNOWN_GOLD = '{"id": "a", "question": "Who?", "relevant_doc_ids": ["Z"]}\n'
      ('{"what": 1}\n', "field 'question' or 'query' is missing; the fields are 'what'"),
      (UNKNOWN_GOLD, "gold document 'Z' of question 'a' is not in")],
 )  # fmt: skip
-def test_bad_files_get_the_words_of_sample_from_every_command(folder: Path, text: str, says: str) -> None:
+def test_bad_files_get_the_words_of_sample_from_every_command(folder, text, says):
     (folder / "questions.jsonl").write_text(text)
     for command in (["init", *FILES], ["data", "inspect", *FILES], [*SAMPLE, "--dry-run"], SAMPLE):
         code, out = leret(*command)
         assert (code, says in out) == (2, True), (command, out)
 
 
-def test_inspect_tells_one_bad_record_among_good_ones(folder: Path) -> None:
+def test_inspect_tells_one_bad_record_among_good_ones(folder):
     with (folder / "questions.jsonl").open("a") as file:
         file.write(UNKNOWN_GOLD)
     code, out = leret("data", "inspect", *FILES)
@@ -45,7 +42,7 @@ def test_inspect_tells_one_bad_record_among_good_ones(folder: Path) -> None:
     assert (code, "--questions" in out) == (2, True)
 
 
-def test_inspect_shows_many_gold_documents_in_short(folder: Path) -> None:
+def test_inspect_shows_many_gold_documents_in_short(folder):
     ids = [f"d{i}" for i in range(40)]
     asked = [{"id": f"q{n}", "question": f"{n}?", "relevant_doc_ids": ids[:n]} for n in range(40, 0, -1)]
     json_lines(folder / "questions.jsonl", asked)
@@ -58,15 +55,14 @@ def test_inspect_shows_many_gold_documents_in_short(folder: Path) -> None:
     assert "None" not in out
 
 
-def test_candidates_of_a_corpus_are_the_gold_documents_and_the_first_others(folder: Path) -> None:
+def test_candidates_of_a_corpus_are_the_gold_documents_and_the_first_others(folder):
     corpus = [{"doc_id": f"d{i}", "title": "T", "text": f"milk {i} " + "sea " * i} for i in range(8)]
     json_lines(folder / "corpus.jsonl", corpus)
     asked = {"id": "q", "question": "milk?", "answer": "x", "relevant_doc_ids": ["d7"]}
     json_lines(folder / "questions.jsonl", [asked])
-    code, out = leret("data", "episodes", *FILES, "--out", "e.jsonl", "--candidates", "4")
-    assert code == 0, out
+    succeeds("data", "episodes", *FILES, "--out", "e.jsonl", "--candidates", "4")
     [task] = load_tasks(DataSettings.model_validate({"kind": "chunks", "questions": "e.jsonl", "split": "all"}))
     assert sorted(chunk["id"] for chunk in task.inputs["chunks"]) == ["d0", "d1", "d2", "d7"]
     assert (task.gold, task.answers) == (("d7",), ("x",))
-    code, out = leret("data", "inspect", "--questions", "e.jsonl", "--json")  # the first line shows the kind
-    assert (code, list(json.loads(out)["inputs"])) == (0, ["question, chunks"]), out
+    inspected = json.loads(succeeds("data", "inspect", "--questions", "e.jsonl", "--json"))
+    assert list(inspected["inputs"]) == ["question, chunks"]  # the first line shows the kind

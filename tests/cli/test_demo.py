@@ -1,7 +1,5 @@
 """First steps: `leret init`, what the shipped policy does not know, and README's path from a wheel."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -13,7 +11,6 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp import web
@@ -24,9 +21,9 @@ from leret.core import yaml
 from leret.datasets.world.generate import generate
 from leret.policies.serving.model import resolve_policy
 from leret.training.algorithms import TrainingRecipe
-from tests.cli.test_app import ROOT, leret
+from tests.cli.test_app import ROOT
 from tests.datasets.writing import DOCUMENTS, json_lines
-from tests.first_steps import write_world
+from tests.first_steps import leret, read_lines, succeeds, write_world
 from tests.http.servers import serving
 from tests.training.online.test_served import Vllm
 
@@ -35,13 +32,12 @@ DRY = ["--run", "r", "--dry-run"]
 KNOWS_NOTHING = "knows only the words of leret's generated world"
 
 
-def made(*flags: str, name: str = "sample.yaml") -> Any:
-    code, out = leret("init", *FILES, *flags)
-    assert code == 0, out
+def made(*flags, name="sample.yaml"):
+    succeeds("init", *FILES, *flags)
     return yaml.load(Path(name).read_text(encoding="utf-8"))
 
 
-def write_questions(folder: Path, n_gold: int = 1, splits: tuple[str | None, ...] = (None,) * 20) -> None:
+def write_questions(folder, n_gold=1, splits=(None,) * 20):
     gold = [document["doc_id"] for document in DOCUMENTS[:n_gold]]
     records = [{"id": f"q{i}", "question": f"Who {i}?", "relevant_doc_ids": gold, **({"split": split} if split else {})}
                for i, split in enumerate(splits)]  # fmt: skip
@@ -49,15 +45,11 @@ def write_questions(folder: Path, n_gold: int = 1, splits: tuple[str | None, ...
     json_lines(folder / "corpus.jsonl", DOCUMENTS)
 
 
-def printed(out: str) -> list[list[str]]:
+def printed(out):
     return [shlex.split(line)[1:] for line in out.splitlines() if line.startswith("  leret ")]
 
 
-def read_lines(path: str) -> list[Any]:
-    return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
-
-
-def write_beir(folder: Path, splits: tuple[str, ...] = ("train", "dev", "test")) -> None:
+def write_beir(folder, splits=("train", "dev", "test")):
     (folder / "qrels").mkdir(parents=True)
     rows = read_lines("questions.jsonl")
     documents = read_lines("corpus.jsonl")
@@ -73,7 +65,7 @@ URL = "http://127.0.0.1:1/v1"
 MINILM = ["train minilm-sft", "train minilm-ipo"]
 DEMO = ["train demo-sft", "train demo-ipo"]
 LORA = ["train sft", "train ipo"]
-ROADS: dict[str, tuple[str, list[str]]] = {
+ROADS = {
     "picker": ("", ["train expand-pick"]),
     "demo": ("--policy demo", DEMO),
     "agent": ("--policy agent", DEMO),
@@ -90,9 +82,7 @@ ROADS: dict[str, tuple[str, list[str]]] = {
 
 @pytest.mark.parametrize("data", ["jsonl", "beir"])
 @pytest.mark.parametrize("road", ROADS)
-def test_the_printed_commands_take_every_recipe_of_init(
-    folder: Path, policy: Path, monkeypatch: pytest.MonkeyPatch, road: str, data: str
-) -> None:
+def test_the_printed_commands_take_every_recipe_of_init(folder, policy, monkeypatch, road, data):
     if road == "large directory":
         monkeypatch.setattr("leret.cli.demo._SMALL_BYTES", 0)
     for name in ("small", "a b", "owner/large"):
@@ -100,8 +90,7 @@ def test_the_printed_commands_take_every_recipe_of_init(
     write_beir(folder / "beir")
     flags, trainings = ROADS[road]
     files = FILES if data == "jsonl" else ["--questions", "beir"]
-    code, out = leret("init", *files, *shlex.split(flags), "--out", "my recipes")
-    assert code == 0, out
+    out = succeeds("init", *files, *shlex.split(flags), "--out", "my recipes")
     names = [" ".join(words[:2]) if words[0] == "train" else words[0] for words in printed(out)]
     assert names == ["pretrain"] * (road == "pretrained") + ["sample", *trainings, "eval"]
     if road == "pretrained":
@@ -109,7 +98,7 @@ def test_the_printed_commands_take_every_recipe_of_init(
     for words in printed(out):
         given = [value for flag, value in pairwise(words) if flag == "--set"]
         if words[0] == "sample":
-            assert leret(*words, "--dry-run")[0] == 0
+            succeeds(*words, "--dry-run")
         elif words[0] != "pretrain":
             load_recipe(words[1], EvalRecipe if words[0] == "eval" else TrainingRecipe, given)
     text = Path("my recipes/sample.yaml").read_text(encoding="utf-8")
@@ -126,13 +115,13 @@ def test_the_printed_commands_take_every_recipe_of_init(
      (["--policy", "http://x/v1"], "--model NAME"), (["--model", "x"], "--policy URL"),
      (["--policy", URL, "--model", "x", "--weights", "gone"], "--weights policy.model: no model directory 'gone'")],
 )  # fmt: skip
-def test_a_missing_policy_is_refused_and_nothing_written(folder: Path, flags: list[str], says: str) -> None:
+def test_a_missing_policy_is_refused_and_nothing_written(folder, flags, says):
     code, out = leret("init", *FILES, *flags)
     assert (code, says in out) == (2, True), out
     assert not list(folder.glob("*.yaml"))
 
 
-def test_a_hub_model_without_a_network_is_an_error_of_sample(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_model_without_a_network_is_an_error_of_sample(folder, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     made("--policy", "owner/missing")
     code, out = leret("sample", "sample.yaml", "--run", "r")
@@ -140,53 +129,44 @@ def test_a_hub_model_without_a_network_is_an_error_of_sample(folder: Path, monke
 
 
 @pytest.mark.parametrize("flags", [[], ["--policy", "demo"]])
-def test_init_measures_the_raw_question_as_eval_does(folder: Path, flags: list[str]) -> None:
+def test_init_measures_the_raw_question_as_eval_does(folder, flags):
     rows = read_lines("questions.jsonl")
     json_lines(folder / "questions.jsonl", [{**row, "split": "test" if i else "train"} for i, row in enumerate(rows)])
-    code, out = leret("init", *FILES, *flags)
+    out = succeeds("init", *FILES, *flags)
     (recall,) = re.findall(r"^raw question: recall ([\d.]+) \[.*\] with 6 passages of BM25, 100 questions$", out, re.M)
     small = ["--set", "sampling.prompts=1", "--set", "policy.max_tokens=2"]
-    assert leret("sample", "sample.yaml", "--run", "r", *small)[0] == 0
-    code, out = leret("eval", "eval.yaml", "--run", "r", "--set", "systems=[raw-question]")
-    assert code == 0, out
+    succeeds("sample", "sample.yaml", "--run", "r", *small)
+    succeeds("eval", "eval.yaml", "--run", "r", "--set", "systems=[raw-question]")
     (row,) = json.loads(Path("r/eval/summary.json").read_text(encoding="utf-8"))["rows"]
     first = 100 * float(recall) - 99 * row["hops"][-1]["recall"]  # of the question that was sampled, two gold documents
     assert min(abs(first - one) for one in (0, 0.5, 1)) < 0.06
 
 
-@pytest.mark.parametrize(("gold", "says"), [("right", "That is strong"), ("wrong", "None of the gold documents")])
-def test_init_says_how_strong_the_raw_question_is(folder: Path, gold: str, says: str) -> None:
-    documents = [{"doc_id": f"d{i}", "text": f"word{i}"} for i in range(40)]
-    json_lines(folder / "corpus.jsonl", documents)
-    shift = 0 if gold == "right" else 20
+@pytest.mark.parametrize(
+    ("shift", "limit", "says"),
+    [(0, 40, "That is strong"), (20, 40, "None of the gold documents"), (0, 39, "leret eval-retriever")],
+)
+def test_init_says_how_strong_the_raw_question_is(folder, monkeypatch, shift, limit, says):
+    monkeypatch.setattr("leret.cli.demo._RAW_DOCUMENTS", limit)
+    json_lines(folder / "corpus.jsonl", [{"doc_id": f"d{i}", "text": f"word{i}"} for i in range(40)])
     json_lines(folder / "questions.jsonl", [
         {"id": f"q{i}", "question": f"word{i}", "relevant_doc_ids": [f"d{(i + shift) % 40}"]} for i in range(40)
     ])  # fmt: skip
     assert says in leret("init", *FILES)[1]
 
 
-def test_init_does_not_measure_a_large_corpus(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("leret.cli.demo._RAW_DOCUMENTS", 5)
-    assert "leret eval-retriever" in leret("init", *FILES)[1]
-
-
-@pytest.mark.parametrize("fault", ["missing from the corpus", "none at all"])
-def test_init_refuses_questions_that_nothing_can_score(folder: Path, fault: str) -> None:
+def test_init_refuses_questions_without_gold_documents(folder):
     rows = read_lines("questions.jsonl")
-    gold = ["nowhere"] if fault == "missing from the corpus" else []
-    json_lines(folder / "questions.jsonl", [{**row, "relevant_doc_ids": gold} for row in rows])
+    json_lines(folder / "questions.jsonl", [{**row, "relevant_doc_ids": []} for row in rows])
     code, out = leret("init", *FILES)
-    says = "gold document 'nowhere'" if gold else "no question has relevant_doc_ids"
-    assert (code, says in out) == (2, True), out
+    assert (code, "no question has relevant_doc_ids" in out) == (2, True), out
     assert not list(folder.glob("*.yaml"))
 
 
 @pytest.mark.parametrize("splits", [("train", "test"), ("train", "dev")])
-def test_a_picker_without_a_split_of_its_own_is_validated_on_train(folder: Path, splits: tuple[str, ...]) -> None:
+def test_a_picker_without_a_split_of_its_own_is_validated_on_train(folder, splits):
     write_beir(folder / "beir", splits)
-    code, out = leret("init", "--questions", "beir")
-    assert code == 0, out
-    assert "--set eval_split=train --set eval_tasks=12" in out
+    assert "--set eval_split=train --set eval_tasks=12" in succeeds("init", "--questions", "beir")
 
 
 class Stub(Vllm):
@@ -194,7 +174,7 @@ class Stub(Vllm):
 
     models = ("tiny",)
 
-    async def route(self, request: web.Request, body: Any) -> web.StreamResponse:
+    async def route(self, request, body):
         if request.path != "/v1/chat/completions":
             return await super().route(request, body)
         asked = re.findall(r"## question ## \]\]\n(.*)", body["messages"][-1]["content"])[-1].split()
@@ -206,15 +186,13 @@ class Stub(Vllm):
         return web.json_response({"choices": choices})
 
 
-def test_the_commands_for_a_server_run_unedited(folder: Path, policy: Path) -> None:
-    async def main() -> str:
+def test_the_commands_for_a_server_run_unedited(folder, policy):
+    async def main():
         async with serving(server, under="/v1") as urls:
             flags = ["--policy", *urls, "--model", "tiny", "--weights", str(policy)]
-            code, out = await asyncio.to_thread(leret, "init", *FILES, *flags)
-            assert code == 0, out
+            out = await asyncio.to_thread(succeeds, "init", *FILES, *flags)
             for words in printed(out):
-                code, told = await asyncio.to_thread(leret, *words)
-                assert code == 0, (words, told)
+                await asyncio.to_thread(succeeds, *words)
         return out
 
     server = Stub()
@@ -227,14 +205,14 @@ def test_the_commands_for_a_server_run_unedited(folder: Path, policy: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["sample.yaml", "eval.yaml"])
-def test_an_existing_file_is_never_overwritten(folder: Path, name: str) -> None:
+def test_an_existing_file_is_never_overwritten(folder, name):
     (folder / name).write_text("mine")
     code, out = leret("init", *FILES)
     assert (code, f"{name} already exists" in out) == (2, True)
     assert (folder / name).read_text() == "mine"
 
 
-def test_the_splits_of_the_data_are_kept_and_hops_are_gold_documents(folder: Path) -> None:
+def test_the_splits_of_the_data_are_kept_and_hops_are_gold_documents(folder):
     write_questions(folder, 3)
     assert made("--policy", "demo", "--out", "three", name="three/sample.yaml")["program"]["hops"] == 3
     write_questions(folder, splits=("train",) * 20)
@@ -245,18 +223,18 @@ def test_the_splits_of_the_data_are_kept_and_hops_are_gold_documents(folder: Pat
     assert yaml.load(Path("sample.yaml").read_text(encoding="utf-8"))["program"]["hops"] == 1
 
 
-def test_the_shipped_policy_warns_of_other_data(folder: Path) -> None:
+def test_the_shipped_policy_warns_of_other_data(folder):
     assert leret("init", *FILES, "--policy", "demo")[1].count(KNOWS_NOTHING) == 1
     served = f"policy={{kind: openai, urls: ['http://127.0.0.1:1/v1'], model: {resolve_policy('demo').name}}}"
     for command in (["sample"], ["run"], ["sample", "--set", served]):
         assert KNOWS_NOTHING in leret(*command, "sample.yaml", *DRY)[1]
     assert KNOWS_NOTHING not in leret("sample", "demo", *DRY)[1]
     small = ["--set", "data.limit=2", "--set", "sampling.prompts=1", "--set", "policy.max_tokens=2"]
-    assert leret("sample", "sample.yaml", "--run", "r", *small)[0] == 0
+    succeeds("sample", "sample.yaml", "--run", "r", *small)
     assert KNOWS_NOTHING in leret("eval", "eval.yaml", *DRY)[1]
 
 
-def test_the_question_of_the_readme_is_one_of_the_demos_world() -> None:
+def test_the_question_of_the_readme_is_one_of_the_demos_world():
     (question,) = re.findall(r'search\(question="(.*?)"\)', (ROOT / "README.md").read_text(encoding="utf-8"))
     assert question in {asked.text for asked in generate(0)[1] if asked.split == "test"}
 
@@ -291,7 +269,7 @@ PICKER = [INIT, "sample sample.yaml --run r", "train expand-pick --run r", "eval
         pytest.param([f"{INIT} --policy minilm", PRETRAIN, *REST], "sft", marks=pytest.mark.slow),
     ],
 )
-def test_the_first_steps_run_from_a_wheel_in_an_empty_directory(tmp_path: Path, lines: list[str], trained: str) -> None:
+def test_the_first_steps_run_from_a_wheel_in_an_empty_directory(tmp_path, lines, trained):
     from hatchling.builders.wheel import WheelBuilder
 
     site, work = str(tmp_path / "site"), tmp_path / "work"
@@ -311,18 +289,3 @@ def test_the_first_steps_run_from_a_wheel_in_an_empty_directory(tmp_path: Path, 
     assert {"raw-question", trained} <= recall.keys()
     assert trained == "sft" or recall[trained] > recall["raw-question"]
     assert (work / "r/report.html").is_file()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_demo_learns_to_search(tmp_path: Path) -> None:
-    code, out = leret("demo", "--run", tmp_path / "r")
-    assert code == 0, out
-    summary = json.loads((tmp_path / "r" / "eval" / "summary.json").read_text())
-    recall = {row["system"]: row["hops"][-1]["recall"] for row in summary["rows"]}
-    assert summary["n_questions"] >= 500
-    assert recall["oracle-titles"] >= 0.95
-    assert 0.35 <= recall["raw-question"] <= 0.65
-    assert recall["ipo"] >= recall["base"] + 0.15  # .196 on this seed, about .2 on three (benchmarks/RESULTS.md)
-    assert recall["ipo"] > max(recall["raw-question"] + 0.20, recall["sft-more"])
-    assert recall["grpo"] > recall["ipo"]

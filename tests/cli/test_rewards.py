@@ -1,17 +1,14 @@
 """`leret rewards` and `leret rescore`."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 from leret.rewards import REWARDS
-from tests.cli.test_app import leret
+from tests.first_steps import leret, succeeds
 
 WORLD = "data: {kind: world}\nprogram: {adapter: {kind: compact}}\n"
 
 
-def test_a_reward_of_the_users_own_is_tested_by_name_and_by_recipe(tmp_path: Path) -> None:
+def test_a_reward_of_the_users_own_is_tested_by_name_and_by_recipe(tmp_path):
     assert json.loads(leret("rewards", "list", "--json")[1])["rewards"] == list(REWARDS)
     rewards, recipe = tmp_path / "own.py", tmp_path / "mine.yaml"
     rewards.write_text(
@@ -28,15 +25,14 @@ def test_a_reward_of_the_users_own_is_tested_by_name_and_by_recipe(tmp_path: Pat
         assert (code, says in out) == (status, True), out
 
 
-def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path: Path, small: list[str]) -> None:
-    code, out = leret("sample", "sampling/demo.yaml", "--run", tmp_path / "r", *small)
-    assert code == 0, out
+def test_a_run_is_rescored_and_a_wrong_reward_is_refused(tmp_path, small):
+    succeeds("sample", "sampling/demo.yaml", "--run", tmp_path / "r", *small)
     for reward, says in (("apx", "unknown measure 'apx'"), ("{parts: {ap: 1}, mixr: std}", "mixr")):
         code, out = leret("rescore", "--run", tmp_path / "r", "--reward", reward)
         assert (code, says in out) == (2, True), out
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(f"{WORLD}sampling: {{samples: 2, credit: both, reward: rr, final: ap}}\n")
-    code, out = leret("rescore", "--run", tmp_path / "r", "--reward", recipe)
-    assert (code, "sampling.final is ignored" in " ".join(out.split())) == (0, True), out
-    code, out = leret("rescore", "--run", tmp_path / "r", "--reward", "{parts: {ap: 2}}", "--json")
-    assert (code, json.loads(out.splitlines()[-1])["samples"] > 0) == (0, True), out
+    out = succeeds("rescore", "--run", tmp_path / "r", "--reward", recipe)
+    assert "sampling.final is ignored" in " ".join(out.split())
+    out = succeeds("rescore", "--run", tmp_path / "r", "--reward", "{parts: {ap: 2}}", "--json")
+    assert json.loads(out.splitlines()[-1])["samples"] > 0

@@ -1,7 +1,5 @@
 """The loop through real stages: it runs, goes on where it was stopped, and ends at once when all is done."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -15,17 +13,13 @@ import pytest
 from leret.core.runs import Run
 from leret.policies.serving.launch import free_port
 from leret.sampling.store.store import Store
-from tests.cli.test_app import ANSI, ROOT, leret
+from tests.cli.test_app import ANSI, ROOT
+from tests.datasets.writing import array
+from tests.first_steps import edit, leret, read_lines, succeeds
 from tests.training.training_runs import sampled_run
 
 
-def succeeds(*args: str | Path) -> str:
-    code, out = leret(*args)
-    assert code == 0, out
-    return out
-
-
-def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path: Path, small: list[str]) -> None:
+def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path, small):
     run = ["--run", str(tmp_path / "r")]
     sample = ["sample", "sampling/demo.yaml", *run, *small]
     assert not ANSI.search(succeeds(*sample))
@@ -49,7 +43,7 @@ def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path: Path, small: lis
     assert re.search(r"^ sft +1( +\d\.\d{3}){4}$\n^ sft +2( +\d\.\d{3}){4} +\d+\.\d$", by_hop, re.MULTILINE), by_hop
 
 
-def test_two_rounds_sample_two_halves_and_the_report_shows_them(tmp_path: Path, small: list[str]) -> None:
+def test_two_rounds_sample_two_halves_and_the_report_shows_them(tmp_path, small):
     stages = ["sampling/demo.yaml", "training/sft.yaml", "eval/demo.yaml", "--run", str(tmp_path / "r"), *small]
     stages += ["--set", "require_spread=false", "--set", "limit=3", "--set", "resamples=100", "--rounds", "2"]
     succeeds("run", *stages)
@@ -64,13 +58,10 @@ def test_two_rounds_sample_two_halves_and_the_report_shows_them(tmp_path: Path, 
     assert "done before" in succeeds("run", *stages)
 
 
-def test_query_augmentation_trains_on_a_users_lines_and_compares(folder: Path) -> None:
-    lines = [json.loads(line) for line in Path("questions.jsonl").read_text().splitlines()]
-    asked = [{"query": one["question"], "relevant_doc_ids": one["relevant_doc_ids"]} for one in lines]
-    Path("mine.jsonl").write_text("".join(json.dumps(one) + "\n" for one in asked))
-    documents = [json.loads(line) for line in Path("corpus.jsonl").read_text().splitlines()]
-    Path("corpus.json").write_text(json.dumps(documents))
-    keys = {"data.kind": "jsonl", "data.questions": "mine.jsonl", "data.corpus": "corpus.json", "data.limit": 8}
+def test_query_augmentation_trains_on_a_users_lines_and_compares(folder):
+    edit("questions.jsonl", '"question"', '"query"')
+    array(Path("corpus.json"), read_lines("corpus.jsonl"))
+    keys = {"data.kind": "jsonl", "data.questions": "questions.jsonl", "data.corpus": "corpus.json", "data.limit": 8}
     keys |= {"train.max_steps": 4, "train.questions_per_round": 4, "eval.limit": 3, "eval.resamples": 100}
     command = ["run", "query-augmentation", *(part for one in keys.items() for part in ("--set", "{}={}".format(*one)))]
     plan = json.loads(succeeds(*command, "--dry-run", "--json").splitlines()[-1])  # after a warning of the policy
@@ -83,7 +74,7 @@ def test_query_augmentation_trains_on_a_users_lines_and_compares(folder: Path) -
     assert {"reward", "objective/rlhf_reward", "loss/value_avg"} <= set(entry)
 
 
-def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch):
     for name in ("sampling", "training", "eval", "pipelines"):
         shutil.copytree(ROOT / name, tmp_path / name)
     monkeypatch.chdir(tmp_path)  # recipes here come before the shipped ones
@@ -94,9 +85,7 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypa
         ("eval/demo.yaml", "limit: null", "limit: 5"),
         ("eval/demo.yaml", "resamples: 10000", "resamples: 100"),
     ):
-        text = Path(name).read_text()
-        assert old in text
-        Path(name).write_text(text.replace(old, new))
+        edit(name, old, new)
     succeeds("demo", "--seed", "1")
     rows = json.loads(Path("runs/demo/eval/summary.json").read_text())["rows"]
     trained = {"sft", "ipo", "sft-more", "grpo"}
@@ -104,17 +93,15 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path: Path, monkeypa
     beside = Path("runs/demo/cache/demo-grpo.log").read_text()  # a second process's
     assert "policies/grpo" in beside
     assert "raw-question" in beside
-    events = [json.loads(line) for line in Path("runs/demo/events.jsonl").read_text().splitlines()]
-    evaluated = [(event["name"] or "", event["system"]) for event in events if event["event"] == "evaluated"]
+    events = [event for event in read_lines("runs/demo/events.jsonl") if event["event"] == "evaluated"]
+    evaluated = [(event["name"] or "", event["system"]) for event in events]
     on_dev = [("dev", name) for name in ("sft", "ipo", "grpo")]
     assert sorted(evaluated) == sorted([*(("", row["system"]) for row in rows), *on_dev])  # each once
     assert Path("runs/demo/report.html").is_file()
     assert Path("runs/demo/program/program.json").is_file()
 
 
-def test_two_processes_that_shard_the_policy_train_as_one_does(
-    tmp_path: Path, policy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_that_shard_the_policy_train_as_one_does(tmp_path, policy, monkeypatch):
     run = sampled_run(tmp_path / "r", policy)
     steps = ["--run", run.path, "--set", "max_steps=3", "--set", "logging_steps=1"]
     adapter = ["--set", "name=adapter", "--set", "lora={r: 4, alpha: 8}", "--set", "learning_rate=0.05"]
@@ -139,9 +126,7 @@ def test_two_processes_that_shard_the_policy_train_as_one_does(
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "rloo", "ppo", "pick", "pqn"])
-def test_an_own_loop_is_refused_before_processes_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
-) -> None:
+def test_an_own_loop_is_refused_before_processes_start(tmp_path, monkeypatch, algorithm):
     Run.create(tmp_path / "r").update(sampling={"data": {}})
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a process was started"))
     code, out = leret("train", f"training/{algorithm}.yaml", "--run", str(tmp_path / "r"), "--launch", "multi")
@@ -154,11 +139,9 @@ def test_an_own_loop_is_refused_before_processes_start(
     ("config", "file"),
     [("fsdp", "training/accelerate/fsdp.yaml"), ("zero3", "training/accelerate/zero3.yaml"), ("accelerate", None)],
 )
-def test_a_training_is_launched_with_an_accelerate_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: str, file: str | None
-) -> None:
+def test_a_training_is_launched_with_an_accelerate_configuration(tmp_path, monkeypatch, config, file):
     Run.create(tmp_path / "r").update(sampling={"data": {}})
-    launched: list[list[str]] = []
+    launched = []
     monkeypatch.setattr(
         "subprocess.run", lambda command, check: launched.append(command) or CompletedProcess(command, 3)
     )

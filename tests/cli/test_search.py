@@ -1,16 +1,13 @@
 """`leret search`, as it is typed."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.engines.bm25 import BM25
-from tests.cli.test_app import leret
+from tests.first_steps import succeeds
 from tests.retrieval.serving import Echo, running
 
 CAT = "The cat sat on the mat."
@@ -18,27 +15,22 @@ TEXTS = {"Cat": CAT, "Dog": "A dog \x1b[31mbarks\x07.", "Bird [bold]": "far away
 
 
 @pytest.fixture
-def index(tmp_path: Path) -> Path:
+def index(tmp_path):
     documents = (Document(f"d{i}", title, text) for i, (title, text) in enumerate(TEXTS.items(), 1))
     BM25.build(Corpus(documents), tmp_path / "idx")
     return tmp_path / "idx"
 
 
-def test_a_text_is_shown_as_it_is_from_its_first_word_of_the_query(index: Path) -> None:
-    code, out = leret("search", index, "cat dog", "-k", "5")
-    assert code == 0
+def test_a_text_is_shown_from_its_first_word_of_the_query(index):
+    out = succeeds("search", index, "cat dog", "-k", "5")
     shown = ("Cat (d1)", "Bird [bold] (d3)", "…", "sings of a cat.", "barks")
     assert [text in out for text in (*shown, "\x1b[31m", "\x07")] == [True] * 5 + [False] * 2, out
+    (passage,) = json.loads(succeeds("search", index, "cat \ud800", "--json", "-k", "1"))["ranking"]
+    assert passage.pop("score") > 0
+    assert passage == {"rank": 1, "doc_id": "d1", "title": "Cat", "text": CAT}
 
 
-def test_json_is_whole(index: Path) -> None:
-    (found,) = json.loads(leret("search", index, "cat \ud800", "--json", "-k", "1")[1])["ranking"]
-    assert found.pop("score") > 0
-    assert found == {"rank": 1, "doc_id": "d1", "title": "Cat", "text": CAT}
-
-
-def test_a_server_is_searched_by_its_url() -> None:
+def test_a_server_is_searched_by_its_url():
     with running(Echo()) as server:
-        code, out = leret("search", server.url, "cat", "-k", "2", "--json")
-    assert code == 0, out
+        out = succeeds("search", server.url, "cat", "-k", "2", "--json")
     assert [found["doc_id"] for found in json.loads(out)["ranking"]] == ["cat#0", "cat#1"]

@@ -1,7 +1,5 @@
 """Commands on a real pseudo-terminal of 80 columns: they end, Ctrl-C ends them within seconds, and they go on."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path
@@ -13,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PROMPT_S = 15  # within which Ctrl-C has to end a command
 
 
-def settings(*values: str) -> list[str]:
+def settings(*values):
     return [part for value in values for part in ("--set", value)]
 
 
@@ -21,12 +19,12 @@ SMALL = settings("data.limit=40", "sampling.prompts=2", "sampling.bank.candidate
                  "sampling.bank.train_questions=8", "sampling.bank.dev_questions=6")  # fmt: skip
 
 
-def leret(*args: str | Path) -> pexpect.spawn:
+def leret(*args):
     command = ["-m", "leret", *map(str, args)]
     return pexpect.spawn(sys.executable, command, cwd=str(ROOT), dimensions=(40, 80), encoding="utf-8", timeout=120)
 
 
-def finished(child: pexpect.spawn) -> str:
+def finished(child):
     """The rest of the output of a command that is left alone, and succeeds."""
     with child:
         child.expect(pexpect.EOF)
@@ -34,7 +32,7 @@ def finished(child: pexpect.spawn) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", child.before)
 
 
-def interrupted(child: pexpect.spawn, when: str) -> str:
+def interrupted(child, when):
     """Ctrl-C, typed at some sight, ends a command soon, with 130 and one line."""
     with child:
         child.expect(when)
@@ -46,7 +44,7 @@ def interrupted(child: pexpect.spawn, when: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sampled(tmp_path_factory):
     run = tmp_path_factory.mktemp("sampled") / "r"
     finished(leret("sample", "demo", "--run", run, *SMALL))
     return run
@@ -66,14 +64,14 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=["sample", "train", "eval", "index"],
 )  # fmt: skip
-def test_a_command_stops_and_goes_on(tmp_path: Path, sampled: Path, command: list[str], when: str, says: str) -> None:
+def test_a_command_stops_and_goes_on(tmp_path, sampled, command, when, says):
     command = [{"NEW": str(tmp_path / "r"), "SAMPLED": str(sampled)}.get(word, word) for word in command]
     interrupted(leret(*command), when)
     screen = finished(leret(*command))
     assert re.search(says, screen), screen
 
 
-def test_the_demo_stops_and_goes_on(tmp_path: Path) -> None:
+def test_the_demo_stops_and_goes_on(tmp_path):
     interrupted(leret("demo", "--run", tmp_path / "r"), r"sampling .*[1-9]\d*/600")
     screen = interrupted(leret("demo", "--run", tmp_path / "r"), r"sampling .*\d+/\d+")
     assert "prompt bank" not in screen  # it was made before

@@ -1,9 +1,8 @@
 import json
 
 from leret.config.data import DataSettings
-from leret.datasets import load as load_data
+from leret.datasets import load as data
 from leret.datasets.inspect import inspect as inspect_data
-from leret.datasets.load import load_tasks as load_tasks_of
 
 DOCUMENTS = [
     {"doc_id": "A", "title": "Ada", "text": "Ada wrote the first program."},
@@ -53,11 +52,11 @@ def settings(kind, questions=None, corpus=None, **keys):
 
 
 def load(kind, questions=None, corpus=None, **keys):
-    return load_data(settings(kind, questions, corpus, **keys))
+    return data.load(settings(kind, questions, corpus, **keys))
 
 
 def load_tasks(kind, questions=None, **keys):
-    return load_tasks_of(settings(kind, questions, **keys))
+    return data.load_tasks(settings(kind, questions, **keys))
 
 
 def inspect(kind, questions=None, corpus=None, **keys):

@@ -8,15 +8,15 @@ from urllib.parse import unquote
 
 import ir_measures
 import pytest
-from typer.testing import CliRunner
 
-from leret.cli.app import app
 from leret.core.errors import ConfigError, DataError
 from leret.core.types import Document, Outcome, Passage, Task
 from leret.datasets.corpus import Corpus
 from leret.evaluation.retriever import evaluate_retriever, measure, parse_measures
 from leret.retrieval.engines.bm25 import BM25
 from leret.rewards import scoring
+from tests.datasets.writing import json_lines
+from tests.first_steps import leret
 from tests.retrieval.serving import Echo, running
 
 NAMES = ["R@1", "R@10", "R@100", "AP", "AP@10", "RR", "RR@10", "nDCG", "nDCG@10", "Success@1", "Success@5"]
@@ -125,37 +125,40 @@ def index(tmp_path_factory):
 
 @pytest.fixture
 def ask(tmp_path):
-    """``leret eval-retriever`` on questions, each its text and gold; exit code, standard output, all output."""
+    """``leret eval-retriever`` on questions, each its text and gold; exit code and output."""
 
     def run(place, questions, *args):
         rows = [{"id": f"q {i}", "question": text, "relevant_doc_ids": ids} for i, (text, *ids) in enumerate(questions)]
         path = tmp_path / "q.jsonl"
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        result = CliRunner().invoke(app, ["eval-retriever", str(place), "--questions", str(path), *map(str, args)])
-        return result.exit_code, result.stdout, result.output
+        return leret("eval-retriever", place, "--questions", json_lines(path, rows), *args)
 
     return run
 
 
+def printed(out):
+    """The JSON object among the lines of progress and warnings."""
+    return next(json.loads(line) for line in out.splitlines() if line.startswith("{"))
+
+
 def test_the_command_prints_one_json_object_and_writes_trec_files(index, ask, tmp_path):
     questions = [("word3", "d 3"), ("word5 word7", "d 5", "d 8")]
-    code, out, _ = ask(index, questions, "--measures", "R@10,AP", "--json", "--out", tmp_path / "out")
-    assert code == 0
-    assert json.loads(out) == {"n_questions": 2, "measures": {"R@10": 0.75, "AP": pytest.approx(0.75, abs=0.26)}}
+    code, out = ask(index, questions, "--measures", "R@10,AP", "--json", "--out", tmp_path / "out")
+    measures = {"R@10": 0.75, "AP": pytest.approx(0.75, abs=0.26)}
+    assert (code, printed(out)) == (0, {"n_questions": 2, "measures": measures})
     lines = {name: (tmp_path / "out" / name).read_text().splitlines() for name in ("run.trec", "qrels.trec")}
     assert {unquote(line.split()[0]) for line in lines["run.trec"]} == {"q 0", "q 1"}
     assert lines["qrels.trec"] == ["q%200 0 d%203 1", "q%201 0 d%205 1", "q%201 0 d%208 1"]
     assert set(json.loads((tmp_path / "out" / "summary.json").read_text())["intervals"]) == {"R@10", "AP"}
-    code, out, _ = ask(index, questions, "--set", "data.limit=1", "--json")
-    assert (code, json.loads(out)["n_questions"]) == (0, 1)
+    code, out = ask(index, questions, "--set", "data.limit=1", "--json")
+    assert (code, printed(out)["n_questions"]) == (0, 1)
 
 
 def test_questions_of_another_corpus_are_warned_of_behind_a_server(ask):
     with running(Echo()) as server:
         for gold, warned in (("word#1", False), ("gone", True)):
-            code, out, everything = ask(server.url, [("word", gold)], "--json")
-            assert (code, json.loads(out)["n_questions"]) == (0, 1)
-            assert ("warning: no ranking has a relevant document" in everything) is warned
+            code, out = ask(server.url, [("word", gold)], "--json")
+            assert (code, printed(out)["n_questions"]) == (0, 1)
+            assert ("warning: no ranking has a relevant document" in out) is warned
 
 
 GOOD = [("word3", "d 3")]
@@ -172,5 +175,5 @@ GOOD = [("word3", "d 3")]
     ],
 )
 def test_the_command_refuses_bad_input(index, ask, place, questions, args, says):
-    code, _, output = ask(index / place, questions, *args)
+    code, output = ask(index / place, questions, *args)
     assert (code, says in output, "Traceback" in output) == (2, True, False)

@@ -2,15 +2,16 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import ConfigError, PolicyError
-from leret.core.progress import Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.evaluation.measures import all_measures
-from leret.evaluation.runner import EvaluationSetup, Evaluator, Policies
+from leret.evaluation.runner import Evaluator, Policies
 from leret.evaluation.systems import System
 from leret.policies.local.chat_template import PromptTooLongError
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
@@ -35,7 +36,8 @@ def make(tmp_path):
     def evaluator(rule=follow, questions=QUESTIONS, key="key", digest="d", parts=None, **more):
         samples = more.pop("samples", 1)
         decoding = Decoding(**{"max_tokens": 8, **more})
-        setup = EvaluationSetup(*(parts or program()), FakeRetriever(), FakeRetriever(), decoding, samples)
+        replay, formatter = parts or program()
+        environment = SimpleNamespace(replay=replay, formatter=formatter, retriever=FakeRetriever(), corpus=CORPUS)
         opened = []
 
         class Ruled(Policies):
@@ -47,7 +49,8 @@ def make(tmp_path):
                 return opened[-1]
 
         policies = Ruled(LocalPolicySettings())
-        made = Evaluator(run, run.eval, setup, policies, questions, CORPUS, all_measures(()), key, Silent())
+        shared = run, run.eval, environment, decoding, samples
+        made = Evaluator(*shared, policies, questions, all_measures(()), key, Progress())
         made.opened = opened
         return made
 
@@ -121,21 +124,13 @@ def test_an_agents_table_has_a_row_a_search(make):
         make(parts=(replay, Formatter(replay))).evaluate(System("raw-question", "baseline"))
 
 
-def test_more_questions_ask_only_the_new_ones(make):
+@pytest.mark.parametrize("change", [{}, {"digest": "other"}, {"key": "other"}, {"max_tokens": 9}, {"prompt": FEW_SHOT}])
+def test_only_what_has_no_result_is_asked(make, change):
     make(questions=QUESTIONS[:4]).evaluate(BASE)
-    more = make()
-    results, _ = more.evaluate(BASE)
-    assert more.opened[0].n_calls == 4
+    other = make(**{name: value for name, value in change.items() if name != "prompt"})
+    results, _ = other.evaluate(replace(BASE, prompt=change.get("prompt", ZERO_SHOT)))
+    assert other.opened[0].n_calls == (12 if change else 4)
     assert [row.question_id for row in results.rows if row.hop == 1] == [q.id for q in QUESTIONS]
-
-
-@pytest.mark.parametrize("change", [{"digest": "other"}, {"key": "other"}, {"max_tokens": 9}, {"prompt": FEW_SHOT}])
-def test_another_policy_setting_or_prompt_is_evaluated_anew(make, change):
-    make().evaluate(BASE)
-    prompt = change.pop("prompt", ZERO_SHOT)
-    other = make(**change)
-    other.evaluate(replace(BASE, prompt=prompt))
-    assert other.opened[0].n_calls == 12
 
 
 def test_an_outage_is_counted_and_tried_again(make):

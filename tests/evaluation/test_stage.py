@@ -6,9 +6,7 @@ from pathlib import Path
 import ir_measures
 import pytest
 
-from leret.config.evaluation import EvalRecipe
-from leret.core.errors import ConfigError, DataError, RunError
-from leret.core.runs import Run
+from leret.core.errors import DataError
 from leret.core.types import State
 from leret.evaluation.plan import estimate
 from leret.evaluation.results import read_rows
@@ -102,22 +100,6 @@ def test_a_question_that_was_sampled_by_its_id_or_its_text_is_refused(run):
             store.put_state(State(f"state of {sampled}", sampled, 0, "write_query", {}, ()))
         with pytest.raises(DataError, match=says):
             evaluate(RAW.model_copy(update={"evaluation": "again"}), run)
-
-
-@pytest.mark.parametrize(
-    ("keys", "says"),
-    [
-        ({"systems": ("ipo",)}, "'ipo' is not in this run"),
-        ({"baseline": "bass"}, "baseline: 'bass' is not in this run"),
-        ({"measures": ("recal",)}, "measures: unknown measure 'recal'"),
-    ],
-)
-def test_unknown_names_and_a_run_without_samples_are_refused_before_anything_is_opened(run, tmp_path, keys, says):
-    with pytest.raises(ConfigError, match=says):
-        evaluate(EvalRecipe(**keys), run)
-    assert not run.eval.exists()
-    with pytest.raises(RunError, match="run `leret sample RECIPE"):
-        evaluate(ALL, Run.create(tmp_path / "new"))
 
 
 def test_a_plan_says_what_is_left_and_writes_nothing(run):

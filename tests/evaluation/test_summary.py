@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from leret.config.evaluation import EvalRecipe
 from leret.core.types import Task
 from leret.evaluation.results import ScoredHop, SystemResults
-from leret.evaluation.statistics import Statistics
 from leret.evaluation.summary import score_table, summarise, table, table_by_hop
 from leret.evaluation.systems import System
 from leret.programs.prompts import ZERO_SHOT
@@ -33,7 +33,7 @@ def summary():
     base = system("base", [(0.0, 0.5)] * 5)
     sft = system("sft", [(0.5, 1.0)] * 3 + [(0.0, 0.5)] * 2)
     ipo = system("ipo", [(0.5, 1.0)] * 5, rivals=("sft",), failed=(4,))
-    return summarise([base, sft, ipo], QUESTIONS, ["recall"], "base", Statistics(500, 0.95, 0))
+    return summarise([base, sft, ipo], QUESTIONS, ["recall"], EvalRecipe(resamples=500))
 
 
 def test_means_by_hop_and_type_leave_failed_questions_out(summary):
@@ -61,14 +61,14 @@ def test_comparisons_are_one_a_pair_and_measure_after_the_last_hop(summary):
 def test_earlier_hops_and_types_stand_apart_and_all_is_json_without_nan(summary):
     assert {c["hop"] for c in summary["comparisons_by_hop"]} == {1}
     assert {c["type"] for c in summary["comparisons_by_type"]} == {"bridge", "comparison"}
-    nothing = summarise([], QUESTIONS, ["recall"], "base", Statistics(500))
+    nothing = summarise([], QUESTIONS, ["recall"], EvalRecipe(resamples=500))
     assert (nothing["rows"], nothing["comparisons"]) == ([], [])
     json.dumps([summary, nothing], allow_nan=False)
 
 
 def summary_of(*rows, n=1, measures=("recall",)):
     results = SystemResults("key", list(rows))
-    return summarise([(system("base", [])[0], results)], QUESTIONS[:n], measures, "base", Statistics(20))
+    return summarise([(system("base", [])[0], results)], QUESTIONS[:n], measures, EvalRecipe(resamples=20))
 
 
 def test_a_last_answer_that_does_not_parse_is_no_hop():

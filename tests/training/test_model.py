@@ -19,7 +19,7 @@ from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import RunSamples, TokenEncoder, end_token
 from leret.training.model import InitialPolicy, find_initial, load_for_training, stop_ids
 from leret.training.stage import train
-from tests.cli.test_app import leret
+from tests.first_steps import leret
 from tests.tiny import tiny_policy
 from tests.training.training_runs import changed, fail, sampled_run, trainer_of
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from leret.core.errors import DataError
 from leret.datasets.formats.babilong import BabilongReader
-from leret.datasets.formats.base import HUB, Reader
+from leret.datasets.formats.base import HUB
 from leret.datasets.formats.beir import BeirReader
 from leret.datasets.formats.jsonl import CHUNKS, JSONL
 from leret.datasets.formats.official import EPISODES, HOTPOTQA, HOVER, MUSIQUE, TWO_WIKI
-from leret.datasets.records import Problems, records
+from leret.datasets.records import Problems, Reader, records
 from leret.datasets.world.generate import WorldReader
 
 __all__ = ["READERS", "Reader", "detect_kind", "reader_of"]

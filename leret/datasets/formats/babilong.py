@@ -24,7 +24,7 @@ from leret.config.data import BabilongSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Json, Task, digest
 from leret.datasets.formats.base import Fields, optional_text, text, wrong
-from leret.datasets.records import BadRecord, Problems, Record, lines, open_compressed, records
+from leret.datasets.records import BadRecord, Problems, Reader, Record, lines, open_compressed, records
 from leret.datasets.splits import rank_of, split_of
 
 _CHUNK_LISTS = 256  # tasks with chunks in memory; others build them again
@@ -81,11 +81,8 @@ def _chunks(story: tuple[str, ...], places: tuple[int, ...], n: int, noise: Nois
     return [facts.get(place) or next(rest) for place in range(n)]
 
 
-class BabilongReader:
+class BabilongReader(Reader):
     """The reader of stories and of the books of ``data.noise``."""
-
-    brings_documents = False
-    repeats_documents = False
 
     def fits(self, record: Fields) -> bool:
         return "story" in record

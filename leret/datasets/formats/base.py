@@ -9,41 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from leret.config.data import FileSettings
 from leret.core.errors import DataError, import_optional
 from leret.core.types import Document, Task
-from leret.datasets.records import BadRecord, Problems, Record, records
+from leret.datasets.records import BadRecord, Problems, Reader, Record, records
 from leret.datasets.splits import SPLITS
 
 Fields = Mapping[str, Any]
 HUB = "hf:"
 
 
-class Reader(Protocol):
-    """The reader of one kind of `data`. Bad records go to ``problems``; DataError for an unusable source."""
-
-    @property
-    def brings_documents(self) -> bool:
-        """True if the source of the tasks also has documents, so that `data.corpus` may be absent."""
-
-    @property
-    def repeats_documents(self) -> bool:
-        """True if documents repeat (in the contexts of several questions); the first one counts."""
-
-    def fits(self, record: Fields) -> bool:
-        """Check for a file of this kind by its first record."""
-
-    def tasks(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        """Yield tasks with their records."""
-
-    def documents(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        """Yield documents with their records."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileReader:
+@dataclass
+class FileReader(Reader):
     """The reader of files of JSON records, and of data sets on the hub. Its functions raise `BadRecord`."""
 
     task: Callable[[Fields], Task]

@@ -13,22 +13,18 @@ from pathlib import Path
 from leret.config.data import FileSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
-from leret.datasets.formats.base import HUB, Fields, text
+from leret.datasets.formats.base import HUB, text
 from leret.datasets.formats.jsonl import JSONL
-from leret.datasets.records import BadRecord, Problems, Record, lines, records
+from leret.datasets.records import BadRecord, Problems, Reader, Record, lines, records
 from leret.datasets.splits import SPLITS
 
 _LAYOUT = "kind beir needs a folder with corpus.jsonl, queries.jsonl and qrels/"
 
 
-class BeirReader:
+class BeirReader(Reader):
     """The reader of a BEIR folder."""
 
     brings_documents = True
-    repeats_documents = False
-
-    def fits(self, record: Fields) -> bool:
-        return False
 
     def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
         folder = Path(data.questions)

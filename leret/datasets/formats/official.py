@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from leret.core.types import Document, Task, digest
 from leret.datasets.formats.base import (
@@ -117,17 +118,11 @@ def _episode(record: Fields) -> Task:
     return replace(task, inputs={**task.inputs, "chunks": chunks})
 
 
-HOTPOTQA = FileReader(_hotpotqa, _articles, ("supporting_facts",), True, repeats_documents=True, alternative=JSONL)
-TWO_WIKI = FileReader(
-    _two_wiki, _articles, ("evidences", "evidences_id"), True, repeats_documents=True, alternative=JSONL
-)
-HOVER = FileReader(_hover, _articles, ("claim",), repeats_documents=True, alternative=JSONL)
-MUSIQUE = FileReader(
-    _musique,
-    lambda r: [document for document, _ in _paragraphs(r)],
-    ("paragraphs",),
-    True,
-    repeats_documents=True,
-    alternative=JSONL,
+_Official = partial(FileReader, repeats_documents=True, alternative=JSONL)
+HOTPOTQA = _Official(_hotpotqa, _articles, ("supporting_facts",), brings_documents=True)
+TWO_WIKI = _Official(_two_wiki, _articles, ("evidences", "evidences_id"), brings_documents=True)
+HOVER = _Official(_hover, _articles, ("claim",))
+MUSIQUE = _Official(
+    _musique, lambda record: [d for d, _ in _paragraphs(record)], ("paragraphs",), brings_documents=True
 )
 EPISODES = FileReader(_episode, no_documents, marks=())

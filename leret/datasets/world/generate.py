@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter
-from typing import Any
 
 from leret.config.data import WorldSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
-from leret.datasets.records import Problems, Record
+from leret.datasets.records import Problems, Reader, Record
 from leret.datasets.world import cast as lexicon
 from leret.datasets.world.cast import KINDS, Cast, Company, Kind, Names, Person, Work, make_cast
 
@@ -63,14 +62,10 @@ def generate(
     return tuple(sorted(documents, key=lambda document: document.doc_id)), tuple(questions)
 
 
-class WorldReader:
+class WorldReader(Reader):
     """The reader of kind world: calls `generate` with `data.seed` and `data.options`."""
 
     brings_documents = True
-    repeats_documents = False
-
-    def fits(self, record: Mapping[str, Any]) -> bool:
-        return False
 
     def tasks(self, data: WorldSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
         for number, task in enumerate(_world(data)[1], 1):

@@ -37,8 +37,5 @@ def test_episodes_have_the_paragraphs_of_official_files(tmp_path, kind, records)
         assert {chunk["id"]: chunk["text"] for chunk in episode.inputs["chunks"]}.items() <= {
             document.doc_id: document.text for document in data.corpus.values()
         }.items()
-
-
-def test_questions_without_paragraphs_are_refused(tmp_path):
     with pytest.raises(DataError, match="leret data episodes"):
         load_tasks("episodes", json_lines(tmp_path / "q", QUESTIONS))

@@ -19,19 +19,14 @@ def test_questions_and_documents(tmp_path):
     assert data.corpus["D"] == Document("D", "", "A poet.")
 
 
-def test_tasks_have_gold_or_answers(tmp_path):
-    records = [{"question": "Who?", "answers": ["Ada", "Ada Lovelace", "Ada"]},
-               {**ONE, "answer": "Ada", "answers": ["Byron"]}]  # fmt: skip
-    tasks = load_tasks("jsonl", json_lines(tmp_path / "q", records))
-    assert [(task.gold, task.answers) for task in tasks] == [((), ("Ada", "Ada Lovelace")), (("A",), ("Ada", "Byron"))]
-
-
-def test_tasks_have_several_named_inputs(tmp_path):
+def test_tasks_have_gold_or_answers_and_several_named_inputs(tmp_path):
     inputs = {"persona": "a poet", "turns": ["Hello", "Who are you?"]}
-    records = [{"inputs": inputs, "answer": "Byron"}, {**ONE, "inputs": inputs}]
+    records = [{"inputs": inputs, "answers": ["Ada", "Ada Lovelace", "Ada"]},
+               {**ONE, "inputs": inputs, "answer": "Ada", "answers": ["Byron"]}]  # fmt: skip
     alone, beside = load_tasks("jsonl", json_lines(tmp_path / "q", records))
-    assert (alone.id, alone.inputs) == (digest(inputs), inputs)
-    assert list(beside.inputs) == ["question", "persona", "turns"]
+    assert (alone.id, alone.inputs, alone.gold, alone.answers) == (digest(inputs), inputs, (), ("Ada", "Ada Lovelace"))
+    assert (list(beside.inputs), beside.gold) == (["question", "persona", "turns"], ("A",))
+    assert beside.answers == ("Ada", "Byron")
 
 
 def test_grades_stay_with_their_documents(tmp_path):

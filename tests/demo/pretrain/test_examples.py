@@ -1,9 +1,6 @@
 """The stream of prompts and queries, over three documents."""
 
-from __future__ import annotations
-
 from itertools import islice
-from typing import Any
 from unittest.mock import Mock
 
 from leret.core.types import Document
@@ -30,12 +27,12 @@ IDF = corpus_idf(f"{d.title} {d.text}" for d in DOCUMENTS)
 ENGINE = BM25.build(Corpus(DOCUMENTS))
 
 
-def stream(n: int, retriever: Any = ENGINE, **changes: Any) -> list[Any]:
+def stream(n, retriever=ENGINE, **changes):
     settings = {"hop1_first": 0, "block": 4, **changes}
     return list(islice(examples(QUESTIONS, retriever, IDF, CompactAdapter(), **settings), n))
 
 
-def test_both_hops_come_with_demos_and_without_by_the_seed() -> None:
+def test_both_hops_come_with_demos_and_without_by_the_seed():
     first = stream(200)
     assert stream(200) == first != stream(200, seed=1)
     kinds = [(len(example.messages) > 1, "context:" in example.messages[-1]["content"]) for example in first]
@@ -43,7 +40,7 @@ def test_both_hops_come_with_demos_and_without_by_the_seed() -> None:
     assert 50 <= sum(with_demos for with_demos, _ in kinds) <= 100  # four in ten, less those without a query
 
 
-def test_demos_show_other_questions_and_no_context_and_targets_differ() -> None:
+def test_demos_show_other_questions_and_no_context_and_targets_differ():
     for example in stream(100):
         assert example.targets
         assert len({target for target in example.targets if target.strip()}) == len(example.targets)
@@ -53,7 +50,7 @@ def test_demos_show_other_questions_and_no_context_and_targets_differ() -> None:
         assert not any("context" in text for text in shown)
 
 
-def test_the_first_examples_are_first_hops_and_ask_the_retriever_nothing() -> None:
+def test_the_first_examples_are_first_hops_and_ask_the_retriever_nothing():
     retriever = Mock(wraps=ENGINE)
     made = stream(12, retriever, hop1_first=12)
     assert {(len(example.messages), "context:" in example.messages[-1]["content"]) for example in made} == {(1, False)}
@@ -62,7 +59,7 @@ def test_the_first_examples_are_first_hops_and_ask_the_retriever_nothing() -> No
     assert [len(call.args[0]) for call in retriever.search.call_args_list] == [4]  # one batch a block
 
 
-def test_pseudo_questions_are_sentences_of_the_corpus() -> None:
+def test_pseudo_questions_are_sentences_of_the_corpus():
     found = pseudo_questions(DOCUMENTS, 3, seed=0)
     assert found == pseudo_questions(DOCUMENTS, 3, seed=0)
     assert "Anna Bolt is a director who was born in the small city of Port Arden?" in found

@@ -1,10 +1,7 @@
 """The demonstrators, on examples small enough to work out by hand."""
 
-from __future__ import annotations
-
 import math
 import random
-from typing import Any
 
 import pytest
 
@@ -17,28 +14,28 @@ OTHER = Passage("o", "Harbor Lights", "Harbor Lights is a song sung by Milo Vane
 RARE = {"birthplace": 5.0, "director": 3.0, "city": 1.0, "silent": 4.0, "harbor": 2.0}
 
 
-def written(style: str, question: str = QUESTION, passages: Any = (HARBOR, OTHER), words: int = 40) -> set[Any]:
+def written(style, question=QUESTION, passages=(HARBOR, OTHER), words=40):
     """Queries in a style, of 60 seeds."""
 
-    def idf(word: str) -> float:
+    def idf(word):
         return RARE.get(word.lower(), 0.5)
 
     return {STYLES[style](Draft(question, passages, idf, random.Random(seed), words)) for seed in range(60)}
 
 
-def test_idf_follows_its_formula_in_any_case() -> None:
+def test_idf_follows_its_formula_in_any_case():
     rarity = corpus_idf(["The cat", "the dog", "the the cow"])
     found = [rarity(word) for word in ("THE", "cat", "absent")]
     assert found == pytest.approx([math.log(1 + 3 / 4), math.log(1 + 3 / 2), math.log(1 + 3 / 1)])
 
 
-def test_copy_writes_the_content_words_24_at_most() -> None:
+def test_copy_writes_the_content_words_24_at_most():
     assert written("copy") == {"city birthplace director Silent Harbor"}
     long = " ".join(f"Word{i}" for i in range(60))
     assert {len(query.split()) for query in written("copy", long)} == {24}
 
 
-def test_entity_starts_with_a_name_and_entity_left_with_one_that_no_title_has() -> None:
+def test_entity_starts_with_a_name_and_entity_left_with_one_that_no_title_has():
     found = written("entity")
     assert {query[:13] for query in found} == {"Silent Harbor"}
     assert {len(query.split()) for query in found} == {2, 3, 4}
@@ -47,14 +44,14 @@ def test_entity_starts_with_a_name_and_entity_left_with_one_that_no_title_has() 
     assert {query[:8] for query in written("entity_left", both)} == {"Red Dune"}
 
 
-def test_keywords_are_the_rarest_and_generic_the_most_common() -> None:
+def test_keywords_are_the_rarest_and_generic_the_most_common():
     assert "birthplace Silent" in written("keywords")  # idf 5 and 4
     assert "city Harbor" in written("generic")  # idf 1 and 2
     assert all("birthplace" in query for query in written("keywords"))
     assert not any("birthplace" in query for query in written("generic"))
 
 
-def test_mentions_are_names_that_the_question_lacks_and_the_prompt_shows() -> None:
+def test_mentions_are_names_that_the_question_lacks_and_the_prompt_shows():
     starts = {" ".join(query.split()[:2]) for query in written("mention_random")}
     assert starts == {"Anna Bolt", "Otto Kern", "Milo Vane", "Port Arden"}
     # The closest sentence's, with the rarest words that it lacks; and the one that follows a word of the question.
@@ -64,10 +61,10 @@ def test_mentions_are_names_that_the_question_lacks_and_the_prompt_shows() -> No
 
 
 @pytest.mark.parametrize("style", sorted(STYLES))
-def test_a_style_survives_odd_questions(style: str) -> None:
+def test_a_style_survives_odd_questions(style):
     for question in ("", "?", "who?", "Ж " * 50):
         assert all(query is None or query.strip() for query in written(style, question))
 
 
-def test_first_hop_styles_need_no_passages() -> None:
+def test_first_hop_styles_need_no_passages():
     assert [s for s in STYLES if None not in written(s, passages=())] == ["copy", "entity", "keywords", "generic"]

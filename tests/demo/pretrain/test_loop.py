@@ -1,17 +1,12 @@
 """The pretraining loop: shared prompts, exact resumption, the log, refusals."""
 
-from __future__ import annotations
-
 import json
 import random
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import OPTConfig, OPTForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from transformers import OPTConfig, OPTForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from leret.core.errors import RunError, TrainingError
 from leret.core.progress import Silent
@@ -20,22 +15,22 @@ from leret.demo.pretrain.loop import LoopSettings, Row, collate, interleaved, tr
 from models.scratch import ScratchSettings
 
 SETTINGS = LoopSettings(steps=6, lr=1e-2, batch_tokens=64, pool_rows=8, warmup_steps=2, checkpoint_every=2, log_every=2)
-SHAPE: dict[str, Any] = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+SHAPE = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def tiny(seed: int = 0) -> Qwen3ForCausalLM:
+def tiny(seed=0):
     torch.manual_seed(seed)
     more = {"num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": False}
     return Qwen3ForCausalLM(Qwen3Config(**SHAPE, **more, intermediate_size=24))
 
 
-def tiny_opt() -> OPTForCausalLM:
+def tiny_opt():
     torch.manual_seed(0)
     more = {"word_embed_proj_dim": 16, "max_position_embeddings": 32, "do_layer_norm_before": False, "dropout": 0.0}
     return OPTForCausalLM(OPTConfig(**SHAPE, **more, ffn_dim=24))
 
 
-def stream(seed: int = 0, n: int = 1000) -> Iterator[Row]:
+def stream(seed=0, n=1000):
     rng = random.Random(seed)
     for _ in range(n):
         prompt = tuple(rng.randrange(3, 20) for _ in range(rng.randint(2, 8)))
@@ -47,27 +42,27 @@ class Stopping(Silent):
 
     at = 0
 
-    def advance(self, n: int = 1, **_: float | int | str) -> None:
+    def advance(self, n=1, **_):
         self.at += n
         if self.at == 6:
             raise KeyboardInterrupt
 
 
-def equal(one: PreTrainedModel, two: PreTrainedModel) -> bool:
+def equal(one, two):
     return all(torch.equal(value, two.state_dict()[name]) for name, value in one.state_dict().items())
 
 
-def log(out: Path) -> list[dict[str, float]]:
+def log(out):
     lines = [json.loads(line) for line in (out / "pretrain.jsonl").read_text().splitlines()]
     return [{name: value for name, value in line.items() if name != "cpu_s"} for line in lines]
 
 
 @pytest.mark.parametrize("make", [tiny, tiny_opt])
-def test_targets_that_share_a_prompt_have_their_separate_losses(make: Callable[[], PreTrainedModel]) -> None:
+def test_targets_that_share_a_prompt_have_their_separate_losses(make):
     model = make()
     rows = [Row((5, 6, 7, 8), ((9, 10, 2), (6, 2), (7, 8, 9, 2))), Row((3, 4, 5, 6, 7, 8, 9), ((4, 4, 4, 4, 4, 4, 2),))]
 
-    def apart(text: tuple[int, ...], first: int) -> torch.Tensor:
+    def apart(text, first):
         """The losses of a text's tokens from ``first`` on."""
         logits = model(torch.tensor([text])).logits[0, first - 1 : -1]
         return torch.nn.functional.cross_entropy(logits, torch.tensor(text[first:]), reduction="none")
@@ -81,7 +76,7 @@ def test_targets_that_share_a_prompt_have_their_separate_losses(make: Callable[[
     assert torch.allclose(torch.stack([plain, *together]), expected, atol=1e-5)
 
 
-def test_muon_takes_the_matrices_of_the_layers_alone() -> None:
+def test_muon_takes_the_matrices_of_the_layers_alone():
     model = tiny()
     rest, taken = (
         {id(p) for group in part.param_groups for p in group["params"]} for part in ScratchSettings(1).optimizers(model)
@@ -90,7 +85,7 @@ def test_muon_takes_the_matrices_of_the_layers_alone() -> None:
     assert rest == {id(p) for p in model.parameters()} - taken
 
 
-def test_a_stopped_run_goes_on_to_bit_equal_weights(tmp_path: Path) -> None:
+def test_a_stopped_run_goes_on_to_bit_equal_weights(tmp_path):
     whole = tiny()
     train(whole, stream(), SETTINGS, tmp_path / "whole", Silent())
     with pytest.raises(KeyboardInterrupt):
@@ -102,7 +97,7 @@ def test_a_stopped_run_goes_on_to_bit_equal_weights(tmp_path: Path) -> None:
     assert not (tmp_path / "parts" / "state.pt").exists()
 
 
-def test_a_finished_run_is_left_as_it_is_and_does_not_go_on(tmp_path: Path) -> None:
+def test_a_finished_run_is_left_as_it_is_and_does_not_go_on(tmp_path):
     train(tiny(), stream(), SETTINGS, tmp_path, Silent())
     before = (tmp_path / "model.safetensors").read_bytes()
     train(tiny(seed=1), stream(), SETTINGS, tmp_path, Silent())
@@ -111,7 +106,7 @@ def test_a_finished_run_is_left_as_it_is_and_does_not_go_on(tmp_path: Path) -> N
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
-def test_other_settings_or_data_are_refused_by_name(tmp_path: Path) -> None:
+def test_other_settings_or_data_are_refused_by_name(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(tiny(), stream(), SETTINGS, tmp_path, Stopping(), data={"hop2": "a"})
     with pytest.raises(RunError, match=r"lr: 0\.01 in the run"):
@@ -123,15 +118,15 @@ def test_other_settings_or_data_are_refused_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("n", "head", "says"), [(3, 0.1, "no rows are left"), (1000, torch.inf, "not finite at step 0")]
 )
-def test_a_training_that_cannot_end_names_the_step(tmp_path: Path, n: int, head: float, says: str) -> None:
+def test_a_training_that_cannot_end_names_the_step(tmp_path, n, head, says):
     model = tiny()
     torch.nn.init.constant_(model.lm_head.weight, head)
     with pytest.raises(TrainingError, match=says):
         train(model, stream(n=n), SETTINGS, tmp_path, Silent())
 
 
-def test_the_probe_sees_a_model_that_is_not_training_and_is_logged(tmp_path: Path) -> None:
-    def probe(model: PreTrainedModel) -> dict[str, float]:
+def test_the_probe_sees_a_model_that_is_not_training_and_is_logged(tmp_path):
+    def probe(model):
         return {"in_training": float(model.training)}
 
     model = tiny()
@@ -140,7 +135,7 @@ def test_the_probe_sees_a_model_that_is_not_training_and_is_logged(tmp_path: Pat
     assert model.training
 
 
-def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss() -> None:
+def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss():
     model = tiny()
     batch = collate([Row((3, 4, 5), ((6, 7, 2), (8, 2)))])
     few = loop.classes_of(model, batch, replace(SETTINGS, negatives=1), 0)
@@ -155,7 +150,7 @@ def test_few_negatives_hold_every_label_and_all_of_them_are_the_whole_loss() -> 
     assert [loop.classes_of(model, batch, settings, step) is None for step in range(12)] == [False] * 10 + [True] * 2
 
 
-def test_the_share_of_exercises_falls_to_its_last_value_and_the_rows_stay() -> None:
+def test_the_share_of_exercises_falls_to_its_last_value_and_the_rows_stay():
     rows = [Row((i,), ((i,),)) for i in range(4000)]
     exercise = Row((-1,), ((-1,),))
     mixed = list(interleaved(iter(rows), lambda: exercise, (0.8, 0.2), 2000, random.Random(0)))

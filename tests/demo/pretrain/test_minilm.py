@@ -1,7 +1,5 @@
 """The rows that MiniLM's decoder is trained on."""
 
-from __future__ import annotations
-
 import random
 
 import pytest
@@ -16,17 +14,17 @@ from leret.programs.adapters import CompactAdapter
 MESSAGES = ({"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA | b"},)
 
 
-def test_a_row_has_ended_targets_and_one_that_is_too_long_is_left_out() -> None:
+def test_a_row_has_ended_targets_and_one_that_is_too_long_is_left_out():
     tokenizer = build_tokenizer()
     (row,) = rows([Example(MESSAGES, ("port arden", "b")), Example(MESSAGES, ("port " * 520,))], tokenizer)
     assert [tokenizer.decode(target) for target in row.targets] == ["port arden [SEP]", "b [SEP]"]
 
 
-def test_rows_of_another_depth_or_adapter_are_other_data() -> None:
+def test_rows_of_another_depth_or_adapter_are_other_data():
     class Engine:
         digest = "bm25"
 
-    def named(k: int = 3, words: int = 40) -> dict[str, str]:
+    def named(k=3, words=40):
         return data_names(MiniLMSettings(), k, ["who?"], Engine(), CompactAdapter(words_per_item=words))
 
     base = named()
@@ -34,7 +32,7 @@ def test_rows_of_another_depth_or_adapter_are_other_data() -> None:
         assert [name for name in base if base[name] != other[name]] == key
 
 
-def test_targets_are_runs_of_the_prompt() -> None:
+def test_targets_are_runs_of_the_prompt():
     rng = random.Random(0)
     for _ in range(50):
         row = copying(rng, range(100, 200), ((1, 2), (3, 4)), 5)

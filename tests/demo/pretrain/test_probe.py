@@ -1,19 +1,17 @@
 """The measures of a base policy, on completions written by hand."""
 
-from __future__ import annotations
-
 from transformers import AutoModelForCausalLM
 
 from leret.demo.pretrain.probe import copied, distinct, generate
 from leret.policies.checkpoints import policy_directory
 
 
-def test_measures_are_shares_of_words_and_of_different_samples() -> None:
+def test_measures_are_shares_of_words_and_of_different_samples():
     assert copied([[[1, 2], [9, 1]]], [[1, 2, 3]]) == 0.75
     assert distinct([[[1], [1]], [[1], [2]]]) == 0.75
 
 
-def test_completions_end_before_the_end_token_and_do_not_depend_on_their_neighbours() -> None:
+def test_completions_end_before_the_end_token_and_do_not_depend_on_their_neighbours():
     model = AutoModelForCausalLM.from_pretrained(str(policy_directory("demo")))
     prompts = [(6, 7, 8), (9, 10, 11, 12, 13, 14)]
     together = generate(model, prompts, 0)

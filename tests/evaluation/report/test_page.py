@@ -5,12 +5,12 @@ from html.parser import HTMLParser
 
 import pytest
 
+from leret.config.evaluation import EvalRecipe
 from leret.core.types import Document, Hop, Passage, Rollout, Task
 from leret.evaluation.measures import Scorer, all_measures
 from leret.evaluation.report.content import TrainingData, examples
 from leret.evaluation.report.page import render
 from leret.evaluation.results import SystemResults
-from leret.evaluation.statistics import Statistics
 from leret.evaluation.summary import summarise
 from leret.evaluation.systems import System
 from leret.programs.prompts import ZERO_SHOT
@@ -38,7 +38,7 @@ def system(name, kind, found, rivals=()):
 
 
 def page(systems, focus, learned=None, training=None):
-    summary = summarise(systems, QUESTIONS, all_measures(()), "base", Statistics(200)) | {"focus": focus}
+    summary = summarise(systems, QUESTIONS, all_measures(()), EvalRecipe(resamples=200)) | {"focus": focus}
     rows = {system.name: results.rows for system, results in systems}
     shown = examples((focus, rows[focus]), ("base", rows["base"]), QUESTIONS, CORPUS, 10) if focus else None
     given = [("fact", EVIL)], learned or TrainingData(), training or {}, shown

@@ -1,9 +1,6 @@
-"""The policies that ship with leret."""
+"""The demo learns to search, and its policies ship with leret."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
+import json
 
 import dspy
 import pytest
@@ -20,25 +17,26 @@ from leret.policies.checkpoints import policy_directory
 from leret.retrieval.engines.bm25 import BM25
 from models import agent, words
 from models.words import build_model, build_tokenizer
+from tests.first_steps import succeeds
 from tests.programs.zoo import Agent, Tutorial
 
 VOCABULARIES = {"demo": words.vocabulary, "agent": agent.vocabulary}
 
 
-def shipped(name: str) -> Path:
+def shipped(name):
     path = policy_directory(name)
     assert path is not None
     return path
 
 
-def test_a_wheel_holds_both_and_they_are_small() -> None:
+def test_a_wheel_holds_both_and_they_are_small():
     root, files = shipped("demo").parents[2], {file for name in POLICIES for file in shipped(name).iterdir()}
     assert sum(file.stat().st_size for file in files) <= 8_000_000
     assert files <= {root / file.path for file in WheelBuilder(str(root)).recurse_included_files()}
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_the_shipped_files_are_those_that_pretraining_builds(name: str) -> None:
+def test_the_shipped_files_are_those_that_pretraining_builds(name):
     tokenizer = AutoTokenizer.from_pretrained(shipped(name))
     assert tokenizer.get_vocab() == {word: i for i, word in enumerate(VOCABULARIES[name]())}
     assert tokenizer.chat_template == build_tokenizer().chat_template
@@ -50,7 +48,7 @@ def test_the_shipped_files_are_those_that_pretraining_builds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_greedy_completions_end_and_hold_no_unknown_word(name: str) -> None:
+def test_greedy_completions_end_and_hold_no_unknown_word(name):
     tokenizer = AutoTokenizer.from_pretrained(shipped(name))
     model = AutoModelForCausalLM.from_pretrained(shipped(name), dtype="float32")
     text = "<|user|>question: In which city was the director of the film The Golden Harbor born?<|end|><|assistant|>"
@@ -61,15 +59,15 @@ def test_greedy_completions_end_and_hold_no_unknown_word(name: str) -> None:
 
 
 class Parsed(BaseCallback):
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: list[bool] = []
 
-    def on_adapter_parse_end(self, call_id: str, outputs: Any, exception: Exception | None = None) -> None:
+    def on_adapter_parse_end(self, call_id, outputs, exception=None):
         self.calls.append(exception is None)
 
 
 @pytest.mark.parametrize("kind", [Agent, Tutorial])
-def test_completions_of_agent_can_be_parsed(kind: type[dspy.Module]) -> None:
+def test_completions_of_agent_can_be_parsed(kind):
     documents, questions = generate(77, 12, 0, 0)
     heard, lm = Parsed(), leret.LM("agent", max_tokens=96, temperature=0.7)
     settings = {"adapter": leret.CompactAdapter(outputs=True), "rm": BM25.build(Corpus(documents)), "lm": lm}
@@ -79,3 +77,17 @@ def test_completions_of_agent_can_be_parsed(kind: type[dspy.Module]) -> None:
         dspy.Evaluate(devset=examples, metric=lambda *_: 1, num_threads=8, max_errors=99)(kind())
     assert len(heard.calls) >= 2 * len(questions)
     assert sum(heard.calls) / len(heard.calls) >= 0.8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_demo_learns_to_search(tmp_path):
+    succeeds("demo", "--run", tmp_path / "r")
+    summary = json.loads((tmp_path / "r" / "eval" / "summary.json").read_text())
+    recall = {row["system"]: row["hops"][-1]["recall"] for row in summary["rows"]}
+    assert summary["n_questions"] >= 500
+    assert recall["oracle-titles"] >= 0.95
+    assert 0.35 <= recall["raw-question"] <= 0.65
+    assert recall["ipo"] >= recall["base"] + 0.15  # .196 on this seed, about .2 on three (benchmarks/RESULTS.md)
+    assert recall["ipo"] > max(recall["raw-question"] + 0.20, recall["sft-more"])
+    assert recall["grpo"] > recall["ipo"]
