@@ -42,14 +42,18 @@ class Found:
 
     Attributes:
         searches: one ranking a search, in order.
-        ranking: the union of all searches by retriever score, no document twice; the properties are in its order.
+        ranking: the union of all searches by retriever score, no document twice.
+        passages: ``title | text`` of the documents in the ranking's order, as in the properties.
     """
 
     searches: tuple[Ranking, ...] = ()
     ranking: Ranking = field(init=False, repr=False, compare=False)
+    passages: list[str] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ranking", merge(self.searches) if self.searches else ())
+        ranking = merge(self.searches) if self.searches else ()
+        texts = [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
+        vars(self).update(ranking=ranking, passages=texts)
 
     @property
     def doc_ids(self) -> list[str]:
@@ -67,10 +71,6 @@ class Found:
     def scores(self) -> list[float]:
         """The retriever's scores; higher is better."""
         return [passage.score for passage in self.ranking]
-
-    @property
-    def passages(self) -> list[str]:
-        return [f"{p.title} | {p.text}" if p.title else p.text for p in self.ranking]
 
 
 class Search(dspy.Module):
