@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -140,7 +141,6 @@ class Replay:
         results: SearchResults,
         retrieve: Retrieve | None = None,
         check: bool = False,
-        *,
         here: bool = False,
     ) -> Need:
         """Run from the start with the steps of a path; return the next request without an answer, or the end.
@@ -159,10 +159,8 @@ class Replay:
             inputs = dict(zip(self._inputs, inputs.values(), strict=True))
         passes.append(run)
         try:
-            with _MUTED:
+            with suppress(Stop), _MUTED:
                 run.prediction = context.run(forward, **inputs)
-        except Stop:
-            pass
         except USER_ERRORS as error:
             run.crash = error
         finally:
