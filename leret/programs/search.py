@@ -6,7 +6,8 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import dspy
@@ -42,18 +43,14 @@ class Found:
 
     Attributes:
         searches: one ranking a search, in order.
-        ranking: the union of all searches by retriever score, no document twice.
-        passages: ``title | text`` of the documents in the ranking's order, as in the properties.
     """
 
     searches: tuple[Ranking, ...] = ()
-    ranking: Ranking = field(init=False, repr=False, compare=False)
-    passages: list[str] = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        ranking = merge(self.searches) if self.searches else ()
-        texts = [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
-        vars(self).update(ranking=ranking, passages=texts)
+    @cached_property
+    def ranking(self) -> Ranking:
+        """The union of all searches by retriever score, no document twice; the properties are in its order."""
+        return merge(self.searches)
 
     @property
     def doc_ids(self) -> list[str]:
@@ -71,6 +68,11 @@ class Found:
     def scores(self) -> list[float]:
         """The retriever's scores; higher is better."""
         return [passage.score for passage in self.ranking]
+
+    @property
+    def passages(self) -> list[str]:
+        ranking = merge(self.searches) if self.searches else ()
+        return [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
 
 
 class Search(dspy.Module):
