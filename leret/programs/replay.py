@@ -110,7 +110,7 @@ class Replay:
         self._predictor_names = {id(predictor): name for name, predictor in self.predictors.items()}
         self._inputs = input_names(program)
         self._fields = {name: predictor.signature.input_fields.keys() for name, predictor in self.predictors.items()}
-        self.proxy = AdapterProxy(self.adapter, lambda *call: _current().answer(*call))
+        self.proxy = AdapterProxy(self.adapter, lambda *call: watching_run().answer(*call))
         record_lms(program)
         self._stand_in()
         self.rm = as_rm if rm is None else rm
@@ -141,17 +141,17 @@ class Replay:
         results: SearchResults,
         retrieve: Retrieve | None = None,
         check: bool = False,
-        here: bool = False,
+        in_thread: bool = False,
     ) -> Need:
         """Run from the start with the steps of a path; return the next request without an answer, or the end.
 
-        Answers of ``retrieve`` are added to ``results``; ``check`` repeats the run, and ReplayError if it comes to
-        another place; ``here`` runs in this thread.
+        Answers of ``retrieve`` are added to ``results``. ``check`` repeats the run; ReplayError if it comes to another
+        place. ``in_thread``: the caller is the thread without an event loop.
         """
-        if self._thread is not None and not here:
-            again = partial(self.run, task, steps, results, retrieve, check, here=True)
+        if self._thread is not None and not in_thread:
+            again = partial(self.run, task, steps, results, retrieve, check, in_thread=True)
             return self._thread.submit(copy_context().run, again).result()
-        run = ProgramRun(self, steps, results, retrieve, self._predictor_names, list(steps), here or self.is_async)
+        run = ProgramRun(self, steps, results, retrieve, self._predictor_names, list(steps), in_thread or self.is_async)
         program, forward = self._copy_for(run) if self._fresh else (self.program, self._forward)
         context = carrying(run, {**self._settings, "caller_modules": [program], "trace": []})
         inputs: Mapping[str, Any] = task.inputs
@@ -165,13 +165,13 @@ class Replay:
             run.crash = error
         finally:
             passes.remove(run)
-        if not here and isinstance(run.crash, RuntimeError) and "running event loop" in str(run.crash):
+        if not in_thread and isinstance(run.crash, RuntimeError) and "running event loop" in str(run.crash):
             self._thread = ThreadPoolExecutor(1, "leret-replay")  # asyncio.run within forward needs one without a loop
             return self.run(task, steps, results, retrieve, check)
         usual = len(run.needs) == 1 and not (run.left or run.errors or run.side_threads or len(steps) >= MAX_STEPS)
         need = run.needs[0] if usual else run.outcome(task)
         if check and not isinstance(need, NeedsSearch):
-            self._repeat(need, task, steps, results, retrieve, here)
+            self._repeat(need, task, steps, results, retrieve, in_thread)
         return need
 
     def _repeat(
@@ -181,10 +181,10 @@ class Replay:
         steps: Sequence[Step],
         results: SearchResults,
         retrieve: Retrieve | None,
-        here: bool,
+        in_thread: bool,
     ) -> None:
         for _ in range(_REPEATS):
-            again = self.run(task, steps, dict(results), retrieve, here=here)
+            again = self.run(task, steps, dict(results), retrieve, in_thread=in_thread)
             if place(again) != place(need):
                 raise ReplayError(
                     f"{type(self.program).__name__} is not deterministic given its completions: after the "
@@ -421,11 +421,7 @@ class ProgramRun:
 
 
 def _answer_request(owner: str, request: lm15.Request) -> lm15.Response:
-    return _current().answer_direct(request, owner)
-
-
-def _current() -> ProgramRun:
-    return cast(ProgramRun, watching_run())
+    return cast(lm15.Response, watching_run().answer_direct(request, owner))
 
 
 def _task() -> int | None:
