@@ -8,7 +8,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from contextvars import Context, copy_context
 from typing import Any, cast
 
 import dspy
@@ -121,11 +121,11 @@ def calling_predictor() -> Any:
 
 
 settings_here: Callable[[], Mapping[str, Any]] = thread_local_overrides.get
-"""Return all settings under `carrying`; elsewhere only those that differ from the process's."""
+"""Return all settings in a context of `carrying`; elsewhere only those that differ from the process's."""
 
 
 def carried_run() -> Any:
-    """Return the run of the surrounding `carrying`; None elsewhere."""
+    """Return the run of a context of `carrying`; None elsewhere."""
     return thread_local_overrides.get().get("_leret_run")
 
 
@@ -146,19 +146,12 @@ QUIET: dict[str, Any] = {"callbacks": [], "disable_history": True, "warn_on_type
 """Settings that stop DSPy from recording calls."""
 
 
-@dataclass
-class carrying:  # noqa: N801 - a context manager; `dspy.context` takes twice as long
-    """Settings of a watched run; unlike context variables, they reach the threads of `dspy.Parallel`."""
-
-    run: Any
-    settings: Mapping[str, Any]
-
-    def __enter__(self) -> None:
-        settings = {**main_thread_config, **settings_here(), **self.settings, "_leret_run": self.run}
-        self._token = thread_local_overrides.set(dotdict(settings))
-
-    def __exit__(self, *error: object) -> None:
-        thread_local_overrides.reset(self._token)
+def carrying(run: Any, settings: Mapping[str, Any]) -> Context:
+    """Return a context with the settings of a watched run, which reach the threads of `dspy.Parallel`."""
+    context = copy_context()
+    whole = {**main_thread_config, **settings_here(), **settings, "_leret_run": run}
+    context.run(thread_local_overrides.set, dotdict(whole))
+    return context
 
 
 def forward_of(program: dspy.Module) -> Callable[..., Any]:
@@ -168,9 +161,12 @@ def forward_of(program: dspy.Module) -> Callable[..., Any]:
 
 
 def prediction_of(outputs: Sequence[Mapping[str, Any]], signature: type[dspy.Signature]) -> dspy.Prediction:
-    """Build what `dspy.Prediction.from_completions` builds, in a third of the time."""
+    """Build what `dspy.Prediction.from_completions` builds of a copy, in a third of the time."""
     prediction, completions = dspy.Prediction.__new__(dspy.Prediction), Completions.__new__(Completions)
-    fields = {name: [one[name] for one in outputs] for name in outputs[0]} if outputs else {}
+    fields: dict[str, list[Any]] = {name: [one[name] for one in outputs] for name in outputs[0]} if outputs else {}
+    for name, values in fields.items():
+        if any(type(value) is not str for value in values):
+            fields[name] = copy.deepcopy(values)
     store = {name: values[0] for name, values in fields.items()}
     vars(completions).update(signature=signature, _completions=fields)
     vars(prediction).update(_store=store, _completions=completions, _lm_usage=None)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
@@ -23,6 +24,7 @@ def json_encoder(**options: Any) -> Callable[[Json], str]:
 
 
 _encode = json_encoder(sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+_hash = partial(hashlib.blake2b, digest_size=16)
 
 
 def digest(*parts: Json) -> str:
@@ -31,8 +33,7 @@ def digest(*parts: Json) -> str:
     >>> digest("q1", {"b": 1, "a": [2]}) == digest("q1", {"a": [2], "b": 1})
     True
     """
-    text = _encode(parts)
-    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    return _hash(_encode(parts).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 Message = Mapping[str, Any]
@@ -54,7 +55,8 @@ def text_of(message: Message) -> str:
 
 def seed_of(*parts: Json) -> int:
     """Return a 63-bit seed made of JSON values, the same on every machine."""
-    return int(digest("seed", *parts)[:16], 16) >> 1
+    name = _hash(_encode(("seed", *parts)).encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(name[:8]) >> 1
 
 
 def storable(text: str) -> str:

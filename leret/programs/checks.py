@@ -29,10 +29,11 @@ from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Candidate, Ranking, Task
 from leret.policies.base import Messages
 from leret.programs.lms import record_lms, recorded_lm
+from leret.programs.load import bound_inputs
 from leret.programs.needs import REPEATABLE, Finished, NeedsCompletion, Step, tool_key
 from leret.programs.pick import Candidates, ChoiceCall, Pick, candidates_of, named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.programs.replay import SearchResults, Stop, bound_inputs
+from leret.programs.replay import SearchResults, Stop
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 
@@ -108,8 +109,8 @@ def _run_stock(
     observer = SearchMemory(results, None if runner.searches is None else runner.searches.retriever, recorded)
     settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
     # After a failure, the calls that are missing are reported.
-    with suppress(Stop, Exception), suppress_output("dspy"), carrying(observer, settings):
-        run_program(program, **bound_inputs(program, task))
+    with suppress(Stop, Exception), suppress_output("dspy"):
+        carrying(observer, settings).run(run_program, program, **bound_inputs(program, task))
     return [messages for messages, _ in left], others[0] if others else None
 
 

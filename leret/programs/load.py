@@ -1,4 +1,4 @@
-"""Loading a program by ``FILE.py:Class``."""
+"""Loading a program by ``FILE.py:Class``, and the inputs that it takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import dspy
 
 from leret.core.errors import USER_ERRORS, ProgramError, raised
 from leret.core.stages import forget_changed
-from leret.core.types import digest
+from leret.core.types import Task, digest
 from leret.programs.search import Search
 
 FILE_MODULE = "leret_program_"
@@ -77,3 +77,28 @@ def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> l
         return []
     shown, effective = (" and ".join(map(str, sorted(values))) for values in (stated, used))
     return [f"{type(program).__name__} has k {shown}, retriever.k is {k}: a search brings {effective} passages"]
+
+
+def input_names(program: dspy.Module) -> tuple[str, ...]:
+    """Return the arguments of ``forward`` that take a task's inputs: those without a default, or ``question``."""
+    kind = type(program)
+    method = getattr(kind, "forward", None) or getattr(kind, "aforward", None)
+    if method is None:
+        raise ProgramError(f"{kind.__name__} has neither forward nor aforward")
+    parameters = dict(list(inspect.signature(method).parameters.items())[1:])
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    required = tuple(name for name, p in parameters.items() if p.default is p.empty and p.kind in kinds)
+    if "question" in parameters and set(required) <= {"question"}:
+        return ("question",)
+    if not required and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        raise ProgramError(
+            f"{kind.__name__}.forward takes {', '.join(parameters) or 'nothing'}; it must take the task's "
+            "inputs by name, or a question as `question` or as its only argument without a default"
+        )
+    return required
+
+
+def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
+    """Return a task's inputs by the arguments of ``forward``; a single input goes to the only argument."""
+    names = input_names(program)
+    return dict(zip(names, task.inputs.values(), strict=True)) if len(names) == len(task.inputs) == 1 else task.inputs

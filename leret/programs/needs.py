@@ -131,6 +131,9 @@ class Finished:
         return isinstance(self.prediction, AdapterParseError)
 
 
+Need = NeedsCompletion | NeedsSearch | Finished
+
+
 def tool_key(name: str, arguments: Any) -> tuple[str, str]:
     """Return the key of a search tool's result."""
     return name, encode_sorted(plain_json(arguments))
@@ -154,7 +157,7 @@ def _name(value: Any) -> str:
     return getattr(value, "__qualname__", None) or type(value).__qualname__
 
 
-def place(need: NeedsCompletion | NeedsSearch | Finished) -> Any:
+def place(need: Need) -> Any:
     """Return a key of a place: the question asked or the prediction, with the documents found before it."""
     if isinstance(need, NeedsSearch):
         return need.key
@@ -165,7 +168,7 @@ def place(need: NeedsCompletion | NeedsSearch | Finished) -> Any:
     return repr(value) if isinstance(value, Exception) else encode_sorted(plain_json(_fields(value))), documents
 
 
-def difference(before: NeedsCompletion | NeedsSearch | Finished, now: NeedsCompletion | NeedsSearch | Finished) -> str:
+def difference(before: Need, now: Need) -> str:
     """Describe the difference between two places that should be one, with both values."""
     if isinstance(before, NeedsCompletion) and isinstance(now, NeedsCompletion) and before.predictor == now.predictor:
         if before.key != now.key:
@@ -183,7 +186,7 @@ def asked_instead(step: Step, needs: Iterable[NeedsCompletion | NeedsSearch]) ->
     return _changed(name, step.call.values, now)
 
 
-def _shown(need: NeedsCompletion | NeedsSearch | Finished) -> str:
+def _shown(need: Need) -> str:
     match need:
         case NeedsCompletion():
             return f"a call of {need.predictor} for {_short(need.inputs)}"

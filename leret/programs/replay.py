@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import inspect
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
@@ -45,16 +45,19 @@ from leret.core.dspy_internals import (
 from leret.core.errors import USER_ERRORS, ProgramError, ReplayError, raised
 from leret.core.types import Candidate, Ranking, Task
 from leret.programs.lms import record_lms, recorded_lm
+from leret.programs.load import input_names
 from leret.programs.needs import (
-    PLAIN,
     REPEATABLE,
     Finished,
+    Need,
     NeedsCompletion,
     NeedsSearch,
     PredictorCall,
     Step,
     asked_instead,
+    difference,
     order,
+    place,
     tool_key,
 )
 from leret.programs.pick import Candidates, ChoiceCall, Pick, candidates_of, named_picks
@@ -63,6 +66,12 @@ from leret.retrieval.base import Retriever
 
 SearchResults = dict[Any, Any]
 """Rankings by (query, k), and results of search tools by (name, arguments), of one path."""
+
+Retrieve = Callable[[str, int], Ranking | None]
+"""Answers a search immediately, or returns None if it cannot."""
+
+MAX_STEPS = 64
+_REPEATS = 4
 
 _SETTLE_S, _STARVED_S = 0.01, 0.1
 """Seconds without progress after which threads count as blocked: older ones than the pass, and those it started."""
@@ -101,7 +110,7 @@ class Replay:
         self._predictor_names = {id(predictor): name for name, predictor in self.predictors.items()}
         self._inputs = input_names(program)
         self._fields = {name: predictor.signature.input_fields.keys() for name, predictor in self.predictors.items()}
-        self.proxy = AdapterProxy(self.adapter, lambda *call: _current().answer(*call))
+        self.proxy = AdapterProxy(self.adapter, lambda *call: watching_run().answer(*call))
         record_lms(program)
         self._stand_in()
         self.rm = as_rm if rm is None else rm
@@ -130,54 +139,66 @@ class Replay:
         task: Task,
         steps: Sequence[Step],
         results: SearchResults,
-        retrieve: Callable[[str, int], Ranking | None] | None = None,
-    ) -> NeedsCompletion | NeedsSearch | Finished:
+        retrieve: Retrieve | None = None,
+        check: bool = False,
+        in_thread: bool = False,
+    ) -> Need:
         """Run from the start with the steps of a path; return the next request without an answer, or the end.
 
-        ``retrieve`` answers a search immediately, or returns None if it cannot; its answers are added to ``results``.
-
-        Raises:
-            ProgramError: the program failed, or asks for other completions than those of the path.
+        Answers of ``retrieve`` are added to ``results``. ``check`` repeats the run; ReplayError if it comes to another
+        place. ``in_thread``: the caller is the thread without an event loop.
         """
+        if self._thread is not None and not in_thread:
+            again = partial(self.run, task, steps, results, retrieve, check, in_thread=True)
+            return self._thread.submit(copy_context().run, again).result()
+        run = ProgramRun(self, steps, results, retrieve, self._predictor_names, list(steps), in_thread or self.is_async)
+        program, forward = self._copy_for(run) if self._fresh else (self.program, self._forward)
+        context = carrying(run, {**self._settings, "caller_modules": [program], "trace": []})
         inputs: Mapping[str, Any] = task.inputs
         if len(self._inputs) == len(inputs) == 1:  # a single input goes to the only argument
             inputs = dict(zip(self._inputs, inputs.values(), strict=True))
-        while True:
-            run = ProgramRun(self, steps, results, retrieve, self._predictor_names, list(steps))
-            try:
-                if self._thread is None:
-                    self._pass(run, inputs)
-                else:
-                    self._thread.submit(copy_context().run, self._pass, run, inputs).result()
-                return run.outcome(task)
-            except RuntimeError as error:  # asyncio.run within forward needs a thread without an event loop
-                if self._thread is not None or "running event loop" not in str(error):
-                    raise
-                self._thread = ThreadPoolExecutor(1, "leret-replay")
-
-    def _pass(self, run: ProgramRun, inputs: Mapping[str, Any]) -> None:
-        program, forward = self.program, self._forward
-        run.home, run.older_threads = threading.get_ident(), threading.enumerate()
         passes.append(run)
-        if self._fresh:
-            program = program.deepcopy()
-            forward = self._forward_of(program)
-            run.names = {id(predictor): name for name, predictor in program.named_predictors()}
-        settings = {**self._settings, "caller_modules": [program], "trace": []}
         try:
-            with carrying(run, settings), _MUTED:
-                run.prediction = asyncio.run(forward(**inputs)) if self.is_async else forward(**inputs)
-        except Stop:
-            pass
+            with suppress(Stop), _MUTED:
+                run.prediction = context.run(forward, **inputs)
         except USER_ERRORS as error:
-            if isinstance(error, RuntimeError) and self._thread is None and "running event loop" in str(error):
-                raise
             run.crash = error
         finally:
             passes.remove(run)
+        if not in_thread and isinstance(run.crash, RuntimeError) and "running event loop" in str(run.crash):
+            self._thread = ThreadPoolExecutor(1, "leret-replay")  # asyncio.run within forward needs one without a loop
+            return self.run(task, steps, results, retrieve, check)
+        usual = len(run.needs) == 1 and not (run.left or run.errors or run.side_threads or len(steps) >= MAX_STEPS)
+        need = run.needs[0] if usual else run.outcome(task)
+        if check and not isinstance(need, NeedsSearch):
+            self._repeat(need, task, steps, results, retrieve, in_thread)
+        return need
+
+    def _repeat(
+        self,
+        need: NeedsCompletion | Finished,
+        task: Task,
+        steps: Sequence[Step],
+        results: SearchResults,
+        retrieve: Retrieve | None,
+        in_thread: bool,
+    ) -> None:
+        for _ in range(_REPEATS):
+            again = self.run(task, steps, dict(results), retrieve, in_thread=in_thread)
+            if place(again) != place(need):
+                raise ReplayError(
+                    f"{type(self.program).__name__} is not deterministic given its completions: after the "
+                    f"same {len(steps)}, {difference(need, again)}. Nothing can be learnt from alternatives at a "
+                    f"state that does not come back: {REPEATABLE}"
+                )
+
+    def _copy_for(self, run: ProgramRun) -> tuple[dspy.Module, Callable[..., Any]]:
+        program = self.program.deepcopy()
+        run.names = {id(predictor): name for name, predictor in program.named_predictors()}
+        return program, self._forward_of(program)
 
     def _forward_of(self, program: dspy.Module) -> Callable[..., Any]:
-        return program.acall if self.is_async else forward_of(program)
+        return (lambda **inputs: asyncio.run(program.acall(**inputs))) if self.is_async else forward_of(program)
 
     def name_of(self, signature: Any) -> str:
         if signature is None:
@@ -199,7 +220,7 @@ class _QuickPredict(dspy.Predict):
         fields = vars(self)  # DSPy's modules look up attributes slowly
         signature = fields["signature"]
         call = PredictorCall(name, kwargs, True, run.replay.adapter, fields["lm"], {}, signature, demos=fields["demos"])
-        prediction = prediction_of(run.outputs(call), signature)
+        prediction = prediction_of(run.take(call).outputs, signature)
         settings["trace"].append((self, kwargs, prediction))
         return prediction
 
@@ -210,6 +231,7 @@ class ProgramRun:
 
     Attributes:
         left: steps that no call has taken yet.
+        has_tasks: True if calls come from several tasks of asyncio.
         home: thread of the pass; ``older_threads`` existed before it.
         side_threads: True if `dspy.Parallel`'s threads answer, in any order.
     """
@@ -217,17 +239,18 @@ class ProgramRun:
     replay: Replay
     steps: Sequence[Step]
     results: SearchResults
-    retrieve: Callable[[str, int], Ranking | None] | None
+    retrieve: Retrieve | None
     names: Mapping[int, str]
     left: list[Step]
+    has_tasks: bool
     searches: list[SearchCall] = field(default_factory=list)
     needs: list[NeedsCompletion | NeedsSearch] = field(default_factory=list)
     prediction: Any = None
     crash: BaseException | None = None
     stopped: set[int | None] = field(default_factory=set)
     errors: list[Exception] = field(default_factory=list)
-    home: int = 0
-    older_threads: list[threading.Thread] = field(default_factory=list)
+    home: int = field(default_factory=threading.get_ident)
+    older_threads: list[threading.Thread] = field(default_factory=threading.enumerate)
     side_threads: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -251,32 +274,33 @@ class ProgramRun:
             self.stop(ProgramError(f"{name} asks for n > 1 completions in one call; ask for one, several times"))
         if dspy.settings.send_stream is not None:
             self.stop(ProgramError(f"{name} streams its completion; call the program without dspy.streamify"))
-        return self.outputs(PredictorCall(name, inputs, usual, adapter, lm, config, signature, wording, demos))
+        call = PredictorCall(name, inputs, usual, adapter, lm, config, signature, wording, demos)
+        return copy.deepcopy(cast(list[dict[str, Any]], self.take(call).outputs))  # the program may change them
 
-    def outputs(self, call: PredictorCall) -> list[dict[str, Any]]:
+    def take(self, call: PredictorCall) -> Step:
+        """Return the step of the path that a call takes; stop the program if there is none."""
         if self.stopped:
             self._raise_if_stopped()
-        step = self._take(call) if self.left else None
-        if step is None:
-            self.stop(NeedsCompletion(call, self._ordered() if self.side_threads else tuple(self.searches)))
+        with self.lock:
+            for i, step in enumerate(self.left):
+                other = step.call
+                same = call.usual and other.usual and call.predictor == other.predictor and call.inputs == other.inputs
+                if same or other.asks_as(call):
+                    del self.left[i]
+                    break
+            else:
+                self.stop(NeedsCompletion(call, self._ordered() if self.side_threads else tuple(self.searches)))
         if isinstance(step.outputs, AdapterParseError):
             raise step.outputs.with_traceback(None)
-        return [  # copies, which the program may change
-            {name: value if type(value) in PLAIN else copy.deepcopy(value) for name, value in fields.items()}
-            for fields in step.outputs
-        ]
+        return step
 
     def answer_direct(self, request: lm15.Request, owner: str = "") -> lm15.Response:
         """Return the recorded text of a call that bypassed the adapter, to the LM of the predictor ``owner``."""
-        self._raise_if_stopped()
         predictor = calling_predictor()
         name = self.names.get(id(predictor)) or self.replay.name_of(getattr(predictor, "signature", None))
         call = PredictorCall(name, {"messages": list(messages_of(request))}, request=request)
         call.lm = StandInLM.of(owner, "direct", lambda request: text_response(request, ""))
-        step = self._take(call)
-        if step is None:
-            self.stop(NeedsCompletion(call, self._ordered()))
-        return text_response(request, step.text or "")
+        return text_response(request, self.take(call).text or "")
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
         if self.stopped:
@@ -311,8 +335,7 @@ class ProgramRun:
         return cast(Candidates, known[1])
 
     def choose(self, pick: Pick, call: ChoiceCall) -> Candidate:
-        [fields] = self.outputs(call)
-        return call.chosen(fields["id"])
+        return call.chosen(cast(list[dict[str, Any]], self.take(call).outputs)[0]["id"])
 
     def add(self, queries: tuple[str, ...], added: tuple[Ranking, ...]) -> None:
         self.side_threads |= threading.get_ident() != self.home
@@ -326,7 +349,7 @@ class ProgramRun:
         ordered = sorted(self.searches, key=lambda search: search.queries)
         return tuple([search._replace(n_steps=min(n, len(self.steps))) for n, search in enumerate(ordered, start=1)])
 
-    def outcome(self, task: Task) -> NeedsCompletion | NeedsSearch | Finished:
+    def outcome(self, task: Task) -> Need:
         if self.side_threads:
             self._wait_for_threads()
         if self.errors:
@@ -335,9 +358,11 @@ class ProgramRun:
         program = type(self.replay.program).__name__
         if self.needs and not (missing and isinstance(self.needs[0], NeedsCompletion)):
             need = self.needs[0] if len(self.needs) == 1 else min(self.needs, key=order)
-            if isinstance(need, NeedsCompletion) and self.side_threads:
-                return NeedsCompletion(need.call, self._ordered())
-            return need
+            if isinstance(need, NeedsSearch):
+                return need
+            if len(self.steps) >= MAX_STEPS:
+                raise ProgramError(f"task {task.id}: the program asks for more than {MAX_STEPS} completions")
+            return NeedsCompletion(need.call, self._ordered()) if self.side_threads else need
         if missing and self.crash is None:
             raise ReplayError(
                 f"{program} is not deterministic given its completions: {asked_instead(missing[0], self.needs)}; "
@@ -358,7 +383,7 @@ class ProgramRun:
         else:
             self.needs.append(why)
         if threading.get_ident() == self.home:
-            self.stopped.add(_task())
+            self.stopped.add(_task() if self.has_tasks else None)
         else:
             self.side_threads = True
         raise Stop
@@ -377,7 +402,7 @@ class ProgramRun:
 
     def _raise_if_stopped(self) -> None:
         """Stop a program again that swallowed the stop (a bare ``except``), at its next call or search."""
-        if threading.get_ident() == self.home and _task() in self.stopped:
+        if threading.get_ident() == self.home and (_task() if self.has_tasks else None) in self.stopped:
             raise Stop
 
     def _wait_for_threads(self) -> None:
@@ -394,22 +419,9 @@ class ProgramRun:
             if is_quiet and not (self.left and time.monotonic() < deadline):
                 return
 
-    def _take(self, call: PredictorCall) -> Step | None:
-        with self.lock:
-            for place, step in enumerate(self.left):
-                other = step.call
-                same = call.usual and other.usual and call.predictor == other.predictor and call.inputs == other.inputs
-                if same or other.asks_as(call):
-                    return self.left.pop(place)
-        return None
-
 
 def _answer_request(owner: str, request: lm15.Request) -> lm15.Response:
-    return _current().answer_direct(request, owner)
-
-
-def _current() -> ProgramRun:
-    return cast(ProgramRun, watching_run())
+    return cast(lm15.Response, watching_run().answer_direct(request, owner))
 
 
 def _task() -> int | None:
@@ -417,28 +429,3 @@ def _task() -> int | None:
         return id(asyncio.current_task())
     except RuntimeError:
         return None
-
-
-def input_names(program: dspy.Module) -> tuple[str, ...]:
-    """Return the arguments of ``forward`` that take a task's inputs: those without a default, or ``question``."""
-    kind = type(program)
-    method = getattr(kind, "forward", None) or getattr(kind, "aforward", None)
-    if method is None:
-        raise ProgramError(f"{kind.__name__} has neither forward nor aforward")
-    parameters = dict(list(inspect.signature(method).parameters.items())[1:])
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    required = tuple(name for name, p in parameters.items() if p.default is p.empty and p.kind in kinds)
-    if "question" in parameters and set(required) <= {"question"}:
-        return ("question",)
-    if not required and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        raise ProgramError(
-            f"{kind.__name__}.forward takes {', '.join(parameters) or 'nothing'}; it must take the task's "
-            "inputs by name, or a question as `question` or as its only argument without a default"
-        )
-    return required
-
-
-def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
-    """Return a task's inputs by the arguments of ``forward``; a single input goes to the only argument."""
-    names = input_names(program)
-    return dict(zip(names, task.inputs.values(), strict=True)) if len(names) == len(task.inputs) == 1 else task.inputs

@@ -5,20 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import dspy
 
-from leret.core.aio import started
-from leret.core.errors import LeretError, ProgramError, ReplayError, RetrievalError, raised
+from leret.core.errors import LeretError, ProgramError, RetrievalError, raised
 from leret.core.types import State, Task, digest
-from leret.programs.needs import REPEATABLE, Finished, NeedsCompletion, NeedsSearch, Step, difference, place
+from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, Step
 from leret.programs.prompts import Formatter
-from leret.programs.replay import Replay, SearchResults
+from leret.programs.replay import Replay, Retrieve, SearchResults
 from leret.retrieval.batching import SearchBatcher
-
-MAX_STEPS = 64
-_REPEATS = 4
 
 
 @dataclass(frozen=True)
@@ -40,53 +37,23 @@ class ProgramRunner:
         replay = Replay(program, adapter, rm)
         return cls(replay, Formatter(replay), searches)
 
+    @cached_property
+    def retrieve(self) -> Retrieve | None:
+        return None if self.searches is None else self.searches.search_now
+
     async def advance(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
     ) -> NeedsCompletion | Finished:
         """Run to the next step without a completion, or to the end; ``check`` repeats the run and compares."""
-        need = self._run(task, steps, results, check)
-        return await self._search_on(need, task, steps, results, check) if isinstance(need, NeedsSearch) else need
+        need = self.replay.run(task, steps, results, self.retrieve, check)
+        return await self.search_on(need, task, steps, results, check) if isinstance(need, NeedsSearch) else need
 
-    def start(
-        self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
-    ) -> asyncio.Future[NeedsCompletion | Finished]:
-        """Run like `advance`: immediately if no search has to wait, else in a task."""
-        future = asyncio.get_running_loop().create_future()
-        try:
-            need = self._run(task, steps, results, check)
-        except Exception as error:
-            future.set_exception(error)
-            future.exception()  # read, so that it leaves no warning if another error ends the session
-            return future
-        if isinstance(need, NeedsSearch):
-            return started(self._search_on(need, task, steps, results, check))
-        future.set_result(need)
-        return future
-
-    async def _search_on(
+    async def search_on(
         self, need: NeedsSearch, task: Task, steps: Sequence[Step], results: SearchResults, check: bool
     ) -> NeedsCompletion | Finished:
+        """Run like `advance`, after a search."""
         results[need.key] = await self._search(need)
         return await self.advance(task, steps, results, check)
-
-    def _run(
-        self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool
-    ) -> NeedsCompletion | NeedsSearch | Finished:
-        retrieve = None if self.searches is None else self.searches.search_now
-        need = self.replay.run(task, steps, results, retrieve)
-        if isinstance(need, NeedsSearch):
-            return need
-        if len(steps) >= MAX_STEPS and isinstance(need, NeedsCompletion):
-            raise ProgramError(f"task {task.id}: the program asks for more than {MAX_STEPS} completions")
-        for _ in range(_REPEATS if check else 0):
-            again = self.replay.run(task, steps, dict(results), retrieve)
-            if place(again) != place(need):
-                raise ReplayError(
-                    f"{type(self.replay.program).__name__} is not deterministic given its completions: after the "
-                    f"same {len(steps)}, {difference(need, again)}. Nothing can be learnt from alternatives at a "
-                    f"state that does not come back: {REPEATABLE}"
-                )
-        return need
 
     def state(self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
         """Return the state at a step. Its id names the zero-shot prompt's messages, so a group saw one prompt."""

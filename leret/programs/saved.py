@@ -156,38 +156,15 @@ def save(
         program, adapter, rm = program.program, adapter or program.adapter, program.rm or rm
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    parts = _parts(program)
-    picks = named_picks(program)
-    actors = {name: policy_state(pick.actor) for name, pick in picks.items() if pick.actor is not None}
-    of_pick = {name: PolicySettings.model_validate(state) for name, state in actors.items()}
-    of_predictor: dict[str, Any] = {name: getattr(part, "lm", None) for name, part in parts.items()}
-    if policies is not None:
-        of_predictor = {name: policies.get(name.removeprefix("self."), policies[""]) for name in parts}
-        of_pick = {name: policies.get(name, policies[""]) for name in picks}
-    lms = list(dict.fromkeys(lm for lm in of_predictor.values() if lm is not None))
-    greedy = {"temperature": 0.0}
-    records = [lm_record(lm, directory) if policies is None else policy_record(lm, directory, greedy) for lm in lms]
-    places = {lm: place for place, lm in enumerate(lms)}
-    predictors = {
-        name: {"state": {**part.dump_state(), "lm": None}, "lm": places.get(of_predictor[name])}
-        for name, part in parts.items()
-    }
     value = {
-        "version": _VERSION,
-        "dspy": dspy.__version__,
         "program": _record(program, source, directory),
         "adapter": adapter_record(adapter or current_adapter()),
-        "predictors": predictors,
-        "lms": records,
-        "picks": {name: policy_record(one, directory, {}, keep=policies is None) for name, one in of_pick.items()},
+        **_answered_by(program, policies, directory),
         "searches": {} if retriever else _searches(program, rm, directory),
         "retriever": retriever and portable(retriever, directory),
         "data": data and portable(data, directory),
     }
-    try:
-        write_atomically(directory / _FILE, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-    except (TypeError, ValueError) as error:
-        raise ProgramError(f"the state of {type(program).__name__} is not JSON ({error}); see its demos") from error
+    _write(directory, value)
 
 
 def load(
@@ -265,6 +242,32 @@ def _load(
     except BaseException:
         servers.close()
         raise
+
+
+def _answered_by(
+    program: dspy.Module, policies: Mapping[str, PolicySettings] | None, directory: Path
+) -> dict[str, Any]:
+    """Return the records of predictors, of their LMs, and of picks; weights are written."""
+    parts, picks = _parts(program), named_picks(program)
+    if policies is None:
+        lms: dict[str, Any] = {name: getattr(part, "lm", None) for name, part in parts.items()}
+        states = {name: policy_state(pick.actor) for name, pick in picks.items() if pick.actor is not None}
+        actors = {name: PolicySettings.model_validate(state) for name, state in states.items()}
+    else:
+        lms = {name: policies.get(name.removeprefix("self."), policies[""]) for name in parts}
+        actors = {name: policies.get(name, policies[""]) for name in picks}
+    places = {lm: place for place, lm in enumerate(dict.fromkeys(lm for lm in lms.values() if lm is not None))}
+    greedy = {"temperature": 0.0}
+    return {
+        "predictors": {
+            name: {"state": {**part.dump_state(), "lm": None}, "lm": places.get(lms[name])}
+            for name, part in parts.items()
+        },
+        "lms": [
+            lm_record(lm, directory) if policies is None else policy_record(lm, directory, greedy) for lm in places
+        ],
+        "picks": {name: policy_record(one, directory, {}, keep=policies is None) for name, one in actors.items()},
+    }
 
 
 def _refuse_keys(records: Any, allowed: Collection[str], file: Path) -> None:
@@ -415,6 +418,14 @@ def _restore(program: dspy.Module, saved: Mapping[str, Any], lm_at: Callable[[in
 def _retriever(settings: RetrieverSettings, data: DataSettings, directory: Path) -> Retriever:
     corpus = load_corpus(data) if settings.needs_corpus or data.corpus_file is not None else None
     return with_cache(load_retriever(settings, corpus, directory / "cache"), settings)
+
+
+def _write(directory: Path, value: Mapping[str, Any]) -> None:
+    value = {"version": _VERSION, "dspy": dspy.__version__, **value}
+    try:
+        write_atomically(directory / _FILE, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+    except (TypeError, ValueError) as error:
+        raise ProgramError(f"the state of the program is not JSON ({error}); see its demos") from error
 
 
 def _read(directory: Path) -> dict[str, Any]:

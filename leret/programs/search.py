@@ -6,7 +6,8 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import dspy
@@ -42,14 +43,14 @@ class Found:
 
     Attributes:
         searches: one ranking a search, in order.
-        ranking: the union of all searches by retriever score, no document twice; the properties are in its order.
     """
 
     searches: tuple[Ranking, ...] = ()
-    ranking: Ranking = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "ranking", merge(self.searches) if self.searches else ())
+    @cached_property
+    def ranking(self) -> Ranking:
+        """The union of all searches by retriever score, no document twice; the properties are in its order."""
+        return merge(self.searches)
 
     @property
     def doc_ids(self) -> list[str]:
@@ -70,7 +71,8 @@ class Found:
 
     @property
     def passages(self) -> list[str]:
-        return [f"{p.title} | {p.text}" if p.title else p.text for p in self.ranking]
+        ranking = merge(self.searches) if self.searches else ()
+        return [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
 
 
 class Search(dspy.Module):

@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from leret.core.types import Outcome
 
+_NO_GOLD = "a ranking without gold documents has no value"
+
 Measure = Callable[[Sequence[str], Collection[str], int | None], float]
 
 
@@ -34,7 +36,9 @@ def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) 
     >>> recall(["a", "x"], {"a", "b"})
     0.5
     """
-    return len(_hits(doc_ids, gold, k)) / len(set(gold))
+    if not gold:
+        raise ValueError(_NO_GOLD)
+    return len(set(gold).intersection(doc_ids[:k])) / len(set(gold))
 
 
 def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
@@ -114,7 +118,7 @@ def fact_f1(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None)
 
 def _hits(doc_ids: Sequence[str], gold: Collection[str], k: int | None) -> list[int]:
     if not gold:
-        raise ValueError("a ranking without gold documents has no value")
+        raise ValueError(_NO_GOLD)
     ids = set(gold)
     return [rank for rank, doc_id in enumerate(dict.fromkeys(doc_ids[:k]), 1) if doc_id in ids]
 

@@ -58,23 +58,22 @@ class Crediting:
             finals = self.final.mix(named)
             values = [one | ({} if f is None else {"final": f}) for one, f in zip(values, finals, strict=True)]
         steps = self.step.mix(values) if credit != "final" else [None] * len(values)
-        return [self._rewarded(*one, credit, question_id) for one in zip(values, steps, strict=True)]
-
-    def _rewarded(
-        self, values: dict[str, float], step: float | None, credit: str, question_id: str
-    ) -> tuple[float, dict[str, float]]:
-        final = values.get("final")
-        if credit == "step" and step is not None:
-            return step, values
-        if credit == "final" and final is not None:
-            return final, values
-        if step is None or final is None:
-            name = " + ".join((self.final if step is not None and self.final else self.step).parts)
-            raise ConfigError(
-                f"sampling.reward: {name} has no value for question {question_id}; give the data what it is "
-                "computed from (relevant documents, reference answers), or use credit final"
-            )
-        return self.final_weight * final + (1 - self.final_weight) * step, {**values, "step": step}
+        weight, rewards = self.final_weight, list[tuple[float, dict[str, float]]]()
+        for one, step in zip(values, steps, strict=True):
+            final = one.get("final")
+            if credit == "step" and step is not None:
+                rewards.append((step, one))
+            elif credit == "final" and final is not None:
+                rewards.append((final, one))
+            elif step is not None and final is not None:
+                rewards.append((weight * final + (1 - weight) * step, {**one, "step": step}))
+            else:
+                name = " + ".join((self.final if step is not None and self.final else self.step).parts)
+                raise ConfigError(
+                    f"sampling.reward: {name} has no value for question {question_id}; give the data what it is "
+                    "computed from (relevant documents, reference answers), or use credit final"
+                )
+        return rewards
 
     def regrouped(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return all samples of a state, with rewards mixed over the group of those that have one."""

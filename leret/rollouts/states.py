@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain, islice, pairwise, repeat
@@ -33,7 +33,6 @@ from leret.policies.base import Completion, Messages, Request
 from leret.programs.needs import Finished, NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.runner import ProgramRunner
-from leret.rewards import values_of
 from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.credit import REPORTED, Crediting
 from leret.rollouts.failures import FAILURES, failure_of, unparsed
@@ -132,14 +131,11 @@ class StateSampler:
         """Walk to the program's end, one completion a step, by ``seed`` and the plan's; nothing is stored."""
 
         async def visit(point: Point) -> Point:
-            need = point.need
-            assert isinstance(need, NeedsCompletion)
-            role, n_steps = self._plan.role_of(need), len(point.steps)
-            seeds, messages = (seed_of(self._plan.seed, *seed, n_steps),), self._runner.formatter.messages(need)
-            [completion] = await self._ask(
-                role, need, messages, seeds, self._plan.decoding_of(role), n_steps, "continuation"
-            )
-            return await point.after(self._runner, self._runner.formatter.step(need, completion.text))
+            assert isinstance(point.need, NeedsCompletion)
+            state = self._runner.state(point.task, point.need, len(point.steps))
+            seeds = (seed_of(self._plan.seed, *seed, state.step),)
+            [completion] = await self._ask(self._visit(point, state), ZERO_SHOT, seeds, "continuation")
+            return await point.after(self._runner, self._runner.formatter.step(point.need, completion.text))
 
         return await walk(start, visit)
 
@@ -164,49 +160,38 @@ class StateSampler:
         if not todo:
             return samples
         new = [samples[i] for i in todo]
-        new = await self._score(visit, new, await self._complete(visit, prompt, new))
+        seeds = tuple([sample.seed for sample in new if sample.completion is None])
+        try:
+            answers: Iterator[Completion | Failure] = iter(
+                await self._ask(visit, prompt, seeds, prompt.name) if seeds else []
+            )
+        except PolicyError as error:
+            answers = repeat(failure_of(error))
+        completions = [next(answers) if one.completion is None else completion_of(one) for one in new]
+        new = await self._score(visit, new, completions)
         for i, sample in zip(todo, new, strict=True):
             samples[i] = sample
         if self._store is not None:
             self._store.put_samples(new, params)
         return samples
 
-    async def _complete(self, visit: _Visit, prompt: Prompt, samples: Sequence[Sample]) -> list[Completion | Failure]:
-        state, answers = visit.state, iter(list[Completion | Failure]())
-        if seeds := tuple([sample.seed for sample in samples if sample.completion is None]):
-            messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
-            if prompt.digest != ZERO_SHOT.digest:
-                messages = self._runner.formatter.messages(visit.need, prompt, messages[-1])
-            try:
-                answers = iter(
-                    await self._ask(visit.role, visit.need, messages, seeds, visit.decoding, state.step, prompt.name)
-                )
-            except PolicyError as error:
-                answers = repeat(failure_of(error))
-        return [next(answers) if sample.completion is None else completion_of(sample) for sample in samples]
-
-    async def _ask(
-        self,
-        role: Role,
-        need: NeedsCompletion,
-        messages: Messages,
-        seeds: tuple[int, ...],
-        decoding: tuple[float, float, int],
-        step: int,
-        name: str,
-    ) -> list[Completion]:
-        temperature, top_p, max_tokens = decoding
+    async def _ask(self, visit: _Visit, prompt: Prompt, seeds: tuple[int, ...], name: str) -> list[Completion]:
+        """Return a completion for each seed; they count as usage of ``name``."""
+        need, state, (temperature, top_p, max_tokens) = visit.need, visit.state, visit.decoding
+        messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
+        if prompt.digest != ZERO_SHOT.digest:
+            messages = self._runner.formatter.messages(need, prompt, messages[-1])
         call, began = need.call, time.monotonic()
         try:
-            completions = await role.policy.complete(
+            completions = await visit.role.policy.complete(
                 Request(messages, seeds, temperature, max_tokens, top_p, (), call.choice, call.predictor)
             )
         except PolicyError:
-            self.usage[step, name].lost(len(seeds))
+            self.usage[state.step, name].lost(len(seeds))
             raise
         seconds, n_prompt = time.monotonic() - began, completions[0].n_prompt_tokens
         written = sum([completion.n_completion_tokens for completion in completions])
-        self.usage[step, name].answered(seconds, n_prompt, written, len(completions))
+        self.usage[state.step, name].answered(seconds, n_prompt, written, len(completions))
         return completions
 
     async def _score(
@@ -255,7 +240,9 @@ class StateSampler:
                 ranking = merge(added for search in need.searches for added in search.added)
             if role.sampled and failure is None:
                 outcome = Outcome(point.task, text, deepcopy(outputs), ranking, prediction, len(point.steps) + 1)
-                values = {**values_of(REPORTED if role.credit == "final" else self._rewards, outcome), **final}
+                rewards = REPORTED if role.credit == "final" else self._rewards
+                values = {name: value for name, part in rewards.items() if (value := part(outcome)) is not None}
+                values |= final
                 [(reward, components)] = self._crediting.mixed([values], role.credit, sample.task_id)
         if answer.value is not None:
             logp = {"logp": answer.logprobs[0]} if answer.logprobs else {}

@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
+from leret.core.aio import started
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
 from leret.core.types import Failure, Task
-from leret.programs.needs import PLAIN, Finished, NeedsCompletion, Step
+from leret.programs.needs import PLAIN, Finished, NeedsCompletion, NeedsSearch, Step
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.rollouts.failures import FAILURES, failure_of
@@ -56,7 +57,18 @@ class Point:
             outputs = {} if isinstance(step.outputs, Exception) or not step.outputs else step.outputs[0]
             if any(type(value) not in PLAIN for value in outputs.values()):
                 outputs = to_jsonable_python(outputs, fallback=str)
-            end = runner.start(self.task, (*self.steps, step), self.results, check)
+            path = (*self.steps, step)
+            end: asyncio.Future[NeedsCompletion | Finished] = asyncio.get_running_loop().create_future()
+            try:
+                need = runner.replay.run(self.task, path, self.results, runner.retrieve, check)
+            except Exception as error:
+                end.set_exception(error)
+                end.exception()  # read, so that it leaves no warning if another error ends the session
+            else:
+                if isinstance(need, NeedsSearch):  # a slow one
+                    end = started(runner.search_on(need, self.task, path, self.results, check))
+                else:
+                    end.set_result(need)
             reached = self.reached[text] = Reached(step, outputs, end)
         return reached
 

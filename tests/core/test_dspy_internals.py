@@ -75,12 +75,12 @@ def test_adapter_proxy_gets_every_call(asynchronous):
     assert isinstance(proxy, dspy.XMLAdapter)
     assert proxy.format_user_message_content.__self__ is inner
     lm = dspy_internals.EngineLM("none", lambda request: None)
-    with dspy_internals.carrying(run, {**dspy_internals.QUIET, "adapter": proxy, "lm": lm}):
-        if asynchronous:
-            found = [asyncio.run(program.ask.acall(question="?")).answer]
-        else:
-            pairs = [(program, {"question": "?"})] * 2
-            found = dspy.Parallel(num_threads=2, disable_progress_bar=True)(pairs)
+    context = dspy_internals.carrying(run, {**dspy_internals.QUIET, "adapter": proxy, "lm": lm})
+    if asynchronous:
+        found = [context.run(asyncio.run, program.ask.acall(question="?")).answer]
+    else:
+        pairs = [(program, {"question": "?"})] * 2
+        found = context.run(dspy.Parallel(num_threads=2, disable_progress_bar=True), pairs)
     assert set(found) == {"x"}
     assert seen == [({}, SIGNATURE, [], {"question": "?"}, program.ask, run)] * len(found)
 
@@ -94,9 +94,9 @@ def test_prediction_equals_from_completions(outputs):
 
 def test_carried_settings_are_complete():
     assert dspy_internals.carried_run() is None
-    with dspy_internals.carrying("run", {"trace": []}):
-        assert dspy_internals.carried_run() == "run"
-        assert dict(dspy_internals.settings_here()) == dict(dspy.settings.copy())
+    context = dspy_internals.carrying("run", {"trace": []})
+    assert context.run(dspy_internals.carried_run) == "run"
+    assert dict(context.run(dspy_internals.settings_here)) == dict(context.run(dspy.settings.copy))
 
 
 class Calling(Asking):

@@ -1,6 +1,7 @@
 import asyncio
 import random
 import time
+from dataclasses import replace
 
 import dspy
 import pytest
@@ -9,6 +10,7 @@ from leret.core.errors import ProgramError, ReplayError, RetrievalError
 from leret.core.types import Task
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
+from leret.rollouts.walk import Point
 from tests.programs.conftest import Shelf, complete
 from tests.programs.zoo import Threads, Tool, TwoPredictors
 
@@ -99,16 +101,16 @@ def test_a_start_is_done_at_once_where_no_search_is_waited_for(quick):
         searches = SearchBatcher(Shelf())
         runner = ProgramRunner.over(TwoPredictors(), None, searches)
         task, results = Task.question("q", "who is it?"), {}
-        first = runner.start(task, (), results)
-        assert first.done()
-        step = runner.formatter.step(first.result(), complete(first.result()))
+        first = Point(task, await runner.advance(task, (), results), (), results)
+        text = complete(first.need)
         if quick:  # the search is answered already
-            await runner.advance(task, (step,), results)
-        second = runner.start(task, (step,), results)
-        assert second.done() is quick
-        assert len((await second).searches) == 1
+            await runner.advance(task, (runner.formatter.step(first.need, text),), results)
+        reached = first.reach(runner, text)
+        assert reached.end.done() is quick
+        assert len((await reached.end).searches) == 1
+        again = replace(first, steps=(reached.step,), reached={})
         with pytest.raises(ReplayError, match=r"write\.context"):
-            await runner.start(task, (step, step), results)
+            await again.reach(runner, text).end
         searches.close()
 
     asyncio.run(run())

@@ -1,9 +1,7 @@
-from collections import Counter
-
 from leret.rollouts.actors import Role
 from leret.sampling.preferences.dataset import state_targets
 from leret.sampling.store.store import Store
-from tests.rollouts.test_credit import Recorded, Retelling, groups_of, is_alpha, sample, samples_of, step_of
+from tests.rollouts.test_credit import Recorded, Retelling, groups_of, is_alpha, sample, samples_of
 from tests.rollouts.test_rollout import roll
 from tests.sampling.fakes import FakePolicy
 
@@ -52,17 +50,3 @@ def test_what_forward_makes_itself_is_completed_and_not_sampled(tmp_path):
     sample(tmp_path / "db", Role(policy, credit="final"), Retelling(), final=is_alpha)
     sizes = {group.state.predictor: len(group.samples) for group in groups_of(tmp_path / "db")}
     assert sizes == {"write": 4, "(StringSignature)": 1, "answer": 4}
-
-
-def test_a_policy_that_was_away_is_asked_only_for_what_is_missing(tmp_path):
-    def roles(writer, reader):
-        return {"plan": Role(reader, False), "write": Role(writer, credit="both"), "answer": Role(reader, False)}
-
-    sample(tmp_path / "whole", roles(Recorded("writer"), Recorded("reader")), final=is_alpha)
-    away = Recorded("reader", fail=lambda request: step_of(request) == "answer" and "number 1" in str(request.messages))
-    first = sample(tmp_path / "db", roles(Recorded("writer"), away), final=is_alpha)
-    assert (first.waiting, set(first.failures)) == (1, {"policy"})
-    writer, reader = Recorded("writer"), Recorded("reader")
-    sample(tmp_path / "db", roles(writer, reader), final=is_alpha)
-    assert (writer.asked, set(reader.asked)) == (Counter(), {"answer"})
-    assert groups_of(tmp_path / "db") == groups_of(tmp_path / "whole")

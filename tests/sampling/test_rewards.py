@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from leret.core.errors import RunError
 from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
 from tests.sampling.conftest import sampled_by
 from tests.sampling.fakes import FakePolicy, content, preferences
@@ -40,14 +39,6 @@ def test_a_run_that_met_outages_ends_with_the_rewards_of_one_that_did_not(tmp_pa
     assert preferences(again) == preferences(whole)
 
 
-def test_rewards_from_minus_3_5_to_5_make_pairs(tmp_path, made):
-    run = sampled(tmp_path / "run", reward="deepretrieval")
-    rewards = {sample.reward for group in content(run) for sample in group.samples}
-    assert rewards == {-3.5, 4.0, 5.0}  # of two gold documents none, one or both are found
-    pairs = {(row["score_chosen"], row["score_rejected"]) for row in rows_of(run)}
-    assert pairs == {(4.0, -3.5), (5.0, 4.0)} | pairs & {(5.0, -3.5)}
-
-
 def test_a_completion_that_does_not_parse_is_rejected_at_its_price(tmp_path, made):
     priced = sampled(tmp_path / "a", FakePolicy(junk=0.2), reward={"parts": {"ap": 1}, "unparsed_reward": -4})
     free = sampled(tmp_path / "b", FakePolicy(junk=0.2), reward="ap")
@@ -68,18 +59,3 @@ def test_final_parts_are_kept_apart_and_mixed_over_the_state(tmp_path, made):
     assert [s.components["final"] for s in group.samples] == pytest.approx(finals.tolist())
     expected = [0.25 * final + 0.75 * step for final, step in zip(finals, steps, strict=True)]
     assert [s.reward for s in group.samples] == pytest.approx(expected)
-
-
-def test_a_reward_of_the_users_own_sees_what_was_found_and_its_edit_is_noticed(tmp_path, made):
-    own = tmp_path / "own.py"
-    own.write_text(
-        "def titles(outcome):\n"
-        "    assert outcome.task.text.startswith('what follows') and outcome.text and outcome.outputs['query']\n"
-        "    return sum(len(p.title + p.text) for p in outcome.ranking) + outcome.n_steps\n"
-    )
-    recipe = {"reward": {"parts": {f"{own}:titles": 1}}}
-    run = sampled(tmp_path / "run", **recipe)
-    assert min(s.reward for group in content(run) for s in group.samples) > 5
-    own.write_text("def titles(outcome):\n    return 0\n")
-    with pytest.raises(RunError, match="reward: its content has changed"):
-        sampled(tmp_path / "run", **recipe)

@@ -104,14 +104,6 @@ def test_another_policy_is_another_round_and_the_base_stays(run):
         assert store.policy_digests() == ["fake-policy", "ipo-policy"]
 
 
-@pytest.mark.parametrize("name", ["recall@1", "all_found"])
-def test_any_measure_of_evaluation_is_a_reward(run, name):
-    report = sample(recipe_of(reward=name, prompts=1, data={"limit": 6}), run)
-    assert {s.reward for group in content(run) for s in group.samples} <= {0.0, 0.5, 1.0}
-    assert report.mean_reward > 0
-    assert check_store(run).rewards_recomputed == report.samples
-
-
 def test_what_cannot_be_sampled_is_refused(run):
     with pytest.raises(ConfigError, match="temperature 0"):  # all samples would be the same
         sample(recipe_of(policy={"temperature": 0}), run)

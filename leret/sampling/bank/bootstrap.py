@@ -26,8 +26,8 @@ from leret.core.dspy_internals import (
 from leret.core.errors import LeretError, PolicyError, ProgramError, RunError
 from leret.core.types import Outcome, Rollout, Task, digest, merge
 from leret.programs.checks import SearchMemory
+from leret.programs.load import bound_inputs
 from leret.programs.prompts import ZERO_SHOT, Prompt
-from leret.programs.replay import bound_inputs
 from leret.programs.search import as_rm
 from leret.retrieval.base import Retriever
 from leret.rewards import Reward
@@ -222,8 +222,8 @@ class RetrievalStudent(dspy.Module):
         for predictor, lm in zip(self.program.predictors(), dspy.settings.get("_leret_lms", ()), strict=False):
             predictor.lm = lm
         memory = SearchMemory({}, self.monitor.retriever)
-        with carrying(memory, {"rm": as_rm}):
-            result, complete = self.monitor.run(self.program, bound_inputs(self.program, task))
+        context = carrying(memory, {"rm": as_rm})
+        result, complete = context.run(self.monitor.run, self.program, bound_inputs(self.program, task))
         return dspy.Prediction(ranking=merge(memory.rankings), complete=complete, result=result)
 
 
