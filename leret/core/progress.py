@@ -24,10 +24,6 @@ class Progress:
         """End the part."""
 
 
-class Silent(Progress):
-    """Progress without a display."""
-
-
 @contextmanager
 def shown() -> Iterator[Progress]:
     """Show the progress of a stage: a live bar on a terminal, plain lines in a file or a pipe."""

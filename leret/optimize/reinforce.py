@@ -21,7 +21,7 @@ from pydantic import Field, PositiveInt
 from leret.config.training import ClipKeys, DeviceKeys, OptimizerKeys, WriterKeys, WritingRecipe
 from leret.core.dspy_internals import ReinforceJob, TrainDataFormat, TrainingStatus
 from leret.core.errors import TrainingError
-from leret.core.progress import Silent
+from leret.core.progress import Progress
 from leret.core.runs import versions
 from leret.optimize.finetune import ONE_TRAINING, default_run_dir, initial_policy, validated
 from leret.policies.checkpoints import pick_device, positions
@@ -71,7 +71,7 @@ class GRPOTraining:
         self._limit = min(settings.max_length, positions(self.model) or settings.max_length)
         self._update = Update(self.model, self.tokenizer.pad_token_id, settings, OBJECTIVE)
         self._loop = StepLoop(directory, logging_steps=1, save_steps=0)
-        self._loop.add_callback(Driver(self._loop.log, Monitor(directory.name), "dspy.GRPO", Silent(), Interrupt()))
+        self._loop.add_callback(Driver(self._loop.log, Monitor(directory.name), "dspy.GRPO", Progress(), Interrupt()))
         self._loop.begin()
 
     @property

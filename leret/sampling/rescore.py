@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from leret.config.load import sampling_recipe_of
 from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError, RunError
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Document, Outcome, Passage, Sample, Task
 from leret.retrieval.batching import SearchBatcher
@@ -64,7 +64,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         ConfigError: the reward is unknown, has no value for a sample, or the run's credit scores only the end.
         RunError: the run was not sampled, or is being sampled; or its program, corpus or questions have changed.
     """
-    began, progress = time.monotonic(), progress or Silent()
+    began, progress = time.monotonic(), progress or Progress()
     recipe = sampling_recipe_of(run)
     if reward is not None:
         recipe = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"reward": reward})})

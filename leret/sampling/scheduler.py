@@ -18,7 +18,7 @@ import dspy
 from leret.core.aio import for_each
 from leret.core.errors import ProgramError, RunError
 from leret.core.memory import gc_frozen
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.types import Task
 from leret.programs.needs import Finished, NeedsCompletion, Step
 from leret.programs.replay import SearchResults
@@ -55,7 +55,7 @@ class Scheduler:
 
     async def run(self, tasks: Iterable[Task], concurrency: int, progress: Progress | None = None) -> SamplingStats:
         """Sample every task to the end of its path, ``concurrency`` at a time; finished tasks are skipped."""
-        progress = progress or Silent()
+        progress = progress or Progress()
         done = self.store.done(self.sampler.policy_digest)
         self._begun = self.store.begun(self.sampler.policy_digest)
         stats = SamplingStats(policy_digest=self.sampler.policy_digest)

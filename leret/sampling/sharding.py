@@ -24,7 +24,7 @@ from leret.config.sampling import SamplingRecipe
 from leret.core.aio import muted
 from leret.core.errors import ConfigError, LeretError, MissingDependency, RunError
 from leret.core.memory import tune_malloc
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Task
 from leret.rollouts.environment import Environment, resolve_recipe
@@ -58,7 +58,7 @@ class Shard:
 
 def sample_shard(recipe: SamplingRecipe, run: Run, shard: Shard, *, progress: Progress | None = None) -> SamplingStats:
     """Sample one shard into its store in R/shards; the first shard makes index and bank, the others wait."""
-    progress = progress or Silent()
+    progress = progress or Progress()
     with open_recipe(resolve_recipe(recipe, Path.cwd()), run, progress) as parts:
         return _sample(parts, run, shard, progress)
 
@@ -189,7 +189,7 @@ def _result(reference: Any) -> SamplingStats:
 
 def _ray_task(recipe: str, run: Path, shard: Shard, policy_digest: str) -> SamplingStats:
     try:
-        return _sample(_open_once(recipe, run), Run(run), shard, Silent(), policy_digest)
+        return _sample(_open_once(recipe, run), Run(run), shard, Progress(), policy_digest)
     except MissingDependency as error:  # which cannot be pickled
         raise RunError(f"the worker on {socket.gethostname()}: {error}") from error
 
@@ -205,4 +205,4 @@ def _open_once(recipe: str, run: Path) -> _OpenRecipe:
             f"the worker on {socket.gethostname()} does not see {run}; put the run on a file system that all machines "
             "share, or sample with --shard on each of them and merge with `leret store merge`"
         )
-    return _OPEN.enter_context(open_recipe(SamplingRecipe.model_validate_json(recipe), Run(run), Silent()))
+    return _OPEN.enter_context(open_recipe(SamplingRecipe.model_validate_json(recipe), Run(run), Progress()))

@@ -22,7 +22,7 @@ from filelock import AsyncFileLock, FileLock
 from leret.config.sampling import SamplingRecipe, SamplingSettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.files import write_atomically
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import completed, input_stamps, is_complete_parquet, mark_completed, stage_key
 from leret.core.types import OUTAGES, Task
@@ -158,7 +158,7 @@ def sample(
             the recipe cannot be opened; too many samples failed or did not parse. Finished samples are kept.
     """
     began = time.monotonic()
-    progress = progress or Silent()
+    progress = progress or Progress()
     recipe = resolve_recipe(recipe, base_dir or Path.cwd())
     files = recipe_files(recipe)
     stamps = input_stamps(*files)

@@ -17,7 +17,7 @@ from leret.config.base import free_keys
 from leret.config.policy import PickerSettings
 from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable, inputs_unchanged
 from leret.policies.checkpoints import pick_device, refuse_changed_weights, sampled_settings
@@ -87,7 +87,7 @@ def train_job(
             else:
                 _check_same(job, before)
             try:
-                return fit(job, progress or Silent(), interrupt or Interrupt())
+                return fit(job, progress or Progress(), interrupt or Interrupt())
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from leret.core.dspy_internals import EngineLM, messages_of, text_response
-from leret.core.progress import Silent
+from leret.core.progress import Progress
 from leret.policies.checkpoints import policy_directory
 from leret.programs.adapters import CompactAdapter
 from models import agent, words
@@ -78,7 +78,7 @@ def test_two_steps_leave_a_half_precision_policy_that_starts_from_the_demos(
     monkeypatch.setattr(agent, "make_gate", lambda tokenizer: make_gate(tokenizer, n=2))
     monkeypatch.setattr(agent, "_MIX", replace(agent._MIX, questions=12))
     monkeypatch.setattr(agent, "_TRAINING", replace(agent._TRAINING, lr=0.0, matrix_lr=0.0))
-    out = agent.pretrain_agent(tmp_path / "policy", Silent(), seed=1, steps=2)
+    out = agent.pretrain_agent(tmp_path / "policy", Progress(), seed=1, steps=2)
     before, after = (load_file(path / "model.safetensors") for path in (policy_directory("demo"), out))
     n_words = len(words.vocabulary())
     assert {weight.dtype for weight in after.values()} == {torch.float16}

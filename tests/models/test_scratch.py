@@ -11,7 +11,7 @@ from unittest.mock import Mock
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from leret.core.progress import Silent
+from leret.core.progress import Progress
 from models import __main__ as command
 from models import scratch
 from models.gate import holding, make_gate, names_copied
@@ -27,7 +27,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_steps_leave_a_model_directory_with_its_log_and_card(tmp_path: Path) -> None:
-    progress = Mock(spec=Silent)
+    progress = Mock(spec=Progress)
     out = scratch.pretrain_scratch(tmp_path / "policy", progress, seed=1, steps=2)
     tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForCausalLM.from_pretrained(out)
     assert len(tokenizer) == model.config.vocab_size

@@ -5,7 +5,7 @@ import pytest
 
 from leret.core.dspy_internals import EngineLM, messages_of, run_program, text_response
 from leret.core.errors import LeretError
-from leret.core.progress import Silent
+from leret.core.progress import Progress
 from leret.optimize.teleprompter import CompileJob
 from leret.policies.base import Completion
 from leret.sampling.store.store import Store
@@ -31,7 +31,7 @@ class End(BaseException):
 def sampled(program, run_dir, **settings):
     program.set_lm(fake_lm(policy=Typed("words"), max_tokens=64))
     job = CompileJob(leret_of(run_dir, samples=2, **settings), program, TRAIN[:2], None, None)
-    job.progress = Silent()
+    job.progress = Progress()
     job.sample()
     with Store(job.run.store, read_only=True) as store:
         return list(store.groups())

@@ -8,7 +8,7 @@ import pytest
 from leret.config.data import FileSettings
 from leret.config.retriever import BM25Settings, PubMedSettings, RemoteSettings
 from leret.core.errors import RetrievalError
-from leret.core.progress import Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.datasets.load import load_corpus
 from leret.retrieval.clients import pubmed
@@ -52,7 +52,7 @@ def undisturbed(place):
     return samples_of(place / "undisturbed")
 
 
-class OnProgress(Silent):
+class OnProgress(Progress):
     """Calls a function once, when ``n`` questions are done."""
 
     def __init__(self, n, call):

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from leret.config.sampling import PretrainSettings, SamplingRecipe
 from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 
 if TYPE_CHECKING:
     from leret.demo.pretrain.minilm import MiniLMSettings
@@ -43,7 +43,7 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
     if not isinstance(adapter, CompactAdapter):
         raise ConfigError("program.adapter.kind: pretrain.kind minilm has 512 positions; use compact")
     weights_dir()  # fails before the data is read
-    progress = progress or Silent()
+    progress = progress or Progress()
     progress.start(f"pretraining {directory.name}", hyperparameters.steps)
     try:
         environment = Environment(recipe, directory / ".cache")

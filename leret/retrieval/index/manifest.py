@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from leret.core.errors import RetrievalError
 from leret.core.files import atomic_directory, is_incomplete, write_atomically
-from leret.core.progress import Progress, Silent
+from leret.core.progress import Progress
 from leret.core.runs import installed_version
 from leret.core.types import digest as digest_of
 from leret.retrieval.base import Documents, Retriever
@@ -126,7 +126,7 @@ def write_index(engine: IndexEngine, corpus: Documents, directory: Path, progres
     try:
         with atomic_directory(directory, key, busy, resumable=engine.resumable) as scratch:
             write_documents(corpus, scratch)
-            engine.write(corpus, scratch, progress or Silent())
+            engine.write(corpus, scratch, progress or Progress())
             write_manifest(planned, scratch)
     except OSError as error:
         raise RetrievalError(

@@ -9,7 +9,7 @@ from benchmarks.babilong.__main__ import main
 from benchmarks.babilong.answers import answer, find_logs, read_log
 from benchmarks.babilong.reader import ReaderLM
 from leret.core.errors import DataError, PolicyError
-from leret.core.progress import Silent
+from leret.core.progress import Progress
 from leret.policies.base import Completion
 from tests.tiny import tiny_policy
 
@@ -43,7 +43,7 @@ def log(tmp_path):
 
 
 def run(path, policy):
-    return asyncio.run(answer(path, ReaderLM(policy), Silent()))
+    return asyncio.run(answer(path, ReaderLM(policy), Progress()))
 
 
 def test_answers_are_written_beside_the_log_and_scored_by_the_best_reference(log):

@@ -9,7 +9,7 @@ from benchmarks.babilong.episodes import early_stop, file_name, write_log
 from benchmarks.babilong.sweep import sweep_table
 from leret.config.evaluation import EvalDataSettings
 from leret.config.sampling import ProgramSettings
-from leret.core.progress import Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Task
 from leret.evaluation.results import ScoredHop, read_rows
@@ -105,8 +105,8 @@ def picking(tmp_path, monkeypatch):
 
 def test_lengths_are_evaluated_in_one_call_with_logs_of_episodes(picking):
     recipe = asks("raw-question", "oracle-titles", "base", measures=("fact_em", "fact_f1"))
-    reports = sweep(recipe, picking, [4, 20], Silent())
-    assert all(report.already for report in sweep(recipe, picking, [4, 20], Silent()))
+    reports = sweep(recipe, picking, [4, 20], Progress())
+    assert all(report.already for report in sweep(recipe, picking, [4, 20], Progress()))
     points = json.loads((picking.eval / "sweep.json").read_text())
     assert points["lengths"] == [4, 20]
     fact_em = {row["system"]: [point["fact_em"] for point in row["points"]] for row in points["rows"]}
@@ -126,7 +126,7 @@ def test_lengths_are_evaluated_in_one_call_with_logs_of_episodes(picking):
 
 def test_the_seed_of_an_evaluation_moves_its_noise_and_names_it(picking):
     recipe = asks("raw-question", data={"sentences": 9}, seed=3)
-    sweep(recipe, picking, [], Silent())
+    sweep(recipe, picking, [], Progress())
     assert (picking.eval / "ns9-seed3" / "raw-question" / "eval_seed3_ns9.jsonl").is_file()
     assert recipe.changes == {"sentences": 9, "noise_seed": 3}
     assert asks("base", data=EvalDataSettings()).changes == {}

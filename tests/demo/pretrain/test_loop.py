@@ -9,7 +9,7 @@ import torch
 from transformers import OPTConfig, OPTForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from leret.core.errors import RunError, TrainingError
-from leret.core.progress import Silent
+from leret.core.progress import Progress
 from leret.demo.pretrain import loop
 from leret.demo.pretrain.loop import LoopSettings, Row, collate, interleaved, train
 from models.scratch import ScratchSettings
@@ -37,7 +37,7 @@ def stream(seed=0, n=1000):
         yield Row(prompt, tuple((rng.choice(prompt), 2) for _ in range(rng.randint(1, 3))))
 
 
-class Stopping(Silent):
+class Stopping(Progress):
     """Stops a training whose log comes to step 6."""
 
     at = 0
@@ -87,22 +87,22 @@ def test_muon_takes_the_matrices_of_the_layers_alone():
 
 def test_a_stopped_run_goes_on_to_bit_equal_weights(tmp_path):
     whole = tiny()
-    train(whole, stream(), SETTINGS, tmp_path / "whole", Silent())
+    train(whole, stream(), SETTINGS, tmp_path / "whole", Progress())
     with pytest.raises(KeyboardInterrupt):
         train(tiny(), stream(), SETTINGS, tmp_path / "parts", Stopping())
     rest = tiny(seed=9)
-    train(rest, stream(), SETTINGS, tmp_path / "parts", Silent())
+    train(rest, stream(), SETTINGS, tmp_path / "parts", Progress())
     assert equal(whole, rest)
     assert log(tmp_path / "whole") == log(tmp_path / "parts")
     assert not (tmp_path / "parts" / "state.pt").exists()
 
 
 def test_a_finished_run_is_left_as_it_is_and_does_not_go_on(tmp_path):
-    train(tiny(), stream(), SETTINGS, tmp_path, Silent())
+    train(tiny(), stream(), SETTINGS, tmp_path, Progress())
     before = (tmp_path / "model.safetensors").read_bytes()
-    train(tiny(seed=1), stream(), SETTINGS, tmp_path, Silent())
+    train(tiny(seed=1), stream(), SETTINGS, tmp_path, Progress())
     with pytest.raises(TrainingError, match=f"finished after {SETTINGS.steps} steps"):
-        train(tiny(seed=1), stream(), replace(SETTINGS, steps=SETTINGS.steps + 6), tmp_path, Silent())
+        train(tiny(seed=1), stream(), replace(SETTINGS, steps=SETTINGS.steps + 6), tmp_path, Progress())
     assert (tmp_path / "model.safetensors").read_bytes() == before
 
 
@@ -110,9 +110,9 @@ def test_other_settings_or_data_are_refused_by_name(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         train(tiny(), stream(), SETTINGS, tmp_path, Stopping(), data={"hop2": "a"})
     with pytest.raises(RunError, match=r"lr: 0\.01 in the run"):
-        train(tiny(), stream(), replace(SETTINGS, lr=0.5), tmp_path, Silent(), data={"hop2": "a"})
+        train(tiny(), stream(), replace(SETTINGS, lr=0.5), tmp_path, Progress(), data={"hop2": "a"})
     with pytest.raises(RunError, match="hop2: 'a' in the run, 'b' in the recipe"):
-        train(tiny(), stream(), SETTINGS, tmp_path, Silent(), data={"hop2": "b"})
+        train(tiny(), stream(), SETTINGS, tmp_path, Progress(), data={"hop2": "b"})
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_training_that_cannot_end_names_the_step(tmp_path, n, head, says):
     model = tiny()
     torch.nn.init.constant_(model.lm_head.weight, head)
     with pytest.raises(TrainingError, match=says):
-        train(model, stream(n=n), SETTINGS, tmp_path, Silent())
+        train(model, stream(n=n), SETTINGS, tmp_path, Progress())
 
 
 def test_the_probe_sees_a_model_that_is_not_training_and_is_logged(tmp_path):
@@ -130,7 +130,7 @@ def test_the_probe_sees_a_model_that_is_not_training_and_is_logged(tmp_path):
         return {"in_training": float(model.training)}
 
     model = tiny()
-    train(model, stream(), replace(SETTINGS, probe_every=2), tmp_path, Silent(), probe=probe)
+    train(model, stream(), replace(SETTINGS, probe_every=2), tmp_path, Progress(), probe=probe)
     assert [line["step"] for line in log(tmp_path) if line.get("in_training") == 0] == [2, 4, 6]
     assert model.training
 

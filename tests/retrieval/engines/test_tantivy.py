@@ -4,7 +4,7 @@ import pytest
 
 from leret.config.retriever import TantivySettings
 from leret.core.errors import RetrievalError
-from leret.core.progress import Silent
+from leret.core.progress import Progress
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.engines.tantivy import TantivyIndex
@@ -20,7 +20,7 @@ def corpus(*texts):
 
 
 def build(documents, directory):
-    ENGINE.write(documents, directory, Silent())
+    ENGINE.write(documents, directory, Progress())
     return ENGINE.open(directory, InMemoryDocuments(documents))
 
 

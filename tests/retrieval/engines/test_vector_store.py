@@ -5,7 +5,7 @@ import pytest
 
 from leret.config.retriever import DenseSettings
 from leret.core.errors import RetrievalError
-from leret.core.progress import Silent
+from leret.core.progress import Progress
 from leret.retrieval.engines.vector_store import STORES
 
 pytest.importorskip("faiss", reason="faiss is not installed")
@@ -19,7 +19,7 @@ def written(request, tmp_path):
     if request.param == "chroma":
         pytest.importorskip("chromadb", reason="chromadb is not installed")
     store, settings = STORES[request.param], DenseSettings(model="m", store=request.param)
-    store.write(iter(np.split(VECTORS, [64, 128])), tmp_path, settings, Silent())
+    store.write(iter(np.split(VECTORS, [64, 128])), tmp_path, settings, Progress())
     return store, settings
 
 

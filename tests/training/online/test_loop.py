@@ -8,7 +8,7 @@ import pytest
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import RunError, TrainingError
-from leret.core.progress import Silent
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.gspo import GSPORecipe
@@ -110,7 +110,7 @@ def test_every_entry_of_the_log_is_seen_once_beside_validations(tmp_path, every,
     tracker = SimpleNamespace(rows=[], log=lambda values, step: tracker.rows.extend((step, name) for name in values))
     loop, monitor = StepLoop(tmp_path, 5, 100, 22), Monitor("grpo", trackers=[tracker])
     validate = lambda: {"eval_recall": 0.5, "eval_unparsed": 0.0}  # noqa: E731  best at first: that step is saved and logged
-    loop.add_callback(Driver(loop.log, monitor, "train", Silent(), Interrupt(), validate, every))
+    loop.add_callback(Driver(loop.log, monitor, "train", Progress(), Interrupt(), validate, every))
     loop.begin()
     while not loop.is_over:
         loop.end_step({"reward": 0.5 if loop.state.global_step < 5 else 0.1})
