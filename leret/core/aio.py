@@ -1,22 +1,17 @@
-"""A background event loop for synchronous callers (`search`, an LM of DSPy), tasks, and muted output."""
+"""A background event loop for synchronous callers (`search`, an LM of DSPy), and tasks."""
 
 from __future__ import annotations
 
 import asyncio
-import io
-import logging
 import os
-import sys
 import threading
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from contextlib import contextmanager
-from typing import Any, TextIO, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 _lock = threading.Lock()
-_log_lock = threading.RLock()
 _running: tuple[int, asyncio.AbstractEventLoop] | None = None
 
 
@@ -59,65 +54,3 @@ async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-class _MutedStream(io.TextIOBase):
-    """A stream that drops the output of muted threads; a live progress display writes from another thread."""
-
-    stream: TextIO
-
-    def write(self, text: str) -> int:
-        if threading.get_ident() in _muted or (_muted and type(threading.current_thread()).__name__ == "TMonitor"):
-            return len(text)  # tqdm's monitor redraws the bars of such threads
-        return self.stream.write(text)
-
-    def flush(self) -> None:
-        self.stream.flush()
-
-    def isatty(self) -> bool:
-        return self.stream.isatty()
-
-
-_muted: dict[int, int] = {}  # number of `muted` blocks around each muted thread
-# Kept for ever: a ``print`` in another thread holds no reference to its stream.
-_streams = {"stdout": _MutedStream(), "stderr": _MutedStream()}
-
-
-class muted:  # noqa: N801 - a context manager; a generator takes 1.5 times as long
-    """Drop the output of threads, by default of this one, in the block. Blocks of several threads may overlap."""
-
-    def __init__(self, threads: Collection[int] | None = None) -> None:
-        self._threads = threads
-
-    def __enter__(self) -> None:
-        with _lock:
-            for name, stream in _streams.items():
-                if (before := getattr(sys, name)) is not stream:
-                    stream.stream = before
-                    setattr(sys, name, stream)
-            for thread in [threading.get_ident()] if self._threads is None else self._threads:
-                _muted[thread] = _muted.get(thread, 0) + 1
-
-    def __exit__(self, *error: object) -> None:
-        with _lock:
-            for thread in [threading.get_ident()] if self._threads is None else self._threads:
-                _muted[thread] -= 1
-                if not _muted[thread]:
-                    del _muted[thread]
-            for name, stream in _streams.items():
-                if not _muted and getattr(sys, name) is stream:
-                    setattr(sys, name, stream.stream)
-
-
-@contextmanager
-def suppress_output(logger: str) -> Iterator[None]:
-    """Drop the output of this thread and the log of one library in the block; other threads wait for their turn."""
-    log = logging.getLogger(logger)
-    with _log_lock:  # the log level is global: each thread restores it
-        level = log.level
-        log.setLevel(logging.CRITICAL + 1)
-        try:
-            with muted():
-                yield
-        finally:
-            log.setLevel(level)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from leret.core.types import Document, Hop, Outcome, Rollout, Task
 from leret.evaluation.results import ScoredHop
-from leret.retrieval.engines.analysis import fold_accents
+from leret.retrieval.engines.bm25 import fold_accents
 from leret.rewards import scoring
 from leret.rewards.ranking import recall
 

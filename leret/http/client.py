@@ -85,24 +85,13 @@ class RejectedError(HttpError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request without its server; ``body`` is JSON, unless ``content_type`` names another type."""
+    """A request without its server, with a body of JSON, of a form, or none."""
 
     method: str
     path: str = ""
     params: Mapping[str, str] = field(default_factory=dict)
-    body: bytes | None = None
-    content_type: str | None = None
-
-    @classmethod
-    def post(cls, path: str, value: Any) -> Call:
-        """Build a JSON request; lone surrogates, which UTF-8 lacks, are escaped."""
-        body = encode_json(value).encode("utf-8", "backslashreplace")
-        return cls("POST", path, {}, body)
-
-    @classmethod
-    def form(cls, path: str, values: Mapping[str, str]) -> Call:
-        body = urlencode(values, errors="replace").encode()
-        return cls("POST", path, {}, body, "application/x-www-form-urlencoded")
+    json: Any = None
+    form: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -303,12 +292,15 @@ async def _by_aiohttp(session: aiohttp.ClientSession, call: Call, base: str, tim
 
     url, began, body = base + call.path, time.monotonic(), bytearray()
     query = f"?{urlencode(call.params, errors='replace', quote_via=quote)}" if call.params else ""
+    # Lone surrogates, which UTF-8 lacks, are escaped in JSON and replaced in a form.
+    form = None if call.form is None else urlencode(call.form, errors="replace").encode()
+    data = form if call.json is None else encode_json(call.json).encode("utf-8", "backslashreplace")
     try:
         async with session.request(
             call.method,
             URL(url + query, encoded=True),
-            data=call.body,
-            headers={"Content-Type": call.content_type} if call.content_type else None,
+            data=data,
+            headers=None if form is None else {"Content-Type": "application/x-www-form-urlencoded"},
             allow_redirects=False,
             timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_SHARE * timeout_s),
         ) as response:

@@ -15,7 +15,6 @@ import dspy
 from dspy.utils.callback import BaseCallback
 from pydantic import BaseModel, ValidationError
 
-from leret.core.aio import suppress_output
 from leret.core.dspy_internals import (
     QUIET,
     AdapterProxy,
@@ -23,6 +22,7 @@ from leret.core.dspy_internals import (
     carrying,
     messages_of,
     run_program,
+    suppress_output,
     text_response,
 )
 from leret.core.errors import ProgramError, ReplayError

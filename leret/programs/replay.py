@@ -23,7 +23,6 @@ from typing import Any, NoReturn, cast
 
 import dspy
 
-from leret.core.aio import muted
 from leret.core.dspy_internals import (
     QUIET,
     AdapterParseError,
@@ -35,6 +34,7 @@ from leret.core.dspy_internals import (
     forward_of,
     lm15,
     messages_of,
+    muted,
     one_call,
     passes,
     prediction_of,

@@ -21,7 +21,7 @@ from typing import Any, Self, cast
 
 from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
-from leret.core.aio import muted
+from leret.core.dspy_internals import muted
 from leret.core.errors import ConfigError, LeretError, MissingDependency, RunError
 from leret.core.memory import tune_malloc
 from leret.core.progress import Progress

@@ -5,7 +5,8 @@ import threading
 
 import pytest
 
-from leret.core.aio import for_each, gathered, muted, suppress_output
+from leret.core.aio import for_each, gathered
+from leret.core.dspy_internals import muted, suppress_output
 
 
 def test_items_start_without_a_barrier():

@@ -18,7 +18,7 @@ from tests.http.servers import Served, serving
 
 SECRET = "sk-0123456789abcdef"
 ADVICE = {True: "correct the key", False: "correct the URL"}
-POST = Call.post("/x", {"a": "é\ud800"})
+POST = Call("POST", "/x", json={"a": "é\ud800"})
 
 
 class Echo(Served):
@@ -78,7 +78,7 @@ def test_a_request_carries_json_parameters_and_forms():
     async def work(client):
         assert await client.request(POST, got) == {"a": "é\ud800"}
         await client.request(Call("GET", "/x", {"q": "a&k=9 é\ud800"}), got)
-        await client.request(Call.form("/x", {"q": "a&k=9"}), got)
+        await client.request(Call("POST", "/x", form={"q": "a&k=9"}), got)
 
     run([server], work)
     post, get, form = server.requests

@@ -130,7 +130,7 @@ class OpenAIPolicy(SharedInstance):
     async def _request_two(self, request: Request) -> bool:
         body = {"model": self.name, "messages": request.messages, "temperature": 1.0, "max_tokens": 1, "n": 2}
         try:
-            call = Call.post("/chat/completions", body)
+            call = Call("POST", "/chat/completions", json=body)
             self._takes_n = await self.client.request(call, lambda answer: len(answer.json["choices"])) == 2
         except RejectedError:
             self._takes_n = False  # if the request itself is at fault, the samples show it
@@ -157,7 +157,7 @@ class OpenAIPolicy(SharedInstance):
                 body.pop(key, None)
         read = partial(completions_of, n=n, max_tokens=request.max_tokens, stop=request.stop, meter=self.meter)
         try:
-            return await self.client.request(Call.post("/chat/completions", body), read)
+            return await self.client.request(Call("POST", "/chat/completions", json=body), read)
         except RejectedError as error:
             refused = {"return_token_ids"} & set(body)  # vLLM's extension, which strict servers refuse
             if body.get("top_p") == 1 and "top_p" in str(error):  # TGI refuses the default
@@ -165,7 +165,7 @@ class OpenAIPolicy(SharedInstance):
             if not refused:
                 raise
             fewer = {key: value for key, value in body.items() if key not in refused}
-            completions = await self.client.request(Call.post("/chat/completions", fewer), read)
+            completions = await self.client.request(Call("POST", "/chat/completions", json=fewer), read)
             self._refused |= refused  # a faulty request is refused without these keys too
         return completions
 

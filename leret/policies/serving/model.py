@@ -199,7 +199,7 @@ async def _check_all(settings: OpenAIPolicySettings, served: ServedModel, direct
 
 async def _load_adapter(policy: OpenAIPolicy, served: ServedModel) -> str:
     """Ask a server to load an adapter; return why it may not have done so."""
-    call = Call.post("/load_lora_adapter", {"lora_name": served.name, "lora_path": str(served.adapter)})
+    call = Call("POST", "/load_lora_adapter", json={"lora_name": served.name, "lora_path": str(served.adapter)})
     try:
         return await policy.client.request(call, lambda answer: f"it answered {answer.text!r}")
     except HttpError as error:

@@ -114,17 +114,17 @@ _COLBERT = (lambda answer: [_list(answer, "topk")], _colbert_entry)
 PROTOCOLS = {
     "leret": SearchProtocol(
         True,
-        lambda queries, k: Call.post("/search", {"queries": list(queries), "k": k}),
+        lambda queries, k: Call("POST", "/search", json={"queries": list(queries), "k": k}),
         lambda answer: _list(answer, "rankings"),
         itemgetter("doc_id", "title", "text", "score"),
     ),
-    "colbert": SearchProtocol(False, lambda queries, k: Call.post("", {"query": queries[0], "k": k}), *_COLBERT),
+    "colbert": SearchProtocol(False, lambda queries, k: Call("POST", json={"query": queries[0], "k": k}), *_COLBERT),
     "colbert-get": SearchProtocol(
         False, lambda queries, k: Call("GET", "", {"query": queries[0], "k": str(k)}), *_COLBERT
     ),
     "retrieve": SearchProtocol(
         True,
-        lambda queries, k: Call.post("", {"queries": list(queries), "topk": k, "return_scores": True}),
+        lambda queries, k: Call("POST", "", json={"queries": list(queries), "topk": k, "return_scores": True}),
         lambda answer: _list(answer, "result"),
         _retrieve_entry,
     ),

@@ -104,7 +104,7 @@ class PubMed(CallableRetriever, SharedInstance):
         identity = {"tool": self._settings.tool, "email": self._settings.email, "api_key": self._key}
         params = {"db": "pubmed", "retmode": retmode, **values, **{n: v for n, v in identity.items() if v}}
         path = f"/{tool}.fcgi"
-        return Call.form(path, params) if long else Call("GET", path, params)
+        return Call("POST", path, form=params) if long else Call("GET", path, params)
 
 
 def read_articles(answer: Answer) -> dict[str, tuple[str, str]]:

@@ -1,6 +1,6 @@
 """BM25 over a tantivy index, built and searched on disk, for corpora too large for bm25s's build.
 
-The terms are those of `engines.analysis`, joined by spaces, so that tantivy only splits at spaces. A query becomes a
+The terms are those of `engines.bm25`, joined by spaces, so that tantivy only splits at spaces. A query becomes a
 disjunction of its words and never reaches tantivy's query parser. tantivy's BM25 has k1 1.2 and b .75, and rounds the
 lengths of long documents: its scores differ from those of bm25s.
 """
@@ -20,7 +20,7 @@ from leret.core.errors import RetrievalError, import_optional
 from leret.core.progress import Progress
 from leret.core.types import Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k
-from leret.retrieval.engines.analysis import make_analyzer
+from leret.retrieval.engines.bm25 import make_analyzer
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 

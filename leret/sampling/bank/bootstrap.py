@@ -11,7 +11,6 @@ import dspy
 from dspy.teleprompt import BootstrapFewShotWithRandomSearch
 from pydantic_core import to_jsonable_python
 
-from leret.core.aio import suppress_output
 from leret.core.dspy_internals import (
     AdapterParseError,
     ContextWindowExceededError,
@@ -21,6 +20,7 @@ from leret.core.dspy_internals import (
     lm15,
     messages_of,
     run_program,
+    suppress_output,
     text_response,
 )
 from leret.core.errors import LeretError, PolicyError, ProgramError, RunError

@@ -16,8 +16,7 @@ from leret.config.retriever import BM25Settings
 from leret.core.errors import RetrievalError
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.retrieval.engines.analysis import make_analyzer
-from leret.retrieval.engines.bm25 import BM25
+from leret.retrieval.engines.bm25 import BM25, make_analyzer
 
 TEXTS = {"Cat": "cat sat mat", "Dog": "dog sat", "Bird": "bird flew far away", "": "Müller's café"}
 ANIMALS = Corpus(Document(title, title, text) for title, text in TEXTS.items())
