@@ -229,6 +229,7 @@ class Outcome:
     ranking: Ranking = ()  # union of all passages retrieved by the end of the step, best first
     prediction: Any = None  # the program's return value; None before its end
     n_steps: int = 1  # number of LM calls so far
+    deep: tuple[tuple[str, ...], ...] = ()  # ids of each query of the step, to the ``depth`` of a reward's settings
 
     @property
     def doc_ids(self) -> tuple[str, ...]:

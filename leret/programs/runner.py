@@ -55,6 +55,15 @@ class ProgramRunner:
         results[need.key] = await self._search(need)
         return await self.advance(task, steps, results, check)
 
+    async def deep(self, need: NeedsCompletion | Finished, n_steps: int, depth: int) -> tuple[tuple[str, ...], ...]:
+        """Return the ids of the first ``depth`` documents of each query that followed ``n_steps`` completions."""
+        if self.searches is None:
+            raise ProgramError("a reward with a depth needs the run's retriever, not one of Search(retriever=...)")
+        queries = [query for search in need.searches if search.n_steps == n_steps for query in search.queries]
+        quick = [ranking for query in queries if (ranking := self.searches.search_now(query, depth)) is not None]
+        rankings = quick if len(quick) == len(queries) else await self.searches.search(queries, depth)
+        return tuple(tuple(passage.doc_id for passage in ranking) for ranking in rankings)
+
     def state(self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
         """Return the state at a step. Its id names the zero-shot prompt's messages, so a group saw one prompt."""
         messages = self.formatter.messages(need)

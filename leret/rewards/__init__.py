@@ -60,8 +60,24 @@ def deepretrieval(outcome: Outcome, k: int | None = None) -> float | None:
     return None if value is None else next((reward for least, reward in _TIERS if value >= least), -3.5)
 
 
+def deep_recall(outcome: Outcome, depth: int = 100) -> float | None:
+    """Return recall in which a missing gold document counts too, by its place below the retrieved ones.
+
+    It counts ``1 / (1 + log2(1 + r))`` at place ``r`` of the new documents of a query of the step, at best .5, and 0
+    below ``depth``. Groups with equal recall differ in it. None outside sampling, which alone searches that deep.
+    """
+    gold, known = set(outcome.task.gold), set(outcome.doc_ids)
+    if not gold or not outcome.deep:
+        return None
+    new = [[doc_id for doc_id in ids[:depth] if doc_id not in known] for ids in outcome.deep]
+    places = [{doc_id: place for place, doc_id in enumerate(ids, 1)} for ids in new]
+    left = [min((of[one] for of in places if one in of), default=math.inf) for one in sorted(gold - known)]
+    return (len(gold & known) + sum(1 / (1 + math.log2(1 + place)) for place in left)) / len(gold)
+
+
 REWARDS: dict[str, Reward] = {
     "recall": of_ranking(ranking.recall),
+    "deep_recall": deep_recall,
     "ap": of_ranking(ranking.ap),
     "rr": of_ranking(ranking.rr),
     "ndcg": of_ranking(ranking.ndcg),
@@ -121,6 +137,12 @@ class Part:
             raise ConfigError(f"{place}{self.function}: {error}; its settings are: {known}") from error
         return partial(function, **settings) if settings else function
 
+    @property
+    def depth(self) -> int:
+        """Number of documents that it reads of `Outcome.deep`; 0 for a function without a parameter ``depth``."""
+        parameters = inspect.signature(self.bound).parameters
+        return int(parameters["depth"].default) if "depth" in parameters else 0
+
     def __call__(self, outcome: Outcome) -> float | None:
         """Return the value, None if the part does not apply; ConfigError if it fails or is not a finite number."""
         function, question = self.bound, f"question {outcome.task.id}"
@@ -150,6 +172,11 @@ class Scoring:
     def needs_group(self) -> bool:
         """True if the reward of a sample depends on the other samples of its state."""
         return self.mixer in GROUP_MIXERS
+
+    @property
+    def depth(self) -> int:
+        """Depth of the searches that the parts read; 0 if none reads `Outcome.deep`."""
+        return max(part.depth for part in self.parts.values())
 
     def __call__(self, outcome: Outcome) -> float | None:
         return self.alone(self.values(outcome))

@@ -89,6 +89,7 @@ class StateSampler:
         self._plan = plan
         self._crediting = Crediting(plan.reward, plan.final, plan.final_weight)
         self._rewards = self._crediting.functions
+        self._depth = plan.reward.depth
         if plan.final is None and self.credits - {"step"}:
             raise ConfigError("credit final and both need a final reward: name a metric, or use credit step")
 
@@ -239,7 +240,9 @@ class StateSampler:
                 reward, components = 0.0, {"sampled": 0.0}
                 ranking = merge(added for search in need.searches for added in search.added)
             if role.sampled and failure is None:
-                outcome = Outcome(point.task, text, deepcopy(outputs), ranking, prediction, len(point.steps) + 1)
+                n_steps = len(point.steps) + 1
+                deep = await self._runner.deep(need, n_steps, self._depth) if self._depth else ()
+                outcome = Outcome(point.task, text, deepcopy(outputs), ranking, prediction, n_steps, deep)
                 rewards = REPORTED if role.credit == "final" else self._rewards
                 values = {name: value for name, part in rewards.items() if (value := part(outcome)) is not None}
                 values |= final

@@ -99,16 +99,16 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
 
 
 class _PredictionRead(BaseException):
-    """A reward read a prediction that is not known yet; not an Exception, so that a user's handlers let it pass."""
+    """A reward read what is not stored of an outcome; not an Exception, so that a user's handlers let it pass."""
 
 
 class _Unfinished(Outcome):
-    """An outcome without the program's prediction, which is not stored."""
+    """An outcome without what is not stored: the prediction and the deep rankings."""
 
     __slots__ = ()
 
     def __getattribute__(self, name: str) -> Any:
-        if name == "prediction":
+        if name in {"prediction", "deep"}:
             raise _PredictionRead
         return super().__getattribute__(name)
 
@@ -155,7 +155,7 @@ class _Rescoring:
     async def _scored(
         self, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None]
     ) -> dict[str, Sample]:
-        """Return samples with the parts of their reward, by id; the program is replayed if a part reads predictions."""
+        """Return samples with the parts of their reward, by id; the program is replayed if a part reads its results."""
         samples = [sample for group in groups for sample in group.samples if _is_scored(sample, by_end=False)]
         if self._runner is None:
             try:
@@ -163,10 +163,9 @@ class _Rescoring:
             except _PredictionRead:
                 searches = self._resources.enter_context(closing(SearchBatcher(self._environment.retriever)))
                 self._runner = self._environment.runner(searches)
-        ends = await _ends(self._runner, task, groups, chosen)
+        ends = await _ends(self._runner, task, groups, chosen, self._crediting.step.depth)
         return {
-            sample.id: self._with_parts(task, sample, partial(Outcome, prediction=ends.get(sample.id)))
-            for sample in samples
+            sample.id: self._with_parts(task, sample, partial(Outcome, **ends.get(sample.id, {}))) for sample in samples
         }
 
     def _group(self, task: Task, group: StateSamples, chosen: str | None, scored: Mapping[str, Sample]) -> list[Sample]:
@@ -204,12 +203,13 @@ def _is_scored(sample: Sample, by_end: bool) -> bool:
 
 
 async def _ends(
-    runner: ProgramRunner, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None]
-) -> dict[str, Any]:
+    runner: ProgramRunner, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None], depth: int
+) -> dict[str, dict[str, Any]]:
+    """Return the prediction and the deep rankings of each sample's outcome, if it has them."""
     from leret.programs.needs import Finished
     from leret.rollouts.walk import Point, begin, walk
 
-    ends: dict[str, Any] = {}
+    ends: dict[str, dict[str, Any]] = {}
     left = iter(groups)
 
     async def visit(point: Point) -> Point | None:
@@ -219,8 +219,9 @@ async def _ends(
             if sample.completion is None or sample.failure is not None:
                 continue
             after = await point.after(runner, point.reach(runner, sample.completion))
-            if isinstance(after.need, Finished):
-                ends[sample.id] = after.need.prediction
+            ended = {"prediction": after.need.prediction} if isinstance(after.need, Finished) else {}
+            deep = await runner.deep(after.need, sample.step + 1, depth) if depth else ()
+            ends[sample.id] = {**ended, "deep": deep}
             if sample.id == chosen.get(sample.step):
                 following = after
         return following
