@@ -184,7 +184,7 @@ def scorable(tasks: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
     if function_names(spec):  # with unknown needs
         return list(tasks)
     reward = scoring(spec, "sampling.reward")
-    known = [task for task in tasks if reward.values(Outcome(task, prediction=""))]
+    known = [task for task in tasks if reward.values(Outcome(task, prediction="", deep=((),)))]
     if not known:
         raise DataError(
             f"data: no question of split {recipe.data.split} has what {' + '.join(reward.parts)} is computed from: "

@@ -1,4 +1,6 @@
+import math
 import random
+from dataclasses import replace
 
 import ir_measures
 import pytest
@@ -28,6 +30,24 @@ def outcome(doc_ids, gold):
 )
 def test_by_hand(doc_ids, by_hand):
     assert {name: scoring(name)(outcome(doc_ids, "ab")) for name in by_hand} == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize(
+    ("found", "deep", "value"),
+    [
+        ("ab", ["xa"], 1),
+        ("ax", ["xb"], (1 + 1 / 2) / 2),  # b is the first that is not retrieved yet
+        ("xy", ["xyzba"], (1 / (1 + math.log2(3)) + 1 / (1 + math.log2(4))) / 2),
+        ("xy", ["za", "bz"], (1 / (1 + math.log2(3)) + 1 / 2) / 2),  # the better place of two queries
+        ("xy", ["pqa"], 0),  # below the depth
+        ("ax", [], None),
+    ],
+)
+def test_deep_recall_counts_the_places_of_missing_documents(found, deep, value):
+    reached = replace(outcome(found, "ab"), deep=tuple(map(tuple, deep)))
+    depth = 2 if value == 0 else 100
+    assert REWARDS["deep_recall"](reached, depth=depth) == (None if value is None else pytest.approx(value))
+    assert REWARDS["deep_recall"](replace(reached, task=Task.question("q", "?"))) is None
 
 
 def test_ranking_without_gold_has_no_value():

@@ -44,6 +44,8 @@ def own(tmp_path, made):
     [
         "recall@1",
         "deepretrieval",
+        "deep_recall",
+        {"parts": {"near": {"function": "deep_recall", "depth": 3}}},
         PARTS,
         PARTS | {"mixer": "pca", "unparsed_reward": -2},
         PARTS | {"mixer": "normalize_then_sum"},
