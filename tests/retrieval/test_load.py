@@ -23,21 +23,14 @@ SILENT = ["", " ", "\n\t", "?!", "\x00\x1f\x7f", "\ud800", "\ud800\udc00"[::-1],
 """Without a letter or a digit."""
 
 ODD = [
-    'words:"cat',
     "title:cat AND (dog OR",
-    "+cat -dog",
     "cat^1000 dog~2",
-    "[a TO z} cat",
     "/cat.*/ *at c?t",
-    "cat' OR 1=1; DROP TABLE documents; --",
-    '{"$where": {"cat": {"$gt": ""}}}',
     "NOT cat",
     "\x00cat\x1b[2J\x7f",
     "cat \ud800 dog",
     "ｃａｔ ﷺ 🐈 \u202ecat",
-    "[MASK] [PAD] [unused0] [CLS]",
     "cat " * 250_000,
-    "c" * 1_000_000,
     "".join(map(chr, range(1, 2000))),
 ]
 

@@ -1,7 +1,4 @@
 import json
-import threading
-import time
-from contextlib import ExitStack
 
 import pytest
 
@@ -73,27 +70,6 @@ def test_a_wrong_url_stops_a_run_before_its_first_lm_call(protocol, place):
         with pytest.raises(RetrievalError, match="sent no JSON"):
             sampled(settings, place / "run")
     assert not policy.requests
-
-
-def test_a_restarted_server_changes_no_sample(place, index, undisturbed):
-    with ExitStack() as stack:
-        url, process = stack.enter_context(served(index))
-
-        def start_again():
-            time.sleep(1.0)
-            stack.enter_context(served(index, port=int(url.rsplit(":", 1)[1])))
-
-        starter = threading.Thread(target=start_again)
-
-        def kill():
-            process.kill()
-            process.wait()
-            starter.start()
-
-        report = sampled(remote(url, 200), place / "run", OnProgress(5, kill))
-        starter.join(120)
-    assert (report.waiting, report.failures) == (0, {})
-    assert samples_of(place / "run") == undisturbed
 
 
 def test_a_run_resumes_after_a_retrieval_outage(place, index, undisturbed):
