@@ -11,10 +11,11 @@ from aiohttp import web
 
 @dataclass
 class Seen:
+    method: str
     path: str
-    query: dict[str, str]
+    params: dict[str, str]  # of the URL or the form
     headers: dict[str, str]
-    body: Any
+    json: Any
 
 
 class Served:
@@ -27,7 +28,7 @@ class Served:
 
     @property
     def bodies(self):
-        return [seen.body for seen in self.requests if seen.body is not None]
+        return [seen.json for seen in self.requests if seen.json is not None]
 
     @property
     def paths(self):
@@ -39,16 +40,16 @@ class Served:
     async def handle(self, request):
         text = await request.text()
         body = json.loads(text) if request.content_type == "application/json" and text else None
-        self.requests.append(Seen(request.path, dict(request.query), dict(request.headers), body))
+        params = dict(request.query or await request.post())
+        self.requests.append(Seen(request.method, request.path, params, dict(request.headers), body))
         fault = self.faults.pop(0) if self.faults else None
         if fault == "reset":
             assert request.transport is not None
             request.transport.abort()
         if fault == "stall":
             await asyncio.sleep(30)
-        if isinstance(fault, web.Response):
-            return web.Response(status=fault.status, headers=fault.headers, body=fault.body)
-        return await self.route(request, body)
+        response = fault if isinstance(fault, web.Response) else await self.route(request, body)
+        return web.Response(status=response.status, headers=response.headers, body=response.body)  # each is sent once
 
 
 @asynccontextmanager
@@ -58,7 +59,7 @@ async def serving(*servers, under=""):
     for server in servers:
         app = web.Application(client_max_size=2**28)
         app.router.add_route("*", "/{path:.*}", server.handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.01)
+        runner = web.AppRunner(app, shutdown_timeout=0.01, max_line_size=2**20)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         server.url = f"http://127.0.0.1:{runner.addresses[0][1]}{under}"

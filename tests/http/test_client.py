@@ -83,7 +83,7 @@ def test_a_request_carries_json_parameters_and_forms():
     run([server], work)
     post, get, form = server.requests
     assert post.headers["Content-Type"] == "application/json"
-    assert get.query == {"q": "a&k=9 é?"}
+    assert get.params == {"q": "a&k=9 é?"}
     assert form.headers["Content-Type"] == "application/x-www-form-urlencoded"
     assert "Authorization" not in post.headers
 
@@ -211,8 +211,6 @@ def test_other_status_is_a_rejection_with_its_message(status):
     with pytest.raises(RejectedError, match=f"{status}: no such model; correct the {advice}") as caught:
         answer(status, json.dumps({"error": {"message": "no such model"}})).check(ADVICE)
     assert (caught.value.status, caught.value.exit_code) == (status, 2)
-    with pytest.raises(RetryableError):
-        answer(status).check(ADVICE, frozenset({status}))
 
 
 @pytest.mark.parametrize("body", ["<html>", "[" * 200_000, '{"a'])

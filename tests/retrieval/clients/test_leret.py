@@ -1,7 +1,5 @@
 """Search servers: all failures are errors, never empty rankings. Retries: tests/http."""
 
-import json
-
 import pytest
 
 import leret.http.client
@@ -63,7 +61,7 @@ def test_batches_respect_both_limits_and_keep_their_order(wished, allowed):
 
 
 FAULTS = {
-    "cut off": Reply(json.dumps(reply_of([entry()], [entry()]).body), cut=True),
+    "cut off": Reply(reply_of([entry()], [entry()]).body, headers={"Content-Length": "999", "Connection": "close"}),
     "fewer lists than queries": reply_of([entry()]),
     "no list": reply_of(None, []),
     "a score that is NaN": reply_of([entry(score=float("nan"))], []),
@@ -71,7 +69,6 @@ FAULTS = {
     "no id": reply_of([entry(None)], []),
     "no text": reply_of([entry(text=None)], []),
     "500": Reply({"message": "boom"}, 500),
-    "slow": Reply("", delay_s=0.4),
 }
 
 
@@ -79,11 +76,11 @@ FAULTS = {
 def test_a_failed_request_is_an_outage_not_an_empty_ranking(fault):
     replies = [FAULTS[fault]]
     with site(lambda _: replies.pop() if replies else None) as server:
-        asker = remote(server.url, timeout_s=0.2)
+        asker = remote(server.url)
         with pytest.raises(RetrievalError) as caught:
             asker.search(["a", "b"], 3)
         assert caught.value.exit_code == 1
-        if FAULTS[fault].status == 200 and fault != "slow":
+        if FAULTS[fault].status == 200:
             assert first_ids(asker.search(["a", "b"], 3)) == ["a", "b"]
 
 
@@ -146,7 +143,7 @@ def test_the_token_is_only_in_the_header(token, sent, monkeypatch):
             asker.search(["a"], 1)
     asked = server.asked[-1]
     assert asked.headers["Authorization"] == sent
-    assert token.split()[-1] not in f"{caught.value}{asker!r}{asked.path}{asked.params}{asked.body!r}"
+    assert token.split()[-1] not in f"{caught.value}{asker!r}{asked.path}{asked.params}{asked.json}"
     monkeypatch.delenv("SOME_TOKEN")
     with pytest.raises(ConfigError, match="SOME_TOKEN is not set"):
         remote(server.url, token_env="SOME_TOKEN")
