@@ -1,5 +1,3 @@
-"""The client against servers on loopback; policies' failures are in tests/policies/remote/test_openai.py."""
-
 import asyncio
 import gc
 import json
@@ -134,18 +132,6 @@ def test_three_unusable_answers_end_a_request():
     with pytest.raises(RetryableError, match="gave up after 3 attempts"):
         run([server], retry_for_s=600.0)
     assert len(server.requests) == 3
-
-
-def test_healthy_server_takes_over():
-    bad, good = Echo([web.Response(status=500)] * 99), Echo()
-
-    async def work(client):
-        for _ in range(20):
-            await asked(client)
-
-    run([bad, good], work)
-    assert len(bad.requests) <= 4
-    assert len(good.requests) == 20
 
 
 def test_requests_in_flight_and_their_rate_are_limited():

@@ -1,5 +1,3 @@
-"""Chat completions: how the samples of a prompt are asked for, and what is a completion."""
-
 import asyncio
 import contextlib
 import json

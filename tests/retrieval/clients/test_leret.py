@@ -1,5 +1,3 @@
-"""Search servers: all failures are errors, never empty rankings. Retries: tests/http."""
-
 import pytest
 
 import leret.http.client

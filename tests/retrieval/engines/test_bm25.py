@@ -1,5 +1,3 @@
-"""BM25 by hand, and its words; what all engines promise is in tests/retrieval/test_load.py."""
-
 import math
 import random
 import sys

@@ -64,39 +64,28 @@ def test_settings_that_change_rankings_change_the_digest(tmp_path):
     assert len({dense.DenseIndex.of(settings(tmp_path, **change)).digest("c") for change in changes}) == 4
 
 
-def test_a_stopped_build_resumes_after_the_last_file(tmp_path, monkeypatch):
+def test_a_stopped_build_resumes_and_encodes_nothing_twice(tmp_path, monkeypatch):
     def encode(self, texts):
-        if len(counts) == 3:
-            raise KeyboardInterrupt
         counts.append(len(texts))
+        if len(counts) == 4:
+            raise KeyboardInterrupt
         return real(self, texts)
 
-    counts, real = [], Encoder.encode
-    monkeypatch.setattr(dense, "_SHARD", 10)
-    with monkeypatch.context() as patched:
-        patched.setattr(Encoder, "encode", encode)
-        with pytest.raises(KeyboardInterrupt):
-            build(tmp_path / "index")
-        counts.clear()
-        build(tmp_path / "index")
-    assert counts == [10, 5]  # of 5 files, the last two
-    assert build(tmp_path / "whole").search(QUERIES, 5) == open_index(tmp_path / "index").search(QUERIES, 5)
-
-
-def test_a_build_stopped_after_encoding_does_not_encode_again(tmp_path, monkeypatch):
     def stopped(*_):
         raise KeyboardInterrupt
 
-    index = tmp_path / "index"
+    counts, real, index = [], Encoder.encode, tmp_path / "index"
+    monkeypatch.setattr(dense, "_SHARD", 10)
+    monkeypatch.setattr(Encoder, "encode", encode)
     with monkeypatch.context() as patched:
         patched.setattr("leret.retrieval.index.manifest.write_manifest", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            build(index)
-    with monkeypatch.context() as patched:
-        patched.setattr(Encoder, "encode", lambda *_: pytest.fail("encoded again"))
-        build(index)
-    assert len(open_index(index).search(["a mill"], 12)[0]) == 12
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                build(index)
+    build(index)
+    assert counts == [10, 10, 10, 10, 10, 5]  # the fourth of five files was encoded again
     assert not list(index.glob("*shards*"))
+    assert build(tmp_path / "whole").search(QUERIES, 5) == open_index(index).search(QUERIES, 5)
 
 
 def test_another_model_is_refused(tmp_path):
