@@ -13,7 +13,9 @@ from types import SimpleNamespace
 from aiohttp import web
 from anyio.from_thread import start_blocking_portal
 
+from leret.config.retriever import RemoteSettings
 from leret.core.types import Passage
+from leret.retrieval.clients.leret import Remote
 from leret.retrieval.server.app import RetrieverServer, ServerSettings, serve
 from tests.http.servers import Served, serving
 
@@ -66,14 +68,10 @@ def running(retriever, drain_s=10.0, **settings):
         join()
 
 
-def served(index, port=0):
-    """Start ``leret serve retriever``: its URL, and the process."""
-    return started("-m", "leret", "serve", "retriever", str(index), "--port", str(port))
-
-
 @contextmanager
-def started(*arguments):
-    command = [sys.executable, *arguments]
+def served(index, port=0):
+    """Run ``leret serve retriever`` during the block: its URL, and the process."""
+    command = [sys.executable, "-m", "leret", "serve", "retriever", str(index), "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
     try:
         said = ""
@@ -85,6 +83,10 @@ def started(*arguments):
     finally:
         process.kill()
         process.wait()
+
+
+def remote(url, corpus=None, **settings):
+    return Remote(RemoteSettings(**{"urls": (url,), "timeout_s": 10.0, "retry_for_s": 0.0, **settings}), corpus)
 
 
 class Reply(web.Response):

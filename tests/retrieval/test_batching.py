@@ -34,30 +34,6 @@ def test_the_same_query_with_another_k_is_another_search():
     assert ([len(ranking) for [ranking] in both[0]], both[1]["searched"]) == ([1, 2], 2)
 
 
-class Slow(FakeRetriever):
-    go = threading.Event()
-
-    def search(self, queries, k):
-        if not self.batches:
-            self.go.wait(30)
-        return super().search(queries, k)
-
-
-def test_searches_during_a_batch_form_the_next_one():
-    retriever = Slow()
-
-    async def work(batcher):
-        first = asyncio.create_task(batcher.search(["alpha"], 2))
-        await asyncio.sleep(0.05)
-        rest = [asyncio.create_task(batcher.search([q], 2)) for q in ("beta", "gamma", "beta")]
-        await asyncio.sleep(0.05)
-        retriever.go.set()
-        await asyncio.gather(first, *rest)
-
-    run(retriever, work)
-    assert retriever.batches == [["alpha"], ["beta", "gamma"]]
-
-
 class Where(FakeRetriever):
     """Knows in which thread it was asked; a query takes ``cpu_s``, by clocks that it moves."""
 

@@ -92,10 +92,9 @@ def test_dates_and_key_are_sent_and_a_key_raises_the_rate(monkeypatch, rates):
 
 
 @pytest.mark.parametrize("status", [200, 403])
-@pytest.mark.parametrize("cut", [0, 168, 170])
-def test_an_echoed_key_is_removed_from_messages(status, cut, monkeypatch):
+def test_an_echoed_key_is_removed_from_messages(status, monkeypatch):
     monkeypatch.setenv("NCBI_API_KEY", "s3cr3tk3y")
-    body = {"error_": "API key invalid".ljust(cut, "."), "api-key": "s3cr3tk3y"}
+    body = {"error_": "API key invalid".ljust(168, "."), "api-key": "s3cr3tk3y"}
     with loopback(Reply(body, status)) as server, pytest.raises(RetrievalError, match="API key invalid") as caught:
         pubmed(server.url, retry_for_s=20).search(["q"], 1)
     assert "s3c" not in str(caught.value)

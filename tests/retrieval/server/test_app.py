@@ -3,21 +3,19 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 import requests
 
-from leret.config.retriever import RemoteSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.retrieval.clients.leret import Remote
 from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.load import open_index
 from leret.retrieval.server import app
 from leret.retrieval.server.app import _is_named
-from tests.retrieval.serving import Echo, running, served, started
+from tests.retrieval.serving import Echo, remote, running, served
 
 POST = b"POST /search HTTP/1.1\r\nHost: localhost\r\n"
 HALF = POST + b"Content-Length: 99\r\n\r\n{"
@@ -57,6 +55,7 @@ def test_a_full_queue_answers_503_and_is_counted():
         assert int(refused.headers["Retry-After"]) >= 1
         engine.go.set()
         assert [future.result().status_code for future in taken] == [200] * 4
+        assert engine.batches == [(("first",), 1), (("q1", "q2", "q3"), 1)]
         metrics = get(server, "/metrics")
     assert metrics.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert {
@@ -118,7 +117,7 @@ def test_a_failed_engine_answers_500():
             answer = get(server, "/?query=a&k=1")
             assert (answer.status_code, answer.json()["error"]) == (500, True)
             with pytest.raises(RetrievalError) as caught:
-                Remote(RemoteSettings(urls=(server.url,), retry_for_s=0)).search(["a"], 1)
+                remote(server.url).search(["a"], 1)
             assert caught.value.exit_code == 1
         engine.error, engine.score = None, float("nan")
         assert get(server, "/?query=a&k=1").status_code == 500
@@ -135,7 +134,7 @@ def test_requests_need_the_token(monkeypatch):
             assert get(server, "/health", **headers).json() == {"status": "ok"}
         counted = get(server, "/metrics", Authorization="Bearer s3cret").text
         assert 'leret_requests_total{path="/",status="401"} 7.0\n' in counted
-        asker = Remote(RemoteSettings(urls=(server.url,), token_env="TOKEN", retry_for_s=0))
+        asker = remote(server.url, token_env="TOKEN")
         assert asker.search(["a"], 1)[0][0].doc_id == "a#0"
 
 
@@ -181,7 +180,7 @@ def test_the_command_serves_an_index_until_sigterm(tmp_path):
     )
     engine = open_index(tmp_path / "index")
     with served(tmp_path / "index") as (url, process):
-        asker = Remote(RemoteSettings(urls=(url,), retry_for_s=0))
+        asker = remote(url)
         queries = ["", "capital \x00 city", "\ud800 river"]
         assert asker.search(queries, 4) == engine.search(queries, 4)
         assert asker.digest == engine.digest
@@ -205,41 +204,18 @@ def test_half_a_request_times_out(monkeypatch):
             assert half_a_head.recv(1000) == b""
 
 
-FEW_FILES = """
-import asyncio, logging, resource
-from leret.retrieval.server import app
-from tests.retrieval.serving import Echo
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))
-app._IDLE_S = 1.0
-logging.basicConfig(level="DEBUG")
-
-def ready(url):
-    print("serving at", url, flush=True)
-
-asyncio.run(app.serve(app.RetrieverServer(Echo(), engine="echo"), "127.0.0.1", 0, ready=ready))
-"""
-
-
-def test_idle_connections_do_not_exhaust_descriptors():
-    with started("-c", FEW_FILES) as (url, process), ExitStack() as held:
-        idle = [held.enter_context(connected(url)) for _ in range(600)]
-        for connection in idle[::2]:
-            with suppress(ConnectionError):  # it was refused already
-                connection.sendall(HALF[:30])
-        heads = [connection.recv(13) for connection in idle[1::2]]
-        assert set(heads) <= {b"", b"HTTP/1.1 503 "}  # of a connection that was too long idle, and of one too many
-        wait_for(lambda: is_answered(url))  # once the heads are overdue
-        process.terminate()
-        assert process.wait(30) == 0
-        assert len(process.stdout.read()) < 10_000
-
-
-def is_answered(url):
-    try:
-        return requests.get(f"{url}/health", timeout=20).status_code == 200
-    except requests.ConnectionError:  # refused while the request was being sent
-        return False
+def test_idle_connections_are_refused_beyond_a_limit_and_closed(monkeypatch):
+    monkeypatch.setattr(app, "_FILES", 80)  # a quarter of them is for connections
+    monkeypatch.setattr(app, "_IDLE_S", 1.0)
+    with running(Echo()) as server, ExitStack() as held:
+        for _ in range(20):
+            idle = held.enter_context(connected(server.url))
+            idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert idle.recv(13) == b"HTTP/1.1 200 "
+        assert held.enter_context(connected(server.url)).recv(13) == b"HTTP/1.1 503 "
+        while idle.recv(1000):
+            pass
+        assert get(server, "/health").status_code == 200
 
 
 def test_hung_up_clients_leave_the_queue():

@@ -2,9 +2,7 @@ import dspy
 import pytest
 import requests
 
-from leret.config.retriever import RemoteSettings
-from leret.retrieval.clients.leret import Remote
-from tests.retrieval.serving import Echo, running
+from tests.retrieval.serving import Echo, remote, running
 
 ODD = ["", " ", "capital \x00 city", "\ud800 river", 'NOT (city OR *) "river^2 ~field:x', "é", "x" * 1_000_000]
 
@@ -27,7 +25,7 @@ def test_all_protocols_return_the_engines_rankings(protocol):
     replacement = "?" if protocol == "colbert-get" else "\ufffd"
     with running(Echo()) as server:
         url = f"{server.url}/retrieve" if protocol == "retrieve" else server.url
-        asker = Remote(RemoteSettings(urls=(url,), protocol=protocol, retry_for_s=0, accept_empty=True))
+        asker = remote(url, protocol=protocol, accept_empty=True)
         want = Echo().search([query.replace("\ud800", replacement) for query in queries], 3)
         assert asker.search(queries, 3) == want
         asker.close()
