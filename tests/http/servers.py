@@ -3,19 +3,9 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 from aiohttp import web
-
-
-@dataclass
-class Seen:
-    method: str
-    path: str
-    params: dict[str, str]  # of the URL or the form
-    headers: dict[str, str]
-    json: Any
 
 
 class Served:
@@ -40,8 +30,9 @@ class Served:
     async def handle(self, request):
         text = await request.text()
         body = json.loads(text) if request.content_type == "application/json" and text else None
-        params = dict(request.query or await request.post())
-        self.requests.append(Seen(request.method, request.path, params, dict(request.headers), body))
+        params = dict(request.query or await request.post())  # of the URL or the form
+        facts = {"method": request.method, "path": request.path, "headers": dict(request.headers)}
+        self.requests.append(SimpleNamespace(**facts, params=params, json=body))
         fault = self.faults.pop(0) if self.faults else None
         if fault == "reset":
             assert request.transport is not None

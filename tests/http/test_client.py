@@ -35,8 +35,6 @@ class Echo(Served):
 
 
 class Time:
-    """A clock that goes on as far as anybody sleeps, at once."""
-
     def __init__(self):
         self.slept = []
 

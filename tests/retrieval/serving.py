@@ -90,16 +90,12 @@ def remote(url, corpus=None, **settings):
 
 
 class Reply(web.Response):
-    """An answer of bytes, text, or a value in JSON."""
-
     def __init__(self, body="", status=200, headers=None):
         text = body if isinstance(body, str | bytes) else json.dumps(body)
         super().__init__(body=text.encode() if isinstance(text, str) else text, status=status, headers=headers)
 
 
 class Loopback(Served):
-    """Answers with a Reply, or with the one that ``answer`` makes of a request."""
-
     def __init__(self, answer):
         super().__init__()
         self.answer, self.asked = answer, self.requests

@@ -54,11 +54,8 @@ def minilm():
     return Path(package.get_model_path())
 
 
-def colbert_checkpoint(directory: Path, *, tiny: bool = False, dim: int = 128) -> Path:
-    """Write a ColBERT checkpoint with a random orthogonal projection, enough to test plumbing.
-
-    A ``tiny`` one has a random BERT with one layer instead of MiniLM's weights.
-    """
+def colbert_checkpoint(directory, *, tiny=False, dim=128):
+    """Write MiniLM, or a ``tiny`` random BERT of one layer, as a ColBERT checkpoint with a random projection."""
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModel, BertConfig, BertModel

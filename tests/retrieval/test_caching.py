@@ -114,7 +114,6 @@ REMOTE = {"kind": "remote", "urls": ("http://127.0.0.1:9",)}
     ("settings", "use", "cached"),
     [
         ({"kind": "bm25"}, "auto", False),  # it is fast
-        ({"kind": "bm25"}, "on", True),
         (REMOTE, "auto", True),
         (REMOTE, "off", False),
         ({**REMOTE, "protocol": "colbert"}, "auto", False),  # its index has no name

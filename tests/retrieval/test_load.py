@@ -20,7 +20,6 @@ from tests.retrieval.small import ANIMALS, KINDS, settings
 LEXICAL = {"bm25", "tantivy"}
 
 SILENT = ["", " ", "\n\t", "?!", "\x00\x1f\x7f", "\ud800", "\ud800\udc00"[::-1], "()", "***", '"', "\\", "-- ++", "{}"]
-"""Without a letter or a digit."""
 
 ODD = [
     "title:cat AND (dog OR",

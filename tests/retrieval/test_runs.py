@@ -37,8 +37,6 @@ def samples_of(run):
 
 
 class OnProgress(Progress):
-    """Calls a function once, when ``n`` questions are done."""
-
     def __init__(self, n, call):
         self.left, self.call = n, call
 
@@ -74,7 +72,6 @@ def test_a_run_resumes_after_a_retrieval_outage(place):
 
 
 def site(asked):
-    """PubMed: each word of a query finds the article of its number."""
     if "esearch" in asked.path:
         words = dict.fromkeys(asked.params["term"].split())
         return esearch([str(WORDS.index(word) + 1) for word in words if word in WORDS][: int(asked.params["retmax"])])

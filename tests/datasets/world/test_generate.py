@@ -44,7 +44,6 @@ def test_splits_share_no_gold_documents_or_names():
     documents, questions = world(2)
 
     def met(question):
-        """Gold documents, their names, and the names in the text, whose first word (In, Which, Is) is none."""
         titles = {documents[doc_id].title.split(" (")[0] for doc_id in question.gold}
         return {*question.gold, *titles, *re.findall(r"[A-Z]\w+(?: [A-Z]\w+)+", question.text.split(" ", 1)[1])}
 

@@ -24,8 +24,6 @@ def fake_engine(folder):
 
 @dataclass
 class Serve:
-    """`leret serve policy`, and the records of the fake engine."""
-
     record: Path
     executable: Path
     port: int
@@ -59,7 +57,6 @@ class Serve:
         return self.process.returncode
 
     def recorded(self, name, wait_s=30):
-        """Wait for a record of the fake engine."""
 
         def read():
             with suppress(OSError, ValueError):

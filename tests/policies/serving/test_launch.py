@@ -49,7 +49,6 @@ def test_a_taken_port_is_refused_before_anything_starts(serve):
 
 
 def served(serve):
-    """The policy that a recipe gets from the command's last line, seen to be served."""
     serve.wait_for("policy: {")
     settings = PolicySettings.model_validate(yaml.load(serve.out.splitlines()[-1])["policy"])
     with urllib.request.urlopen(f"{settings.urls[0]}/models", timeout=5) as reply:

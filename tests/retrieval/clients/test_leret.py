@@ -141,7 +141,7 @@ def test_the_token_is_only_in_the_header(token, sent, monkeypatch):
         remote(server.url, token_env="SOME_TOKEN")
 
 
-def test_a_health_answer_with_missing_or_invalid_facts_is_refused():
+def test_a_health_answer_with_wrong_facts_is_refused():
     health = loopback(Reply({"status": "ok"}))
     with health as server, pytest.raises(RetrievalError, match=r"expects another token.*token_env") as caught:
         remote(server.url, retry_for_s=60).served()

@@ -14,7 +14,6 @@ BOOLEAN = '("heart attack"[MeSH Terms] OR infarct*) AND aspirin[tiab] NOT (rats 
 
 @pytest.fixture(autouse=True)
 def rates(monkeypatch):
-    """Remove the machine's key, and record rates without waiting."""
     asked = []
     monkeypatch.delenv("NCBI_API_KEY", raising=False)
     monkeypatch.setattr("leret.retrieval.clients.pubmed.shared_rate", lambda _, per_s: asked.append(per_s))

@@ -25,7 +25,6 @@ def names(directory):
 
 
 def reopen(corpus, saved, **settings):
-    """The index of a run's cache, built again where it does not fit."""
     return load_retriever(BM25Settings(**settings), corpus, saved.parent)
 
 

@@ -71,12 +71,10 @@ def test_a_full_queue_answers_503_and_is_counted():
     [
         b"GET /?query=" + b"a" * 300_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n",
         POST + b"Content-Encoding: br\r\nContent-Length: 5\r\n\r\nhello",
         POST + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello",
-        POST + b"Content-Encoding: deflate\r\nContent-Length: 5\r\n\r\nhello",
     ],
-    ids=["a long line", "two lengths", "a bad chunk", "an unknown coding", "no gzip", "no deflate"],
+    ids=["a long line", "two lengths", "an unknown coding", "no gzip"],
 )
 def test_invalid_http_answers_400_and_is_not_logged(request_, caplog):
     with running(Echo()) as server, connected(server.url) as connection:
@@ -86,8 +84,6 @@ def test_invalid_http_answers_400_and_is_not_logged(request_, caplog):
 
 
 class Held(tuple):
-    """A ranking that blocks its readers until ``go``."""
-
     go = threading.Event()
 
     def __iter__(self):
@@ -154,7 +150,7 @@ def test_foreign_host_names_are_refused_without_a_token(path):
         assert get(server, path, **evil).status_code == 200
 
 
-def test_pending_requests_are_answered_at_the_stop_and_halves_dropped():
+def test_the_stop_answers_pending_requests_and_drops_halves():
     engine = Echo()
     with running(engine, drain_s=1.0) as server, ThreadPoolExecutor(2) as pool, ExitStack() as held:
         for half in (HALF, HALF[:30]):
@@ -206,7 +202,7 @@ def test_half_a_request_times_out(monkeypatch):
 
 def test_idle_connections_are_refused_beyond_a_limit_and_closed(monkeypatch):
     monkeypatch.setattr(app, "_FILES", 80)  # a quarter of them is for connections
-    monkeypatch.setattr(app, "_IDLE_S", 1.0)
+    monkeypatch.setattr(app, "_IDLE_S", 2.0)
     with running(Echo()) as server, ExitStack() as held:
         for _ in range(20):
             idle = held.enter_context(connected(server.url))
