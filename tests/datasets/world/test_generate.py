@@ -90,6 +90,3 @@ def test_search_needs_two_good_queries(seed):
     texts = [question.text for question in test]
     raw, oracle = recall(test, texts, texts), recall(test, titles(test, 0), titles(test, 1))
     assert (raw[0] <= 0.45, 0.40 <= raw[1] <= 0.60, oracle[1] >= 0.97) == (True, True, True), (raw, oracle)
-    bridges = [question for question in test if question.type == "bridge"]
-    texts, focused = [question.text for question in bridges], titles(bridges, 0)
-    assert recall(bridges, focused, focused)[0] >= recall(bridges, texts, texts)[0] + 0.10

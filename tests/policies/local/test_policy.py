@@ -76,7 +76,7 @@ def test_empty_requests_and_closed_policies_are_refused(llama_dir):
         policy.complete_many([ask("the city")])
 
 
-def test_out_of_memory_halves_the_batch_and_a_fault_fails_it(llama_dir, monkeypatch):
+def test_out_of_memory_halves_the_batch(llama_dir, monkeypatch):
     run, sizes = Decoder.run, []
 
     def hungry(self, jobs):
@@ -88,17 +88,11 @@ def test_out_of_memory_halves_the_batch_and_a_fault_fails_it(llama_dir, monkeypa
     monkeypatch.setattr(Decoder, "run", hungry)
     small = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     *fits, failed = together(small, *[ask(f"book {i}", i) for i in range(7)], ask("city", *range(6)))
+    small.close()
     assert [len(each) for each in fits] == [1] * 7
     assert sorted(sizes) == [1, 2, 2, 2]
     with pytest.raises(PolicyError, match="6 samples of 8 tokens"):
         raise failed
-    with monkeypatch.context() as patched:
-        patched.setattr(Decoder, "run", lambda *_: 1 // 0)
-        with pytest.raises(PolicyError, match="ZeroDivisionError"):
-            small.complete_many([ask("city")])
-    last = small.submit(ask("city"))
-    small.close()
-    assert len(last.result()) == 1
 
 
 @pytest.mark.parametrize("lora", [False, True])

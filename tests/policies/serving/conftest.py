@@ -89,7 +89,6 @@ def gone(pids):
 
 
 def within(seconds, look):
-    """Return the first true value, or the last one."""
     deadline = time.monotonic() + seconds
     while not (value := look()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -106,7 +106,6 @@ def test_no_server_outlives_leret(serve, stop):
         (f"demo --executable {__file__}", {}, "cannot be executed"),
         ("demo --engine tgi --executable /no/x", {}, "--executable /no/x does not exist"),
         ("/no/such/policy", {}, "there is no policy /no/such/policy"),
-        ("demo --run /no/run", {}, "/no/run is not a run directory"),
         ("demo --name a:b", {}, "--name 'a:b'"),
         ("demo --executable /bin/true --host 192.0.2.1", {}, "--host 192.0.2.1"),
         ("demo --engine sglang --api-key-env K --print", {}, "only on its command line"),

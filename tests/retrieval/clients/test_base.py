@@ -6,9 +6,8 @@ import pytest
 
 from leret.config.retriever import RemoteSettings
 from leret.core.errors import RetrievalError
-from leret.http.client import Call, HttpError, RejectedError, RetryableError
-from leret.retrieval.base import PartialResultsError
-from leret.retrieval.clients.base import SearchClient, Site, rankings_of
+from leret.http.client import Call, HttpError, RejectedError
+from leret.retrieval.clients.base import SearchClient, Site
 
 
 def test_closing_ends_a_wait():
@@ -23,14 +22,7 @@ def test_closing_ends_a_wait():
                 ask()
 
 
-def test_a_partial_failure_carries_the_answers():
-    with pytest.raises(PartialResultsError, match="down") as caught:
-        rankings_of(["a", "b", "c"], [(), RetryableError("down"), RejectedError("refused")])
-    assert (caught.value.answered, caught.value.exit_code) == ({"a": ()}, 1)
-
-
 def site(**answers):
-    """A site that gives these answers by query, in place of a client of one."""
     client = SimpleNamespace(ask_each=lambda terms: [answers[term] for term in terms])
     return Site("the site", 9, client, lambda term, k: term, (), {400})
 

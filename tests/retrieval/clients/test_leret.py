@@ -161,8 +161,3 @@ def test_a_url_with_a_password_is_refused(url, tmp_path):
         with pytest.raises(ConfigError, match="--token-env") as caught:
             open_retriever(url)
         assert "s3c" not in str(caught.value)
-
-
-def test_k_below_one_is_refused():
-    with pytest.raises(RetrievalError, match="ask for at least one"):
-        remote("http://127.0.0.1:9").search(["a"], 0)

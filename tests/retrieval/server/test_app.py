@@ -14,7 +14,6 @@ from leret.datasets.corpus import Corpus
 from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.load import open_index
 from leret.retrieval.server import app
-from leret.retrieval.server.app import _is_named
 from tests.retrieval.serving import Echo, remote, running, served
 
 POST = b"POST /search HTTP/1.1\r\nHost: localhost\r\n"
@@ -58,12 +57,7 @@ def test_a_full_queue_answers_503_and_is_counted():
         assert engine.batches == [(("first",), 1), (("q1", "q2", "q3"), 1)]
         metrics = get(server, "/metrics")
     assert metrics.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert {
-        "leret_rejected_total 1.0",
-        'leret_requests_total{path="/search",status="503"} 1.0',
-        "leret_queries_total 4.0",
-        'leret_request_seconds_bucket{le="+Inf"} 4.0',
-    } <= set(metrics.text.splitlines())
+    assert {"leret_rejected_total 1.0", "leret_queries_total 4.0"} <= set(metrics.text.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -134,20 +128,16 @@ def test_requests_need_the_token(monkeypatch):
         assert asker.search(["a"], 1)[0][0].doc_id == "a#0"
 
 
-def test_without_a_token_only_local_names_are_answered():
-    evil = "evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example", "user@evil.example", "[::1"
-    ours = "", "localhost", "LOCALHOST:8893", "127.0.0.1:1", "[::1]:8893", "10.0.0.7", "Box.lan:8893"
-    assert [name for name in (*evil, *ours) if _is_named(name, "Box.lan")] == list(ours)
-
-
-@pytest.mark.parametrize("path", ["/health", "/?query=a", "/metrics"])
-def test_foreign_host_names_are_refused_without_a_token(path):
-    evil = {"Host": "evil.example", "Origin": "http://evil.example", "Authorization": "Bearer s3cret"}
-    with running(Echo()) as server:
-        answer = get(server, path, **evil)
-        assert (answer.status_code, answer.json()["error"]) == (403, True)
+def test_foreign_host_names_are_refused_without_a_token():
+    foreign = "evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example", "user@evil.example"
+    ours = "localhost", "LOCALHOST:8893", "127.0.0.1:1", "[::1]:8893", "10.0.0.7", "Box.lan:8893"
+    with running(Echo(), host="Box.lan") as server:
+        statuses = [get(server, "/?query=a", Host=name).status_code for name in (*foreign, *ours)]
+        assert statuses == [403] * len(foreign) + [200] * len(ours)
+        for path in ("/health", "/metrics"):
+            assert get(server, path, Host="evil.example", Authorization="Bearer s3cret").json()["error"] is True
     with running(Echo(), token="s3cret") as server:
-        assert get(server, path, **evil).status_code == 200
+        assert get(server, "/?query=a", Host="evil.example", Authorization="Bearer s3cret").status_code == 200
 
 
 def test_the_stop_answers_pending_requests_and_drops_halves():
