@@ -140,6 +140,7 @@ def test_a_changed_file_is_detected(kind, copy):
     ("change", "match"),
     [
         ({"documents": 3}, r"documents: 3, but 65 are stored|not fit its indexes"),
+        ({"documents": "65"}, "documents: input should be a valid integer"),
         ({"corpus": "0" * 32}, r"digest|not fit its indexes"),
         ({"digest": "0" * 32}, r"digest|not fit its indexes"),
         ({"settings": {}}, r"settings|not fit its indexes"),

@@ -41,8 +41,11 @@ def test_grades_stay_with_their_documents(tmp_path):
 LINES = {
     "no question": ({"id": "2", "relevant_doc_ids": ["A"]}, "'question' or 'query' is missing; the fields are 'id'"),
     "nothing to score by": ({"id": "2", "question": "?!"}, "'relevant_doc_ids'.*'answers'.*the fields are 'id'"),
+    "a question that is a list": ({**ONE, "question": ["Who?"]}, r"'question' is .*\(list\)"),
     "an empty question": ({**ONE, "question": "  "}, "'question' is empty"),
     "gold that is a string": ({**ONE, "relevant_doc_ids": "A"}, "'relevant_doc_ids' is 'A'"),
+    "gold that holds a number": ({**ONE, "relevant_doc_ids": ["A", 3]}, "'relevant_doc_ids' is '3'"),
+    "inputs that are a list": ({**ONE, "inputs": ["A"]}, "'inputs' is"),
     "a question twice": ({**ONE, "inputs": {"question": "?"}}, "'question' stands"),
     "hops that are a string": ({**ONE, "hops": "2"}, "a whole number"),
     "an unknown split": ({**ONE, "split": "eval"}, "'eval'; it should be train, dev or test"),

@@ -123,10 +123,11 @@ def test_lengths_of_texts_can_be_set(checkpoint):
     ("name", "content", "says"),
     [
         ("config.json", b'{"model_type": "bert"}', "is not a ColBERT checkpoint"),
+        ("config.json", b"[" * 99_999, "cannot be read as a ColBERT checkpoint"),
         ("config.json", b'{"model_type": "mystery", "architectures": ["HF_ColBERT"]}', "cannot be opened as"),
         ("model.safetensors", b"x" * 100, "cannot be opened as"),
     ],
-    ids=["another model", "architecture", "weights"],
+    ids=["another model", "nested", "architecture", "weights"],
 )
 def test_an_unusable_checkpoint_is_reported(checkpoint, tmp_path, name, content, says):
     broken = shutil.copytree(checkpoint, tmp_path / "broken")

@@ -84,6 +84,7 @@ def fit(harm):
 DATA, WORDS, MANIFEST = "data.csc.index.npy", "vocab.index.json", "manifest.json"
 BROKEN = {
     "no manifest": (lambda d: (d / MANIFEST).unlink(), "is not an index"),
+    "broken manifest": (lambda d: (d / MANIFEST).write_text("{"), "is not an index"),
     "other format": (lambda d: (d / MANIFEST).write_text('{"format": 9}'), "not a manifest of format 2"),
     "no vocabulary": (lambda d: (d / WORDS).unlink(), "is missing.*build it again"),
     "broken vocabulary": (fit(reword("{", "[")), "cannot be read"),

@@ -38,6 +38,7 @@ def test_all_protocols_return_the_engines_rankings(protocol):
         ("GET", "/?query=a&k=x", None, 400, "k: input should be a valid integer, not 'x'"),
         ("GET", "/?query=a&k=51", None, 400, "from 1 to 50"),
         ("POST", "/", b"{", 400, "not JSON"),
+        ("POST", "/", b"[]", 400, "not a JSON object"),
         ("POST", "/", b'{"query": 3}', 400, "query: input should be a valid string"),
         ("POST", "/search", b"{}", 400, "queries: field required"),
         ("POST", "/search", b'{"queries": ["a","a","a","a","a"]}', 400, "takes 4 per request"),
