@@ -81,22 +81,17 @@ def test_big_arrays_are_not_held_in_memory(tmp_path):
 
 FILES = {
     "item is a number": (b'[{"a": 1}, 2]', "item 2: int, not a JSON object"),
-    "no comma": (b'[{"a": 1}\n {"a": 2}]', "item 2: broken JSON"),
     "cut off in a string": (b'[{"a": 1}, {"a": "x', "item 2: broken JSON"),
     "array not UTF-8": (b'[{"a": "\xff"}]', "invalid bytes in UTF8"),
     "objects nested too deep": (b'[{"a":' + b'{"a":' * 100_000, "nested too deeply"),
     "line nested too deep": (_GOOD + b'{"a": ' + b"[" * 100_000, ":2: broken JSON"),
     "line is broken": (_GOOD + b'{"id": "q2", "question": "Wh\n', r":2: broken JSON \(Unterminated string .* column"),
-    "line after a blank one": (b"\n" + _GOOD + b"{\n", ":3: broken JSON"),
     "line not UTF-8": (_GOOD + b'{"id": "\xff"}\n', ":2: not UTF-8 at byte 8"),
     "UTF-16": (_GOOD.decode().encode("utf-16"), "is UTF-16"),
     "empty": (b"", "is empty"),
-    "blank": (b"\n \n", "is empty"),
     "gzip cut short": (_GZIP[:-400], "ends early"),
-    "array in a gzip cut short": (gzip.compress(b"[" + b"{},\n" * 99999)[:-20], "ends early"),
     "broken gzip": (_GZIP[:300] + b"x" * 99 + _GZIP[399:], "compressed file is broken"),
     "zstd cut short": (_ZSTD[:-9], "ends early"),
-    "broken zstd": (b"\x28\xb5\x2f\xfd" + b"nonsense" * 9, "compressed file is broken"),
 }
 
 

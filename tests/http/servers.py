@@ -3,18 +3,9 @@
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 from aiohttp import web
-
-
-@dataclass
-class Seen:
-    path: str
-    query: dict[str, str]
-    headers: dict[str, str]
-    body: Any
 
 
 class Served:
@@ -27,7 +18,7 @@ class Served:
 
     @property
     def bodies(self):
-        return [seen.body for seen in self.requests if seen.body is not None]
+        return [seen.json for seen in self.requests if seen.json is not None]
 
     @property
     def paths(self):
@@ -39,16 +30,17 @@ class Served:
     async def handle(self, request):
         text = await request.text()
         body = json.loads(text) if request.content_type == "application/json" and text else None
-        self.requests.append(Seen(request.path, dict(request.query), dict(request.headers), body))
+        params = dict(request.query or await request.post())  # of the URL or the form
+        facts = {"method": request.method, "path": request.path, "headers": dict(request.headers)}
+        self.requests.append(SimpleNamespace(**facts, params=params, json=body))
         fault = self.faults.pop(0) if self.faults else None
         if fault == "reset":
             assert request.transport is not None
             request.transport.abort()
         if fault == "stall":
             await asyncio.sleep(30)
-        if isinstance(fault, web.Response):
-            return web.Response(status=fault.status, headers=fault.headers, body=fault.body)
-        return await self.route(request, body)
+        response = fault if isinstance(fault, web.Response) else await self.route(request, body)
+        return web.Response(status=response.status, headers=response.headers, body=response.body)  # each is sent once
 
 
 @asynccontextmanager
@@ -58,7 +50,7 @@ async def serving(*servers, under=""):
     for server in servers:
         app = web.Application(client_max_size=2**28)
         app.router.add_route("*", "/{path:.*}", server.handle)
-        runner = web.AppRunner(app, shutdown_timeout=0.01)
+        runner = web.AppRunner(app, shutdown_timeout=0.01, max_line_size=2**20)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         server.url = f"http://127.0.0.1:{runner.addresses[0][1]}{under}"

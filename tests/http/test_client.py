@@ -1,5 +1,3 @@
-"""The client against servers on loopback; policies' failures are in tests/policies/remote/test_openai.py."""
-
 import asyncio
 import gc
 import json
@@ -37,8 +35,6 @@ class Echo(Served):
 
 
 class Time:
-    """A clock that goes on as far as anybody sleeps, at once."""
-
     def __init__(self):
         self.slept = []
 
@@ -83,7 +79,7 @@ def test_a_request_carries_json_parameters_and_forms():
     run([server], work)
     post, get, form = server.requests
     assert post.headers["Content-Type"] == "application/json"
-    assert get.query == {"q": "a&k=9 é?"}
+    assert get.params == {"q": "a&k=9 é?"}
     assert form.headers["Content-Type"] == "application/x-www-form-urlencoded"
     assert "Authorization" not in post.headers
 
@@ -134,18 +130,6 @@ def test_three_unusable_answers_end_a_request():
     with pytest.raises(RetryableError, match="gave up after 3 attempts"):
         run([server], retry_for_s=600.0)
     assert len(server.requests) == 3
-
-
-def test_healthy_server_takes_over():
-    bad, good = Echo([web.Response(status=500)] * 99), Echo()
-
-    async def work(client):
-        for _ in range(20):
-            await asked(client)
-
-    run([bad, good], work)
-    assert len(bad.requests) <= 4
-    assert len(good.requests) == 20
 
 
 def test_requests_in_flight_and_their_rate_are_limited():
@@ -211,8 +195,6 @@ def test_other_status_is_a_rejection_with_its_message(status):
     with pytest.raises(RejectedError, match=f"{status}: no such model; correct the {advice}") as caught:
         answer(status, json.dumps({"error": {"message": "no such model"}})).check(ADVICE)
     assert (caught.value.status, caught.value.exit_code) == (status, 2)
-    with pytest.raises(RetryableError):
-        answer(status).check(ADVICE, frozenset({status}))
 
 
 @pytest.mark.parametrize("body", ["<html>", "[" * 200_000, '{"a'])

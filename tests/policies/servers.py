@@ -44,16 +44,8 @@ def refusal(message, status=400):
     return web.json_response({"error": {"message": message}}, status=status)
 
 
-class Server(Served):
-    """Sends faults first; settings become attributes."""
-
-    def __init__(self, faults=None, **settings):
-        super().__init__(faults)
-        vars(self).update(settings)
-
-
-class ChatServer(Server):
-    """OpenAI's and Together's chat completions under /v1."""
+class ChatServer(Served):
+    """OpenAI's and Together's chat completions under /v1; settings become attributes."""
 
     models: tuple[str, ...] = ()  # that it lists; none leaves the route out
     unknown: tuple[str, ...] = ()  # names that it refuses
@@ -61,6 +53,10 @@ class ChatServer(Server):
     strict = False  # refuses vLLM's extension
     bare_list = False  # lists models as Together does
     key: str | None = None
+
+    def __init__(self, faults=None, **settings):
+        super().__init__(faults)
+        vars(self).update(settings)
 
     async def route(self, request, body):
         if request.path not in {"/v1/chat/completions", *(["/v1/models"] if self.models else [])}:
@@ -91,7 +87,6 @@ class TgiServer(ChatServer):
 
 
 def completion(body):
-    """Return a chat completion with the seed in its text."""
     n, logprobs = body.get("n", 1), {"token_ids": [5, 6], "tokens": ["text", "x"], "token_logprobs": [-0.5, -1.0]}
     one = {"finish_reason": "stop", "logprobs": logprobs if body.get("logprobs") else None}
     texts = [f"text {body.get('seed')}.{index}{(body.get('stop') or [''])[0]}" for index in range(n)]

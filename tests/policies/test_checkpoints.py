@@ -1,5 +1,3 @@
-"""Models on disk. Running adapters: serving/test_model."""
-
 import json
 import re
 import shutil
@@ -45,22 +43,14 @@ def as_adapter(path, *names):
         (lambda path: (path / "config.json").write_text("{"), r"config\.json"),
         (lambda path: (path / FILE).rename(path / "a.bin"), r"only a\.bin, which leret does not unpickle"),
         (lambda path: (path / FILE).write_bytes((path / FILE).read_bytes()[:20]), "damaged or cut short"),
-        (lambda path: (path / FILE).write_bytes((path / FILE).read_bytes()[:5000]), "damaged or cut short"),
         (lambda path: set_weights(path, lambda weights: weights.pop(WEIGHT)), rf"lacks 1 .*\({re.escape(WEIGHT)}\)"),
-        (
-            lambda path: set_weights(path, lambda weights: weights[WEIGHT].view(-1)[7:8].fill_(torch.nan)),
-            "NaN or infin",
-        ),
-        (lambda path: set_weights(path, lambda weights: weights[WEIGHT].view(-1)[7:8].fill_(-torch.inf)), "NaN or inf"),
+        (lambda path: set_weights(path, lambda weights: weights[WEIGHT].view(-1)[7:8].fill_(torch.nan)), "NaN or inf"),
         (lambda path: set_config(path, intermediate_size=96), "cannot be loaded|lacks"),
         (lambda path: set_config(path, model_type="mystery", architectures=["M"]), "mystery.*use kind: openai"),
         (lambda path: [file.unlink() for file in path.glob("tokenizer*")], "no tokenizer that can be loaded"),
         (lambda path: (path / "chat_template.jinja").unlink(), "no chat template"),
         (lambda path: as_adapter(path, "adapter_model.bin"), r"adapter_model\.safetensors.*\(adapter_model\.bin\)"),
-        (
-            lambda path: as_adapter(path, "adapter_model.bin", "adapter_model.safetensors"),
-            r"pickled weights .*\(adapter_model\.bin\)",
-        ),
+        (lambda path: as_adapter(path, "adapter_model.bin", "adapter_model.safetensors"), "pickled weights"),
     ],
 )
 def test_an_incomplete_model_is_refused(copy, damage, says):

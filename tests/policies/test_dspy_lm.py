@@ -1,5 +1,5 @@
 import asyncio
-import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import dspy
@@ -9,10 +9,11 @@ from dspy.utils.exceptions import ContextWindowExceededError, LMProviderError, L
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.errors import PolicyError
 from leret.policies import load
-from leret.policies.base import Completion, Request
+from leret.policies.base import Request
 from leret.policies.dspy_lm import PolicyEngine, policy_lm, policy_of
 from leret.policies.local.policy import LocalPolicy
 from leret.programs.adapters import CompactAdapter
+from tests.sampling.fakes import FakePolicy
 from tests.tiny import tiny_policy
 
 pytestmark = pytest.mark.filterwarnings("error::DeprecationWarning:dspy")
@@ -25,26 +26,10 @@ def lm(policy):
         yield lm
 
 
-class Served:
-    name, digest = "served", "d"
-
-    def __init__(self, failure="", delay_s=0.0):
-        self.failure, self.delay_s = failure, delay_s
-        self.requests = []
-        self.completions = []
-        self.begun = threading.Event()
-
+class Served(FakePolicy):
     async def complete(self, request):
-        self.requests.append(request)
-        self.begun.set()
-        await asyncio.sleep(self.delay_s)
-        if self.failure:
-            raise PolicyError(self.failure)
-        self.completions = [Completion(f"query {seed}", "stop", 3, 2) for seed in request.seeds]
+        self.completions = await super().complete(request)
         return self.completions
-
-    async def aclose(self):
-        pass
 
 
 def test_calls_from_threads_and_tasks_are_batched(policy):
@@ -77,7 +62,7 @@ def test_draws_differ_unless_seed_or_rollout_id_is_set(lm, policy):
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_draws_do_not_depend_on_the_order_of_calls(temperature):
     def completions(prompts):
-        lm = policy_lm(Served(), temperature=temperature)
+        lm = policy_lm(FakePolicy(), temperature=temperature)
         return sorted(f"{prompt} {lm(prompt)}" for prompt in prompts)
 
     assert completions("abac") == completions("caba")
@@ -144,18 +129,19 @@ def test_failures_are_dspy_errors_without_retries(lm):
         lm("book " * 600)
     with pytest.raises(LMUnsupportedFeatureError, match="frequency_penalty"):
         lm("the city", frequency_penalty=0.5)
-    served = Served("the server is gone")
-    with pytest.raises(LMProviderError, match="the server is gone"):
+    served = FakePolicy(fail=lambda request: True)
+    with pytest.raises(LMProviderError, match="the server is away"):
         policy_lm(served)("the city")
     assert len(served.requests) == 1
 
 
 def test_closing_an_engine_cancels_and_refuses_requests():
-    slow = Served(delay_s=60)
+    slow = FakePolicy(delay_s=60)
     lm = policy_lm(slow)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(lm, "the city")
-        assert slow.begun.wait(20)
+        while not slow.requests:
+            time.sleep(0.01)
         lm.engine.close()
         with pytest.raises(LMProviderError, match="closed during a request"):
             waiting.result(20)

@@ -1,7 +1,6 @@
 import asyncio
 import shutil
 import time
-from typing import Literal
 
 import pytest
 from aiohttp import web
@@ -10,27 +9,11 @@ from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, Polic
 from leret.core.errors import PolicyError
 from leret.policies import load
 from leret.policies.base import Completion, Request
-from leret.policies.load import POLICIES, PolicyKind, make_policy, open_policies, policy_state, probe, shared_policy
+from leret.policies.load import make_policy, open_policies, policy_state, shared_policy
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote import openai
 from tests.policies.servers import ChatServer, completion, probed
 from tests.tiny import tiny_policy
-
-
-def test_a_new_kind_is_a_settings_class_and_a_line(monkeypatch):
-    class ToySettings(PolicySettings):
-        kind: Literal["toy"] = "toy"
-        model: str = "parrot"
-
-    class Toy:
-        def __init__(self, settings):
-            self.settings, self.name = settings, settings.model
-
-    monkeypatch.setitem(POLICIES, "toy", PolicyKind(ToySettings, Toy))
-    policy = make_policy(PolicySettings.model_validate({"kind": "toy", "temperature": 0.5}))
-    assert policy.name == "parrot"
-    assert policy_state(policy) == {"kind": "toy", "temperature": 0.5}
-    asyncio.run(probe(ToySettings()))  # it is behind no server
 
 
 def test_equal_settings_share_a_policy_until_it_is_closed(llama_dir):

@@ -126,14 +126,10 @@ def test_no_key_of_another_server_is_sent_to_an_endpoint(tmp_path, monkeypatch):
     assert {"api_base", "api_key"}.isdisjoint(loaded(lm_record(dspy.LM("openai/m"), tmp_path), tmp_path).kwargs)
 
 
-class Subclass(dspy.LM):
-    """Not one that is known."""
-
-
 @pytest.mark.parametrize(
     ("lm", "says"),
     [
-        (Subclass("openai/m"), "its class Subclass"),
+        (type("Subclass", (dspy.LM,), {})("openai/m"), "its class Subclass"),
         (dspy.LM("openai/m", extra_headers={"Authorization": "x"}), "extra_headers"),
         (dspy.LM("openai/m", api_base="http://me:word@127.0.0.1/v1"), "in its URL"),
         (dspy.LM("openai/m", stop=object()), "JSON"),

@@ -6,16 +6,18 @@ import queue
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import parse_qs, urlsplit
 
+from aiohttp import web
+from anyio.from_thread import start_blocking_portal
+
+from leret.config.retriever import RemoteSettings
 from leret.core.types import Passage
+from leret.retrieval.clients.leret import Remote
 from leret.retrieval.server.app import RetrieverServer, ServerSettings, serve
+from tests.http.servers import Served, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,14 +68,10 @@ def running(retriever, drain_s=10.0, **settings):
         join()
 
 
-def served(index, port=0):
-    """Start ``leret serve retriever``: its URL, and the process."""
-    return started("-m", "leret", "serve", "retriever", str(index), "--port", str(port))
-
-
 @contextmanager
-def started(*arguments):
-    command = [sys.executable, *arguments]
+def served(index, port=0):
+    """Run ``leret serve retriever`` during the block: its URL, and the process."""
+    command = [sys.executable, "-m", "leret", "serve", "retriever", str(index), "--port", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
     try:
         said = ""
@@ -87,64 +85,28 @@ def started(*arguments):
         process.wait()
 
 
-@dataclass
-class Reply:
-    """An answer. ``cut`` announces more bytes than are sent."""
+def remote(url, corpus=None, **settings):
+    return Remote(RemoteSettings(**{"urls": (url,), "timeout_s": 10.0, "retry_for_s": 0.0, **settings}), corpus)
 
-    body: str | bytes | dict | list = ""
-    status: int = 200
-    headers: dict = field(default_factory=dict)
-    cut: bool = False
-    delay_s: float = 0.0
+
+class Reply(web.Response):
+    def __init__(self, body="", status=200, headers=None):
+        text = body if isinstance(body, str | bytes) else json.dumps(body)
+        super().__init__(body=text.encode() if isinstance(text, str) else text, status=status, headers=headers)
+
+
+class Loopback(Served):
+    def __init__(self, answer):
+        super().__init__()
+        self.answer, self.asked = answer, self.requests
+
+    async def route(self, request, body):
+        return self.answer if isinstance(self.answer, Reply) else self.answer(self.asked[-1])
 
 
 @contextmanager
 def loopback(answer):
-    """Run a server during the block: its ``url``, and the requests that it was ``asked``.
-
-    ``answer`` makes a Reply of a request, in several threads; a Reply answers all requests.
-    """
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def _handle(self):
-            parts = urlsplit(self.path)
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            text = parts.query if self.command == "GET" else body.decode("utf-8", "replace")
-            params = {name: values[0] for name, values in parse_qs(text, keep_blank_values=True).items()}
-            asked = SimpleNamespace(
-                method=self.command,
-                path=parts.path,
-                params=params,
-                body=body,
-                json=json.loads(body) if body.startswith(b"{") else None,
-                headers=dict(self.headers),
-            )
-            server.asked.append(asked)
-            reply = answer if isinstance(answer, Reply) else answer(asked)
-            time.sleep(reply.delay_s)
-            data = reply.body if isinstance(reply.body, str | bytes) else json.dumps(reply.body)
-            data = data.encode() if isinstance(data, str) else data
-            self.send_response(reply.status)
-            for name, value in {**reply.headers, "Content-Length": len(data) + 10 * reply.cut}.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(data)
-            self.close_connection = self.close_connection or reply.cut
-
-        do_GET = do_POST = _handle  # noqa: N815  names of http.server's
-
-        def log_message(self, *args):
-            pass
-
-    httpd = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server = SimpleNamespace(url=f"http://127.0.0.1:{httpd.server_port}", asked=[])
-    thread = threading.Thread(target=httpd.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
+    """Run a server during the block: its ``url``, and the requests that it was ``asked``."""
+    server = Loopback(answer)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving(server)):
         yield server
-    finally:
-        httpd.shutdown()
-        httpd.server_close()
-        thread.join(timeout=5)

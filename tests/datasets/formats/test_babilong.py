@@ -87,9 +87,7 @@ def test_facts_keep_their_order_among_sentences_of_the_book_in_order(tmp_path):
 def test_noise_seed_alone_decides_the_places_and_the_lengths(tmp_path):
     one, again, other = (noised(tmp_path, sentences=40, noise_seed=seed) for seed in (1, 1, 2))
     assert [dict(t.inputs) for t in one] == [dict(t.inputs) for t in again]
-    assert [t.text for t in one] == [t.text for t in again]
     assert [t.gold for t in one] != [t.gold for t in other]
-    assert [t.text for t in one] != [t.text for t in other]
     tasks = [t for seed in range(9) for t in noised(tmp_path, sentences=[6, 8], noise_seed=seed)]
     assert {len(t.inputs["chunks"]) for t in tasks} == {6, 8}
 

@@ -67,8 +67,6 @@ DOCS = {
     "no text": ([{"doc_id": "A", "title": "t"}], "'text' is missing"),
     "an empty text": ([{"doc_id": "A", "title": " ", "text": ""}], "'text' of document 'A' is empty"),
     "a text that is a number": ([{"doc_id": "A", "text": 5}], "'text' is '5'"),
-    "a title that is a list": ([{"doc_id": "A", "title": [], "text": "x"}], "'title' is"),
-    "an id twice": ([DOCUMENTS[0], DOCUMENTS[0]], "document 'A' also at number 1"),
     "questions": (QUESTIONS, "a question, not a document"),
 }
 

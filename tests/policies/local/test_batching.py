@@ -1,5 +1,3 @@
-"""The worker outlives failed batches. Many callers: test_policy."""
-
 import pytest
 
 from leret.core.errors import PolicyError, TrainingError

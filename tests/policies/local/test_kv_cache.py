@@ -1,5 +1,3 @@
-"""The cache of prefixes. Buffers: test_decoder."""
-
 import torch
 
 from leret.policies.local.kv_cache import PrefixCache

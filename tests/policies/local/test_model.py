@@ -13,8 +13,6 @@ from tests.policies.conftest import ask
 
 
 class Seq2Seq:
-    """Writes one token for every seed."""
-
     auto_class = "AutoModelForSeq2SeqLM"
 
     def __init__(self, network, tokenizer, name, enable_thinking=None):
@@ -32,19 +30,12 @@ class Seq2Seq:
         return torch.full((len(completion),), -0.5)
 
 
-@pytest.fixture
-def t5(llama_dir, tmp_path):
+def test_another_architecture_is_a_class_and_a_line(llama_dir, tmp_path, monkeypatch):
     tokenizer = AutoTokenizer.from_pretrained(llama_dir)
-    config = T5Config(
-        d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=len(tokenizer), decoder_start_token_id=0
-    )
-    for part in (T5ForConditionalGeneration(config), tokenizer):
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": len(tokenizer)}
+    for part in (T5ForConditionalGeneration(T5Config(**sizes, decoder_start_token_id=0)), tokenizer):
         part.save_pretrained(tmp_path / "t5")
-    return tmp_path / "t5"
-
-
-def test_another_architecture_is_a_class_and_a_line(t5, monkeypatch):
-    settings = LocalPolicySettings(model=str(t5))
+    settings = LocalPolicySettings(model=str(tmp_path / "t5"))
     with pytest.raises(PolicyError, match=r"t5 \(t5\) has an encoder.*kind: openai"):
         LocalPolicy(settings)
     monkeypatch.setitem(ARCHITECTURES, "encoder-decoder", Seq2Seq)

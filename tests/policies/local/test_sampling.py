@@ -11,7 +11,6 @@ def keys(n):
 
 
 def drawn(logits, n, temperature=(1.0,), top_p=(1.0,), suppressed=None):
-    """Ids and chances of ``n`` rows; temperatures and top-p are repeated over them."""
     repeated = [torch.tensor(values).repeat(n // len(values)) for values in (temperature, top_p)]
     ids, logprobs = choose(logits.repeat(n, 1), keys(n), *repeated, suppressed)
     return ids, logprobs.exp()

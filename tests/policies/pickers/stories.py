@@ -32,7 +32,6 @@ def request(choice, *seeds, temperature=1.0, top_p=1.0):
 
 
 def shaken(picker, seed=0):
-    """Move the weights far from their first values, as training does."""
     torch.manual_seed(seed)
     with torch.no_grad():
         for weights in picker.model.parameters():

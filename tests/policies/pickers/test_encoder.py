@@ -19,7 +19,6 @@ from tests.retrieval.small import minilm
 
 
 def turned(vector, position):
-    """Rotate the planes of a vector, dimensions i and i + d / 2, by a position."""
     d, out = len(vector), np.zeros(len(vector))
     for i in range(d // 2):
         turn = 2 * (i % (d // 4)) + i // (d // 4)

@@ -7,11 +7,8 @@ from leret.policies.pickers.features import mentions
 from tests.policies.pickers.stories import shaken, story
 
 
-def test_a_new_network_values_all_candidates_at_0(picker):
+def test_a_new_network_gives_0_and_standardises_features(picker):
     assert picker("features").q([story(), story([2])])[0].tolist() == [0.0] * 6
-
-
-def test_features_are_standardised_by_the_first_choices(picker):
     network = picker("features").model  # of story() and story([2])
     lengths = [25, 25, 19, 24, 25, 22, 25, 25, 24, 25, 22]
     np.testing.assert_allclose(network.mean[0], np.mean(lengths), rtol=1e-6)

@@ -176,7 +176,6 @@ def test_a_saved_architecture_overrides_the_recipe(picker, tmp_path):
 
 
 AFTER = {(): [0.6, 0.5, 0.4], (0,): [0.1, 0.2], (1,): [0.9, 0.3], (2,): [0.4, 0.4]}
-"""Values of the remaining candidates, by the picks."""
 
 
 def tabular(choices):

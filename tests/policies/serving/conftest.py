@@ -24,8 +24,6 @@ def fake_engine(folder):
 
 @dataclass
 class Serve:
-    """`leret serve policy`, and the records of the fake engine."""
-
     record: Path
     executable: Path
     port: int
@@ -59,7 +57,6 @@ class Serve:
         return self.process.returncode
 
     def recorded(self, name, wait_s=30):
-        """Wait for a record of the fake engine."""
 
         def read():
             with suppress(OSError, ValueError):
@@ -92,7 +89,6 @@ def gone(pids):
 
 
 def within(seconds, look):
-    """Return the first true value, or the last one."""
     deadline = time.monotonic() + seconds
     while not (value := look()) and time.monotonic() < deadline:
         time.sleep(0.05)

@@ -25,8 +25,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         if self.path == "/health":
             return self.answer(503 if MODE == "never healthy" else 200, {})
-        names = self.names
-        return self.answer(200, {"data": [{"id": name} for name in names]})
+        return self.answer(200, {"data": [{"id": name} for name in self.names]})
 
     def do_POST(self):
         body, key = json.loads(self.rfile.read(int(self.headers["Content-Length"]))), self.headers.get("Authorization")

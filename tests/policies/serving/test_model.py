@@ -19,7 +19,6 @@ from tests.tiny import tiny_policy
 
 @pytest.fixture(scope="module")
 def adapter(tmp_path_factory):
-    """Return a LoRA adapter with effective weights, saved as by leret's trainings."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -120,8 +119,6 @@ ADAPTER = ServedModel("ipo-0123abcd", "/models/base", Path("/run/policies/ipo"),
 
 
 class Vllm(ChatServer):
-    """vLLM's list of models, and adapters at run time with ``updates``."""
-
     updates = True
 
     async def route(self, request, body):

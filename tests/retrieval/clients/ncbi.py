@@ -27,7 +27,6 @@ ARTICLES = {
     "8": """<PubmedArticle><MedlineCitation><PMID Version="2">8</PMID><Article><ArticleTitle></ArticleTitle>
 <VernacularTitle>Titre français</VernacularTitle></Article></MedlineCitation></PubmedArticle>""",
 }
-"""Records as efetch sends them; 999 in the second is an article that it cites."""
 
 
 def esearch(ids, count=None):
@@ -43,7 +42,6 @@ def efetch(articles):
 
 
 def ncbi(ids_by_term, record=ARTICLES.get):
-    """A server that finds ids by term, and sends its records in another order."""
 
     def answer(asked):
         if asked.path.endswith("/esearch.fcgi"):

@@ -6,48 +6,23 @@ import pytest
 
 from leret.config.retriever import RemoteSettings
 from leret.core.errors import RetrievalError
-from leret.http.client import Call, HttpError, RejectedError, RetryableError
-from leret.retrieval.base import PartialResultsError
-from leret.retrieval.clients.base import SearchClient, Site, rankings_of
-from tests.retrieval.serving import Reply, loopback
-
-
-def client(url, retry_for_s=0.0):
-    return SearchClient((url,), RemoteSettings(urls=(url,), timeout_s=20.0, retry_for_s=retry_for_s))
-
-
-def asked(word):
-    return Call("GET", "/", {"q": word}), lambda answer: answer.json
+from leret.http.client import Call, HttpError, RejectedError
+from leret.retrieval.clients.base import SearchClient, Site
 
 
 def test_closing_ends_a_wait():
-    waits = client("http://127.0.0.1:9", retry_for_s=600)
+    url, asked = "http://127.0.0.1:9", (Call("GET", "/"), lambda answer: answer.json)
+    waits = SearchClient((url,), RemoteSettings(urls=(url,), retry_for_s=600.0))
     with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(waits.ask, asked("a"))
+        waiting = pool.submit(waits.ask, asked)
         time.sleep(0.1)
         waits.close()
-        for ask in (lambda: waiting.result(20), lambda: waits.ask(asked("a"))):
+        for ask in (lambda: waiting.result(20), lambda: waits.ask(asked)):
             with pytest.raises(RetrievalError, match="closed"):
                 ask()
 
 
-def test_threads_share_a_client():
-    with loopback(lambda a: Reply({"is": a.params["q"]}, 500 if a.params["q"] == "3" else 200)) as server:
-        shared = client(server.url)
-        with ThreadPoolExecutor(8) as pool:
-            answers = list(pool.map(lambda i: shared.ask_each([asked(str(i))])[0], range(20)))
-    assert [answer == {"is": str(i)} for i, answer in enumerate(answers)] == [i != 3 for i in range(20)]
-    assert answers[3].exit_code == 1
-
-
-def test_a_partial_failure_carries_the_answers():
-    with pytest.raises(PartialResultsError, match="down") as caught:
-        rankings_of(["a", "b", "c"], [(), RetryableError("down"), RejectedError("refused")])
-    assert (caught.value.answered, caught.value.exit_code) == ({"a": ()}, 1)
-
-
 def site(**answers):
-    """A site that gives these answers by query, in place of a client of one."""
     client = SimpleNamespace(ask_each=lambda terms: [answers[term] for term in terms])
     return Site("the site", 9, client, lambda term, k: term, (), {400})
 

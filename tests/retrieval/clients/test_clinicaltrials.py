@@ -57,11 +57,9 @@ def test_missing_parts_of_studies_are_empty():
 
 
 FAULTS = {
-    "html": Reply("<html>"),
     "no studies": Reply({"totalCount": 1}),
     "no id": Reply({"studies": [{}]}),
     "an empty page that is not the last": Reply({"studies": [], "nextPageToken": "x"}),
-    "500": Reply("no", 500),
     "a refusal of every query": Reply("Unknown sort", 400),
 }
 

@@ -1,28 +1,18 @@
-"""Search servers: all failures are errors, never empty rankings. Retries: tests/http."""
-
-import json
-
 import pytest
 
 import leret.http.client
 from leret.config.load import load_recipe
-from leret.config.retriever import RemoteSettings
 from leret.config.sampling import SamplingRecipe
 from leret.core import yaml
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.base import PartialResultsError
-from leret.retrieval.clients.leret import Remote
 from leret.retrieval.load import open_retriever
-from tests.retrieval.serving import Reply, loopback
+from tests.retrieval.serving import Reply, loopback, remote
 
 INDEX = "i" * 32
 HEALTH = {"status": "ok", "engine": "bm25", "index": INDEX, "corpus": "c1", "documents": 3}
-
-
-def remote(url, corpus=None, **settings):
-    return Remote(RemoteSettings(**{"urls": (url,), "timeout_s": 2.0, "retry_for_s": 0.0, **settings}), corpus)
 
 
 def entry(doc_id="d", **other):
@@ -62,28 +52,15 @@ def test_batches_respect_both_limits_and_keep_their_order(wished, allowed):
     assert sizes(server) == [2, 4, 4]  # blank queries are not sent
 
 
-def deep(depth):
-    return '{"a":' * depth + "1" + "}" * depth
-
-
 FAULTS = {
-    "html": Reply("<html>login</html>"),
-    "cut off": Reply(json.dumps(reply_of([entry()], [entry()]).body), cut=True),
+    "cut off": Reply(reply_of([entry()], [entry()]).body[:-9]),
     "fewer lists than queries": reply_of([entry()]),
-    "more lists than queries": reply_of([entry()], [entry()], [entry()]),
     "no list": reply_of(None, []),
-    "not an object": Reply([]),
-    "nested": Reply("[" * 200_000),
-    "nested in a passage": Reply('{"rankings": [[' + deep(900) + "], []]}"),
-    "a score that is no number": reply_of([entry(score="x")], []),
     "a score that is NaN": reply_of([entry(score=float("nan"))], []),
     "a score of 400 digits": reply_of([entry(score=10**400)], []),
     "no id": reply_of([entry(None)], []),
     "no text": reply_of([entry(text=None)], []),
-    "no passage": reply_of(["x"], []),
     "500": Reply({"message": "boom"}, 500),
-    "429": Reply("busy", 429, {"Retry-After": "60"}),
-    "slow": Reply("", delay_s=0.4),
 }
 
 
@@ -91,11 +68,11 @@ FAULTS = {
 def test_a_failed_request_is_an_outage_not_an_empty_ranking(fault):
     replies = [FAULTS[fault]]
     with site(lambda _: replies.pop() if replies else None) as server:
-        asker = remote(server.url, timeout_s=0.2)
+        asker = remote(server.url)
         with pytest.raises(RetrievalError) as caught:
             asker.search(["a", "b"], 3)
         assert caught.value.exit_code == 1
-        if FAULTS[fault].status == 200 and fault != "slow":
+        if FAULTS[fault].status == 200:
             assert first_ids(asker.search(["a", "b"], 3)) == ["a", "b"]
 
 
@@ -130,22 +107,6 @@ def test_a_batch_with_too_large_an_answer_is_halved(monkeypatch):
     assert sizes(server) == [2, 2, 2, 2, 4, 4, 8]
 
 
-def test_a_refusal_of_all_queries_ends_the_search():
-    with site(Reply("k is too large", 400)) as server, pytest.raises(RetrievalError, match="k is too large"):
-        remote(server.url).search(list("abcdefgh"), 3)
-    assert len(sizes(server)) == 8 + 4 + 2 + 1
-
-
-def test_long_queries_and_lone_surrogates_are_sent():
-    with site(lambda asked: Reply("too large", 413) if len(asked.body) > 650_000 else None) as server:
-        queries = [f"{i}{'é' * 300_000}" for i in range(4)]
-        assert first_ids(remote(server.url).search(queries, 1)) == queries
-        assert sizes(server) == [1, 1, 1, 1, 2, 2, 4]
-        odd = ["a\ud800b", "\udc00é", "\x01\x7f\x85\u2028c"]
-        assert first_ids(remote(server.url).search(odd, 1)) == odd
-    assert server.asked[-1].headers["Content-Type"] == "application/json"
-
-
 def test_a_changed_index_or_corpus_is_refused():
     with site(Reply({"index": "other", "rankings": [[entry()]]})) as server:
         with pytest.raises(RetrievalError, match="serves another index"):
@@ -174,17 +135,19 @@ def test_the_token_is_only_in_the_header(token, sent, monkeypatch):
             asker.search(["a"], 1)
     asked = server.asked[-1]
     assert asked.headers["Authorization"] == sent
-    assert token.split()[-1] not in f"{caught.value}{asker!r}{asked.path}{asked.params}{asked.body!r}"
+    assert token.split()[-1] not in f"{caught.value}{asker!r}{asked.path}{asked.params}{asked.json}"
     monkeypatch.delenv("SOME_TOKEN")
     with pytest.raises(ConfigError, match="SOME_TOKEN is not set"):
         remote(server.url, token_env="SOME_TOKEN")
 
 
-def test_a_health_answer_without_facts_mentions_the_token():
+def test_a_health_answer_with_wrong_facts_is_refused():
     health = loopback(Reply({"status": "ok"}))
     with health as server, pytest.raises(RetrievalError, match=r"expects another token.*token_env") as caught:
         remote(server.url, retry_for_s=60).served()
     assert (caught.value.exit_code, len(server.asked)) == (2, 1)
+    with site(documents=float("inf")) as server, pytest.raises(RetrievalError, match="/health sent"):
+        remote(server.url).served()
 
 
 @pytest.mark.parametrize("url", ["http://leret:s3cret@h:80", "leret:s3c@ret@h:80", "http://h?token=s3cret"])
@@ -198,13 +161,3 @@ def test_a_url_with_a_password_is_refused(url, tmp_path):
         with pytest.raises(ConfigError, match="--token-env") as caught:
             open_retriever(url)
         assert "s3c" not in str(caught.value)
-
-
-def test_a_health_answer_with_invalid_numbers_is_refused():
-    with site(documents=float("inf")) as server, pytest.raises(RetrievalError, match="/health sent"):
-        remote(server.url).served()
-
-
-def test_k_below_one_is_refused():
-    with pytest.raises(RetrievalError, match="ask for at least one"):
-        remote("http://127.0.0.1:9").search(["a"], 0)

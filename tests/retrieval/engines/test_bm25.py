@@ -1,5 +1,3 @@
-"""BM25 by hand, and its words; what all engines promise is in tests/retrieval/test_load.py."""
-
 import math
 import random
 import sys
@@ -21,8 +19,8 @@ from leret.retrieval.engines.bm25 import BM25, make_analyzer
 TEXTS = {"Cat": "cat sat mat", "Dog": "dog sat", "Bird": "bird flew far away", "": "Müller's café"}
 ANIMALS = Corpus(Document(title, title, text) for title, text in TEXTS.items())
 RNG = random.Random(1)
-WORDS = [f"w{i}" for i in range(60)]
-CORPUS = Corpus(Document(f"d{i}", "", " ".join(RNG.choices(WORDS, k=RNG.randint(1, 12)))) for i in range(300))
+WORDS = [f"w{i}" for i in range(20)]
+CORPUS = Corpus(Document(f"d{i}", "", " ".join(RNG.choices(WORDS, k=RNG.randint(1, 6)))) for i in range(300))
 QUERIES = [" ".join(RNG.choices(WORDS, k=RNG.randint(1, 6))) for _ in range(40)]
 ANY_TEXT = st.text(st.characters(codec=None))
 
@@ -81,13 +79,6 @@ def test_dspy_retrieve_uses_a_retriever():
     assert (row.long_text, row.pid) == ("gamma", "d2")
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 7, 20])
-def test_equal_scores_keep_the_order_of_the_corpus(k):
-    corpus = Corpus(Document(f"d{i:02}", "", "same words" if i % 2 else "same other words") for i in range(20))
-    expected = [f"d{i:02}" for i in [*range(1, 20, 2), *range(0, 20, 2)]]  # the shorter document is better
-    assert [p.doc_id for p in BM25.build(corpus).search(["same"], k)[0]] == expected[:k]
-
-
 @pytest.mark.parametrize("k", [1, 5, 50, 300])
 def test_rankings_equal_sorted_scores_of_bm25s(k, monkeypatch):
     engine, retriever = bm25s.BM25(k1=1.5, b=0.75), BM25.build(CORPUS)
@@ -95,6 +86,7 @@ def test_rankings_equal_sorted_scores_of_bm25s(k, monkeypatch):
     expected = retriever.search(QUERIES, k)
     for query, ranking in zip(QUERIES, expected, strict=True):
         scores = engine.get_scores(query.split())
+        # equal scores keep the order of the corpus
         order = [i for i in np.lexsort((np.arange(300), -scores)) if scores[i] > 0][:k]
         assert [passage.doc_id for passage in ranking] == [f"d{i}" for i in order]
         assert [passage.score for passage in ranking] == pytest.approx(scores[order].tolist(), rel=1e-6)

@@ -13,7 +13,7 @@ from leret.config.retriever import ColbertSettings
 from leret.core.errors import RetrievalError
 from leret.retrieval.engines.colbert import MultiVectorModel
 from leret.retrieval.load import load_retriever, open_index
-from tests.retrieval.small import ANIMALS, colbert_checkpoint, minilm
+from tests.retrieval.small import ANIMALS, colbert_checkpoint
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
 
@@ -134,11 +134,6 @@ def test_an_unusable_checkpoint_is_reported(checkpoint, tmp_path, name, content,
     (broken / name).write_bytes(content)
     with pytest.raises(RetrievalError, match=says):
         build(broken, tmp_path / "index")
-
-
-def test_a_model_without_token_vectors_is_refused(tmp_path):
-    with pytest.raises(RetrievalError, match="is not a ColBERT checkpoint"):
-        build(minilm(), tmp_path / "index")
 
 
 def test_no_code_of_a_checkpoint_is_run(checkpoint, tmp_path, monkeypatch):

@@ -24,11 +24,6 @@ def test_documents_are_read_as_written(folder):
         assert table.passages([2, 0], [2.0, 1.0]) == (first, last)
 
 
-def test_existing_documents_are_not_rewritten(folder):
-    write_documents(Corpus([]), folder)  # a build that goes on
-    assert len(MappedDocuments(folder, CORPUS.digest)) == 3
-
-
 @pytest.mark.parametrize(("place", "value", "match"), [(3, 0, "npy is not in order"), (0, 1, "fit"), (-1, 5, "fit")])
 def test_mismatched_files_are_refused(folder, place, value, match):
     starts = np.load(folder / "documents.npy")

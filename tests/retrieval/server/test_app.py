@@ -3,21 +3,18 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 
 import pytest
 import requests
 
-from leret.config.retriever import RemoteSettings
 from leret.core.errors import RetrievalError
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
-from leret.retrieval.clients.leret import Remote
 from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.load import open_index
 from leret.retrieval.server import app
-from leret.retrieval.server.app import _is_named
-from tests.retrieval.serving import Echo, running, served, started
+from tests.retrieval.serving import Echo, remote, running, served
 
 POST = b"POST /search HTTP/1.1\r\nHost: localhost\r\n"
 HALF = POST + b"Content-Length: 99\r\n\r\n{"
@@ -57,14 +54,10 @@ def test_a_full_queue_answers_503_and_is_counted():
         assert int(refused.headers["Retry-After"]) >= 1
         engine.go.set()
         assert [future.result().status_code for future in taken] == [200] * 4
+        assert engine.batches == [(("first",), 1), (("q1", "q2", "q3"), 1)]
         metrics = get(server, "/metrics")
     assert metrics.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
-    assert {
-        "leret_rejected_total 1.0",
-        'leret_requests_total{path="/search",status="503"} 1.0',
-        "leret_queries_total 4.0",
-        'leret_request_seconds_bucket{le="+Inf"} 4.0',
-    } <= set(metrics.text.splitlines())
+    assert {"leret_rejected_total 1.0", "leret_queries_total 4.0"} <= set(metrics.text.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -72,12 +65,10 @@ def test_a_full_queue_answers_503_and_is_counted():
     [
         b"GET /?query=" + b"a" * 300_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
         POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n",
         POST + b"Content-Encoding: br\r\nContent-Length: 5\r\n\r\nhello",
         POST + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello",
-        POST + b"Content-Encoding: deflate\r\nContent-Length: 5\r\n\r\nhello",
     ],
-    ids=["a long line", "two lengths", "a bad chunk", "an unknown coding", "no gzip", "no deflate"],
+    ids=["a long line", "two lengths", "an unknown coding", "no gzip"],
 )
 def test_invalid_http_answers_400_and_is_not_logged(request_, caplog):
     with running(Echo()) as server, connected(server.url) as connection:
@@ -87,8 +78,6 @@ def test_invalid_http_answers_400_and_is_not_logged(request_, caplog):
 
 
 class Held(tuple):
-    """A ranking that blocks its readers until ``go``."""
-
     go = threading.Event()
 
     def __iter__(self):
@@ -118,7 +107,7 @@ def test_a_failed_engine_answers_500():
             answer = get(server, "/?query=a&k=1")
             assert (answer.status_code, answer.json()["error"]) == (500, True)
             with pytest.raises(RetrievalError) as caught:
-                Remote(RemoteSettings(urls=(server.url,), retry_for_s=0)).search(["a"], 1)
+                remote(server.url).search(["a"], 1)
             assert caught.value.exit_code == 1
         engine.error, engine.score = None, float("nan")
         assert get(server, "/?query=a&k=1").status_code == 500
@@ -135,36 +124,36 @@ def test_requests_need_the_token(monkeypatch):
             assert get(server, "/health", **headers).json() == {"status": "ok"}
         counted = get(server, "/metrics", Authorization="Bearer s3cret").text
         assert 'leret_requests_total{path="/",status="401"} 7.0\n' in counted
-        asker = Remote(RemoteSettings(urls=(server.url,), token_env="TOKEN", retry_for_s=0))
+        asker = remote(server.url, token_env="TOKEN")
         assert asker.search(["a"], 1)[0][0].doc_id == "a#0"
 
 
-def test_without_a_token_only_local_names_are_answered():
-    evil = "evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example", "user@evil.example", "[::1"
-    ours = "", "localhost", "LOCALHOST:8893", "127.0.0.1:1", "[::1]:8893", "10.0.0.7", "Box.lan:8893"
-    assert [name for name in (*evil, *ours) if _is_named(name, "Box.lan")] == list(ours)
-
-
-@pytest.mark.parametrize("path", ["/health", "/?query=a", "/metrics"])
-def test_foreign_host_names_are_refused_without_a_token(path):
-    evil = {"Host": "evil.example", "Origin": "http://evil.example", "Authorization": "Bearer s3cret"}
-    with running(Echo()) as server:
-        answer = get(server, path, **evil)
-        assert (answer.status_code, answer.json()["error"]) == (403, True)
+def test_foreign_host_names_are_refused_without_a_token():
+    foreign = "evil.example", "localhost.evil.example:80", "127.0.0.1.evil.example", "user@evil.example"
+    ours = "localhost", "LOCALHOST:8893", "127.0.0.1:1", "[::1]:8893", "10.0.0.7", "Box.lan:8893"
+    with running(Echo(), host="Box.lan") as server:
+        statuses = [get(server, "/?query=a", Host=name).status_code for name in (*foreign, *ours)]
+        assert statuses == [403] * len(foreign) + [200] * len(ours)
+        for path in ("/health", "/metrics"):
+            assert get(server, path, Host="evil.example", Authorization="Bearer s3cret").json()["error"] is True
     with running(Echo(), token="s3cret") as server:
-        assert get(server, path, **evil).status_code == 200
+        assert get(server, "/?query=a", Host="evil.example", Authorization="Bearer s3cret").status_code == 200
 
 
-def test_pending_requests_are_answered_at_the_stop():
+def test_the_stop_answers_pending_requests_and_drops_halves():
     engine = Echo()
-    with running(engine) as server, ThreadPoolExecutor(2) as pool:
+    with running(engine, drain_s=1.0) as server, ThreadPoolExecutor(2) as pool, ExitStack() as held:
+        for half in (HALF, HALF[:30]):
+            held.enter_context(connected(server.url)).sendall(half)
         engine.go.clear()
         waiting = ask(pool, server, "before")
         wait_for(lambda: len(engine.batches) == 1)
+        began = time.monotonic()
         server.stop()
         engine.go.set()
         assert waiting.result().json()["rankings"][0][0]["doc_id"] == "before#0"
         server.join()
+        assert time.monotonic() - began < 5
         with pytest.raises(requests.ConnectionError):
             get(server, "/health")
 
@@ -177,7 +166,7 @@ def test_the_command_serves_an_index_until_sigterm(tmp_path):
     )
     engine = open_index(tmp_path / "index")
     with served(tmp_path / "index") as (url, process):
-        asker = Remote(RemoteSettings(urls=(url,), retry_for_s=0))
+        asker = remote(url)
         queries = ["", "capital \x00 city", "\ud800 river"]
         assert asker.search(queries, 4) == engine.search(queries, 4)
         assert asker.digest == engine.digest
@@ -201,55 +190,18 @@ def test_half_a_request_times_out(monkeypatch):
             assert half_a_head.recv(1000) == b""
 
 
-def test_half_a_request_does_not_outlast_the_drain():
-    with (
-        running(Echo(), drain_s=0.4) as server,
-        connected(server.url) as half_a_body,
-        connected(server.url) as half_a_head,
-    ):
-        half_a_body.sendall(HALF)
-        half_a_head.sendall(HALF[:30])
-        began = time.monotonic()
-        server.stop()
-        server.join()
-        assert time.monotonic() - began < 3
-
-
-FEW_FILES = """
-import asyncio, logging, resource
-from leret.retrieval.server import app
-from tests.retrieval.serving import Echo
-
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 1024))
-app._IDLE_S = 1.0
-logging.basicConfig(level="DEBUG")
-
-def ready(url):
-    print("serving at", url, flush=True)
-
-asyncio.run(app.serve(app.RetrieverServer(Echo(), engine="echo"), "127.0.0.1", 0, ready=ready))
-"""
-
-
-def test_idle_connections_do_not_exhaust_descriptors():
-    with started("-c", FEW_FILES) as (url, process), ExitStack() as held:
-        idle = [held.enter_context(connected(url)) for _ in range(600)]
-        for connection in idle[::2]:
-            with suppress(ConnectionError):  # it was refused already
-                connection.sendall(HALF[:30])
-        heads = [connection.recv(13) for connection in idle[1::2]]
-        assert set(heads) <= {b"", b"HTTP/1.1 503 "}  # of a connection that was too long idle, and of one too many
-        wait_for(lambda: is_answered(url))  # once the heads are overdue
-        process.terminate()
-        assert process.wait(30) == 0
-        assert len(process.stdout.read()) < 10_000
-
-
-def is_answered(url):
-    try:
-        return requests.get(f"{url}/health", timeout=20).status_code == 200
-    except requests.ConnectionError:  # refused while the request was being sent
-        return False
+def test_idle_connections_are_refused_beyond_a_limit_and_closed(monkeypatch):
+    monkeypatch.setattr(app, "_FILES", 80)  # a quarter of them is for connections
+    monkeypatch.setattr(app, "_IDLE_S", 2.0)
+    with running(Echo()) as server, ExitStack() as held:
+        for _ in range(20):
+            idle = held.enter_context(connected(server.url))
+            idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert idle.recv(13) == b"HTTP/1.1 200 "
+        assert held.enter_context(connected(server.url)).recv(13) == b"HTTP/1.1 503 "
+        while idle.recv(1000):
+            pass
+        assert get(server, "/health").status_code == 200
 
 
 def test_hung_up_clients_leave_the_queue():

@@ -2,9 +2,7 @@ import dspy
 import pytest
 import requests
 
-from leret.config.retriever import RemoteSettings
-from leret.retrieval.clients.leret import Remote
-from tests.retrieval.serving import Echo, running
+from tests.retrieval.serving import Echo, remote, running
 
 ODD = ["", " ", "capital \x00 city", "\ud800 river", 'NOT (city OR *) "river^2 ~field:x', "é", "x" * 1_000_000]
 
@@ -27,7 +25,7 @@ def test_all_protocols_return_the_engines_rankings(protocol):
     replacement = "?" if protocol == "colbert-get" else "\ufffd"
     with running(Echo()) as server:
         url = f"{server.url}/retrieve" if protocol == "retrieve" else server.url
-        asker = Remote(RemoteSettings(urls=(url,), protocol=protocol, retry_for_s=0, accept_empty=True))
+        asker = remote(url, protocol=protocol, accept_empty=True)
         want = Echo().search([query.replace("\ud800", replacement) for query in queries], 3)
         assert asker.search(queries, 3) == want
         asker.close()
@@ -38,21 +36,14 @@ def test_all_protocols_return_the_engines_rankings(protocol):
     [
         ("GET", "/?k=3", None, 400, "query: field required"),
         ("GET", "/?query=a&k=x", None, 400, "k: input should be a valid integer, not 'x'"),
-        ("GET", "/?query=a&k=0", None, 400, "k: input should be greater"),
         ("GET", "/?query=a&k=51", None, 400, "from 1 to 50"),
-        ("GET", "/?query=a&k=" + "9" * 20, None, 400, "from 1 to 50"),
         ("POST", "/", b"{", 400, "not JSON"),
         ("POST", "/", b"[]", 400, "not a JSON object"),
         ("POST", "/", b'{"query": 3}', 400, "query: input should be a valid string"),
-        ("POST", "/", b'{"query": "a", "k": true}', 400, "k: input should be a valid integer"),
-        ("POST", "/", b"\xff\xfe\x00", 400, "not JSON"),
-        ("POST", "/", b"[" * 200_000, 400, "not JSON"),
         ("POST", "/search", b"{}", 400, "queries: field required"),
-        ("POST", "/search", b'{"queries": [null]}', 400, "queries.0: input should be a valid string"),
         ("POST", "/search", b'{"queries": ["a","a","a","a","a"]}', 400, "takes 4 per request"),
         ("POST", "/search", b'{"queries": ["a","a","a"], "k": 50}', 400, "3 with k 50 are 150 documents"),
         ("POST", "/retrieve", b'{"queries": ["a","a","a"], "topk": 50}', 400, "takes 100 per request"),
-        ("POST", "/retrieve", b'{"queries": ["a"], "topk": -1}', 400, "topk: input should be greater"),
         ("POST", "/search", b'{"queries": ["' + b"a" * 300_000 + b'"]}', 413, "larger than"),
         ("PUT", "/search", b"{}", 405, "Not Allowed"),
         ("GET", "/nowhere", None, 404, "Not Found"),
