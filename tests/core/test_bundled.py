@@ -1,5 +1,3 @@
-"""The shipped recipes: found by name, valid, commented, copied with their programs."""
-
 import re
 from pathlib import Path
 

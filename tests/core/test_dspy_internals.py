@@ -1,5 +1,3 @@
-"""Expectations of DSPy beyond its documented interface; a failure names a change of a new version."""
-
 import asyncio
 import copy
 from types import SimpleNamespace

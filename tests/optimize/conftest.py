@@ -1,9 +1,5 @@
 """A tiny random policy and an LM over it, which DSPy's optimizers can train in a second."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import dspy
 import pytest
 
@@ -27,7 +23,7 @@ class Asking(dspy.Module):
 
 
 @pytest.fixture(scope="session")
-def weights(tmp_path_factory) -> Path:
+def weights(tmp_path_factory):
     return tiny_policy(tmp_path_factory.mktemp("weights") / "tiny")
 
 
@@ -49,7 +45,7 @@ def trainings(monkeypatch):
 
 
 @pytest.fixture
-def engine(tmp_path, monkeypatch) -> Path:
+def engine(tmp_path, monkeypatch):
     """The fake vLLM as an executable; it writes its arguments into the directory ``record``."""
     monkeypatch.setenv("FAKE_RECORD", str(tmp_path / "record"))
     return fake_engine(tmp_path)
@@ -64,17 +60,17 @@ def lm(weights):
 
 
 @pytest.fixture
-def program(lm) -> Asking:
+def program(lm):
     made = Asking()
     made.set_lm(lm)
     return made
 
 
 @pytest.fixture
-def trainset() -> list[dspy.Example]:
+def trainset():
     return [dspy.Example(question=text, answer="paris").with_inputs("question") for text in QUESTIONS]
 
 
-def greedy(lm: dspy.LM, prompt: str = "the red book") -> str:
+def greedy(lm, prompt="the red book"):
     [text] = lm(prompt, temperature=0.0)
     return text

@@ -1,5 +1,3 @@
-"""Examples in memory become a policy: once, under a name that says what of, or not at all."""
-
 import json
 from concurrent.futures import CancelledError
 

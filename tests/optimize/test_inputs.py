@@ -1,5 +1,3 @@
-"""Examples as tasks, LMs as policies, and the count of their calls."""
-
 import asyncio
 
 import dspy

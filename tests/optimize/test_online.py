@@ -1,5 +1,3 @@
-"""`leret.LeReT` with algorithms that sample afresh, and the rates of trainings that name none."""
-
 import pytest
 
 import leret

@@ -1,5 +1,3 @@
-"""Every call that DSPy makes into a provider, by DSPy's own optimizers, unmodified."""
-
 import subprocess
 import sys
 from pathlib import Path

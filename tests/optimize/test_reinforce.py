@@ -1,5 +1,3 @@
-"""A step of dspy.GRPO, and the job against DSPy's queue of groups; updates: tests/training/online."""
-
 import json
 import math
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The loop: what is scheduled, round by round."""
-
 import asyncio
 import json
 import shutil

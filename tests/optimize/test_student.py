@@ -1,5 +1,3 @@
-"""A student's run directory, and its score on held-out examples."""
-
 import pytest
 
 from leret.core.errors import LeretError

@@ -1,5 +1,3 @@
-"""`leret.LeReT`: what it refuses, what it trains, what it returns. The policies are fakes but in the last test."""
-
 import asyncio
 import json
 from pathlib import Path

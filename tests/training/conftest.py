@@ -3,7 +3,6 @@
 import json
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -17,17 +16,17 @@ from tests.training.training_runs import LETTERS, sampled_run, train_ids
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory) -> Path:
+def base(tmp_path_factory):
     return tiny_policy(tmp_path_factory.mktemp("base") / "policy")
 
 
 @pytest.fixture
-def run(tmp_path, base) -> Run:
+def run(tmp_path, base):
     return sampled_run(tmp_path / "run", base)
 
 
 @pytest.fixture
-def picking_run(tmp_path) -> Run:
+def picking_run(tmp_path):
     """A run of 24 questions, not sampled; each names one of eight chunks, and that one names the other to pick."""
     rng = random.Random(0)
     rows = []

@@ -1,14 +1,10 @@
-"""A base model without a chat template, GPT-2, by policy.template: plain, from sampling to the saved policy."""
-
 import asyncio
-from pathlib import Path
 
 import pytest
 
 from leret.config.policy import LocalPolicySettings
 from leret.config.training import LoraSettings
 from leret.core.errors import PolicyError
-from leret.core.runs import Run
 from leret.policies.base import Request
 from leret.policies.checkpoints import load_tokenizer
 from leret.policies.load import make_policy
@@ -28,19 +24,19 @@ FEW = {"learning_rate": 1e-3, "per_device_train_batch_size": 8}
 
 
 @pytest.fixture(scope="module")
-def gpt2(tmp_path_factory) -> Path:
+def gpt2(tmp_path_factory):
     return tiny_policy(tmp_path_factory.mktemp("gpt2") / "gpt2", "gpt2")
 
 
 @pytest.fixture
-def run(tmp_path, gpt2) -> Run:
+def run(tmp_path, gpt2):
     made = sampled_run(tmp_path / "run", gpt2)
     sampling = made.manifest.sampling
     made.update(sampling={**sampling, "policy": {**sampling["policy"], "template": "plain"}})
     return made
 
 
-def sampled(directory: Path, template: str | None) -> list[str]:
+def sampled(directory, template):
     policy = make_policy(LocalPolicySettings(model=str(directory), template=template, device="cpu"))
     request = Request(ASKED, seeds=(1, 2, 3), temperature=1.0, max_tokens=8)
     try:

@@ -1,5 +1,3 @@
-"""What would be trained wrongly in silence is refused: another loss, other messages, other tokens."""
-
 import asyncio
 import json
 import shutil

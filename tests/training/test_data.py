@@ -1,5 +1,3 @@
-"""Examples as the sampler's ids: a prompt, a completion, one end token."""
-
 import json
 
 import pyarrow

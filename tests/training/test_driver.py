@@ -1,5 +1,3 @@
-"""What watches a training: alarms told and kept, a stop that can be gone on from, trackers filled and finished."""
-
 import sys
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec

@@ -1,5 +1,3 @@
-"""An interrupted and resumed training ends in the same bits as one that was left alone."""
-
 import resource
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,5 +1,3 @@
-"""The process and the directory of a training: one owner, one recipe; and the finished policy."""
-
 import errno
 import json
 import os

@@ -1,5 +1,3 @@
-"""Where a training starts: the base, a policy of the run, a directory, an adapter; and what is refused."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""Programs of several predictors: which of them are trained, on whole trajectories or on reference answers."""
-
 import json
 from contextlib import closing
 

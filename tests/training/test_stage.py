@@ -1,5 +1,3 @@
-"""`leret train`: what comes out of a run, and what it refuses to train on."""
-
 import json
 from types import SimpleNamespace
 from unittest.mock import Mock

@@ -1,5 +1,3 @@
-"""Validation while training: on which tasks, which step is kept, and that nothing else changes by it."""
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Bars on the files and calls of leret that a training passes, counted like benchmarks/walk.py."""
-
 import sys
 from contextlib import contextmanager
 from pathlib import Path

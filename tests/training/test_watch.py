@@ -1,5 +1,3 @@
-"""Alarms over the entries of a log: each is provoked, and noise raises none."""
-
 import pytest
 
 from leret.training.watch import RULES, alarms, best_step, first_alarms

@@ -1,7 +1,5 @@
 """A sampled run without sampling: states, completions and rewards put into the store by hand; and trainers."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -30,11 +28,11 @@ POLICY = "0" * 32
 LETTERS = [word for word in WORDS if word.isalpha()]
 
 
-def fail() -> None:
+def fail():
     raise ZeroDivisionError
 
 
-def interrupt() -> None:
+def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -50,7 +48,7 @@ train(recipe, Run.open(Path(sys.argv[1])), progress=stopper)
 """
 
 
-def kill_training(run: Run, module: str, recipe: str, step: int) -> None:
+def kill_training(run, module, recipe, step):
     """Train with a recipe of a test module in a process that is killed at a step."""
     command = [sys.executable, "-c", KILLED, str(run.path), module, recipe, str(step)]
     process = subprocess.run(command, capture_output=True, timeout=120, check=False, cwd=Path(__file__).parents[2])
@@ -123,12 +121,12 @@ def trainer_of(recipe, model, base, directory, pairs):
         return ALGORITHMS[recipe.algorithm].make_trainer(recipe, inputs)
 
 
-def train_ids(n: int) -> list[str]:
+def train_ids(n):
     """The first ``n`` ids whose hash puts them into the train split."""
     return [id for id in (f"q{i}" for i in range(10 * n + 10)) if split_of(id) == "train"][:n]
 
 
-def sampled_run(path: Path, base: Path, *, words: int = 8, spread: bool = True, system: str = "") -> Run:
+def sampled_run(path, base, *, words=8, spread=True, system=""):
     """24 questions, each with one state and three completions of rewards 1, 0.5 and 0; all 0 without spread."""
     run = Run.create(path)
     policy, program = {"kind": "local", "model": str(base)}, {"path": "absent.py:Program"}
@@ -153,5 +151,5 @@ def sampled_run(path: Path, base: Path, *, words: int = 8, spread: bool = True, 
     return run
 
 
-def _text(rng: random.Random, n: int) -> str:
+def _text(rng, n):
     return " ".join(rng.choice(LETTERS) for _ in range(n))

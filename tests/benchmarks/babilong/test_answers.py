@@ -1,5 +1,3 @@
-"""Answers of a reader from logs of picks; finished answers are reused."""
-
 import asyncio
 import json
 

@@ -1,5 +1,3 @@
-"""Logs of a program that picks, early stopping, and lengths of tasks in one call."""
-
 import json
 
 import pytest

@@ -1,5 +1,3 @@
-"""A reader answers from texts, and its answers are a reward."""
-
 import asyncio
 
 import pytest

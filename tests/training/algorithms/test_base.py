@@ -1,5 +1,3 @@
-"""An algorithm is a file and a line; what all have: a recipe's keys reach the trainer."""
-
 from pathlib import Path
 from typing import Literal
 

@@ -1,5 +1,3 @@
-"""GSPO against the paper's equations in float64, and against TRL's sequence-level ratio."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,5 +1,3 @@
-"""TRL's KTO trainer, as it is built here, against the loss written out; which completions are desirable."""
-
 import math
 from collections import Counter
 from dataclasses import replace

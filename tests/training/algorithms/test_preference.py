@@ -1,5 +1,3 @@
-"""TRL's trainer, as it is built here, against the losses written out."""
-
 import math
 
 import pyarrow

@@ -1,7 +1,5 @@
 """A small run to train on: a tiny policy that writes words of which some are documents, and a real index."""
 
-from __future__ import annotations
-
 import json
 import random
 
@@ -17,7 +15,7 @@ def write_lines(path, rows):
 
 
 @pytest.fixture
-def run(tmp_path, base) -> Run:
+def run(tmp_path, base):
     """Begun, and not sampled: 12 questions, with so many gold documents that words at random find some."""
     rng = random.Random(0)
     texts = {word: " ".join(rng.sample(LETTERS, 12)) for word in LETTERS}

@@ -1,5 +1,3 @@
-"""Estimators against their definitions; GAE against the sum that it is, and in benchmarks against torchrl's."""
-
 import random
 import statistics
 
@@ -16,7 +14,7 @@ from leret.training.online.advantages import (
 )
 
 
-def case(seed: int, n: int = 23):
+def case(seed, n=23):
     rng = random.Random(seed)
     groups = [rng.randrange(5) for _ in range(n - 5)] + list(range(5))
     return [rng.uniform(-3.5, 5) for _ in range(n)], groups

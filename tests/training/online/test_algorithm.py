@@ -1,5 +1,3 @@
-"""Keys of online recipes: what they add up to, and what is refused."""
-
 import re
 from pathlib import Path
 

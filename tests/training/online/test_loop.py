@@ -1,5 +1,3 @@
-"""A training on fresh samples from a run to a policy, whatever stops it on the way."""
-
 import json
 from types import SimpleNamespace
 

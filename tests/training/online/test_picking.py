@@ -1,5 +1,3 @@
-"""A picker in training from a run to a directory, whatever stops it on the way."""
-
 import pytest
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file

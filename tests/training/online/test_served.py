@@ -1,5 +1,3 @@
-"""A policy in training that writes on its run's servers, which load its adapter before each round."""
-
 import asyncio
 import random
 

@@ -1,5 +1,3 @@
-"""TRL's trainers on a run's stored states: a policy, our rewards, and one search a batch."""
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,5 +1,3 @@
-"""One update equals TRL's on the same batch, for GRPO and RLOO."""
-
 import importlib
 import math
 from dataclasses import replace
@@ -21,7 +19,7 @@ from leret.training.online.update import Reference, RolloutBatch, Update, load_t
 PROMPTS = ([3, 20, 21, 22, 4], [3, 30, 31, 32, 33, 34, 35, 4])
 
 
-def initial(path) -> InitialPolicy:
+def initial(path):
     return InitialPolicy(path.name, path, model_digest(path))
 
 
@@ -37,7 +35,7 @@ def objective_of(recipe):
     return importlib.import_module(f"leret.training.algorithms.{recipe.algorithm}").OBJECTIVE
 
 
-def batch(lengths=(3, 7, 5, 2, 6, 4), seed=0) -> RolloutBatch:
+def batch(lengths=(3, 7, 5, 2, 6, 4), seed=0):
     """Two prompts with three completions each, and an advantage a completion."""
     generator = torch.Generator().manual_seed(seed)
     made = [torch.randint(6, 60, (n,), generator=generator).tolist() for n in lengths]
@@ -54,7 +52,7 @@ def nudge(model, scale=0.02, seed=1):
                 weight.add_(scale * torch.randn(weight.shape, generator=generator))
 
 
-def trl_inputs(given: RolloutBatch):
+def trl_inputs(given):
     """As TRL's trainers hold a batch: prompts padded at the left, completions at the right."""
     left, right = (max(len(pair[side]) for pair in given.sequences) for side in (0, 1))
     prompts = [([0] * (left - len(ids)) + ids, len(ids)) for ids, _ in given.sequences]

@@ -1,5 +1,3 @@
-"""A policy that writes, in training: what its updates depend on is in its state."""
-
 from copy import deepcopy
 from dataclasses import replace
 
