@@ -31,7 +31,7 @@ def test_default_adapter_is_that_of_a_predictor(kind, monkeypatch):
         assert dspy_internals.current_adapter() is dspy.settings.adapter
 
 
-def test_parts_of_tool_calls_are_text():
+def test_parts_of_tool_calls_are_text_and_images_are_refused():
     call = lm15.ToolCallPart("1", "look", {"query": "é"})
     result = lm15.ToolResultPart("1", [lm15.TextPart("found")])
     request = lm15.Request(
@@ -39,6 +39,8 @@ def test_parts_of_tool_calls_are_text():
     )
     texts = [(one["role"], one["content"]) for one in messages_of(request)]
     assert texts == [("user", "hi"), ("assistant", '{"name": "look", "args": {"query": "é"}}'), ("user", "found")]
+    with pytest.raises(lm15.UnsupportedFeatureError, match="ImagePart"):
+        messages_of(lm15.Request(model="m", messages=[lm15.Message("user", [lm15.ImagePart(url="http://a/b.png")])]))
 
 
 @pytest.mark.parametrize("kind", [dspy.ChatAdapter, dspy.JSONAdapter, dspy.XMLAdapter])

@@ -1,19 +1,14 @@
 import random
 from dataclasses import replace
-from functools import cache
 from itertools import islice
 
 from leret.demo.pretrain.examples import call_messages, encoded
 from leret.demo.pretrain.loop import Row
-from models.words import NAME_CLASSES, build_tokenizer
+from models.words import NAME_CLASSES
 from models.worlds import StreamSettings, _Names, drafts, rows
+from tests.models.test_words import tokenizer
 
 SMALL = StreamSettings(seed=3, questions=12, uses=2, lists=(0.5, 0.1), constant_after=20)
-
-
-@cache
-def tokenizer():
-    return build_tokenizer()
 
 
 def test_the_stream_is_fixed_and_its_rows_have_no_unknown_word_and_targets_that_end():

@@ -2,7 +2,6 @@ import asyncio
 import json
 import shutil
 import sqlite3
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,7 +23,6 @@ from leret.training.model import find_initial, load_for_training, stop_ids
 from tests.tiny import tiny_policy
 from tests.training.training_runs import trainer_of
 
-ROOT = Path(__file__).parents[2]
 PAIRS = [
     Encoded([3, 40, 41, 4], ([50, 51, 5], [60, 5]), (1.0, 0.5)),
     Encoded([3, 43, 4], ([54, 5], [61, 62, 63, 5]), (-0.5, -1.0)),  # of one completion: an undesirable one

@@ -1,6 +1,5 @@
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +18,9 @@ from leret.training.algorithms.sft import SFTRecipe
 from leret.training.stage import train, train_job
 from leret.training.validation import open_validation
 from tests.evaluation.eval_fakes import asks
+from tests.sampling.fakes import ROOT
 from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, record, sampled_run, weights_of
 
-ROOT = Path(__file__).parents[2]
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 5, "logging_steps": 2, "eval_steps": 2}
 SFT = SFTRecipe(per_device_train_batch_size=4, **KEYS)
 IPO = IPORecipe(per_device_train_batch_size=8, **KEYS)

@@ -25,6 +25,7 @@ from leret.training.stage import make_job, open_environment
 from tests.tiny import WORDS
 
 POLICY = "0" * 32
+ONLINE = {"num_generations": 4, "max_completion_length": 6, "learning_rate": 1e-3, "logging_steps": 1, "device": "cpu"}
 LETTERS = [word for word in WORDS if word.isalpha()]
 
 

@@ -15,6 +15,7 @@ from leret.evaluation.stage import evaluate
 from leret.policies.base import Completion
 from leret.rewards import scoring
 from tests.evaluation.eval_fakes import asks
+from tests.first_steps import read_lines
 from tests.sampling.fakes import ROOT, recipe_of
 
 CHUNKS = ["Mary took the milk.", "John slept.", "Mary went home.", "The ship sailed away over the sea."]
@@ -28,11 +29,7 @@ def picks(task_id, *chosen, failure=None):
 
 def logged(path, *arguments):
     write_log(path, *arguments)
-    return lines(path)
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_lines(path)
 
 
 def test_a_line_tells_what_was_picked_and_what_it_was_worth(tmp_path):
@@ -113,7 +110,7 @@ def test_lengths_are_evaluated_in_one_call_with_logs_of_episodes(picking):
     assert (columns, rows[1][:1]) == (["fact EM at", "4", "20"], ["oracle-titles"])
     assert "<svg" in (picking.eval / "sweep.svg").read_text()
     for report, n in zip(reports, (4, 20), strict=True):
-        log = lines(picking.eval / f"ns{n}" / "base" / file_name(0, n))
+        log = read_lines(picking.eval / f"ns{n}" / "base" / file_name(0, n))
         assert len(log) == report.summary["n_questions"]
         assert all(line["em"] == 1 and line["q_values"] == [0.5, 0.5] for line in log)
         assert json.loads((picking.eval / f"ns{n}" / "base" / "early_stop.json").read_text())[0]["picks"] == 2

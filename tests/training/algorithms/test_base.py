@@ -1,10 +1,10 @@
-from pathlib import Path
 from typing import Literal
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from leret.config.base import free_keys
 from leret.config.load import load_recipe
 from leret.config.training import ExampleRecipe, TrainingRecipe
 from leret.core.errors import ConfigError, TrainingError
@@ -14,9 +14,9 @@ from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import Encoded
 from leret.training.stage import train
+from tests.sampling.fakes import ROOT
 from tests.training.training_runs import trainer_of
 
-ROOT = Path(__file__).parents[3]
 PAIRS = [Encoded([3, 40, 41, 4], ([50, 51, 5], [60, 5]))] * 16
 
 
@@ -51,6 +51,11 @@ def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch
         ("algorithm: sft\nwarmup_ratio: 0.1\nwarmup_steps: 5\n", "exclude each other"),
         ("algorithm: sft\nmax_steps: 3\nmatch_steps_of: ipo\n", "exclude each other"),
         ("algorithm: ipo\nlosses: {ipo: 0}\n", "losses.ipo: .*greater than 0"),
+        ("algorithm: sft\nlora: {quantization: nf4}\n", "nf4 computes in bfloat16; set dtype: bfloat16 too"),
+        ("algorithm: sft\nlora: {quantization: int3}\n", r"lora\.quantization"),
+        ("algorithm: sft\nreport_to: [mlflow]\n", "trackio"),
+        ("algorithm: sft\neval_split: test\n", "eval_split: 'test' is not one of dev, train"),
+        ("algorithm: sft\non_alarm: ignore\n", "on_alarm: 'ignore' is not one of warn, stop"),
         ("algorithm: sft\nname: base\n", "cannot name a policy"),
         ("algorithm: sft\nname: .hidden\n", "cannot name a policy"),
         ("algorithm: sft\nname: a/b\n", "cannot name a policy"),
@@ -96,6 +101,12 @@ def test_the_leret_recipes_have_the_settings_of_the_original(base, tmp_path, nam
     assert [given.learning_rate * schedule(step) for step in (75, 150, 399)] == pytest.approx([0.5e-7, 1e-7, 1e-7])
     if isinstance(recipe, IPORecipe):
         assert (trainer.beta, recipe.reduction, recipe.init_from) == (0.05, "sequence", "leret-sft")
+
+
+def test_free_keys_decide_no_weight():
+    free = free_keys(TrainingRecipe)
+    assert {"report_to", "project", "run_name", "on_alarm", "save_steps"} <= free
+    assert not {"eval_steps", "eval_tasks", "eval_split", "metric_for_best_model", "learning_rate"} & free
 
 
 def test_an_adapter_with_a_reference_is_refused_under_fsdp(tmp_path, monkeypatch):

@@ -13,19 +13,15 @@ from leret.training.algorithms.rloo import RLOORecipe
 from leret.training.online.trl import StoredStates
 from leret.training.stage import estimate, train
 from tests.sampling.fakes import recipe_of
-from tests.training.training_runs import Stopper, changed, fail, log, weights_of
+from tests.training.training_runs import ONLINE, Stopper, changed, fail, log, weights_of
 
 KEYS = {
+    **ONLINE,
     "engine": "trl",
     "states": "stored",
     "max_steps": 2,
-    "num_generations": 4,
-    "max_completion_length": 6,
     "per_device_train_batch_size": 8,
-    "learning_rate": 1e-3,
     "save_steps": 1,
-    "logging_steps": 1,
-    "device": "cpu",
 }
 GRPO = GRPORecipe(**KEYS)
 
