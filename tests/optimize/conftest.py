@@ -1,5 +1,3 @@
-"""A tiny random policy and an LM over it, which DSPy's optimizers can train in a second."""
-
 import dspy
 import pytest
 
@@ -34,7 +32,6 @@ def _folder_of_its_own(tmp_path, monkeypatch):
 
 @pytest.fixture
 def world():
-    """DSPy with a fake retriever and no LM."""
     with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever(), lm=None):
         yield
 

@@ -1,5 +1,3 @@
-"""A tiny policy, sampled runs of it, and one thread: torch's results depend on their number."""
-
 import json
 import random
 import shutil
@@ -12,7 +10,7 @@ from leret.sampling.stage import sample
 from tests.sampling.fakes import ROOT
 from tests.tiny import tiny_policy
 from tests.training import stories
-from tests.training.training_runs import LETTERS, sampled_run, train_ids
+from tests.training.training_runs import LETTERS, sampled_run, train_ids, world_recipe
 
 
 @pytest.fixture(scope="session")
@@ -56,12 +54,6 @@ def original(tmp_path_factory):
     """A run of the demo's policy on a few questions of its world, under a copy of the program."""
     directory = tmp_path_factory.mktemp("parity")
     shutil.copy(ROOT / "pipelines/multihop.py", directory / "multihop.py")
-    recipe = {
-        "data": {"kind": "world", "options": {"n_train": 20, "n_dev": 5, "n_test": 5}, "limit": 6},
-        "policy": {"kind": "local", "model": "demo", "max_tokens": 12},
-        "program": {"path": f"{directory}/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
-        "sampling": {"prompts": 1, "samples": 6},
-    }
     run = Run.create(directory / "run")
-    assert sample(SamplingRecipe.model_validate(recipe), run).pairs > 0
+    assert sample(world_recipe(f"{directory}/multihop.py:MultiHop", limit=6, samples=6), run).pairs > 0
     return run

@@ -29,7 +29,6 @@ IPO = IPORecipe(init_from="adapted", **KEYS)
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory, base):
-    """A run with an adapter that SFT trained, and its report."""
     run = sampled_run(tmp_path_factory.mktemp("adapted") / "run", base)
     return run, train(changed(SFT, name="adapted", lora=LORA), run)
 
@@ -170,17 +169,15 @@ def test_an_adapter_of_another_shape_is_refused(adapted):
         load_for_training(find_initial(adapted[0], "adapted"), LoraSettings(r=2, alpha=8), "float32")
 
 
+SERVED = {"kind": "openai", "model": "big", "urls": ["http://127.0.0.1:1/v1"]}
+
+
 @pytest.mark.parametrize(
     ("policy", "error", "says"),
     [
         ({"kind": "local", "model": "/gone"}, PolicyError, "gone is gone; give a directory"),
-        (
-            {"kind": "openai", "model": "big", "urls": ["http://127.0.0.1:1/v1"]},
-            PolicyError,
-            "sampled from 'big' on a server, .* give their directory",
-        ),
+        (SERVED, PolicyError, "sampled from 'big' on a server, .* give their directory"),
     ],
-    ids=["lost", "served"],
 )
 def test_a_base_without_weights_here_asks_for_a_directory(run, policy, error, says):
     run.update(sampling={**run.manifest.sampling, "policy": policy})

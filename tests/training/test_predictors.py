@@ -6,7 +6,7 @@ import torch
 
 import leret
 from leret.config.evaluation import EvalRecipe
-from leret.config.sampling import RewardSettings, SamplingRecipe
+from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError, PolicyError, RunError, TrainingError
 from leret.core.runs import Run
 from leret.evaluation.stage import evaluate
@@ -26,26 +26,19 @@ from leret.training.model import find_initial
 from leret.training.stage import train
 from tests.sampling.fakes import ROOT
 from tests.training import stories
-from tests.training.training_runs import job_in
+from tests.training.training_runs import job_in, world_recipe
 
 ANSWERING, MIXED = f"{ROOT}/tests/optimize/fakes.py:Answering", f"{stories.__file__}:Mixed"
-RECIPE = {
-    "data": {"kind": "world", "options": {"n_train": 20, "n_dev": 5, "n_test": 5}, "limit": 8},
-    "policy": {"kind": "local", "model": "demo", "max_tokens": 12},
-    "sampling": {"prompts": 1, "samples": 4, "reward": "recall"},
-}
 
 
 @pytest.fixture(scope="module", params=["auto", "final"])
 def sampled(request, tmp_path_factory):
-    """The credit, and a run of a program that searches once and then answers."""
     run = Run.create(tmp_path_factory.mktemp(request.param) / "run")
     assert sample(several(credit=request.param), run).pairs > 0
     return request.param, run
 
 
 def predictors(run, examples):
-    """Of the states whose prompts are trained."""
     with Store(run.store, read_only=True) as store:
         by_prompt = {json.dumps(list(group.state.messages)): group.state.predictor for group in store.groups()}
     return {by_prompt[json.dumps(list(example.prompt))] for example in examples}
@@ -103,9 +96,7 @@ def test_the_reference_answer_is_the_target_where_a_predictor_writes_it(sampled)
 
 
 def several(program=ANSWERING, credit="final", **policies):
-    section = {"path": program, "adapter": {"kind": "compact"}}
-    sampling = RECIPE["sampling"] | {"credit": credit}
-    return SamplingRecipe.model_validate({**RECIPE, "program": section, "sampling": sampling, "policies": policies})
+    return world_recipe(program, policies=policies, samples=4, reward="recall", credit=credit)
 
 
 GREEDY = {"model": "agent", "temperature": 0.0, "max_tokens": 6}

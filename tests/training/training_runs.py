@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.core.types import Sample, State, digest
 from leret.datasets.splits import split_of
@@ -50,7 +51,6 @@ train(recipe, Run.open(Path(sys.argv[1])), progress=stopper)
 
 
 def kill_training(run, module, recipe, step):
-    """Train with a recipe of a test module in a process that is killed at a step."""
     command = [sys.executable, "-c", KILLED, str(run.path), module, recipe, str(step)]
     process = subprocess.run(command, capture_output=True, timeout=120, check=False, cwd=Path(__file__).parents[2])
     assert process.returncode == -signal.SIGKILL, process.stderr.decode()
@@ -122,8 +122,32 @@ def trainer_of(recipe, model, base, directory, pairs):
         return ALGORITHMS[recipe.algorithm].make_trainer(recipe, inputs)
 
 
+def trl_loss(recipe, base, directory, rows, policy):
+    """Return the loss of TRL's trainer on the rows at the weights of ``policy``, and the model with its gradients."""
+    trainer = trainer_of(recipe, AutoModelForCausalLM.from_pretrained(base), base, directory, rows)
+    trainer.model.load_state_dict(policy.state_dict())
+    loss = trainer.compute_loss(trainer.model, trainer.data_collator(list(trainer.train_dataset)))
+    loss.backward()
+    return float(loss.detach()), trainer.model
+
+
+def same_gradients(policy, model):
+    for ours, theirs in zip(policy.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-3, atol=1e-3 * float(ours.grad.abs().max()))
+
+
+def world_recipe(program, *, limit=8, policies=(), **sampling):
+    """Return a recipe of the demo's policy on a few questions of its world."""
+    return SamplingRecipe.model_validate({
+        "data": {"kind": "world", "options": {"n_train": 20, "n_dev": 5, "n_test": 5}, "limit": limit},
+        "policy": {"kind": "local", "model": "demo", "max_tokens": 12},
+        "policies": dict(policies),
+        "program": {"path": program, "adapter": {"kind": "compact"}},
+        "sampling": {"prompts": 1, **sampling},
+    })  # fmt: skip
+
+
 def train_ids(n):
-    """The first ``n`` ids whose hash puts them into the train split."""
     return [id for id in (f"q{i}" for i in range(10 * n + 10)) if split_of(id) == "train"][:n]
 
 

@@ -80,7 +80,6 @@ class FirstOfTheGold:
 
 @pytest.fixture
 def picking(tmp_path, monkeypatch):
-    """A run of `Picks` over stories in a book, and a picker."""
     monkeypatch.setattr("leret.evaluation.runner.make_policy", lambda settings: FirstOfTheGold())
     stories = [
         f"1 Mary took the milk {i}.\n2 Mary went home {i}.\n3 Where is the milk?\thome\t1 2\n" for i in range(40)

@@ -15,8 +15,6 @@ FOUND = (Passage("1", "", "Mary took the milk.", 1.0), Passage("2", "House", "Ma
 
 
 class Scripted:
-    """Answers with a text, and remembers what it was asked."""
-
     name = digest = "scripted"
 
     def __init__(self, text):

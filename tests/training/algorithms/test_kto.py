@@ -12,7 +12,7 @@ from leret.sampling.store.store import SamplingParams, Store
 from leret.training.algorithms.kto import KTORecipe, examples, kto_loss, kto_rows
 from leret.training.data import Encoded, GroupSamples, RunSamples
 from leret.training.stage import train
-from tests.training.training_runs import POLICY, logp, moved, sampled_run, trainer_of
+from tests.training.training_runs import POLICY, logp, moved, same_gradients, sampled_run, trl_loss
 
 ROWS = [
     Encoded([3, 40, 41, 42, 4], ([50, 51, 52, 53, 54, 5],), (0.5,)),
@@ -34,10 +34,7 @@ def test_kto_of_trl_with_moved_weights_is_the_loss_written_out(base, tmp_path, s
     reference = AutoModelForCausalLM.from_pretrained(base)
     policy = moved(reference, scale)
     recipe = KTORecipe(beta=0.1, desirable_weight=1.5)
-    trainer = trainer_of(recipe, AutoModelForCausalLM.from_pretrained(base), base, tmp_path, ROWS)
-    trainer.model.load_state_dict(policy.state_dict())
-    found = trainer.compute_loss(trainer.model, trainer.data_collator([trainer.train_dataset[i] for i in range(3)]))
-    found.backward()
+    found, model = trl_loss(recipe, base, tmp_path, ROWS, policy)
 
     def column(model, shift):
         pairs = zip(ROWS, [ROWS[(i - shift) % 3].completions[0] for i in range(3)], strict=True)
@@ -47,9 +44,8 @@ def test_kto_of_trl_with_moved_weights_is_the_loss_written_out(base, tmp_path, s
     labels = torch.tensor([True, False, True])
     expected = kto_loss(column(policy, 0), column(reference, 0).detach(), labels, kl, 0.1, (1.5, 1.0)).mean()
     expected.backward()
-    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    for ours, theirs in zip(policy.parameters(), trainer.model.parameters(), strict=True):
-        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-3, atol=1e-3 * float(ours.grad.abs().max()))
+    assert found == pytest.approx(float(expected.detach()), rel=1e-5)
+    same_gradients(policy, model)
 
 
 def test_a_mismatched_completion_is_the_one_before_and_no_longer_than_the_longest_row():

@@ -1,5 +1,3 @@
-"""A small run to train on: a tiny policy that writes words of which some are documents, and a real index."""
-
 import random
 
 import pytest

@@ -23,7 +23,6 @@ from tests.training.training_runs import ONLINE, bits, changed, kill_training, l
 
 SMALL = {
     **ONLINE,
-    "num_train_epochs": 1.0,
     "questions_per_round": 2,
     "per_device_train_batch_size": 16,
     "save_steps": 2,

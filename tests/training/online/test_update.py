@@ -36,7 +36,6 @@ def objective_of(recipe):
 
 
 def batch(lengths=(3, 7, 5, 2, 6, 4), seed=0):
-    """Two prompts with three completions each, and an advantage a completion."""
     generator = torch.Generator().manual_seed(seed)
     made = [torch.randint(6, 60, (n,), generator=generator).tolist() for n in lengths]
     groups = torch.tensor([0, 0, 0, 1, 1, 1])
