@@ -34,14 +34,6 @@ def test_a_policy_is_trained_once_and_named_by_what_it_follows_from(weights, tmp
         train_examples(str(weights), EXAMPLES, {**KEYS, "seed": 1, "name": path.name}, tmp_path)
 
 
-def test_pairs_train_by_ipo_from_a_trained_policy(weights, tmp_path):
-    first = train_examples(str(weights), EXAMPLES, {**KEYS, "name": "first"}, tmp_path)
-    pairs = [TrainingExample(one.task_id, one.prompt, ("paris", "london")) for one in EXAMPLES]
-    second = train_examples(f"leret/{first}", pairs, {**KEYS, "algorithm": "ipo", "name": "second"}, tmp_path)
-    record = json.loads((second / "training.json").read_text())
-    assert (record["parent"], record["steps"], record["total_steps"]) == ("first", 3, 6)
-
-
 def test_a_finetuning_of_no_steps_gives_the_same_tokens(lm, weights, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     same = train_examples(str(weights), EXAMPLES, {**KEYS, "max_steps": 0}, "run")

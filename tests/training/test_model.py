@@ -173,15 +173,15 @@ SERVED = {"kind": "openai", "model": "big", "urls": ["http://127.0.0.1:1/v1"]}
 
 
 @pytest.mark.parametrize(
-    ("policy", "error", "says"),
+    ("policy", "says"),
     [
-        ({"kind": "local", "model": "/gone"}, PolicyError, "gone is gone; give a directory"),
-        (SERVED, PolicyError, "sampled from 'big' on a server, .* give their directory"),
+        ({"kind": "local", "model": "/gone"}, "gone is gone; give a directory"),
+        (SERVED, "sampled from 'big' on a server, .* give their directory"),
     ],
 )
-def test_a_base_without_weights_here_asks_for_a_directory(run, policy, error, says):
+def test_a_base_without_weights_here_asks_for_a_directory(run, policy, says):
     run.update(sampling={**run.manifest.sampling, "policy": policy})
-    with pytest.raises(error, match=says):
+    with pytest.raises(PolicyError, match=says):
         train(SFT, run)
     for name in ("demo", "agent"):
         assert find_initial(run, name).directory == policy_directory(name)

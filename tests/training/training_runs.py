@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.config.sampling import SamplingRecipe
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Sample, State, digest
 from leret.datasets.splits import split_of
@@ -73,7 +74,7 @@ def bits(report):
     return weights_of(report.path), log(report)
 
 
-class Stopper:
+class Stopper(Progress):
     """A progress that records its calls, and runs ``what`` at a step."""
 
     def __init__(self, step=0, what=lambda: None):
@@ -87,8 +88,6 @@ class Stopper:
         self.facts |= facts
         if self.done == self.step:
             self.what()
-
-    def finish(self): ...
 
 
 def moved(model, scale=0.05):

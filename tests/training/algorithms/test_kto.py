@@ -11,7 +11,6 @@ from leret.core.types import Failure
 from leret.sampling.store.store import SamplingParams, Store
 from leret.training.algorithms.kto import KTORecipe, examples, kto_loss, kto_rows
 from leret.training.data import Encoded, GroupSamples, RunSamples
-from leret.training.stage import train
 from tests.training.training_runs import POLICY, logp, moved, same_gradients, sampled_run, trl_loss
 
 ROWS = [
@@ -104,10 +103,3 @@ def test_completions_of_one_kind_alone_are_refused(tmp_path, base, baseline):
     run = sampled_run(tmp_path / "run", base, spread=False)
     with pytest.raises(TrainingError, match=r"desirable and .* undesirable completions, and KTO needs both"):
         examples(KTORecipe(baseline=baseline), RunSamples(run))
-
-
-def test_kto_raises_what_is_desirable_over_what_is_not(run):
-    recipe = KTORecipe(learning_rate=1e-3, per_device_train_batch_size=8, num_train_epochs=4, logging_steps=1)
-    report = train(recipe, run)
-    assert (report.examples, report.steps) == (48, 24)
-    assert report.loss_last < report.loss_first == pytest.approx(0.5)

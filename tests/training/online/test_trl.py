@@ -15,14 +15,8 @@ from leret.training.stage import estimate, train
 from tests.sampling.fakes import recipe_of
 from tests.training.training_runs import ONLINE, Stopper, changed, fail, log, weights_of
 
-KEYS = {
-    **ONLINE,
-    "engine": "trl",
-    "states": "stored",
-    "max_steps": 2,
-    "per_device_train_batch_size": 8,
-    "save_steps": 1,
-}
+TRL = {"engine": "trl", "states": "stored"}
+KEYS = {**ONLINE, **TRL, "max_steps": 2, "per_device_train_batch_size": 8, "save_steps": 1}
 GRPO = GRPORecipe(**KEYS)
 
 
