@@ -7,7 +7,7 @@ import pytest
 from dspy import lm15
 
 from leret.core import dspy_internals
-from leret.core.dspy_internals import is_turn_by_turn, messages_of, parse_value
+from leret.core.dspy_internals import is_turn_by_turn, messages_of
 
 SIGNATURE = dspy.Signature("question -> answer")
 
@@ -122,12 +122,6 @@ def test_unparsed_completion_is_one_request():
     with settings, pytest.raises(dspy_internals.AdapterParseError):
         dspy.Predict(SIGNATURE)(question="?")
     assert (len(asked), adapter.use_json_adapter_fallback) == (1, True)
-
-
-def test_values_are_parsed_by_annotation():
-    assert parse_value("[1, 2]", list[int]) == [1, 2]
-    with pytest.raises(Exception, match="int"):
-        parse_value("x", int)
 
 
 @pytest.mark.filterwarnings("error")

@@ -2,7 +2,7 @@ import dspy
 import pytest
 
 import leret
-from tests.optimize.fakes import fake_training
+from tests.optimize.fakes import fake_training, student_of
 from tests.policies.serving.conftest import fake_engine
 from tests.sampling.fakes import FakeRetriever
 from tests.tiny import tiny_policy
@@ -58,9 +58,7 @@ def lm(weights):
 
 @pytest.fixture
 def program(lm):
-    made = Asking()
-    made.set_lm(lm)
-    return made
+    return student_of(Asking, lm)
 
 
 @pytest.fixture

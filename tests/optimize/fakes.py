@@ -15,8 +15,8 @@ PAIRS = {word: (word, WORDS[(i + 1) % 6]) for i, word in enumerate(WORDS)}
 
 def example(i, **fields):
     word = WORDS[i % 6]
-    given = {"question": f"what follows {word} number {i}", "gold": list(PAIRS[word])} | fields
-    return dspy.Example(**given).with_inputs("question")
+    fields = {"question": f"what follows {word} number {i}", "gold": list(PAIRS[word])} | fields
+    return dspy.Example(**fields).with_inputs("question")
 
 
 TRAIN, VAL = [example(i) for i in range(8)], [example(i) for i in range(20, 26)]

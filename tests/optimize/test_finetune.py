@@ -26,7 +26,6 @@ def test_a_policy_is_trained_once_and_named_by_what_it_follows_from(weights, tmp
         (path, EXAMPLES, KEYS),
         (weights, EXAMPLES[1:], KEYS),
         (weights, EXAMPLES, {**KEYS, "seed": 1}),
-        (weights, EXAMPLES, {**KEYS, "max_steps": 1}),
     ]:
         with pytest.raises(TypeError):  # fit is called
             train_examples(str(model), examples, keys, tmp_path)

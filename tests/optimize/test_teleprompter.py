@@ -46,8 +46,7 @@ class First(FakePolicy):
 
 
 def test_picks_are_answered_by_their_actors_and_not_trained(tmp_path, trainings):
-    student, actor = Choosing(), First()
-    student.set_lm(fake_lm())
+    student, actor = student_of(Choosing), First()
     with pytest.raises(LeretError, match=r"the Pick pick has no actor.*pick\.actor = POLICY"):
         leret_of(tmp_path / "none").compile(student, trainset=TRAIN)
     student.pick.actor = actor
@@ -82,9 +81,8 @@ def test_a_copy_of_the_student_gets_the_trained_lm(tmp_path, trainings):
 
 def test_the_student_is_returned_where_nothing_was_better(monkeypatch, trainings, heard):
     monkeypatch.setattr(Words, "_one", FakePolicy._one)  # no policy is better than another
-    best = leret_of(metric=lambda example, prediction, trace=None: 0.5).compile(
-        student_of(), trainset=TRAIN, valset=VAL
-    )
+    optimizer = leret_of(metric=lambda example, prediction, trace=None: 0.5)
+    best = optimizer.compile(student_of(), trainset=TRAIN, valset=VAL)
     assert best.write.lm.model == "leret/words"
     assert best._compiled
     assert any("no training improved the student (50 on valset)" in line for line in heard())
@@ -296,11 +294,6 @@ class Broken(Writer):
         raise KeyError("before any completion")
 
 
-class Empty(dspy.Module):
-    def forward(self, question):
-        return dspy.Prediction(found=[])
-
-
 def compiled():
     student = student_of()
     student._compiled = True
@@ -308,7 +301,7 @@ def compiled():
 
 
 REFUSED = {
-    "no predictor": (Empty, {}, "Empty has no predictor"),
+    "no predictor": (dspy.Module, {}, "Module has no predictor"),
     "no LM": (lambda: student_of(write=None), {}, r"these have none: \['write'\]"),
     "compiled": (compiled, {}, "should not be compiled"),
     "final without metric": (Writer, {"credit": "final", "metric": None}, "needs a metric"),

@@ -2,6 +2,7 @@ import asyncio
 import json
 import shutil
 import sqlite3
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -106,9 +107,8 @@ def check(run, encoder, said=""):
 def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
     with Store(original.store, read_only=True) as store:
         requests = [Request(group.state.messages, tuple(range(4)), 1.0, 12) for group in store.groups()]
-    policy = LocalPolicy(LocalPolicySettings())
     n = 0
-    try:
+    with closing(LocalPolicy(LocalPolicySettings())) as policy:
         for request in requests:
             pair = asyncio.run(policy.complete(request))[:2]
             encoded = encoder.encode([TrainingExample("q", request.messages, tuple(one.text for one in pair))])
@@ -122,8 +122,6 @@ def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
                     assert ids[batch["attention_mask"][place].bool()].tolist() == prompt + sampled
                     assert ids[batch["completion_mask"][place].bool()].tolist() == sampled
                     n += 1
-    finally:
-        policy.close()
     assert n >= 10
 
 
@@ -147,7 +145,6 @@ def count_other_tokens(run):
          "step 1: the program no longer sends the sampled messages"),
         (count_other_tokens, r"the sampler counted \d+ tokens in the zero-shot prompt; .* makes \d+"),
     ],
-    ids=["inputs", "predictor", "adapter", "counts"],
 )  # fmt: skip
 def test_what_has_changed_since_sampling_is_refused(run, encoder, change, says):
     change(run)

@@ -45,7 +45,6 @@ def test_a_policy_that_does_not_know_the_words_of_the_probe_has_an_end_token():
         (TEMPLATE.replace("{{ '<|end|>' }}", "{{ '<|user|><|end|>' }}"), r"'answer <\|user\|>'"),
         (None, r"has no chat template; add chat_template\.jinja"),
     ],
-    ids=["no end", "mark before", "mark after", "none"],
 )
 def test_a_template_whose_turns_no_text_of_the_sampler_gives_is_refused(tokenizer, template, says):
     tokenizer.chat_template = template

@@ -51,7 +51,7 @@ train(recipe, Run.open(Path(sys.argv[1])), progress=stopper)
 """
 
 
-def kill_training(run, module, recipe, step):
+def kill_run(run, module, recipe, step):
     command = [sys.executable, "-c", KILLED, str(run.path), module, recipe, str(step)]
     process = subprocess.run(command, capture_output=True, timeout=120, check=False, cwd=Path(__file__).parents[2])
     assert process.returncode == -signal.SIGKILL, process.stderr.decode()

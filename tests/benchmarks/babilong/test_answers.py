@@ -17,8 +17,6 @@ LINES = [LINE, {**LINE, "id": "b", "question": "Where is John?", "answers": ["ga
 
 
 class Knows:
-    """Answers home, or park where John is asked for; fails on a word."""
-
     name = digest = "knows"
 
     def __init__(self, fails_on="nothing"):

@@ -6,7 +6,6 @@ from benchmarks.babilong.__main__ import sweep
 from benchmarks.babilong.episodes import early_stop, file_name, write_log
 from benchmarks.babilong.sweep import sweep_table
 from leret.config.evaluation import EvalDataSettings
-from leret.config.sampling import ProgramSettings
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Task
@@ -66,8 +65,6 @@ def test_a_higher_threshold_ends_earlier_but_after_one_pick():
 
 
 class FirstOfTheGold:
-    """A picker that knows the names of the story, with a Q-value."""
-
     name = digest = "names"
 
     async def complete(self, request):
@@ -91,7 +88,6 @@ def picking(tmp_path, monkeypatch):
     recipe = recipe_of(policy={"model": "demo"}, reward="all_found")
     values = {**recipe.model_dump(), "data": data, "program": program, "retriever": {"kind": "none"}}
     recipe = type(recipe).model_validate(values)
-    assert isinstance(recipe.program, ProgramSettings)
     run = Run.create(tmp_path / "run")
     run.update(sampling=recipe.model_dump(mode="json"))
     return run

@@ -65,22 +65,24 @@ def test_completions_are_measured_by_their_states_mean_or_by_a_reward(run, basel
     assert completions != examples(KTORecipe(baseline=baseline, seed=1), RunSamples(run))
 
 
+def rewarded(group, rewards):
+    samples = (replace(group.samples[0], id=f"{i}", completion=f"{i}", reward=r) for i, r in enumerate(rewards))
+    return replace(group, samples=tuple(samples))
+
+
 @pytest.mark.parametrize("reward", [0.1, 0.7, 1 / 3])
 @pytest.mark.parametrize("n", range(2, 17))
 def test_a_state_of_equal_rewards_is_left_out(run, n, reward):
     with Store(run.store) as store:
         spread, equal = list(store.groups())[:2]
-    samples = tuple(replace(equal.samples[0], id=f"{i}", completion=f"{i}", reward=reward) for i in range(n))
-    memory = GroupSamples([spread, replace(equal, samples=samples)])
+    memory = GroupSamples([spread, rewarded(equal, [reward] * n)])
     assert {example.task_id for example in examples(KTORecipe(), memory)} == {spread.state.task_id}
 
 
 def test_a_completion_at_the_mean_of_other_rewards_is_left_out(run):
     with Store(run.store) as store:
         group = next(store.groups())
-    rewards = (0.1, 0.2, -0.3, 0.0)  # their mean is 1.4e-17 in floating point
-    samples = [replace(group.samples[0], id=f"{i}", completion=f"{i}", reward=r) for i, r in enumerate(rewards)]
-    memory = GroupSamples([replace(group, samples=tuple(samples))])
+    memory = GroupSamples([rewarded(group, (0.1, 0.2, -0.3, 0.0))])  # their mean is 1.4e-17 in floating point
     assert {example.completions[0] for example in examples(KTORecipe(), memory)} == {"0", "1", "2"}
 
 

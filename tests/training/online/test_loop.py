@@ -24,7 +24,7 @@ from leret.training.stage import estimate, train
 from leret.training.watch import Monitor
 from tests.sampling.fakes import ROOT
 from tests.tiny import tiny_policy
-from tests.training.training_runs import ONLINE, bits, changed, kill_training, log, record, weights_of
+from tests.training.training_runs import ONLINE, bits, changed, kill_run, log, record, weights_of
 
 SMALL = {**ONLINE, "questions_per_round": 2, "per_device_train_batch_size": 16, "save_steps": 2}
 GRPO, RLOO, PPO = GRPORecipe(**SMALL), RLOORecipe(**SMALL), PPORecipe(**SMALL, num_mini_batches=2, target_kl=0.01)
@@ -51,7 +51,7 @@ def test_a_run_becomes_a_policy_that_is_not_trained_again(run, base, recipe):
     "recipe", [*(pytest.param(one, marks=pytest.mark.slow) for one in (GRPO, RLOO)), PPO], ids=["grpo", "rloo", "ppo"]
 )
 def test_a_killed_training_that_goes_on_ends_in_the_same_bits(run, recipe):
-    kill_training(run, "tests.training.online.test_loop", recipe.algorithm.upper(), 5)
+    kill_run(run, "tests.training.online.test_loop", recipe.algorithm.upper(), 5)
     resumed = train(recipe, run)
     assert resumed.resumed_from == 4
     assert recipe is not PPO or len({entry["kl_coef"] for entry in log(resumed)}) > 1, "it follows the divergence"
@@ -82,14 +82,6 @@ def test_ppo_trains_a_base_model_without_a_chat_template(run, tmp_path):
     assert entry["val/ratio"] == pytest.approx(1.0, abs=1e-3)  # it computes as what has sampled
     assert -3.5 <= entry["reward"] <= 5
     assert find_initial(run, "ppo").template == "plain"
-
-
-def test_an_alarm_stops_a_training_with_a_checkpoint(run):
-    same = changed(GRPO, temperature=1e-3, on_alarm="stop", max_steps=8)  # all completions of a state are one
-    with pytest.raises(TrainingError, match=r"stopped at an alarm.*the groups have one reward"):
-        train(same, run)
-    assert estimate(same, run).resumes_at == 3
-    assert "alarm" in [event["event"] for event in run.events()]
 
 
 @pytest.mark.parametrize(("every", "logged"), [(3, [3, 5, 10, 15, 20, 22]), (5, [5, 10, 15, 20, 22])])
