@@ -251,34 +251,6 @@ def test_one_optimizer_may_be_two_steps(tmp_path, trainings):
     assert Path(trainings[n_trained]["directory"]).parent.parent == tmp_path
 
 
-@pytest.mark.parametrize(
-    ("change", "trainset", "says"), [({"samples": 4}, TRAIN, "samples"), ({}, TRAIN[1:], "trainset: its content")]
-)
-def test_a_run_directory_of_something_else_is_refused(change, trainset, says, tmp_path, trainings):
-    leret_of(tmp_path).compile(student_of(), trainset=TRAIN)
-    with pytest.raises(LeretError, match=says):
-        leret_of(tmp_path, **change).compile(student_of(), trainset=trainset)
-
-
-@pytest.mark.parametrize("where", ["policy", "metric"])
-def test_an_outage_on_the_valset_is_raised_and_not_scored(where, trainings):
-    policy = Words("words")
-    settings = {}
-    if where == "policy":
-        policy.fail = lambda request: request.temperature == 0
-    else:
-        settings["metric"] = lambda example, prediction, trace=None: prediction.nothing
-    with pytest.raises((LeretError, AttributeError), match=r"away|nothing"):
-        leret_of(**settings).compile(student_of(lm=fake_lm(policy=policy)), trainset=TRAIN, valset=VAL)
-
-
-def test_a_completion_that_does_not_parse_scores_zero_on_the_valset(trainings, monkeypatch):
-    real, empty = Words._one, Completion("", "stop", 1, 0)
-    monkeypatch.setattr(Words, "_one", lambda self, r, seed: real(self, r, seed) if r.temperature else empty)
-    best = leret_of().compile(student_of(), trainset=TRAIN, valset=VAL)
-    assert {one["score"] for one in best.candidate_programs} == {0.0}
-
-
 class Unnamed(Writer):
     def __init__(self):
         super().__init__()

@@ -5,7 +5,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from leret.config.base import free_keys
 from leret.config.load import load_recipe
 from leret.config.training import ExampleRecipe, TrainingRecipe
 from leret.core.errors import ConfigError, TrainingError
@@ -87,12 +86,6 @@ def test_the_leret_recipes_have_the_settings_of_the_original(base, tmp_path, nam
     assert [given.learning_rate * schedule(step) for step in (75, 150, 399)] == pytest.approx([0.5e-7, 1e-7, 1e-7])
     if isinstance(recipe, IPORecipe):
         assert (trainer.beta, recipe.reduction, recipe.init_from) == (0.05, "sequence", "leret-sft")
-
-
-def test_free_keys_decide_no_weight():
-    free = free_keys(TrainingRecipe)
-    assert {"report_to", "project", "run_name", "on_alarm", "save_steps"} <= free
-    assert not {"eval_steps", "eval_tasks", "eval_split", "metric_for_best_model", "learning_rate"} & free
 
 
 def test_an_adapter_with_a_reference_is_refused_under_fsdp(tmp_path, monkeypatch):

@@ -1,18 +1,13 @@
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import RunError, TrainingError
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.rollouts.environment import Environment, training_tasks
-from leret.rollouts.rounds import RoundSampler
-from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.gspo import GSPORecipe
 from leret.training.algorithms.ppo import PPORecipe
@@ -99,26 +94,6 @@ def test_every_entry_of_the_log_is_seen_once_beside_validations(tmp_path, every,
     assert validated == [0, *range(every, 22, every), 22]
     assert [entry["step"] for entry in loop.state.log_history if "reward" in entry] == logged
     assert "reward" in monitor._raised
-
-
-@pytest.mark.parametrize(("second", "kept"), [([1.0, 0.0], [True, False]), ([0.0, 1.0], [False, False])])
-def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept):
-    keys = {"max_completion_length": 6, "max_steps": 4, "num_generations": 2, "learning_rate": 1e-3}
-    recipe = GRPORecipe(**keys, keep_rollouts="above")
-    with Environment.open(run) as environment:
-        learner = ALGORITHMS["grpo"].learner(recipe, find_initial(run, "base"), environment, 12, "cpu")
-        sampler = RoundSampler(recipe, environment, run, learner.policy)
-        sampled = sampler.sample(training_tasks(environment, recipe)[:2], 0)
-        n_groups = len(sampled.rewards) // 2
-        parts = torch.tensor([[1.0, 0.0], second]).T.repeat(n_groups, 1)
-        sampled = replace(sampled, parts=parts, rewards=parts.sum(1) + torch.tensor([0.5, 0.0]).repeat(n_groups))
-        learnt, step = [], learner.update.step
-        monkeypatch.setattr(learner.update, "step", lambda batch, *_: learnt.extend(batch.sequences) or step(batch))
-        entry = learner.learn(sampled, 0)
-        assert learnt == [one for one, keep in zip(sampled.sequences, kept * n_groups, strict=True) if keep]
-        assert ("loss" in entry, entry["reward"]) == (any(kept), pytest.approx(float(sampled.rewards.mean())))
-        sampler.close()
-        learner.policy.close()
 
 
 @pytest.mark.slow

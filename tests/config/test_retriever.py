@@ -1,0 +1,40 @@
+import pytest
+from pydantic import ValidationError
+
+from leret.config.retriever import BM25Settings, DenseSettings, RetrieverSettings
+
+DENSE = {"kind": "dense", "model": "minilm"}
+
+
+def made(values):
+    return RetrieverSettings.model_validate(values)
+
+
+def test_a_section_becomes_the_class_of_its_kind():
+    assert made({"k": 5}) == BM25Settings(k=5)
+    hybrid = made({"kind": "hybrid", "engines": [{"kind": "bm25", "b": 0.4}, DENSE]})
+    assert hybrid.engines == (BM25Settings(b=0.4), DenseSettings(model="minilm"))
+
+
+@pytest.mark.parametrize(
+    ("values", "key", "says"),
+    [
+        ({"fb_docs": 3}, "fb_docs", "not permitted"),
+        ({"kind": "hybrid", "engines": [{}, {}], "weights": [0, 0]}, "weights", "0"),
+        ({"kind": "hybrid", "engines": [{"k": 5}, {}]}, "engines", "k belongs to"),
+        ({"kind": "remote", "urls": ["http://me:secret@host"]}, "urls", "remove user"),
+        ({"kind": "pubmed", "max_date": "soon"}, "max_date", "should match pattern"),
+        ({"kind": "clinicaltrials", "max_date": "2001/05/01"}, "max_date", "should match pattern"),
+        ({"kind": "colbert", "checkpoint": "m", "candidates": 0}, "candidates", "greater than 0"),
+    ],
+)
+def test_wrong_section_is_refused_at_its_key(values, key, says):
+    with pytest.raises(ValidationError) as caught:
+        made(values)
+    errors = [(".".join(map(str, error["loc"])), error["msg"]) for error in caught.value.errors(include_input=False)]
+    assert any(key in place and says in message for place, message in errors), errors
+    assert "secret" not in str(errors)
+
+
+def test_ranking_keys_are_neither_free_nor_paths():
+    assert set(BM25Settings().ranking_keys()) == {"k1", "b", "stopwords", "stemmer", "fold_accents"}
