@@ -8,12 +8,12 @@ from leret.rollouts.rounds import RoundSampler
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.model import find_initial
+from tests.training.training_runs import ONLINE
 
 
 @pytest.mark.parametrize(("second", "kept"), [([1.0, 0.0], [True, False]), ([0.0, 1.0], [False, False])])
 def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept):
-    keys = {"max_completion_length": 6, "max_steps": 4, "num_generations": 2, "learning_rate": 1e-3}
-    recipe = GRPORecipe(**keys, keep_rollouts="above")
+    recipe = GRPORecipe(**ONLINE | {"num_generations": 2}, max_steps=4, keep_rollouts="above")
     with Environment.open(run) as environment:
         learner = ALGORITHMS["grpo"].learner(recipe, find_initial(run, "base"), environment, 12, "cpu")
         sampler = RoundSampler(recipe, environment, run, learner.policy)
