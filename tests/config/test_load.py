@@ -120,6 +120,8 @@ ALIASES = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10
         ("data:\n\tkind: world\n", "r.yaml:2: not YAML: a tab"),
         ("data: {kind: world\npolicy: 3\n", "r.yaml:2: not YAML"),
         ("data: [\x01]\n", "not allowed in YAML"),
+        ("data: 2024-13-45\n", "not YAML"),
+        ("&a [*a]\n", "r.yaml:1: nested too deeply"),
         ("data: {kind: \udcff}\n", "r.yaml: not UTF-8"),  # the byte ff
         ("data: " + "[" * 60 + "]" * 60 + "\n", "r.yaml:1: nested too deeply"),
         ("data: " + "[" * 1000, "r.yaml: nested too deeply"),

@@ -11,14 +11,11 @@ from tests.config.test_base import Recipe
     [
         ("engine:\n  kind: words\n  k1: -1\n", "f:3: engine.k1: must be at least 0.0, is -1"),
         ("engine:\n  kind: words\n  k1: many\n", "f:3: engine.k1: must be a number, is 'many'"),
-        ("engine:\n  kind: words\n  k2: 1\n", "f:3: engine.k2: unknown key; did you mean engine.k1?"),
-        ("engine:\n  kind: words\n  model: m\n", "f:3: engine.model: not of this kind, but of vectors; remove it"),
         ("engine:\n  kind: vector\n", "f:2: engine.kind: 'vector' is not one of words, vectors, both; did you mean"),
         ("engine: {k1: 1}\n", "f:1: engine.kind: missing; add it"),
         ("engine: {kind: vectors, model: m, nbits: 3}\n", "f:1: engine.nbits: 3 is not one of 1, 2"),
         ("engine:\n  kind: both\n  engines:\n    - {kind: words}\n    - {kind: vectors}\n",
          "f:5: engine.engines[1].model: missing; add it (its directory)"),
-        ("engine: 3\n", "f:1: engine: must be a section of keys, is 3"),
     ],
 )  # fmt: skip
 def test_faults_name_the_key_as_written(text, says):

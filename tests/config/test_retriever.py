@@ -6,13 +6,9 @@ from leret.config.retriever import BM25Settings, DenseSettings, RetrieverSetting
 DENSE = {"kind": "dense", "model": "minilm"}
 
 
-def made(values):
-    return RetrieverSettings.model_validate(values)
-
-
 def test_a_section_becomes_the_class_of_its_kind():
-    assert made({"k": 5}) == BM25Settings(k=5)
-    hybrid = made({"kind": "hybrid", "engines": [{"kind": "bm25", "b": 0.4}, DENSE]})
+    assert RetrieverSettings.model_validate({"k": 5}) == BM25Settings(k=5)
+    hybrid = RetrieverSettings.model_validate({"kind": "hybrid", "engines": [{"kind": "bm25", "b": 0.4}, DENSE]})
     assert hybrid.engines == (BM25Settings(b=0.4), DenseSettings(model="minilm"))
 
 
@@ -30,7 +26,7 @@ def test_a_section_becomes_the_class_of_its_kind():
 )
 def test_wrong_section_is_refused_at_its_key(values, key, says):
     with pytest.raises(ValidationError) as caught:
-        made(values)
+        RetrieverSettings.model_validate(values)
     errors = [(".".join(map(str, error["loc"])), error["msg"]) for error in caught.value.errors(include_input=False)]
     assert any(key in place and says in message for place, message in errors), errors
     assert "secret" not in str(errors)

@@ -1,5 +1,3 @@
-"""The shipped recipes: found by name, valid, commented, copied with their programs."""
-
 import re
 from pathlib import Path
 
@@ -48,9 +46,7 @@ def test_shipped_recipes_are_valid_and_commented(name, monkeypatch):
     assert "../" not in text, "a path outside of the checkout"
     assert [word for word in ("Purpose", "Prerequisites", "Command", "Expected time") if f"# {word}:" not in text] == []
     assert bundled.purpose(name)
-    assert not re.match(r".{0,40}\.yaml|(As|The|A) ", bundled.purpose(name)), (
-        "`leret recipes list` cuts it at 80 columns"
-    )
+    assert not re.match(r".{0,40}\.yaml|(As|The|A) ", bundled.purpose(name)), "`leret recipes list` cuts it"
     if folder == "sampling":
         assert not [block for block in text.split("\n\n") if "#" not in block], "a section without a comment"
 

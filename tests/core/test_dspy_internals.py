@@ -1,5 +1,3 @@
-"""Expectations of DSPy beyond its documented interface; a failure names a change of a new version."""
-
 import asyncio
 import copy
 from types import SimpleNamespace
@@ -9,7 +7,7 @@ import pytest
 from dspy import lm15
 
 from leret.core import dspy_internals
-from leret.core.dspy_internals import is_turn_by_turn, messages_of, parse_value
+from leret.core.dspy_internals import is_turn_by_turn, messages_of
 
 SIGNATURE = dspy.Signature("question -> answer")
 
@@ -33,7 +31,7 @@ def test_default_adapter_is_that_of_a_predictor(kind, monkeypatch):
         assert dspy_internals.current_adapter() is dspy.settings.adapter
 
 
-def test_parts_of_tool_calls_are_text():
+def test_parts_of_tool_calls_are_text_and_images_are_refused():
     call = lm15.ToolCallPart("1", "look", {"query": "é"})
     result = lm15.ToolResultPart("1", [lm15.TextPart("found")])
     request = lm15.Request(
@@ -41,6 +39,8 @@ def test_parts_of_tool_calls_are_text():
     )
     texts = [(one["role"], one["content"]) for one in messages_of(request)]
     assert texts == [("user", "hi"), ("assistant", '{"name": "look", "args": {"query": "é"}}'), ("user", "found")]
+    with pytest.raises(lm15.UnsupportedFeatureError, match="ImagePart"):
+        messages_of(lm15.Request(model="m", messages=[lm15.Message("user", [lm15.ImagePart(url="http://a/b.png")])]))
 
 
 @pytest.mark.parametrize("kind", [dspy.ChatAdapter, dspy.JSONAdapter, dspy.XMLAdapter])
@@ -122,12 +122,6 @@ def test_unparsed_completion_is_one_request():
     with settings, pytest.raises(dspy_internals.AdapterParseError):
         dspy.Predict(SIGNATURE)(question="?")
     assert (len(asked), adapter.use_json_adapter_fallback) == (1, True)
-
-
-def test_values_are_parsed_by_annotation():
-    assert parse_value("[1, 2]", list[int]) == [1, 2]
-    with pytest.raises(Exception, match="int"):
-        parse_value("x", int)
 
 
 @pytest.mark.filterwarnings("error")

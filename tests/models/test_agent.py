@@ -1,18 +1,12 @@
-"""The rows of the policy `agent`: gold-blind, repeatable, and the calls of real programs."""
-
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import dspy
-import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer
 
 from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.core.progress import Progress
@@ -27,17 +21,17 @@ SMALL = StreamSettings(seed=3, questions=12)
 
 
 @cache
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return words.build_tokenizer(vocabulary())
 
 
-def test_new_words_stand_behind_the_demos_and_are_no_part_of_a_name() -> None:
+def test_new_words_stand_behind_the_demos_and_are_no_part_of_a_name():
     old = words.vocabulary()
     assert vocabulary()[: len(old)] == old
     assert not set(vocabulary()[len(old) :]) & {word.lower() for some in words.NAME_CLASSES for word in some}
 
 
-def test_rows_are_fixed_have_no_unknown_word_to_write_and_fit() -> None:
+def test_rows_are_fixed_have_no_unknown_word_to_write_and_fit():
     made = agent_rows(tokenizer(), 7, SMALL)
     assert made == agent_rows(tokenizer(), 7, SMALL)
     end, unknown = tokenizer().eos_token_id, tokenizer().unk_token_id
@@ -46,7 +40,7 @@ def test_rows_are_fixed_have_no_unknown_word_to_write_and_fit() -> None:
         assert all(target[-1] == end and len(target) > 1 and unknown not in target for target in row.targets)
 
 
-def test_the_rows_of_an_agent_are_the_calls_of_react() -> None:
+def test_the_rows_of_an_agent_are_the_calls_of_react():
     begun, retriever = start(5, SMALL)
     paths = [list(agent._agent_calls(draft, retriever, SMALL)) for draft in begun]
     calls = next(
@@ -57,7 +51,7 @@ def test_the_rows_of_an_agent_are_the_calls_of_react() -> None:
     replies = [f"next_thought: {t}\nnext_tool_name: {name}\nnext_tool_args: {args}" for t, name, args in steps]
     k, name, sent = calls[1][1]["trajectory"].count(" | "), steps[0][1], list[Any]()
 
-    def write(request: Any) -> Any:
+    def write(request):
         sent.append(list(messages_of(request)))
         return text_response(request, [*replies, "reasoning: so\nanswer: x"][len(sent) - 1])
 
@@ -72,9 +66,7 @@ def test_the_rows_of_an_agent_are_the_calls_of_react() -> None:
     assert sent[: len(calls) - 1] + sent[-1:] == made
 
 
-def test_two_steps_leave_a_half_precision_policy_that_starts_from_the_demos(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_steps_leave_a_half_precision_policy_that_starts_from_the_demos(tmp_path, monkeypatch):
     monkeypatch.setattr(agent, "make_gate", lambda tokenizer: make_gate(tokenizer, n=2))
     monkeypatch.setattr(agent, "_MIX", replace(agent._MIX, questions=12))
     monkeypatch.setattr(agent, "_TRAINING", replace(agent._TRAINING, lr=0.0, matrix_lr=0.0))

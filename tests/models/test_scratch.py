@@ -1,11 +1,6 @@
-"""The demo's policy from nothing: the command, the measures, and two steps."""
-
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -19,14 +14,14 @@ from models.worlds import StreamSettings
 
 
 @pytest.fixture(autouse=True)
-def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small(monkeypatch):
     monkeypatch.setattr(scratch, "make_gate", lambda tokenizer: make_gate(tokenizer, n=2))
     monkeypatch.setattr(scratch, "StreamSettings", partial(StreamSettings, questions=20))
     for name in ("_LOOKING_UP", "MIXED"):
         monkeypatch.setattr(scratch, name, replace(getattr(scratch, name), questions=20))
 
 
-def test_two_steps_leave_a_model_directory_with_its_log_and_card(tmp_path: Path) -> None:
+def test_two_steps_leave_a_model_directory_with_its_log_and_card(tmp_path):
     progress = Mock(spec=Progress)
     out = scratch.pretrain_scratch(tmp_path / "policy", progress, seed=1, steps=2)
     tokenizer, model = AutoTokenizer.from_pretrained(out), AutoModelForCausalLM.from_pretrained(out)
@@ -36,14 +31,14 @@ def test_two_steps_leave_a_model_directory_with_its_log_and_card(tmp_path: Path)
     assert sum(call.args[0] for call in progress.advance.call_args_list) == 2
 
 
-def test_measures_are_shares_of_names_and_of_pairs_of_name_parts() -> None:
+def test_measures_are_shares_of_names_and_of_pairs_of_name_parts():
     assert holding([[[1, 2, 3], [2, 1]], [[7, 8]]], [(1, 2), (8,)]) == round(2 / 3, 3)
     parts = {10: 0, 11: 1, 12: 1, 20: 2, 21: 3}
     written = [[[10, 11, 5], [10, 12], [20, 21], [5, 6]]]
     assert names_copied(written, [[10, 11, 9, 20, 21]], parts) == round(2 / 3, 3)
 
 
-def test_a_builder_gets_what_the_command_line_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_builder_gets_what_the_command_line_says(tmp_path, monkeypatch):
     monkeypatch.setitem(command.BUILDERS, "demo", build := Mock())
     command.main(["demo", "--out", str(tmp_path), "--steps", "2"])
     assert build.call_args.args[0] == tmp_path

@@ -1,12 +1,7 @@
-"""The word tokenizer, its chat template and the model that starts out copying."""
-
-from __future__ import annotations
-
 from functools import cache
 
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from leret.core.types import Passage
 from leret.datasets.world.generate import generate
@@ -15,27 +10,27 @@ from models.words import SPECIAL, build_model, build_tokenizer
 
 
 @cache
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return build_tokenizer()
 
 
 @cache
-def model() -> Qwen3ForCausalLM:
+def model():
     return build_model(len(tokenizer()), seed=0)
 
 
-def ids(text: str) -> list[int]:
+def ids(text):
     return list(tokenizer()(text, add_special_tokens=False)["input_ids"])
 
 
-def test_every_text_of_other_worlds_is_in_the_vocabulary() -> None:
+def test_every_text_of_other_worlds_is_in_the_vocabulary():
     unknown = tokenizer().unk_token_id
     documents, questions = generate(41, 100, 20, 100, three_hop=0.3)
     texts = [f"{d.title} | {d.text}" for d in documents] + [q.text for q in questions]
     assert [text for text in texts if unknown in ids(text)] == []
 
 
-def test_a_prompt_is_a_token_prefix_of_the_conversation_which_ends_in_the_end_token() -> None:
+def test_a_prompt_is_a_token_prefix_of_the_conversation_which_ends_in_the_end_token():
     found = (Passage("b", "Ada Keller", "Ada Keller is a writer born in 1931 in Norwick.", 1.0),)
     demos = [{"question": "Which film is older?", "query": "film year"}]
     messages = call_messages("In which city was the director of The Golden Harbor born?", found, demos)
@@ -45,17 +40,17 @@ def test_a_prompt_is_a_token_prefix_of_the_conversation_which_ends_in_the_end_to
 
 
 @pytest.mark.parametrize("query", ["ada keller city born", "the golden harbor ( film ) 1950", "zenith works company"])
-def test_a_completion_survives_decoding_and_encoding(query: str) -> None:
+def test_a_completion_survives_decoding_and_encoding(query):
     assert ids(str(tokenizer().decode(ids(query), skip_special_tokens=True))) == ids(query)
 
 
-def test_foreign_words_become_the_unknown_token_which_is_never_written() -> None:
+def test_foreign_words_become_the_unknown_token_which_is_never_written():
     assert ids("Ada zyzzyva") == [ids("ada")[0], tokenizer().unk_token_id]
     suppressed = model().generation_config.suppress_tokens
     assert [token in suppressed for token in (tokenizer().unk_token_id, tokenizer().eos_token_id)] == [True, False]
 
 
-def test_a_fresh_model_says_what_followed_a_word_before() -> None:
+def test_a_fresh_model_says_what_followed_a_word_before():
     torch.manual_seed(0)
     names = torch.randint(len(SPECIAL), len(tokenizer()), (4, 60))
     twice = torch.cat([names, names], 1)

@@ -1,28 +1,17 @@
-"""The rows of the demo's policy: gold-blind, repeatable, names exchanged whole."""
-
-from __future__ import annotations
-
 import random
 from dataclasses import replace
-from functools import cache
 from itertools import islice
-
-from transformers import PreTrainedTokenizerFast
 
 from leret.demo.pretrain.examples import call_messages, encoded
 from leret.demo.pretrain.loop import Row
-from models.words import NAME_CLASSES, build_tokenizer
+from models.words import NAME_CLASSES
 from models.worlds import StreamSettings, _Names, drafts, rows
+from tests.models.test_words import tokenizer
 
 SMALL = StreamSettings(seed=3, questions=12, uses=2, lists=(0.5, 0.1), constant_after=20)
 
 
-@cache
-def tokenizer() -> PreTrainedTokenizerFast:
-    return build_tokenizer()
-
-
-def test_the_stream_is_fixed_and_its_rows_have_no_unknown_word_and_targets_that_end() -> None:
+def test_the_stream_is_fixed_and_its_rows_have_no_unknown_word_and_targets_that_end():
     first = list(islice(rows(tokenizer(), SMALL), 80))
     assert first == list(islice(rows(tokenizer(), SMALL), 80))
     assert first != list(islice(rows(tokenizer(), replace(SMALL, seed=4)), 80))
@@ -34,7 +23,7 @@ def test_the_stream_is_fixed_and_its_rows_have_no_unknown_word_and_targets_that_
         assert len(row) < 1024
 
 
-def test_prompts_are_what_the_compact_adapter_sends() -> None:
+def test_prompts_are_what_the_compact_adapter_sends():
     draft = drafts(7, SMALL)[0]
     demos = [{"question": "Which film is older?", "query": "film older"}]
     shown = "\n".join(" ".join(f"{p.title} | {p.text}".split()[:40]) for p in draft.passages)
@@ -47,7 +36,7 @@ def test_prompts_are_what_the_compact_adapter_sends() -> None:
     assert row.targets == (tuple(tokenizer()("ada keller<|end|>")["input_ids"]),)
 
 
-def test_a_name_part_is_exchanged_for_the_same_one_of_its_class_everywhere() -> None:
+def test_a_name_part_is_exchanged_for_the_same_one_of_its_class_everywhere():
     texts = ("ada keller is an artist born in norwick. ada boris", "ada keller city")
     prompt, target = (tuple(tokenizer()(text)["input_ids"]) for text in texts)
     other = _Names(tokenizer()).exchanged(Row(prompt, (target,)), random.Random(0))

@@ -1,14 +1,8 @@
-"""A tiny random policy and an LM over it, which DSPy's optimizers can train in a second."""
-
-from __future__ import annotations
-
-from pathlib import Path
-
 import dspy
 import pytest
 
 import leret
-from tests.optimize.fakes import fake_training
+from tests.optimize.fakes import fake_training, student_of
 from tests.policies.serving.conftest import fake_engine
 from tests.sampling.fakes import FakeRetriever
 from tests.tiny import tiny_policy
@@ -27,7 +21,7 @@ class Asking(dspy.Module):
 
 
 @pytest.fixture(scope="session")
-def weights(tmp_path_factory) -> Path:
+def weights(tmp_path_factory):
     return tiny_policy(tmp_path_factory.mktemp("weights") / "tiny")
 
 
@@ -38,7 +32,6 @@ def _folder_of_its_own(tmp_path, monkeypatch):
 
 @pytest.fixture
 def world():
-    """DSPy with a fake retriever and no LM."""
     with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever(), lm=None):
         yield
 
@@ -49,7 +42,7 @@ def trainings(monkeypatch):
 
 
 @pytest.fixture
-def engine(tmp_path, monkeypatch) -> Path:
+def engine(tmp_path, monkeypatch):
     """The fake vLLM as an executable; it writes its arguments into the directory ``record``."""
     monkeypatch.setenv("FAKE_RECORD", str(tmp_path / "record"))
     return fake_engine(tmp_path)
@@ -64,17 +57,15 @@ def lm(weights):
 
 
 @pytest.fixture
-def program(lm) -> Asking:
-    made = Asking()
-    made.set_lm(lm)
-    return made
+def program(lm):
+    return student_of(Asking, lm)
 
 
 @pytest.fixture
-def trainset() -> list[dspy.Example]:
+def trainset():
     return [dspy.Example(question=text, answer="paris").with_inputs("question") for text in QUESTIONS]
 
 
-def greedy(lm: dspy.LM, prompt: str = "the red book") -> str:
+def greedy(lm, prompt="the red book"):
     [text] = lm(prompt, temperature=0.0)
     return text

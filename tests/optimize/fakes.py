@@ -1,7 +1,6 @@
 """Policies that need no weights, and programs over them."""
 
 import dspy
-from dspy.teleprompt import BetterTogether, BootstrapFewShotWithRandomSearch
 
 import leret
 from leret.optimize import inputs, teleprompter
@@ -9,15 +8,15 @@ from leret.policies.base import Completion
 from leret.policies.checkpoints import find_model
 from leret.policies.dspy_lm import PolicyEngine
 from leret.policies.load import SERVED
-from tests.sampling.fakes import WORDS, FakePolicy, FakeRetriever
+from tests.sampling.fakes import WORDS, FakePolicy
 
 PAIRS = {word: (word, WORDS[(i + 1) % 6]) for i, word in enumerate(WORDS)}
 
 
 def example(i, **fields):
     word = WORDS[i % 6]
-    given = {"question": f"what follows {word} number {i}", "gold": list(PAIRS[word])} | fields
-    return dspy.Example(**given).with_inputs("question")
+    fields = {"question": f"what follows {word} number {i}", "gold": list(PAIRS[word])} | fields
+    return dspy.Example(**fields).with_inputs("question")
 
 
 TRAIN, VAL = [example(i) for i in range(8)], [example(i) for i in range(20, 26)]
@@ -97,13 +96,3 @@ def fake_training(patch):
     patch.setattr(teleprompter, "train_examples", train)
     patch.setattr(inputs, "find_model", lambda name: None if "policies" in name else find_model(name))
     return made
-
-
-def together(run_dir, strategy):
-    p = BootstrapFewShotWithRandomSearch(
-        metric=recall, num_candidate_programs=1, max_bootstrapped_demos=1, max_labeled_demos=0, num_threads=1
-    )
-    with dspy.context(adapter=leret.CompactAdapter(), rm=FakeRetriever(), lm=fake_lm()):
-        return BetterTogether(metric=recall, p=p, w=leret_of(run_dir)).compile(
-            student_of(), trainset=list(TRAIN), valset=VAL, strategy=strategy, seed=0
-        )

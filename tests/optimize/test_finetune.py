@@ -1,5 +1,3 @@
-"""Examples in memory become a policy: once, under a name that says what of, or not at all."""
-
 import json
 from concurrent.futures import CancelledError
 
@@ -28,20 +26,11 @@ def test_a_policy_is_trained_once_and_named_by_what_it_follows_from(weights, tmp
         (path, EXAMPLES, KEYS),
         (weights, EXAMPLES[1:], KEYS),
         (weights, EXAMPLES, {**KEYS, "seed": 1}),
-        (weights, EXAMPLES, {**KEYS, "max_steps": 1}),
     ]:
         with pytest.raises(TypeError):  # fit is called
             train_examples(str(model), examples, keys, tmp_path)
     with pytest.raises(RunError, match="seed: 0 in the run, 1 in the recipe"):
         train_examples(str(weights), EXAMPLES, {**KEYS, "seed": 1, "name": path.name}, tmp_path)
-
-
-def test_pairs_train_by_ipo_from_a_trained_policy(weights, tmp_path):
-    first = train_examples(str(weights), EXAMPLES, {**KEYS, "name": "first"}, tmp_path)
-    pairs = [TrainingExample(one.task_id, one.prompt, ("paris", "london")) for one in EXAMPLES]
-    second = train_examples(f"leret/{first}", pairs, {**KEYS, "algorithm": "ipo", "name": "second"}, tmp_path)
-    record = json.loads((second / "training.json").read_text())
-    assert (record["parent"], record["steps"], record["total_steps"]) == ("first", 3, 6)
 
 
 def test_a_finetuning_of_no_steps_gives_the_same_tokens(lm, weights, tmp_path, monkeypatch):

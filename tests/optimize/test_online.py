@@ -1,5 +1,3 @@
-"""`leret.LeReT` with algorithms that sample afresh, and the rates of trainings that name none."""
-
 import pytest
 
 import leret
@@ -52,11 +50,6 @@ def test_another_lm_of_the_student_answers_in_rounds_and_stays(tmp_path):
     program = next(one["program"] for one in best.candidate_programs if one["stage"] == "grpo")
     assert program.answer.lm.model == other.model
     assert program.write.lm.model != "leret/demo"
-
-
-def test_kto_learns_from_the_samples(tmp_path):
-    best = compiled(tmp_path, "kto", train_kwargs={"max_steps": 1, "device": "cpu"})
-    assert {one["stage"] for one in best.candidate_programs} == {"student", "kto"}
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""A step of dspy.GRPO, and the job against DSPy's queue of groups; updates: tests/training/online."""
-
 import json
 import math
 from pathlib import Path
@@ -60,12 +58,8 @@ def test_a_step_gives_the_lm_new_weights_in_place_and_frees_those_before(job, lm
     assert len({before, one, two, lm.model}) == 4
     kept = [Path(name.removeprefix("leret/")).is_dir() for name in (before, one, two, lm.model)]
     assert kept == [True, True, False, True]
-    status = job.get_status()
-    assert (status["checkpoints"], status["last_checkpoint"], status["current_model"]) == (
-        {"one": one},
-        "one",
-        lm.model,
-    )
+    status = {"checkpoints": {"one": one}, "last_checkpoint": "one", "current_model": lm.model}
+    assert job.get_status().items() >= status.items()
     assert greedy(lm.copy(model=one)) == after_one
     record = json.loads((Path(lm.model.removeprefix("leret/")) / "training.json").read_text())
     assert (record["parent"], record["steps"], record["examples"]) == ("tiny", 3, 12)

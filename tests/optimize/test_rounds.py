@@ -1,5 +1,3 @@
-"""The loop: what is scheduled, round by round."""
-
 import asyncio
 import json
 import shutil
@@ -62,12 +60,6 @@ def test_each_round_samples_its_own_part_of_the_questions(tmp_path):
 def test_a_served_policy_stays_served_under_the_name_of_its_weights(tmp_path, weights):
     run = Run.create(tmp_path / "r")
     directory = shutil.copytree(weights, run.policies / "sft")
-    asked = []
-
-    class Vllm(ChatServer):
-        async def route(self, request, body):
-            asked.append((request.path, body))
-            return await super().route(request, body)
 
     def second_round(url):
         served = sampling(kind="openai", model="m", urls=[url])
@@ -76,15 +68,17 @@ def test_a_served_policy_stays_served_under_the_name_of_its_weights(tmp_path, we
         return _served(steps[2], steps[2].recipe).policy
 
     async def asked_of(*models):
-        async with serving(Vllm(models=models), under="/v1") as [url]:
-            return await asyncio.to_thread(second_round, url)
+        async with serving(server := ChatServer(models=models), under="/v1") as [url]:
+            try:
+                return await asyncio.to_thread(second_round, url)
+            finally:
+                assert {*server.paths} == {"/v1/models"}, "no sample is asked of the old weights"
 
     name = resolve_policy(str(directory)).name
     policy = asyncio.run(asked_of("m", name))
     assert (policy.kind, policy.model) == ("openai", name)
     with pytest.raises(PolicyError, match=rf"does not serve {name}.*serves m.*leret serve policy .*sft` in its place"):
         asyncio.run(asked_of("m"))
-    assert {path for path, _ in asked} == {"/v1/models"}, "no sample is asked of the old weights"
 
 
 def test_a_server_of_each_rounds_weights_is_started_for_its_sampling(tmp_path, weights, engine, monkeypatch):
@@ -126,11 +120,7 @@ def test_a_round_that_a_later_one_has_followed_is_done(tmp_path):
         ([SAMPLING, EVAL], 2, "--rounds 2 needs"),
         ([SAMPLING, SFT, SFT], 1, "two trainings are both named sft"),
         ([SamplingRecipe.model_validate({"data": {"kind": "world", "part": "0/2"}}), SFT], 2, "data.part: 0/2"),
-        (
-            [SamplingRecipe.model_validate({"data": {"kind": "world"}, "policies": {"a": {}}}), SFT],
-            2,
-            "policies: with --rounds",
-        ),
+        ([sampling().model_copy(update={"policies": {"a": SAMPLING.policy}}), SFT], 2, "policies: with --rounds"),
         ([sampling(kind="together", model="m"), SFT], 2, "policy.kind: together cannot load new weights"),
     ],
 )

@@ -1,5 +1,3 @@
-"""A student's run directory, and its score on held-out examples."""
-
 import pytest
 
 from leret.core.errors import LeretError
@@ -10,15 +8,12 @@ pytestmark = pytest.mark.usefixtures("world")
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
-    [({"samples": 4}, "samples"), ({"trainset": TRAIN[1:]}, "trainset: its content")],
-    ids=["settings", "trainset"],
+    ("change", "trainset", "says"), [({"samples": 4}, TRAIN, "samples"), ({}, TRAIN[1:], "trainset: its content")]
 )
-def test_a_run_directory_of_something_else_is_refused(change, says, tmp_path, trainings):
-    trainset = change.get("trainset", TRAIN)
+def test_a_run_directory_of_something_else_is_refused(change, trainset, says, tmp_path, trainings):
     leret_of(tmp_path).compile(student_of(), trainset=TRAIN)
     with pytest.raises(LeretError, match=says):
-        leret_of(tmp_path, samples=change.get("samples", 3)).compile(student_of(), trainset=trainset)
+        leret_of(tmp_path, **change).compile(student_of(), trainset=trainset)
 
 
 @pytest.mark.parametrize("where", ["policy", "metric"])
@@ -34,10 +29,7 @@ def test_an_outage_on_the_valset_is_raised_and_not_scored(where, trainings):
 
 
 def test_a_completion_that_does_not_parse_scores_zero_on_the_valset(trainings, monkeypatch):
-    monkeypatch.setattr(
-        Words,
-        "_one",
-        lambda self, r, s, one=Words._one: one(self, r, s) if r.temperature else Completion("", "stop", 1, 0),
-    )
+    real, empty = Words._one, Completion("", "stop", 1, 0)
+    monkeypatch.setattr(Words, "_one", lambda self, r, seed: real(self, r, seed) if r.temperature else empty)
     best = leret_of().compile(student_of(), trainset=TRAIN, valset=VAL)
     assert {one["score"] for one in best.candidate_programs} == {0.0}

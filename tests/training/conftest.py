@@ -1,9 +1,6 @@
-"""A tiny policy, sampled runs of it, and one thread: torch's results depend on their number."""
-
 import json
 import random
 import shutil
-from pathlib import Path
 
 import pytest
 
@@ -13,21 +10,21 @@ from leret.sampling.stage import sample
 from tests.sampling.fakes import ROOT
 from tests.tiny import tiny_policy
 from tests.training import stories
-from tests.training.training_runs import LETTERS, sampled_run, train_ids
+from tests.training.training_runs import LETTERS, sampled_run, train_ids, world_recipe
 
 
 @pytest.fixture(scope="session")
-def base(tmp_path_factory) -> Path:
+def base(tmp_path_factory):
     return tiny_policy(tmp_path_factory.mktemp("base") / "policy")
 
 
 @pytest.fixture
-def run(tmp_path, base) -> Run:
+def run(tmp_path, base):
     return sampled_run(tmp_path / "run", base)
 
 
 @pytest.fixture
-def picking_run(tmp_path) -> Run:
+def picking_run(tmp_path):
     """A run of 24 questions, not sampled; each names one of eight chunks, and that one names the other to pick."""
     rng = random.Random(0)
     rows = []
@@ -57,12 +54,6 @@ def original(tmp_path_factory):
     """A run of the demo's policy on a few questions of its world, under a copy of the program."""
     directory = tmp_path_factory.mktemp("parity")
     shutil.copy(ROOT / "pipelines/multihop.py", directory / "multihop.py")
-    recipe = {
-        "data": {"kind": "world", "options": {"n_train": 20, "n_dev": 5, "n_test": 5}, "limit": 6},
-        "policy": {"kind": "local", "model": "demo", "max_tokens": 12},
-        "program": {"path": f"{directory}/multihop.py:MultiHop", "hops": 2, "adapter": {"kind": "compact"}},
-        "sampling": {"prompts": 1, "samples": 6},
-    }
     run = Run.create(directory / "run")
-    assert sample(SamplingRecipe.model_validate(recipe), run).pairs > 0
+    assert sample(world_recipe(f"{directory}/multihop.py:MultiHop", limit=6, samples=6), run).pairs > 0
     return run

@@ -1,6 +1,23 @@
-"""Numbers of a candidate that tell which one to pick."""
+"""Numbers of a candidate that tell which one to pick, and a program that writes and picks."""
 
+import dspy
 import numpy as np
+
+import leret
+
+
+class Mixed(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.write = dspy.Predict("question -> query")
+        self.search = leret.Search(k=3)
+        self.pick = leret.Pick()
+
+    def forward(self, question):
+        found = self.search(self.write(question=question).query)
+        one = self.pick(found.ranking, question=question)
+        found = self.search(f"{question} {one.title}" if one else question, found)
+        return dspy.Prediction(doc_ids=found.doc_ids)
 
 
 def numbers(choice):

@@ -1,10 +1,8 @@
-"""What would be trained wrongly in silence is refused: another loss, other messages, other tokens."""
-
 import asyncio
 import json
 import shutil
 import sqlite3
-from pathlib import Path
+from contextlib import closing
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +24,6 @@ from leret.training.model import find_initial, load_for_training, stop_ids
 from tests.tiny import tiny_policy
 from tests.training.training_runs import trainer_of
 
-ROOT = Path(__file__).parents[2]
 PAIRS = [
     Encoded([3, 40, 41, 4], ([50, 51, 5], [60, 5]), (1.0, 0.5)),
     Encoded([3, 43, 4], ([54, 5], [61, 62, 63, 5]), (-0.5, -1.0)),  # of one completion: an undesirable one
@@ -110,9 +107,8 @@ def check(run, encoder, said=""):
 def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
     with Store(original.store, read_only=True) as store:
         requests = [Request(group.state.messages, tuple(range(4)), 1.0, 12) for group in store.groups()]
-    policy = LocalPolicy(LocalPolicySettings())
     n = 0
-    try:
+    with closing(LocalPolicy(LocalPolicySettings())) as policy:
         for request in requests:
             pair = asyncio.run(policy.complete(request))[:2]
             encoded = encoder.encode([TrainingExample("q", request.messages, tuple(one.text for one in pair))])
@@ -126,8 +122,6 @@ def test_the_trainer_gets_the_tokens_that_the_engine_sampled(original, encoder):
                     assert ids[batch["attention_mask"][place].bool()].tolist() == prompt + sampled
                     assert ids[batch["completion_mask"][place].bool()].tolist() == sampled
                     n += 1
-    finally:
-        policy.close()
     assert n >= 10
 
 
@@ -151,7 +145,6 @@ def count_other_tokens(run):
          "step 1: the program no longer sends the sampled messages"),
         (count_other_tokens, r"the sampler counted \d+ tokens in the zero-shot prompt; .* makes \d+"),
     ],
-    ids=["inputs", "predictor", "adapter", "counts"],
 )  # fmt: skip
 def test_what_has_changed_since_sampling_is_refused(run, encoder, change, says):
     change(run)

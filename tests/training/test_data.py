@@ -1,17 +1,12 @@
-"""Examples as the sampler's ids: a prompt, a completion, one end token."""
-
-import json
-
 import pyarrow
 import pyarrow.parquet
 import pytest
 from transformers import AutoTokenizer
-from typer.testing import CliRunner
 
-from leret.cli.app import app
 from leret.core.errors import TrainingError
 from leret.policies.checkpoints import policy_directory
 from leret.training.data import TokenEncoder, TrainingExample, end_token
+from tests.first_steps import read_lines, succeeds
 from tests.tiny import TEMPLATE
 
 EXAMPLE = TrainingExample("q1", ({"role": "user", "content": "who wrote the book"},), ("book author", "the author"))
@@ -50,7 +45,6 @@ def test_a_policy_that_does_not_know_the_words_of_the_probe_has_an_end_token():
         (TEMPLATE.replace("{{ '<|end|>' }}", "{{ '<|user|><|end|>' }}"), r"'answer <\|user\|>'"),
         (None, r"has no chat template; add chat_template\.jinja"),
     ],
-    ids=["no end", "mark before", "mark after", "none"],
 )
 def test_a_template_whose_turns_no_text_of_the_sampler_gives_is_refused(tokenizer, template, says):
     tokenizer.chat_template = template
@@ -62,9 +56,8 @@ def test_a_template_whose_turns_no_text_of_the_sampler_gives_is_refused(tokenize
 def test_an_export_has_the_rows_that_a_trainer_of_trl_reads(run, tmp_path, form, columns):
     for out in (tmp_path / "rows.jsonl", tmp_path / "rows.parquet"):
         to = out.suffix.removeprefix(".")
-        arguments = ["store", "export", "--run", str(run.path), "--out", str(out), "--to", to, "--form", form]
-        assert CliRunner().invoke(app, arguments).exit_code == 0
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+        succeeds("store", "export", "--run", run.path, "--out", out, "--to", to, "--form", form)
+    rows = read_lines(tmp_path / "rows.jsonl")
     assert rows == pyarrow.parquet.read_table(tmp_path / "rows.parquet").to_pylist()
     assert len(rows) == {"sft": 24, "kto": 48}[form]
     assert set(rows[0]) == {"prompt", "completion", "question_id"} | columns

@@ -1,15 +1,18 @@
-"""Where a training starts: the base, a policy of the run, a directory, an adapter; and what is refused."""
-
+import asyncio
 import json
+from contextlib import closing
 
 import pytest
 import torch
 from peft.tuners.lora import LoraModel
 from safetensors.torch import load_file
 
+from leret.config.policy import LocalPolicySettings
 from leret.config.training import LoraSettings
 from leret.core.errors import PolicyError, TrainingError
-from leret.policies.checkpoints import policy_directory
+from leret.policies.base import Request
+from leret.policies.checkpoints import load_tokenizer, policy_directory
+from leret.policies.load import make_policy
 from leret.policies.local.model import load_model, load_weights
 from leret.policies.serving.model import write_merged
 from leret.training.algorithms import ALGORITHMS
@@ -31,7 +34,6 @@ IPO = IPORecipe(init_from="adapted", **KEYS)
 
 @pytest.fixture(scope="module")
 def adapted(tmp_path_factory, base):
-    """A run with an adapter that SFT trained, and its report."""
     run = sampled_run(tmp_path_factory.mktemp("adapted") / "run", base)
     return run, train(changed(SFT, name="adapted", lora=LORA), run)
 
@@ -63,7 +65,9 @@ def test_a_second_training_of_an_adapter_has_one_base_and_the_first_as_reference
     )
     trainer = trainer_of(recipe, model, base, tmp_path, encoded)
     assert trainer.ref_model is None
-    n_adapter, n_base = (sum(value.numel() for value in part.values()) for part in (adapter(sft), plain_weights(base)))
+    n_adapter, n_base = (
+        sum(value.numel() for value in part.values()) for part in (adapter(sft), load_file(base / "model.safetensors"))
+    )
     assert sum(value.numel() for value in trainer.model.parameters()) == n_base + 2 * n_adapter
     row, prefix = trainer.train_dataset[0], {"ipo": "chosen_tokens", "kto": "completion_tokens"}[algorithm]
     with torch.no_grad():
@@ -83,10 +87,6 @@ def test_a_second_training_of_an_adapter_has_one_base_and_the_first_as_reference
 
 def named(name, adapter):
     return name.replace(".weight", f".{adapter}.weight")
-
-
-def plain_weights(base):
-    return load_file(base / "model.safetensors")
 
 
 @pytest.mark.parametrize(("arch", "template"), [("opt", None), ("gpt2", "plain")])
@@ -172,21 +172,19 @@ def test_an_adapter_of_another_shape_is_refused(adapted):
         load_for_training(find_initial(adapted[0], "adapted"), LoraSettings(r=2, alpha=8), "float32")
 
 
+SERVED = {"kind": "openai", "model": "big", "urls": ["http://127.0.0.1:1/v1"]}
+
+
 @pytest.mark.parametrize(
-    ("policy", "error", "says"),
+    ("policy", "says"),
     [
-        ({"kind": "local", "model": "/gone"}, PolicyError, "gone is gone; give a directory"),
-        (
-            {"kind": "openai", "model": "big", "urls": ["http://127.0.0.1:1/v1"]},
-            PolicyError,
-            "sampled from 'big' on a server, .* give their directory",
-        ),
+        ({"kind": "local", "model": "/gone"}, "gone is gone; give a directory"),
+        (SERVED, "sampled from 'big' on a server, .* give their directory"),
     ],
-    ids=["lost", "served"],
 )
-def test_a_base_without_weights_here_asks_for_a_directory(run, policy, error, says):
+def test_a_base_without_weights_here_asks_for_a_directory(run, policy, says):
     run.update(sampling={**run.manifest.sampling, "policy": policy})
-    with pytest.raises(error, match=says):
+    with pytest.raises(PolicyError, match=says):
         train(SFT, run)
     for name in ("demo", "agent"):
         assert find_initial(run, name).directory == policy_directory(name)
@@ -196,3 +194,57 @@ def test_a_base_that_changed_since_it_was_sampled_is_refused(run):
     run.update(rounds=[{"policy": "base", "model": "base", "digest": "f" * 32}])
     with pytest.raises(TrainingError, match=r"is no longer the one that .* was sampled from"):
         train(SFT, run)
+
+
+ASKED = tuple(
+    {"role": role, "content": text}
+    for role, text in (("user", "question red"), ("assistant", "query blue"), ("user", "question green"))
+)
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    return tiny_policy(tmp_path_factory.mktemp("gpt2") / "gpt2", "gpt2")
+
+
+@pytest.fixture
+def plain_run(tmp_path, gpt2):
+    made = sampled_run(tmp_path / "run", gpt2)
+    sampling = made.manifest.sampling
+    made.update(sampling={**sampling, "policy": {**sampling["policy"], "template": "plain"}})
+    return made
+
+
+def sampled(directory, template):
+    request = Request(ASKED, seeds=(1, 2, 3), temperature=1.0, max_tokens=8)
+    with closing(make_policy(LocalPolicySettings(model=str(directory), template=template, device="cpu"))) as policy:
+        return [completion.text for completion in asyncio.run(policy.complete(request))]
+
+
+def test_plain_is_the_texts_of_the_messages_by_lines(gpt2):
+    tokenizer = load_tokenizer(gpt2, "plain")
+    how = {"tokenize": False, "add_generation_prompt": True}
+    prompt = tokenizer.apply_chat_template(list(ASKED), **how)
+    assert prompt == "question red\nquery blue\nquestion green\n"
+    answer = {"role": "assistant", "content": "query sun"}
+    assert tokenizer.apply_chat_template([*ASKED, answer], tokenize=False) == f"{prompt}query sun<|end|>"
+
+
+def test_a_template_is_asked_for_and_none_is_replaced(gpt2, base):
+    with pytest.raises(PolicyError, match=r"no chat template.*set policy\.template: plain"):
+        sampled(gpt2, None)
+    with pytest.raises(PolicyError, match=r"has one; leave policy\.template out"):
+        sampled(base, "plain")
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(r=4)], ids=["full", "lora"])
+def test_gpt2_is_trained_on_what_it_samples_and_opens_again(plain_run, gpt2, lora):
+    before = sampled(gpt2, "plain")
+    assert len(set(before)) == 3
+    sft = train(SFTRecipe(lora=lora, **KEYS | {"num_train_epochs": 1}), plain_run)
+    ipo = train(IPORecipe(init_from="sft", lora=lora, **KEYS | {"num_train_epochs": 1}), plain_run)
+    assert (sft.examples, ipo.examples, ipo.loss_first) == (24, 48, pytest.approx(100.0))
+    assert find_initial(plain_run, "ipo").template == "plain"
+    after = sampled(ipo.path, "plain")
+    assert after == sampled(ipo.path, None), "the saved policy has the template"
+    assert after != before

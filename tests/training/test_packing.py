@@ -5,12 +5,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, BertConfig, BertLMHeadModel, Qwen2Config, Qwen3Config
 
-from leret.training.packing import MODEL_TYPES, collate, pack, share_prompts
+from leret.training.packing import MODEL_TYPES, collate, share_prompts
 from tests.tiny import tiny_policy
 
 
 def sequences():
-    """Completions of long and of short prompts, two of each prompt and one of them twice."""
     draw = random.Random(0)
     prompts = [[draw.randrange(6, 200) for _ in range(n)] for n in (5, 35, 3, 39, 7, 30)]
     found = [(p, [draw.randrange(6, 200) for _ in range(draw.randint(1, 8))]) for p in (*prompts, *prompts)]
@@ -59,21 +58,3 @@ def test_a_prepared_model_takes_plain_calls_and_another_kind_is_left_alone(tmp_p
     assert torch.equal(model(input_ids=ids).logits, before)
     other = BertConfig(vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
     assert not share_prompts(BertLMHeadModel(other))
-
-
-def test_a_completion_sees_its_prompt_and_itself_alone():
-    packed = pack([([1, 2], [[3, 4], [5, 6, 7]]), ([8], [[9]])], rows=[[0, 1]])
-    assert packed.ids.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9]]
-    assert packed.positions.tolist() == [[0, 1, 2, 3, 2, 3, 4, 0, 1]]
-    assert packed.places == [[[1, 2], [1, 4, 5]], [[7]]]
-    seen = (packed.mask[0, 0] == 0).int().tolist()
-    assert [[place for place, sees in enumerate(row) if sees] for row in seen] == [
-        [0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 4], [0, 1, 4, 5], [0, 1, 4, 5, 6], [7], [7, 8]
-    ]  # fmt: skip
-
-
-def test_padded_batches_hold_whole_sequences():
-    batch = collate([([1, 2], [3, 4, 5]), ([7], [8])], 0, packed=False)
-    assert batch["input_ids"].tolist() == [[1, 2, 3, 4, 5], [7, 8, 0, 0, 0]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]
-    assert batch["completion_mask"].tolist() == [[0, 0, 1, 1, 1], [0, 1, 0, 0, 0]]

@@ -1,5 +1,3 @@
-"""Programs of several predictors: which of them are trained, on whole trajectories or on reference answers."""
-
 import json
 from contextlib import closing
 
@@ -8,7 +6,7 @@ import torch
 
 import leret
 from leret.config.evaluation import EvalRecipe
-from leret.config.sampling import RewardSettings, SamplingRecipe
+from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError, PolicyError, RunError, TrainingError
 from leret.core.runs import Run
 from leret.evaluation.stage import evaluate
@@ -26,45 +24,21 @@ from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.model import find_initial
 from leret.training.stage import train
+from tests.sampling.fakes import ROOT
 from tests.training import stories
-from tests.training.training_runs import job_in
+from tests.training.training_runs import job_in, world_recipe
 
-PROGRAM = """
-import dspy
-import leret
-
-class Answering(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.write = dspy.Predict("question -> query")
-        self.answer = dspy.Predict("question, context: list[str] -> answer")
-        self.search = leret.Search(k=2)
-
-    def forward(self, question):
-        found = self.search(self.write(question=question).query)
-        return self.answer(question=question, context=found.passages)
-"""
-RECIPE = {
-    "data": {"kind": "world", "options": {"n_train": 20, "n_dev": 5, "n_test": 5}, "limit": 8},
-    "policy": {"kind": "local", "model": "demo", "max_tokens": 12},
-    "sampling": {"prompts": 1, "samples": 4, "reward": "recall"},
-}
+ANSWERING, MIXED = f"{ROOT}/tests/optimize/fakes.py:Answering", f"{stories.__file__}:Mixed"
 
 
 @pytest.fixture(scope="module", params=["auto", "final"])
 def sampled(request, tmp_path_factory):
-    """The credit, and a run of a program that searches once and then answers."""
-    directory = tmp_path_factory.mktemp(request.param)
-    (directory / "program.py").write_text(PROGRAM)
-    program = {"path": f"{directory}/program.py:Answering", "adapter": {"kind": "compact"}}
-    sampling = RECIPE["sampling"] | {"credit": request.param}
-    run = Run.create(directory / "run")
-    assert sample(SamplingRecipe.model_validate({**RECIPE, "program": program, "sampling": sampling}), run).pairs > 0
+    run = Run.create(tmp_path_factory.mktemp(request.param) / "run")
+    assert sample(several(credit=request.param), run).pairs > 0
     return request.param, run
 
 
 def predictors(run, examples):
-    """Of the states whose prompts are trained."""
     with Store(run.store, read_only=True) as store:
         by_prompt = {json.dumps(list(group.state.messages)): group.state.predictor for group in store.groups()}
     return {by_prompt[json.dumps(list(example.prompt))] for example in examples}
@@ -121,30 +95,8 @@ def test_the_reference_answer_is_the_target_where_a_predictor_writes_it(sampled)
         job_in(SFTRecipe(targets="answer", field="story"), run)
 
 
-MIXED = """
-import dspy
-import leret
-
-class Mixed(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.write = dspy.Predict("question -> query")
-        self.search = leret.Search(k=3)
-        self.pick = leret.Pick()
-
-    def forward(self, question):
-        found = self.search(self.write(question=question).query)
-        one = self.pick(found.ranking, question=question)
-        found = self.search(f"{question} {one.title}" if one else question, found)
-        return dspy.Prediction(doc_ids=found.doc_ids)
-"""
-
-
-def several(directory, program="Answering", credit="final", **policies):
-    (directory / "program.py").write_text(MIXED if program == "Mixed" else PROGRAM)
-    section = {"path": f"{directory}/program.py:{program}", "adapter": {"kind": "compact"}}
-    sampling = RECIPE["sampling"] | {"credit": credit}
-    return SamplingRecipe.model_validate({**RECIPE, "program": section, "sampling": sampling, "policies": policies})
+def several(program=ANSWERING, credit="final", **policies):
+    return world_recipe(program, policies=policies, samples=4, reward="recall", credit=credit)
 
 
 GREEDY = {"model": "agent", "temperature": 0.0, "max_tokens": 6}
@@ -152,7 +104,7 @@ GREEDY = {"model": "agent", "temperature": 0.0, "max_tokens": 6}
 
 def test_each_predictor_may_have_its_own_policy(tmp_path):
     run = Run.create(tmp_path / "run")
-    sample(several(tmp_path, answer=GREEDY), run)
+    sample(several(answer=GREEDY), run)
     with Store(run.store, read_only=True) as store:
         groups = {name: [g for g in store.groups() if g.state.predictor == name] for name in ("write", "answer")}
         [policy] = {group.policy_digest for group in store.groups()}
@@ -173,16 +125,16 @@ def test_each_predictor_may_have_its_own_policy(tmp_path):
 def test_a_policy_of_no_predictor_and_another_decoding_are_refused(tmp_path):
     run = Run.create(tmp_path / "run")
     with pytest.raises(ConfigError, match=r"policies\.reply: .* it has write, answer"):
-        sample(several(tmp_path, reply=GREEDY), run)
-    sample(several(tmp_path, answer=GREEDY), run)
-    assert sample(several(tmp_path, answer={**GREEDY, "device": "cpu"}), run).new_samples == 0
+        sample(several(reply=GREEDY), run)
+    sample(several(answer=GREEDY), run)
+    assert sample(several(answer={**GREEDY, "device": "cpu"}), run).new_samples == 0
     with pytest.raises(RunError, match=r"policies\.answer\.max_tokens: 6 in the run, 7"):
-        sample(several(tmp_path, answer={**GREEDY, "max_tokens": 7}), run)
+        sample(several(answer={**GREEDY, "max_tokens": 7}), run)
 
 
 def test_a_program_that_writes_and_picks_is_trained_part_by_part(tmp_path):
     run, picker = Run.create(tmp_path / "run"), {"kind": "features", "features": f"{stories.__name__}:numbers"}
-    recipe = several(tmp_path, "Mixed", "auto", pick=picker)
+    recipe = several(MIXED, "auto", pick=picker)
     assert estimate(recipe, run).prompt_tokens > 0  # of what is written
     assert sample(recipe, run).policy == "demo, pick: features"
     with Store(run.store, read_only=True) as store:

@@ -1,5 +1,3 @@
-"""`leret train`: what comes out of a run, and what it refuses to train on."""
-
 import json
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -25,10 +23,11 @@ def test_sft_then_ipo_lower_their_losses_and_leave_policies_without_pickles(run,
     told, shown = estimate(SFT, run), Stopper()
     assert (told.examples, told.steps, told.done, told.resumes_at) == (24, 6, False, 0)
     sft = train(SFT, run, progress=shown)
-    # 24 states with a spread, one target each, 2 epochs of 3 batches
     assert (sft.examples, sft.steps, sft.total_steps) == (24, 6, 6)
     assert (shown.started, shown.done) == ([("train sft", 6)], 6)
     assert shown.facts["loss"] == pytest.approx(sft.loss_last, rel=0.5)
+    with pytest.raises(TrainingError, match=r"match_steps_of: .* has no trained policy 'ipo'"):
+        train(changed(SFT, name="sft-more", match_steps_of="ipo"), run)
     ipo = train(IPO, run)
     assert "it/s" not in capfd.readouterr().err, "a progress bar of TRL"
     # adjacent pairs: two a state, 48 pairs, 4 epochs of 6 batches, on top of sft's steps
@@ -60,11 +59,6 @@ def test_running_out_of_memory_names_the_keys_to_lower(run, monkeypatch, error):
     monkeypatch.setattr(stage, "fit", Mock(side_effect=RuntimeError("shapes differ")))
     with pytest.raises(RuntimeError, match="shapes differ"):
         train(SFT, run)
-
-
-def test_a_control_of_nothing_is_refused(run):
-    with pytest.raises(TrainingError, match=r"match_steps_of: .* has no trained policy 'ipo'"):
-        train(changed(SFT, match_steps_of="ipo"), run)
 
 
 def test_examples_that_are_too_long_are_dropped_and_counted(tmp_path, base):

@@ -1,8 +1,5 @@
-"""Validation while training: on which tasks, which step is kept, and that nothing else changes by it."""
-
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -21,9 +18,9 @@ from leret.training.algorithms.sft import SFTRecipe
 from leret.training.stage import train, train_job
 from leret.training.validation import open_validation
 from tests.evaluation.eval_fakes import asks
+from tests.sampling.fakes import ROOT
 from tests.training.training_runs import Stopper, changed, fail, interrupt, job_in, record, sampled_run, weights_of
 
-ROOT = Path(__file__).parents[2]
 KEYS = {"learning_rate": 1e-3, "num_train_epochs": 2, "save_steps": 5, "logging_steps": 2, "eval_steps": 2}
 SFT = SFTRecipe(per_device_train_batch_size=4, **KEYS)
 IPO = IPORecipe(per_device_train_batch_size=8, **KEYS)
@@ -118,7 +115,6 @@ def test_validation_tasks_are_not_trained_on_and_not_of_split_test(world):
     recipe = SFTRecipe(eval_steps=5, eval_split="train", eval_tasks=100_000, require_spread=False)
     test = set(json.loads(world.held_out.read_text()))
     chosen = open_validation(recipe, Environment.open(world), ())
-    assert chosen is not None
     assert chosen.ids
     assert not chosen.ids & test
     with pytest.raises(TrainingError, match="eval_tasks"):

@@ -1,5 +1,3 @@
-"""Alarms over the entries of a log: each is provoked, and noise raises none."""
-
 import pytest
 
 from leret.training.watch import RULES, alarms, best_step, first_alarms
@@ -24,10 +22,8 @@ PROVOKED = {
     "kl of PPO": log_of("objective/kl", 0.0, 5.0, 30.0, 30.0, 30.0),
     "ratio": log_of("val/ratio", 1.0, 1.0, 5.0, 5.0, 5.0),
     "ratio, clipped": log_of("clip_ratio/region_mean", 0.0, 0.1, 0.5, 0.5, 0.5),
-    "overfitting": [
-        *log_of("eval_recall", 0.5, 0.6, reward=0.3),
-        *({"step": step, "eval_recall": 0.52, "reward": 0.6} for step in (3, 4)),
-    ],
+    "overfitting": log_of("eval_recall", 0.5, 0.6, reward=0.3)
+    + [{"step": step, "eval_recall": 0.52, "reward": 0.6} for step in (3, 4)],
     "validation": log_of("eval_recall", 0.5, 0.5, 0.3, 0.3),
 }
 

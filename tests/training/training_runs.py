@@ -1,7 +1,5 @@
 """A sampled run without sampling: states, completions and rewards put into the store by hand; and trainers."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -13,8 +11,10 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from leret.config.sampling import SamplingRecipe
+from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Sample, State, digest
 from leret.datasets.splits import split_of
@@ -27,14 +27,15 @@ from leret.training.stage import make_job, open_environment
 from tests.tiny import WORDS
 
 POLICY = "0" * 32
+ONLINE = {"num_generations": 4, "max_completion_length": 6, "learning_rate": 1e-3, "logging_steps": 1, "device": "cpu"}
 LETTERS = [word for word in WORDS if word.isalpha()]
 
 
-def fail() -> None:
+def fail():
     raise ZeroDivisionError
 
 
-def interrupt() -> None:
+def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 
@@ -50,8 +51,7 @@ train(recipe, Run.open(Path(sys.argv[1])), progress=stopper)
 """
 
 
-def kill_training(run: Run, module: str, recipe: str, step: int) -> None:
-    """Train with a recipe of a test module in a process that is killed at a step."""
+def kill_run(run, module, recipe, step):
     command = [sys.executable, "-c", KILLED, str(run.path), module, recipe, str(step)]
     process = subprocess.run(command, capture_output=True, timeout=120, check=False, cwd=Path(__file__).parents[2])
     assert process.returncode == -signal.SIGKILL, process.stderr.decode()
@@ -74,7 +74,7 @@ def bits(report):
     return weights_of(report.path), log(report)
 
 
-class Stopper:
+class Stopper(Progress):
     """A progress that records its calls, and runs ``what`` at a step."""
 
     def __init__(self, step=0, what=lambda: None):
@@ -88,8 +88,6 @@ class Stopper:
         self.facts |= facts
         if self.done == self.step:
             self.what()
-
-    def finish(self): ...
 
 
 def moved(model, scale=0.05):
@@ -123,12 +121,36 @@ def trainer_of(recipe, model, base, directory, pairs):
         return ALGORITHMS[recipe.algorithm].make_trainer(recipe, inputs)
 
 
-def train_ids(n: int) -> list[str]:
-    """The first ``n`` ids whose hash puts them into the train split."""
+def trl_loss(recipe, base, directory, rows, policy):
+    """Return the loss of TRL's trainer on the rows at the weights of ``policy``, and the model with its gradients."""
+    trainer = trainer_of(recipe, AutoModelForCausalLM.from_pretrained(base), base, directory, rows)
+    trainer.model.load_state_dict(policy.state_dict())
+    loss = trainer.compute_loss(trainer.model, trainer.data_collator(list(trainer.train_dataset)))
+    loss.backward()
+    return float(loss.detach()), trainer.model
+
+
+def same_gradients(policy, model):
+    for ours, theirs in zip(policy.parameters(), model.parameters(), strict=True):
+        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-3, atol=1e-3 * float(ours.grad.abs().max()))
+
+
+def world_recipe(program, *, limit=8, policies=(), **sampling):
+    """Return a recipe of the demo's policy on a few questions of its world."""
+    return SamplingRecipe.model_validate({
+        "data": {"kind": "world", "options": {"n_train": 20, "n_dev": 5, "n_test": 5}, "limit": limit},
+        "policy": {"kind": "local", "model": "demo", "max_tokens": 12},
+        "policies": dict(policies),
+        "program": {"path": program, "adapter": {"kind": "compact"}},
+        "sampling": {"prompts": 1, **sampling},
+    })  # fmt: skip
+
+
+def train_ids(n):
     return [id for id in (f"q{i}" for i in range(10 * n + 10)) if split_of(id) == "train"][:n]
 
 
-def sampled_run(path: Path, base: Path, *, words: int = 8, spread: bool = True, system: str = "") -> Run:
+def sampled_run(path, base, *, words=8, spread=True, system=""):
     """24 questions, each with one state and three completions of rewards 1, 0.5 and 0; all 0 without spread."""
     run = Run.create(path)
     policy, program = {"kind": "local", "model": str(base)}, {"path": "absent.py:Program"}
@@ -153,5 +175,5 @@ def sampled_run(path: Path, base: Path, *, words: int = 8, spread: bool = True, 
     return run
 
 
-def _text(rng: random.Random, n: int) -> str:
+def _text(rng, n):
     return " ".join(rng.choice(LETTERS) for _ in range(n))

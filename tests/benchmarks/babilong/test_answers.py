@@ -1,5 +1,3 @@
-"""Answers of a reader from logs of picks; finished answers are reused."""
-
 import asyncio
 import json
 
@@ -19,8 +17,6 @@ LINES = [LINE, {**LINE, "id": "b", "question": "Where is John?", "answers": ["ga
 
 
 class Knows:
-    """Answers home, or park where John is asked for; fails on a word."""
-
     name = digest = "knows"
 
     def __init__(self, fails_on="nothing"):
@@ -56,16 +52,12 @@ def test_answers_are_written_beside_the_log_and_scored_by_the_best_reference(log
 
 
 def test_answers_are_reused_after_an_outage(log):
-    with pytest.raises(PolicyError):
-        run(log, Knows(fails_on="John"))
-    with pytest.raises(PolicyError):
-        run(log, Knows(fails_on="John"))  # keeps what was done before, too
-    again = Knows()
-    assert run(log, again)["answer_em"] == 1.0
-    assert again.n == 1
-    last = Knows()
-    run(log, last)
-    assert last.n == 0
+    for _ in range(2):  # the second run keeps the answers of the first, too
+        with pytest.raises(PolicyError):
+            run(log, Knows(fails_on="John"))
+    for n_asked in (1, 0):
+        policy = Knows()
+        assert (run(log, policy)["answer_em"], policy.n) == (1.0, n_asked)
 
 
 def test_lines_without_a_reference_have_no_score(log):

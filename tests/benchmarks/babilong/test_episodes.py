@@ -1,5 +1,3 @@
-"""Logs of a program that picks, early stopping, and lengths of tasks in one call."""
-
 import json
 
 import pytest
@@ -8,7 +6,6 @@ from benchmarks.babilong.__main__ import sweep
 from benchmarks.babilong.episodes import early_stop, file_name, write_log
 from benchmarks.babilong.sweep import sweep_table
 from leret.config.evaluation import EvalDataSettings
-from leret.config.sampling import ProgramSettings
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Task
@@ -17,6 +14,7 @@ from leret.evaluation.stage import evaluate
 from leret.policies.base import Completion
 from leret.rewards import scoring
 from tests.evaluation.eval_fakes import asks
+from tests.first_steps import read_lines
 from tests.sampling.fakes import ROOT, recipe_of
 
 CHUNKS = ["Mary took the milk.", "John slept.", "Mary went home.", "The ship sailed away over the sea."]
@@ -30,11 +28,7 @@ def picks(task_id, *chosen, failure=None):
 
 def logged(path, *arguments):
     write_log(path, *arguments)
-    return lines(path)
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    return read_lines(path)
 
 
 def test_a_line_tells_what_was_picked_and_what_it_was_worth(tmp_path):
@@ -71,8 +65,6 @@ def test_a_higher_threshold_ends_earlier_but_after_one_pick():
 
 
 class FirstOfTheGold:
-    """A picker that knows the names of the story, with a Q-value."""
-
     name = digest = "names"
 
     async def complete(self, request):
@@ -85,7 +77,6 @@ class FirstOfTheGold:
 
 @pytest.fixture
 def picking(tmp_path, monkeypatch):
-    """A run of `Picks` over stories in a book, and a picker."""
     monkeypatch.setattr("leret.evaluation.runner.make_policy", lambda settings: FirstOfTheGold())
     stories = [
         f"1 Mary took the milk {i}.\n2 Mary went home {i}.\n3 Where is the milk?\thome\t1 2\n" for i in range(40)
@@ -97,7 +88,6 @@ def picking(tmp_path, monkeypatch):
     recipe = recipe_of(policy={"model": "demo"}, reward="all_found")
     values = {**recipe.model_dump(), "data": data, "program": program, "retriever": {"kind": "none"}}
     recipe = type(recipe).model_validate(values)
-    assert isinstance(recipe.program, ProgramSettings)
     run = Run.create(tmp_path / "run")
     run.update(sampling=recipe.model_dump(mode="json"))
     return run
@@ -115,7 +105,7 @@ def test_lengths_are_evaluated_in_one_call_with_logs_of_episodes(picking):
     assert (columns, rows[1][:1]) == (["fact EM at", "4", "20"], ["oracle-titles"])
     assert "<svg" in (picking.eval / "sweep.svg").read_text()
     for report, n in zip(reports, (4, 20), strict=True):
-        log = lines(picking.eval / f"ns{n}" / "base" / file_name(0, n))
+        log = read_lines(picking.eval / f"ns{n}" / "base" / file_name(0, n))
         assert len(log) == report.summary["n_questions"]
         assert all(line["em"] == 1 and line["q_values"] == [0.5, 0.5] for line in log)
         assert json.loads((picking.eval / f"ns{n}" / "base" / "early_stop.json").read_text())[0]["picks"] == 2

@@ -1,6 +1,6 @@
-"""A reader answers from texts, and its answers are a reward."""
-
 import asyncio
+from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -16,19 +16,9 @@ TASK = Task("qa2-1", {"question": "Where is the milk?", "chunks": ["..."]}, ("1"
 FOUND = (Passage("1", "", "Mary took the milk.", 1.0), Passage("2", "House", "Mary is in the kitchen.", 0.5))
 
 
-class Scripted:
-    """Answers with a text, and remembers what it was asked."""
-
-    name = digest = "scripted"
-
-    def __init__(self, text):
-        self.text, self.requests = text, []
-
-    async def complete(self, request):
-        self.requests.append(request)
-        if isinstance(self.text, Exception):
-            raise self.text
-        return [Completion(self.text, "stop", 1, 1)]
+def scripted(text):
+    complete = AsyncMock(return_value=[Completion(text, "stop", 1, 1)])
+    return SimpleNamespace(name="scripted", digest="scripted", complete=complete)
 
 
 @pytest.mark.parametrize(
@@ -37,9 +27,9 @@ class Scripted:
      ("", "")],
 )  # fmt: skip
 def test_the_first_line_after_any_thought_is_the_answer(text, answer):
-    policy = Scripted(text)
+    policy = scripted(text)
     assert asyncio.run(ReaderLM(policy).answer("qa2-1", "Where is the milk?", ["Mary took it.", "She left."])) == answer
-    [request] = policy.requests
+    [request] = policy.complete.call_args.args
     asked = request.messages[0]["content"]
     assert asked.startswith(PROMPTS["qa2"])
     assert "1. Mary took it.\n2. She left.\n\nQuestion: Where is the milk?" in asked
@@ -48,7 +38,7 @@ def test_the_first_line_after_any_thought_is_the_answer(text, answer):
 
 def test_an_unknown_task_is_refused_with_those_there_are():
     with pytest.raises(ConfigError, match=r"'qa9'.*qa1, qa2"):
-        ReaderLM(Scripted(""), "qa9")
+        ReaderLM(scripted(""), "qa9")
 
 
 def test_scores_are_normalised_and_the_best_reference_counts():
@@ -59,7 +49,7 @@ def test_scores_are_normalised_and_the_best_reference_counts():
 
 @pytest.fixture
 def asked(monkeypatch):
-    policy = Scripted("kitchen")
+    policy = scripted("kitchen")
     monkeypatch.setattr(reader, "shared_policy", lambda settings: policy)
     reader._cached_answer.cache_clear()
     return policy
@@ -70,14 +60,14 @@ def test_answer_em_is_of_the_end_and_asks_once_for_the_same_texts(asked):
     worth = scoring(RewardSettings.model_validate({"parts": {"answer_em": part}}))
     assert worth(Outcome(TASK, ranking=FOUND, prediction=None)) is None
     assert worth(Outcome(TASK, prediction={})) == 0.0
-    assert asked.requests == []
+    assert not asked.complete.called
     assert [worth(Outcome(TASK, ranking=FOUND, prediction={})) for _ in range(2)] == [1.0, 1.0]
-    assert "2. House | Mary is in the kitchen." in asked.requests[0].messages[0]["content"]
-    assert len(asked.requests) == 1
+    asked.complete.assert_called_once()
+    assert "2. House | Mary is in the kitchen." in asked.complete.call_args.args[0].messages[0]["content"]
     assert worth(Outcome(Task("q", TASK.inputs), ranking=FOUND, prediction={})) is None
 
 
 def test_an_outage_of_the_reader_is_no_reward(asked):
-    asked.text = PolicyError("the server is down")
+    asked.complete.side_effect = PolicyError("the server is down")
     with pytest.raises(PolicyError, match="down"):
         answer_em(Outcome(TASK, ranking=FOUND, prediction={}), {"model": "demo"})

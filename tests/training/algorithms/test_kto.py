@@ -1,5 +1,3 @@
-"""TRL's KTO trainer, as it is built here, against the loss written out; which completions are desirable."""
-
 import math
 from collections import Counter
 from dataclasses import replace
@@ -13,8 +11,7 @@ from leret.core.types import Failure
 from leret.sampling.store.store import SamplingParams, Store
 from leret.training.algorithms.kto import KTORecipe, examples, kto_loss, kto_rows
 from leret.training.data import Encoded, GroupSamples, RunSamples
-from leret.training.stage import train
-from tests.training.training_runs import POLICY, logp, moved, sampled_run, trainer_of
+from tests.training.training_runs import POLICY, logp, moved, same_gradients, sampled_run, trl_loss
 
 ROWS = [
     Encoded([3, 40, 41, 42, 4], ([50, 51, 52, 53, 54, 5],), (0.5,)),
@@ -36,10 +33,7 @@ def test_kto_of_trl_with_moved_weights_is_the_loss_written_out(base, tmp_path, s
     reference = AutoModelForCausalLM.from_pretrained(base)
     policy = moved(reference, scale)
     recipe = KTORecipe(beta=0.1, desirable_weight=1.5)
-    trainer = trainer_of(recipe, AutoModelForCausalLM.from_pretrained(base), base, tmp_path, ROWS)
-    trainer.model.load_state_dict(policy.state_dict())
-    found = trainer.compute_loss(trainer.model, trainer.data_collator([trainer.train_dataset[i] for i in range(3)]))
-    found.backward()
+    found, model = trl_loss(recipe, base, tmp_path, ROWS, policy)
 
     def column(model, shift):
         pairs = zip(ROWS, [ROWS[(i - shift) % 3].completions[0] for i in range(3)], strict=True)
@@ -49,9 +43,8 @@ def test_kto_of_trl_with_moved_weights_is_the_loss_written_out(base, tmp_path, s
     labels = torch.tensor([True, False, True])
     expected = kto_loss(column(policy, 0), column(reference, 0).detach(), labels, kl, 0.1, (1.5, 1.0)).mean()
     expected.backward()
-    assert float(found.detach()) == pytest.approx(float(expected.detach()), rel=1e-5)
-    for ours, theirs in zip(policy.parameters(), trainer.model.parameters(), strict=True):
-        assert torch.allclose(ours.grad, theirs.grad, rtol=1e-3, atol=1e-3 * float(ours.grad.abs().max()))
+    assert found == pytest.approx(float(expected.detach()), rel=1e-5)
+    same_gradients(policy, model)
 
 
 def test_a_mismatched_completion_is_the_one_before_and_no_longer_than_the_longest_row():
@@ -72,22 +65,24 @@ def test_completions_are_measured_by_their_states_mean_or_by_a_reward(run, basel
     assert completions != examples(KTORecipe(baseline=baseline, seed=1), RunSamples(run))
 
 
+def rewarded(group, rewards):
+    samples = (replace(group.samples[0], id=f"{i}", completion=f"{i}", reward=r) for i, r in enumerate(rewards))
+    return replace(group, samples=tuple(samples))
+
+
 @pytest.mark.parametrize("reward", [0.1, 0.7, 1 / 3])
 @pytest.mark.parametrize("n", range(2, 17))
 def test_a_state_of_equal_rewards_is_left_out(run, n, reward):
     with Store(run.store) as store:
         spread, equal = list(store.groups())[:2]
-    samples = tuple(replace(equal.samples[0], id=f"{i}", completion=f"{i}", reward=reward) for i in range(n))
-    memory = GroupSamples([spread, replace(equal, samples=samples)])
+    memory = GroupSamples([spread, rewarded(equal, [reward] * n)])
     assert {example.task_id for example in examples(KTORecipe(), memory)} == {spread.state.task_id}
 
 
 def test_a_completion_at_the_mean_of_other_rewards_is_left_out(run):
     with Store(run.store) as store:
         group = next(store.groups())
-    rewards = (0.1, 0.2, -0.3, 0.0)  # their mean is 1.4e-17 in floating point
-    samples = [replace(group.samples[0], id=f"{i}", completion=f"{i}", reward=r) for i, r in enumerate(rewards)]
-    memory = GroupSamples([replace(group, samples=tuple(samples))])
+    memory = GroupSamples([rewarded(group, (0.1, 0.2, -0.3, 0.0))])  # their mean is 1.4e-17 in floating point
     assert {example.completions[0] for example in examples(KTORecipe(), memory)} == {"0", "1", "2"}
 
 
@@ -110,10 +105,3 @@ def test_completions_of_one_kind_alone_are_refused(tmp_path, base, baseline):
     run = sampled_run(tmp_path / "run", base, spread=False)
     with pytest.raises(TrainingError, match=r"desirable and .* undesirable completions, and KTO needs both"):
         examples(KTORecipe(baseline=baseline), RunSamples(run))
-
-
-def test_kto_raises_what_is_desirable_over_what_is_not(run):
-    recipe = KTORecipe(learning_rate=1e-3, per_device_train_batch_size=8, num_train_epochs=4, logging_steps=1)
-    report = train(recipe, run)
-    assert (report.examples, report.steps) == (48, 24)
-    assert report.loss_last < report.loss_first == pytest.approx(0.5)

@@ -1,5 +1,3 @@
-"""Each loss of the trainings of pickers learns what its rewards say."""
-
 import pytest
 
 from leret.config.policy import PolicySettings

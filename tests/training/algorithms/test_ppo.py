@@ -1,5 +1,3 @@
-"""PPO against the arithmetic of TRL 1.12's PPOTrainer, in float64."""
-
 from dataclasses import replace
 
 import pytest
@@ -9,11 +7,10 @@ from transformers import AutoModelForCausalLM
 from leret.rollouts.rounds import Sampled
 from leret.training.algorithms import ppo
 from leret.training.algorithms.ppo import PPORecipe
-from leret.training.online.update import RolloutBatch
 from tests.training.online.test_update import batch, make, nudge, same_gradients
 
 
-def ppo_oracle(model, head, given: RolloutBatch, scores, old_logps, old_values, reference):
+def ppo_oracle(model, head, given, scores, old_logps, old_values, reference):
     """What TRL 1.12 computes where all completions fill their room, in float64 from the plain forward."""
     prompts, ids = zip(*given.sequences, strict=True)
     logps, values = [], []

@@ -1,5 +1,3 @@
-"""Values of states, rewards of steps and pairs of picks against hand-made figures."""
-
 import math
 
 import pytest

@@ -1,5 +1,3 @@
-"""TRL's trainer, as it is built here, against the losses written out."""
-
 import math
 
 import pyarrow
@@ -9,9 +7,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from leret.core.errors import TrainingError
-from leret.training.algorithms.preference import DPORecipe, IPORecipe, collate_pairs, examples, pair_loss
+from leret.training.algorithms.preference import DPORecipe, IPORecipe, examples, pair_loss
 from leret.training.data import Encoded, RunSamples
-from tests.training.training_runs import logp, moved, trainer_of
+from tests.training.training_runs import logp, moved, same_gradients, trl_loss
 
 PAIRS = [
     Encoded([3, 40, 41, 42, 4], ([50, 51, 52, 53, 5], [60, 5]), (1.0, 0.0)),
@@ -32,18 +30,7 @@ def policy(reference):
 
 @pytest.fixture
 def trl(base, policy, tmp_path):
-    """Loss and gradients that TRL's trainer has on the three pairs at the weights of ``policy``."""
-
-    def loss_and_gradients(recipe):
-        recipe = recipe.model_copy(update={"init_from": "base", "per_device_train_batch_size": 4})
-        trainer = trainer_of(recipe, AutoModelForCausalLM.from_pretrained(base), base, tmp_path, PAIRS)
-        trainer.model.load_state_dict(policy.state_dict())
-        batch = trainer.data_collator([trainer.train_dataset[i] for i in range(3)])
-        loss = trainer.compute_loss(trainer.model, batch)
-        loss.backward()
-        return float(loss.detach()), [parameter.grad.clone() for parameter in trainer.model.parameters()]
-
-    return loss_and_gradients
+    return lambda recipe: trl_loss(recipe.model_copy(update={"init_from": "base"}), base, tmp_path, PAIRS, policy)
 
 
 def columns(policy, reference, divide=False):
@@ -65,17 +52,15 @@ def loss_of(kind, columns, beta):
 @pytest.mark.parametrize(
     ("recipe", "start"),
     [(IPORecipe(beta=0.05), 100), (IPORecipe(beta=0.05, reduction="token"), 100), (DPORecipe(beta=0.1), math.log(2))],
-    ids=["ipo", "ipo by token", "dpo"],
 )
 def test_a_loss_of_trl_with_moved_weights_is_the_loss_written_out(policy, reference, trl, recipe, start):
     divide = getattr(recipe, "reduction", "sequence") == "token"
     expected = loss_of(recipe.algorithm, columns(policy, reference, divide), recipe.beta).mean()
     expected.backward()
-    found, gradients = trl(recipe)
+    found, model = trl(recipe)
     assert found == pytest.approx(float(expected.detach()), rel=1e-5)
     assert abs(found - start) > 1e-3 * start, "the weights must be off the reference"
-    for ours, theirs in zip(policy.parameters(), gradients, strict=True):
-        assert torch.allclose(ours.grad, theirs, rtol=1e-3, atol=1e-3 * float(ours.grad.abs().max()))
+    same_gradients(policy, model)
 
 
 def test_a_mixture_is_the_weighted_sum_of_its_losses(policy, reference, trl):
@@ -103,19 +88,6 @@ def test_ipo_and_dpo_of_two_pairs_by_hand():
     assert loss_of("dpo", columns, 0.1).tolist() == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("sequence", [True, False])
-def test_the_mask_of_the_sequence_reduction_sums_to_one(packed, sequence):
-    rows = [
-        {"prompt_tokens": [1, 2], "chosen_tokens": [3, 4, 5], "rejected_tokens": [6]},
-        {"prompt_tokens": [7], "chosen_tokens": [8], "rejected_tokens": [9, 9]},
-    ]
-    mask = collate_pairs(rows, 0, sequence=sequence, packed=packed)["completion_mask"]
-    lengths = [3, 1, 1, 2]
-    assert mask[:, 1:].sum(dim=1).tolist() == lengths
-    assert mask.sum(dim=1).tolist() == ([1] * 4 if sequence else lengths)
-
-
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
@@ -124,7 +96,6 @@ def test_the_mask_of_the_sequence_reduction_sums_to_one(packed, sequence):
         (lambda path: pyarrow.parquet.write_table(pyarrow.table({"prompt": ["a"]}), path),
          "has no column chosen, rejected, question_id"),
     ],
-    ids=["missing", "text", "columns"],
 )  # fmt: skip
 def test_preferences_that_cannot_be_read_are_named(run, damage, says):
     assert len(examples(IPORecipe(), RunSamples(run))) == 48

@@ -1,5 +1,3 @@
-"""Supervised fine-tuning trains the best completions, and nothing of their prompts."""
-
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -1,30 +1,22 @@
-"""A small run to train on: a tiny policy that writes words of which some are documents, and a real index."""
-
-from __future__ import annotations
-
-import json
 import random
 
 import pytest
 
 from leret.core.runs import Run
+from tests.datasets.writing import json_lines
 from tests.sampling.fakes import recipe_of
 from tests.training.training_runs import LETTERS, train_ids
 
 
-def write_lines(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
 @pytest.fixture
-def run(tmp_path, base) -> Run:
+def run(tmp_path, base):
     """Begun, and not sampled: 12 questions, with so many gold documents that words at random find some."""
     rng = random.Random(0)
     texts = {word: " ".join(rng.sample(LETTERS, 12)) for word in LETTERS}
-    write_lines(tmp_path / "c.jsonl", [{"doc_id": w, "title": w, "text": text} for w, text in texts.items()])
+    json_lines(tmp_path / "c.jsonl", [{"doc_id": w, "title": w, "text": text} for w, text in texts.items()])
     asked = [(id, rng.sample(LETTERS, 50)) for id in train_ids(12)]
     rows = [{"id": id, "question": f"{w[0]} and {w[1]} ?", "answer": "", "relevant_doc_ids": w} for id, w in asked]
-    write_lines(tmp_path / "q.jsonl", rows)
+    json_lines(tmp_path / "q.jsonl", rows)
     data = {"corpus": f"{tmp_path}/c.jsonl", "questions": f"{tmp_path}/q.jsonl", "split": "train"}
     recipe = recipe_of(data=data, policy={"model": str(base), "max_tokens": 6}, prompts=1)
     made = Run.create(tmp_path / "run")

@@ -1,22 +1,14 @@
-"""Estimators against their definitions; GAE against the sum that it is, and in benchmarks against torchrl's."""
-
 import random
 import statistics
 
 import pytest
 import torch
 
-from leret.training.online.advantages import (
-    group_relative,
-    group_statistics,
-    lambda_returns,
-    leave_one_out,
-    same_side_of_mean,
-    whiten,
-)
+from leret.training.online import advantages
+from leret.training.online.advantages import group_relative, group_statistics, leave_one_out, same_side_of_mean
 
 
-def case(seed: int, n: int = 23):
+def case(seed, n=23):
     rng = random.Random(seed)
     groups = [rng.randrange(5) for _ in range(n - 5)] + list(range(5))
     return [rng.uniform(-3.5, 5) for _ in range(n)], groups
@@ -61,7 +53,7 @@ def test_gae_is_the_weighted_sum_of_errors(seed):
     lengths = [rng.randint(1, width) for _ in range(3)]
     rewards, values = torch.randn(2, 3, width, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     mask = torch.tensor([[t < n for t in range(width)] for n in lengths]).double()
-    found = lambda_returns(rewards, values, mask, gamma, lam) - values * mask
+    found = advantages.lambda_returns(rewards, values, mask, gamma, lam) - values * mask
     for i, n in enumerate(lengths):
         v = [*values[i, :n].tolist(), 0.0]
         errors = [float(rewards[i, t]) + gamma * v[t + 1] - v[t] for t in range(n)]
@@ -74,11 +66,11 @@ def test_gae_is_the_weighted_sum_of_errors(seed):
 def test_whitened_values_have_mean_0_and_variance_1():
     values, mask = torch.randn(4, 6, dtype=torch.float64), torch.ones(4, 6).double()
     mask[1:, 3:] = 0
-    found = whiten(values, mask)
+    found = advantages.whiten(values, mask)
     inside = found[mask > 0]
     assert (float(inside.mean()), float(inside.var())) == pytest.approx((0.0, 1.0), abs=1e-6)
     assert not found[mask == 0].any()
-    assert float(whiten(torch.tensor([[3.0]]), torch.ones(1, 1))) == 0.0
+    assert float(advantages.whiten(torch.tensor([[3.0]]), torch.ones(1, 1))) == 0.0
 
 
 def test_groups_of_one_have_no_spread_to_tell():

@@ -1,7 +1,4 @@
-"""Keys of online recipes: what they add up to, and what is refused."""
-
 import re
-from pathlib import Path
 
 import pytest
 
@@ -10,8 +7,7 @@ from leret.training.algorithms import ALGORITHMS, TrainingRecipe
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.ppo import PPORecipe
 from leret.training.algorithms.rloo import RLOORecipe
-
-ROOT = Path(__file__).parents[3]
+from tests.sampling.fakes import ROOT
 
 
 def test_trl_trains_grpo_and_rloo_but_not_ppo():

@@ -1,5 +1,3 @@
-"""A training on fresh samples from a run to a policy, whatever stops it on the way."""
-
 import json
 from types import SimpleNamespace
 
@@ -21,20 +19,10 @@ from leret.training.stage import estimate, train
 from leret.training.watch import Monitor
 from tests.sampling.fakes import ROOT
 from tests.tiny import tiny_policy
-from tests.training.training_runs import bits, changed, kill_training, log, record, weights_of
+from tests.training.training_runs import ONLINE, bits, changed, kill_run, log, record, weights_of
 
-SMALL = {
-    "num_train_epochs": 1.0,
-    "questions_per_round": 2,
-    "num_generations": 4,
-    "max_completion_length": 6,
-    "per_device_train_batch_size": 16,
-    "learning_rate": 1e-3,
-    "save_steps": 2,
-    "logging_steps": 1,
-    "device": "cpu",
-}
-GRPO, RLOO, PPO = GRPORecipe(**SMALL), RLOORecipe(**SMALL), PPORecipe(**SMALL, num_mini_batches=2)
+SMALL = {**ONLINE, "questions_per_round": 2, "per_device_train_batch_size": 16, "save_steps": 2}
+GRPO, RLOO, PPO = GRPORecipe(**SMALL), RLOORecipe(**SMALL), PPORecipe(**SMALL, num_mini_batches=2, target_kl=0.01)
 GSPO = GSPORecipe(**SMALL, num_mini_batches=2)
 
 
@@ -45,16 +33,9 @@ def test_a_run_becomes_a_policy_that_is_not_trained_again(run, base, recipe):
     assert weights_of(report.path) != weights_of(base)
     entries = log(report)
     assert [entry["step"] for entry in entries] == [*range(1, 7)]
-    names = {"reward", "reward_std", "frac_reward_zero_std", "entropy", "completions/mean_length", "learning_rate"}
-    names |= {"clip_ratio/region_mean", "loss", "grad_norm"}
-    if recipe in (RLOO, PPO):
-        names |= {"kl", "objective/kl", "objective/rlhf_reward", "policy/entropy", "val/ratio", "loss/policy_avg"}
-    if recipe is PPO:
-        names.add("loss/value_avg")
+    names = {"reward", "frac_reward_zero_std", "entropy", "completions/mean_length", "learning_rate", "grad_norm"}
+    names |= {RLOO: {"objective/kl", "val/ratio"}, PPO: {"kl", "policy/entropy", "loss/value_avg"}}.get(recipe, set())
     assert names <= set.union(*map(set, entries))
-    assert {"README.md", "training.json", "model.safetensors", "tokenizer.json"} <= {
-        path.name for path in report.path.iterdir()
-    }
     assert report.examples == 6 * 2 * 2 * 4  # rounds, questions, steps of the program, completions
     assert train(recipe, run).already
     with pytest.raises(RunError, match="learning_rate"):
@@ -65,9 +46,10 @@ def test_a_run_becomes_a_policy_that_is_not_trained_again(run, base, recipe):
     "recipe", [*(pytest.param(one, marks=pytest.mark.slow) for one in (GRPO, RLOO)), PPO], ids=["grpo", "rloo", "ppo"]
 )
 def test_a_killed_training_that_goes_on_ends_in_the_same_bits(run, recipe):
-    kill_training(run, "tests.training.online.test_loop", recipe.algorithm.upper(), 5)
+    kill_run(run, "tests.training.online.test_loop", recipe.algorithm.upper(), 5)
     resumed = train(recipe, run)
     assert resumed.resumed_from == 4
+    assert recipe is not PPO or len({entry["kl_coef"] for entry in log(resumed)}) > 1, "it follows the divergence"
     straight = train(changed(recipe, name="straight"), run)
     assert bits(resumed) == bits(straight)
 
@@ -95,14 +77,6 @@ def test_ppo_trains_a_base_model_without_a_chat_template(run, tmp_path):
     assert entry["val/ratio"] == pytest.approx(1.0, abs=1e-3)  # it computes as what has sampled
     assert -3.5 <= entry["reward"] <= 5
     assert find_initial(run, "ppo").template == "plain"
-
-
-def test_an_alarm_stops_a_training_with_a_checkpoint(run):
-    same = changed(GRPO, temperature=1e-3, on_alarm="stop", max_steps=8)  # all completions of a state are one
-    with pytest.raises(TrainingError, match=r"stopped at an alarm.*the groups have one reward"):
-        train(same, run)
-    assert estimate(same, run).resumes_at == 3
-    assert "alarm" in [event["event"] for event in run.events()]
 
 
 @pytest.mark.parametrize(("every", "logged"), [(3, [3, 5, 10, 15, 20, 22]), (5, [5, 10, 15, 20, 22])])

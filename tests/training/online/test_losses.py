@@ -1,5 +1,3 @@
-"""Each loss against the paper's equation, one token at a time in float64."""
-
 import math
 import random
 
@@ -13,7 +11,7 @@ LENGTHS = (7, 1, 4, 3, 6)
 MASK = torch.tensor([[t < n for t in range(WIDTH)] for n in LENGTHS]).double()
 
 
-def table(seed: int, scale: float = 1.0) -> torch.Tensor:
+def table(seed, scale=1.0):
     return scale * torch.randn(N, WIDTH, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
@@ -21,7 +19,7 @@ def tokens():
     return [(i, t) for i, n in enumerate(LENGTHS) for t in range(n)]
 
 
-def surrogate(ratio: float, advantage: float, low: float, high: float) -> float:
+def surrogate(ratio, advantage, low, high):
     clipped = min(max(ratio, 1 - low), 1 + high)
     return -min(ratio * advantage, clipped * advantage)
 

@@ -1,7 +1,4 @@
-"""A picker in training from a run to a directory, whatever stops it on the way."""
-
 import pytest
-from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
 from leret.core.errors import PolicyError, TrainingError
@@ -9,7 +6,7 @@ from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.pick import PickRecipe
 from leret.training.algorithms.pqn import PQNRecipe
 from leret.training.stage import estimate, train
-from tests.training.training_runs import bits, changed, kill_training
+from tests.training.training_runs import bits, changed, kill_run
 
 SMALL = {"questions_per_round": 8, "save_steps": 2, "logging_steps": 1, "learning_rate": 2e-2, "device": "cpu"}
 PICK = PickRecipe(**SMALL, num_generations=4, num_train_epochs=6, temperature=1.0)
@@ -20,7 +17,7 @@ PQN = PQNRecipe(
 
 
 def test_a_killed_training_that_goes_on_ends_in_the_same_bits(picking_run):
-    kill_training(picking_run, "tests.training.online.test_picking", "PQN", 5)
+    kill_run(picking_run, "tests.training.online.test_picking", "PQN", 5)
     resumed = train(PQN, picking_run)
     assert resumed.resumed_from == 4
     assert bits(resumed) == bits(train(changed(PQN, name="straight"), picking_run))
@@ -39,12 +36,6 @@ def test_a_training_goes_on_from_a_trained_picker(picking_run):
     save_file({name: weight + 1 for name, weight in weights.items()}, changed_picker)
     with pytest.raises(PolicyError, match="than its training wrote"):
         train(changed(again, name="third"), picking_run)
-
-
-@pytest.mark.parametrize("keys", [{"lora": {"r": 4}}, {"dtype": "bfloat16"}, {"lr_scheduler_type": "linear"}])
-def test_keys_without_a_use_for_pickers_are_refused(keys):
-    with pytest.raises(ValidationError, match=f"{next(iter(keys))}|min_lr_rate"):
-        PQNRecipe(**keys)
 
 
 def test_what_writes_is_no_picker_and_the_other_way_round(picking_run):

@@ -1,5 +1,3 @@
-"""A policy in training that writes on its run's servers, which load its adapter before each round."""
-
 import asyncio
 import random
 
@@ -36,7 +34,7 @@ class Vllm(ChatServer):
             return web.Response(text="Success")
         if request.path != "/v1/chat/completions":
             return await super().route(request, body)
-        rng = random.Random(body["seed"])
+        rng = random.Random(body.get("seed"))
         texts = [" ".join(rng.sample(LETTERS, 2)) for _ in range(body.get("n", 1))]
         choices = [{"index": i, "message": {"content": text}, "finish_reason": "stop"} for i, text in enumerate(texts)]
         for choice in choices if self.tokens else ():

@@ -1,7 +1,6 @@
-"""TRL's trainers on a run's stored states: a policy, our rewards, and one search a batch."""
-
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,25 +9,16 @@ from leret.core.errors import RetrievalError, TrainingError
 from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment, training_tasks
 from leret.sampling.stage import sample
+from leret.sampling.store.store import Store
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.rloo import RLOORecipe
 from leret.training.online.trl import StoredStates
 from leret.training.stage import estimate, train
 from tests.sampling.fakes import recipe_of
-from tests.training.training_runs import Stopper, changed, fail, log, weights_of
+from tests.training.training_runs import ONLINE, Stopper, changed, fail, log, weights_of
 
-KEYS = {
-    "engine": "trl",
-    "states": "stored",
-    "max_steps": 2,
-    "num_generations": 4,
-    "max_completion_length": 6,
-    "per_device_train_batch_size": 8,
-    "learning_rate": 1e-3,
-    "save_steps": 1,
-    "logging_steps": 1,
-    "device": "cpu",
-}
+TRL = {"engine": "trl", "states": "stored"}
+KEYS = {**ONLINE, **TRL, "max_steps": 2, "per_device_train_batch_size": 8, "save_steps": 1}
 GRPO = GRPORecipe(**KEYS)
 
 
@@ -65,28 +55,14 @@ def test_a_stopped_training_goes_on_to_the_same_weights(sampled):
     assert weights_of(resumed.path) == weights_of(train(changed(recipe, name="straight"), sampled).path)
 
 
-class Counted:
-    def __init__(self, inner, away=False):
-        self.inner, self.batches, self.away = inner, [], away
-
-    def search(self, queries, k):
-        self.batches.append(list(queries))
-        if self.away:
-            raise RetrievalError("away")
-        return self.inner.search(queries, k)
-
-
 @pytest.fixture
 def scored(sampled, base):
-    """The reward function over a retriever that counts; the samples that our sampling stored."""
-    from leret.sampling.store.store import Store
-
     with Environment.open(sampled) as environment, Store(sampled.store, read_only=True) as store:
-        environment.retriever = Counted(environment.retriever)
+        environment.retriever = SimpleNamespace(search=Mock(wraps=environment.retriever.search))
         policy = LocalPolicy(LocalPolicySettings(model=str(base)))
         states = StoredStates(GRPO, environment, sampled, policy, training_tasks(environment, GRPO))
-        environment.retriever.batches.clear()
-        yield states, environment.retriever, [one for group in store.finished() for one in group.samples]
+        environment.retriever.search.reset_mock()
+        yield states, environment.retriever.search, [one for group in store.finished() for one in group.samples]
         states.close()
 
 
@@ -97,10 +73,10 @@ def ask(states, samples):
 
 
 def test_a_batch_is_scored_as_our_sampling_scored_it_in_one_call_of_the_retriever(scored):
-    states, retriever, samples = scored
+    states, search, samples = scored
     assert ask(states, samples) == pytest.approx([one.reward for one in samples])
     assert len({one.state_id for one in samples}) == 24
-    assert len(retriever.batches) == 1
+    assert search.call_count == 1
     assert ask(states, samples[::-1]) == pytest.approx([one.reward for one in samples[::-1]])
 
 
@@ -111,10 +87,10 @@ def test_what_does_not_parse_has_the_price_of_the_recipe(scored):
 
 
 def test_an_outage_is_none(scored):
-    states, retriever, samples = scored
+    states, search, samples = scored
     lenient = states._environment.recipe.sampling.model_copy(update={"max_error_rate": 1.0})
     states._environment.recipe = states._environment.recipe.model_copy(update={"sampling": lenient})
-    retriever.away = True
+    search.side_effect = RetrievalError("away")
     asked = [(one.reward, found) for one, found in zip(samples, ask(states, samples), strict=True)]
     assert {found for reward, found in asked if found != pytest.approx(reward)} == {None}  # the paths' own are known
 

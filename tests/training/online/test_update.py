@@ -1,5 +1,3 @@
-"""One update equals TRL's on the same batch, for GRPO and RLOO."""
-
 import importlib
 import math
 from dataclasses import replace
@@ -11,17 +9,20 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, OPTConfig, OPTForC
 from leret.config.training import LoraSettings
 from leret.core.errors import TrainingError
 from leret.policies.checkpoints import model_digest
+from leret.training.algorithms import ppo
 from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.algorithms.gspo import GSPORecipe
 from leret.training.algorithms.ppo import PPORecipe
 from leret.training.algorithms.rloo import RLOORecipe
 from leret.training.model import InitialPolicy, save_policy
 from leret.training.online import update as module
 from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable
+from tests.training.training_runs import logp
 
 PROMPTS = ([3, 20, 21, 22, 4], [3, 30, 31, 32, 33, 34, 35, 4])
 
 
-def initial(path) -> InitialPolicy:
+def initial(path):
     return InitialPolicy(path.name, path, model_digest(path))
 
 
@@ -30,15 +31,11 @@ def make(path, recipe=None, *, lora=None, with_reference=False, size=64, rate=0.
     reference = Reference(model, initial(path), lora) if with_reference else None
     given = {"learning_rate": rate, "max_grad_norm": math.inf, "per_device_train_batch_size": size, "optim": "sgd"}
     recipe = (recipe or GRPORecipe()).model_copy(update=given)
-    return Update(model, tokenizer.pad_token_id, recipe, objective_of(recipe), reference=reference)
+    objective = importlib.import_module(f"leret.training.algorithms.{recipe.algorithm}").OBJECTIVE
+    return Update(model, tokenizer.pad_token_id, recipe, objective, reference=reference)
 
 
-def objective_of(recipe):
-    return importlib.import_module(f"leret.training.algorithms.{recipe.algorithm}").OBJECTIVE
-
-
-def batch(lengths=(3, 7, 5, 2, 6, 4), seed=0) -> RolloutBatch:
-    """Two prompts with three completions each, and an advantage a completion."""
+def batch(lengths=(3, 7, 5, 2, 6, 4), seed=0):
     generator = torch.Generator().manual_seed(seed)
     made = [torch.randint(6, 60, (n,), generator=generator).tolist() for n in lengths]
     groups = torch.tensor([0, 0, 0, 1, 1, 1])
@@ -54,7 +51,7 @@ def nudge(model, scale=0.02, seed=1):
                 weight.add_(scale * torch.randn(weight.shape, generator=generator))
 
 
-def trl_inputs(given: RolloutBatch):
+def trl_inputs(given):
     """As TRL's trainers hold a batch: prompts padded at the left, completions at the right."""
     left, right = (max(len(pair[side]) for pair in given.sequences) for side in (0, 1))
     prompts = [([0] * (left - len(ids)) + ids, len(ids)) for ids, _ in given.sequences]
@@ -134,10 +131,46 @@ def test_one_update_of_rloo_is_that_of_trl(base, tmp_path):
     same_update(update, given, trainer, {**trl_inputs(given), "old_logps": given.old_logps.sum(1)})
 
 
+EPSILON = {"epsilon": 0.002, "epsilon_high": 0.003}
+
+
+def gspo_oracle(model, old, completions):
+    """Equation 5 of arXiv 2507.18071, one sequence at a time; True where a ratio is clipped."""
+    losses, clipped = [], []
+    for (prompt, ids), advantage in zip(completions.sequences, completions.advantages[:, 0].tolist(), strict=True):
+        difference = logp(model, list(prompt), ids) - logp(old, list(prompt), ids).detach()
+        ratio = (difference / len(ids)).exp()
+        near = ratio.clamp(1 - 0.002, 1 + 0.003)
+        losses.append(-torch.min(ratio * advantage, near * advantage))
+        clipped.append(bool((near - ratio).detach() * advantage < 0))
+    return torch.stack(losses).mean(), clipped
+
+
+def test_one_update_of_gspo_is_the_papers_and_that_of_trl(base, tmp_path):
+    update, given = make(base, GSPORecipe(**EPSILON)), batch()
+    given = replace(given, old_logps=update.evaluate(given)[0])
+    nudge(update.model, 0.1)
+    figures = update.step(given)
+
+    old, model = (AutoModelForCausalLM.from_pretrained(base) for _ in range(2))
+    nudge(model, 0.1)
+    loss, clipped = gspo_oracle(model, old, given)
+    loss.backward()
+    assert 0 < sum(clipped) < len(clipped)
+    assert figures["loss"] == pytest.approx(float(loss.detach()), abs=1e-6)
+    same_gradients(update, model)
+
+    theirs = AutoModelForCausalLM.from_pretrained(base)
+    keys = {"importance_sampling_level": "sequence", "loss_type": "grpo", "beta": 0.0, **EPSILON}
+    trainer = trl_trainer(base, tmp_path, "GRPO", theirs, **keys)
+    nudge(theirs, 0.1)
+    same_update(update, given, trainer, {**trl_inputs(given), "old_per_token_logps": given.old_logps})
+
+
 def test_values_are_read_from_what_the_decoder_gives():
     config = OPTConfig(vocab_size=64, hidden_size=32, word_embed_proj_dim=16, ffn_dim=32, num_hidden_layers=1,
                        num_attention_heads=2)  # fmt: skip
-    update = Update(OPTForCausalLM(config), 0, PPORecipe(learning_rate=1e-3), objective_of(PPORecipe()))
+    update = Update(OPTForCausalLM(config), 0, PPORecipe(learning_rate=1e-3), ppo.OBJECTIVE)
     assert update.value_head.weight.shape == (1, 16)
     logps, values = update.evaluate(batch())
     assert values.shape == logps.shape == (6, 7)

@@ -1,6 +1,3 @@
-"""A policy that writes, in training: what its updates depend on is in its state."""
-
-from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -10,33 +7,13 @@ from leret.rollouts.environment import Environment, training_tasks
 from leret.rollouts.rounds import RoundSampler
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.grpo import GRPORecipe
-from leret.training.algorithms.ppo import PPORecipe
 from leret.training.model import find_initial
-
-RECIPE = PPORecipe(max_completion_length=6, max_steps=16, learning_rate=1e-3, target_kl=0.01)
-
-
-def test_a_learner_that_goes_on_from_a_state_updates_as_the_first_does(run, tmp_path):
-    initial = find_initial(run, "base")
-    with Environment.open(run) as environment:
-        torch.manual_seed(0)
-        first, second = (ALGORITHMS["ppo"].learner(RECIPE, initial, environment, 12, "cpu") for _ in range(2))
-        sampler = RoundSampler(RECIPE, environment, run, first.policy)
-        sampled = sampler.sample(training_tasks(environment, RECIPE)[:2], 0)
-        first.learn(sampled, 0)
-        second.load_state(deepcopy(first.state(tmp_path)), tmp_path)
-        assert first.learn(sampled, 1) == second.learn(sampled, 1)
-        assert first.learning_rate == second.learning_rate < RECIPE.learning_rate
-        assert first.kl.coefficient == second.kl.coefficient != RECIPE.beta
-        sampler.close()
-        first.policy.close()
-        second.policy.close()
+from tests.training.training_runs import ONLINE
 
 
 @pytest.mark.parametrize(("second", "kept"), [([1.0, 0.0], [True, False]), ([0.0, 1.0], [False, False])])
 def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept):
-    keys = {"max_completion_length": 6, "max_steps": 4, "num_generations": 2, "learning_rate": 1e-3}
-    recipe = GRPORecipe(**keys, keep_rollouts="above")
+    recipe = GRPORecipe(**ONLINE | {"num_generations": 2}, max_steps=4, keep_rollouts="above")
     with Environment.open(run) as environment:
         learner = ALGORITHMS["grpo"].learner(recipe, find_initial(run, "base"), environment, 12, "cpu")
         sampler = RoundSampler(recipe, environment, run, learner.policy)
