@@ -23,6 +23,13 @@ def succeeds(*words):
     return out
 
 
+def refused(*words, code=2):
+    """Run a command that has to end with one message; return its output."""
+    status, out = leret(*words)
+    assert (status, out.count("error: "), "Traceback" in out) == (code, 1, False), out
+    return out
+
+
 def read_lines(path):
     """Read JSON lines."""
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]

@@ -1,5 +1,3 @@
-"""Bad input, through the command line: one message with value, place and mend, exit code 2 (or 1), an intact run."""
-
 import hashlib
 import os
 import resource
@@ -14,7 +12,7 @@ import pytest
 from leret.core import yaml
 from leret.core.runs import Run
 from leret.sampling.store.store import Store
-from tests.first_steps import edit, leret, succeeds
+from tests.first_steps import edit, refused, succeeds
 from tests.sampling.fakes import ROOT, write_data
 from tests.tiny import tiny_policy
 
@@ -27,14 +25,8 @@ sampling: {prompts: 1, samples: 2}
 """
 
 
-def done(command):
-    succeeds(*shlex.split(command))
-
-
-def refused(command, *says, code=2):
-    got, out = leret(*shlex.split(command))
-    assert (got, out.count("error: "), "Traceback" in out) == (code, 1, False), out
-    message = out[out.find("error: ") :]
+def stops(command, *says, code=2):
+    message = refused(*shlex.split(command), code=code).partition("error: ")[2]
     assert [words for words in says if words not in message] == [], message
 
 
@@ -48,7 +40,7 @@ def sampled(tmp_path_factory):
     tiny_policy(folder / "model")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        done("sample r.yaml --run R")
+        succeeds("sample", "r.yaml", "--run", "R")
     return folder
 
 
@@ -113,21 +105,21 @@ def test_bad_input_is_refused_and_the_run_stays(case):
     if spoil:
         spoil()
     before = snapshot()
-    refused(command, *says)
+    stops(command, *says)
     assert snapshot() == before
     assert not (case.startswith("recipe") and Path("new").exists())
 
 
 def test_a_server_that_is_not_there_fails_and_the_run_can_go_on():
     policy = "{kind: openai, model: m, urls: ['http://127.0.0.1:9/v1'], timeout_s: 2, retry_for_s: 0, max_tokens: 4}"
-    refused(f'{NEW} --set data.limit=2 --set "policy={policy}"', "127.0.0.1:9", code=1)
+    stops(f'{NEW} --set data.limit=2 --set "policy={policy}"', "127.0.0.1:9", code=1)
     Run.open(Path("new"))
-    done(NEW)
+    succeeds(*NEW.split())
 
 
 def test_a_run_that_another_process_samples_into_is_refused():
     with Store(Path("R/rollouts.db")):
-        refused(f"{AGAIN} --set sampling.concurrency=9", "R", "another process")
+        stops(f"{AGAIN} --set sampling.concurrency=9", "R", "another process")
 
 
 def test_a_full_disk_leaves_the_run_to_go_on():
@@ -135,11 +127,11 @@ def test_a_full_disk_leaves_the_run_to_go_on():
     Path("R/events.jsonl").rename("kept.jsonl")
     Path("R/events.jsonl").symlink_to("/dev/full")
     command = "train training/sft.yaml --run R --set require_spread=false --set learning_rate=1e-3"
-    refused(command, "R cannot be written: the disk is full: free some space and run the same command again")
+    stops(command, "R cannot be written: the disk is full: free some space and run the same command again")
     after = snapshot()
     assert {name for name in before if after.get(name) != before[name]} <= {"R/run.yaml"}
     Path("kept.jsonl").replace("R/events.jsonl")
-    done(command)
+    succeeds(*command.split())
 
 
 def test_a_disk_that_fills_up_while_sampling_leaves_the_run_to_go_on():
@@ -152,4 +144,4 @@ def test_a_disk_that_fills_up_while_sampling_leaves_the_run_to_go_on():
     result = subprocess.run(words, capture_output=True, text=True, preexec_fn=limited, env=environment)
     assert result.returncode in {1, 2}, result.stderr
     assert (result.stderr.count("error: "), "Traceback" in result.stderr) == (1, False), result.stderr
-    done(command)
+    succeeds(*command.split())

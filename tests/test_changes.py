@@ -1,5 +1,3 @@
-"""Changes between two stages: the next one refuses them, computes again, or does not depend on them."""
-
 import json
 import shutil
 import sys

@@ -1,9 +1,3 @@
-"""Every command and every Python block of the README and the docs is run, in a folder of its own.
-
-Small values replace the real ones for speed: a tiny random policy, a few questions. Commands that cannot run here
-(set-up, servers) are listed by name.
-"""
-
 import doctest
 import os
 import re

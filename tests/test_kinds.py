@@ -1,5 +1,3 @@
-"""CONTRIBUTING's table of kinds: a toy kind of each family, added by its row, is used by `leret sample`."""
-
 import json
 import random
 import sys

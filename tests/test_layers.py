@@ -1,5 +1,3 @@
-"""The shape of the code: imports point down, no circles, small folders, one meaning a class name, a test a module."""
-
 import ast
 import sys
 from pathlib import Path

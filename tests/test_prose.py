@@ -1,5 +1,3 @@
-"""The wording of the code: identifiers are nouns and verbs of the field, docstrings of functions begin with a verb."""
-
 import ast
 import re
 import sys

@@ -1,5 +1,3 @@
-"""`pip install leret` without leret[train]: sampling, evaluation and leret.load on a served policy."""
-
 import os
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""A tiny policy, overrides that make a sampling short, and a folder with data of a user's own."""
-
 import pytest
 
 from tests.first_steps import write_world

@@ -1,5 +1,3 @@
-"""Commands on a real pseudo-terminal of 80 columns: they end, Ctrl-C ends them within seconds, and they go on."""
-
 import re
 import sys
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The demo learns to search, and its policies ship with leret."""
-
 import json
 
 import dspy

@@ -1,5 +1,3 @@
-"""A small run with a real policy and a real index."""
-
 import pytest
 
 from leret.config.sampling import ProgramSettings

@@ -1,7 +1,3 @@
-"""Systems without an LM: rules, RM3 and fusion."""
-
-import asyncio
-
 import dspy
 import pytest
 
@@ -24,13 +20,11 @@ from leret.evaluation.results import ScoredHop
 from leret.evaluation.stage import evaluate
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
-from leret.programs.runner import ProgramRunner
 from leret.programs.search import Found
-from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Decoding
-from leret.rollouts.rollout import RolloutRunner
 from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, asks, parts_of, program
 from tests.programs.zoo import Agent
+from tests.rollouts.test_rollout import roll_by
 from tests.sampling.fakes import FakeRetriever
 
 ASKED = "what follows alpha and beta"
@@ -38,10 +32,8 @@ RAW_TOO = asks("raw-question", "base", "hyde", limit=2)
 
 
 def roll(replay, formatter, script=None, actor=None):
-    searches = SearchBatcher(FakeRetriever())
-    runner = RolloutRunner(ProgramRunner(replay, formatter, searches), actor or ScriptedPolicy(formatter, script))
-    (rollout,) = asyncio.run(runner.run([Task.question("q", ASKED, gold=("beta", "gamma"))]))
-    searches.close()
+    task = Task.question("q", ASKED, gold=("beta", "gamma"))
+    (rollout,) = roll_by(actor or ScriptedPolicy(formatter, script), replay, formatter, [task])
     return rollout
 
 

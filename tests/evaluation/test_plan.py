@@ -1,5 +1,3 @@
-"""`leret eval` after program, corpus, questions or gold have changed, and evaluations side by side."""
-
 import json
 import os
 import re

@@ -1,5 +1,3 @@
-"""The files of a system's results: its table, and TREC's."""
-
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq

@@ -1,5 +1,3 @@
-"""Systems are evaluated as far as they are not evaluated yet."""
-
 import json
 from dataclasses import replace
 from types import SimpleNamespace

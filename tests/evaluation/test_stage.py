@@ -1,5 +1,3 @@
-"""`leret eval` on a small run: real policies, real index, all of its files."""
-
 import json
 from pathlib import Path
 

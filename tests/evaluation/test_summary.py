@@ -1,5 +1,3 @@
-"""summary.json by hand."""
-
 import json
 from dataclasses import replace
 

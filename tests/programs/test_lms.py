@@ -93,12 +93,9 @@ class Threaded(Writer):
         return dspy.Prediction(found=self.search(f"{query} {len(rows)}").doc_ids)
 
 
-class Shelf(CallableRetriever, FakeRetriever):
-    """A retriever that `dspy.configure(rm=...)` shows to every thread."""
-
-
 def test_a_retriever_asked_in_a_thread_of_the_program_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setitem(main_thread_config, "rm", Shelf())
+    shelf = type("Shelf", (CallableRetriever, FakeRetriever), {})
+    monkeypatch.setitem(main_thread_config, "rm", shelf())  # what every thread sees
     with pytest.raises(LeretError, match=r"dspy\.Parallel, or start them with contextvars\.copy_context"):
         leret_of(tmp_path).compile(student_of(Threaded), trainset=TRAIN)
 
@@ -134,9 +131,7 @@ def test_a_predictor_that_dspy_does_not_list_is_noted(tmp_path):
 
 
 class Tools(Writer):
-    def __init__(self):
-        super().__init__()
-        self.tools = {"look_up": None}
+    tools = {"look_up": None}  # noqa: RUF012
 
     def forward(self, question):
         return dspy.Prediction(found=self.write(question=question, context=[]).query.split())

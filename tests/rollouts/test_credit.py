@@ -1,5 +1,6 @@
 import asyncio
 from collections import Counter, defaultdict
+from contextlib import closing
 
 import dspy
 import pytest
@@ -70,21 +71,12 @@ def is_alpha(outcome):
 
 
 def sample(path, role, program=None, tasks=None, prompts=(ZERO_SHOT, FEW), run=None, n=2, retriever=None, **plan):
-    """One session; ``role`` is a role, roles by predictor, or a policy that answers all of them."""
     roles = role if isinstance(role, dict) else defaultdict(lambda: role if isinstance(role, Role) else Role(role))
-
-    async def main():
-        searches = SearchBatcher(retriever or FakeRetriever())
-        rewards = {key: scoring(plan[key], key) for key in ("reward", "final") if plan.get(key)}
-        made = SamplingPlan(prompts, n, 7, 1.0, 1.0, 8, role=lambda need: roles[need.predictor], **{**plan, **rewards})
-        parts = program or Answering(), CompactAdapter(), searches, made
-        try:
-            with Store(path) as store:
-                return await sample_tasks(tasks or questions(6), *parts, store, SETTINGS, run=run)
-        finally:
-            searches.close()
-
-    return asyncio.run(main())
+    rewards = {key: scoring(plan[key], key) for key in ("reward", "final") if plan.get(key)}
+    made = SamplingPlan(prompts, n, 7, 1.0, 1.0, 8, role=lambda need: roles[need.predictor], **{**plan, **rewards})
+    with Store(path) as store, closing(SearchBatcher(retriever or FakeRetriever())) as searches:
+        parts = program or Answering(), CompactAdapter(), searches, made, store, SETTINGS
+        return asyncio.run(sample_tasks(tasks or questions(6), *parts, run=run))
 
 
 def groups_of(path, predictor=None):
@@ -207,9 +199,6 @@ def test_continuations_are_the_same_at_any_concurrency(tmp_path, monkeypatch):
         monkeypatch.setattr(f"{__name__}.SETTINGS", SETTINGS.model_copy(update={"concurrency": n}))
         sample(tmp_path / name, Role(Recorded(), credit="both"), final=is_alpha, n_continuations=2)
     assert groups_of(tmp_path / "one") == groups_of(tmp_path / "many")
-
-
-# ------------------------------------------------------------------ where a path ends, and what is refused
 
 
 class Oracle(FakeRetriever):

@@ -1,5 +1,6 @@
 import asyncio
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -30,21 +31,14 @@ def go(replay, formatter):
     """Walk the two-hop program with completions that are the word of a document, stopped or broken at a step."""
 
     def go(error=None, stop=9, broken=()):
-        async def run():
-            searches = SearchBatcher(FakeRetriever(broken=broken))
+        async def visit(point):
+            if len(point.steps) == 1 and error:
+                raise error
+            return None if len(point.steps) == stop else await point.after(runner, point.reach(runner, "alpha"))
+
+        with closing(SearchBatcher(FakeRetriever(broken=broken))) as searches:
             runner = ProgramRunner(replay, formatter, searches)
-
-            async def visit(point):
-                if len(point.steps) == 1 and error:
-                    raise error
-                return None if len(point.steps) == stop else await point.after(runner, point.reach(runner, "alpha"))
-
-            try:
-                return await walk(begin(runner, Task.question("q", "what follows alpha?")), visit)
-            finally:
-                searches.close()
-
-        return asyncio.run(run())
+            return asyncio.run(walk(begin(runner, Task.question("q", "what follows alpha?")), visit))
 
     return go
 
@@ -57,10 +51,7 @@ def test_a_walk_has_its_points_to_the_end_or_to_where_a_visit_stops(go):
 
 @pytest.mark.parametrize(
     ("keys", "kind", "n_points"),
-    [
-        ({"error": ProgramError("crash")}, "program", 2),
-        ({"broken": ["alpha"]}, "retrieval", 1),
-    ],
+    [({"error": ProgramError("crash")}, "program", 2), ({"broken": ["alpha"]}, "retrieval", 1)],
 )
 def test_a_failure_ends_the_walk_and_is_kept_with_the_points_before(go, keys, kind, n_points):
     path = go(**keys)

@@ -1,5 +1,3 @@
-"""The stream of prompts and queries, over three documents."""
-
 from itertools import islice
 from unittest.mock import Mock
 

@@ -1,5 +1,3 @@
-"""The demonstrators, on examples small enough to work out by hand."""
-
 import math
 import random
 

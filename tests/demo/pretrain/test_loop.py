@@ -1,5 +1,3 @@
-"""The pretraining loop: shared prompts, exact resumption, the log, refusals."""
-
 import json
 import random
 from dataclasses import replace

@@ -1,5 +1,3 @@
-"""The rows that MiniLM's decoder is trained on."""
-
 import random
 
 import pytest

@@ -1,5 +1,3 @@
-"""Questions gained and lost most on, and what a run learned from."""
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest

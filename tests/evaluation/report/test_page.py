@@ -1,5 +1,3 @@
-"""The report is one file, says what the summary says, and lets nothing in."""
-
 import re
 from html.parser import HTMLParser
 
