@@ -30,10 +30,8 @@ def complete(need):
     if fields is None:  # ReActV2's tool calls
         fields = dict.fromkeys(call.signature.output_fields, "word")
         last = "observation" in str(need.inputs) or "on word" in str(need.inputs)
-        tool = (
-            {"name": "submit", "args": {"answer": "word"}} if last else {"name": "look_up", "args": {"query": "word"}}
-        )
-        fields["tool_calls"] = dspy.ToolCalls.from_dict_list([tool])
+        name, argument = ("submit", "answer") if last else ("look_up", "query")
+        fields["tool_calls"] = dspy.ToolCalls.from_dict_list([{"name": name, "args": {argument: "word"}}])
     if "next_tool_args" in fields:
         fields["next_tool_args"] = {"query": "word"}
     return str(call.adapter.format_assistant_message_content(call.signature, fields))

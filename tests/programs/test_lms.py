@@ -57,10 +57,8 @@ def test_a_call_is_answered_by_the_lm_that_dspy_asks(how, world, tmp_path):
     assert len(world) == 1
     [told] = world
     world.clear()
-    settings = {"credit": "final", "algorithms": ["sft"]}
-    best = leret_of(tmp_path, **settings).compile(
-        student_of(lambda: Noting(how), fake_lm(policy=policy)), trainset=TRAIN
-    )
+    student = student_of(lambda: Noting(how), fake_lm(policy=policy))
+    best = leret_of(tmp_path, credit="final", algorithms=["sft"]).compile(student, trainset=TRAIN)
     assert world.count(told) >= 1
     assert not any("note" in str(request.messages[-1]["content"]).split() for request in policy.requests)
     [calls] = [entry["lm_calls"] for entry in best.trial_logs if entry["stage"] == "sample"]

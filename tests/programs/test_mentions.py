@@ -8,9 +8,8 @@ from tests.programs.test_pick import Placed
 from tests.sampling.fakes import ROOT, FakeRetriever
 
 ASKED = 'Who directed Progress Harbor before "Red Dune" won in Rome?'
-HARBOR = Passage(
-    "h", "Progress Harbor", "Progress Harbor is a film directed by Anna Bolt. Otto Kern saw it in Rome.", 8.0
-)
+TEXT = "Progress Harbor is a film directed by Anna Bolt. Otto Kern saw it in Rome."
+HARBOR = Passage("h", "Progress Harbor", TEXT, 8.0)
 DUNE = Passage("d", "Red Dune", 'Red Dune was made by Otto Kern for "The Lost Film" in 1999.', 4.0)
 LATER = Passage("k", "Otto Kern", "Otto Kern met Mia Lund in 2001.", 20.0)
 

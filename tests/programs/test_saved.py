@@ -31,16 +31,12 @@ def saved(tmp_path):
     write_data(tmp_path)
     source = ProgramSource(MULTIHOP, "MultiHop", {"hops": 2})
     data = FileSettings(corpus=str(tmp_path / "corpus.jsonl"), questions=str(tmp_path / "questions.jsonl"))
-    save(
-        load_program(source.path, source.name, source.arguments),
-        tmp_path / "run/program",
-        source=source,
-        adapter=leret.CompactAdapter(),
-        policies={"": LocalPolicySettings(model=str(tiny_policy(tmp_path / "run/policies/sft")), max_tokens=4)},
-        retriever=BM25Settings(k=2, index=str(tmp_path / "run/cache/bm25")),
-        data=data,
-    )
-    return tmp_path / "run/program"
+    program, place = load_program(source.path, source.name, source.arguments), tmp_path / "run/program"
+    policy = LocalPolicySettings(model=str(tiny_policy(tmp_path / "run/policies/sft")), max_tokens=4)
+    retriever = BM25Settings(k=2, index=str(tmp_path / "run/cache/bm25"))
+    parts = {"policies": {"": policy}, "retriever": retriever, "data": data}
+    save(program, place, source=source, adapter=leret.CompactAdapter(), **parts)
+    return place
 
 
 @pytest.fixture(scope="module")

@@ -47,8 +47,6 @@ class Retelling(Answering):
 
 
 class Recorded(FakePolicy):
-    """Notes the inputs that it was asked about; writes nothing where it is ``mute``."""
-
     def __init__(self, name="fake", mute=lambda request: False, **values):
         super().__init__(**values)
         self.name, self.digest, self.mute = name, f"{name}-policy", mute
@@ -90,11 +88,8 @@ def samples_of(path, predictor=None):
 
 def test_a_predictor_that_a_search_follows_takes_step_and_the_others_final(tmp_path):
     stats = sample(tmp_path / "db", Recorded(), final=is_alpha)
-    parts = {
-        name: {tuple(s.components) for s in samples_of(tmp_path / "db", name)} for name in ("plan", "write", "answer")
-    }
-    assert parts["write"] == {("ap", "recall")}
-    assert parts["plan"] == parts["answer"] == {("recall", "ap", "final")}
+    parts = [{tuple(s.components) for s in samples_of(tmp_path / "db", name)} for name in ("plan", "write", "answer")]
+    assert parts == [{("recall", "ap", "final")}, {("ap", "recall")}, {("recall", "ap", "final")}]
     assert all(s.reward == s.components["final"] for s in samples_of(tmp_path / "db", "answer"))
     assert all(s.reward == s.components["ap"] for s in samples_of(tmp_path / "db", "write"))
     assert stats.notes == []
@@ -128,11 +123,6 @@ def test_a_single_sampled_predictor_needs_no_look_at_its_searches(tmp_path):
     policy = Recorded()
     sample(tmp_path / "db", {"plan": Role(policy, False), "write": Role(policy), "answer": Role(policy, False)})
     assert policy.asked["write"] == 6 * 4
-
-
-def test_a_policy_that_is_away_from_the_start_says_so(tmp_path):
-    with pytest.raises(PolicyError, match="the server is away"):
-        sample(tmp_path / "db", Recorded(fail=lambda request: True))
 
 
 @pytest.mark.parametrize("n", [1, 3])
@@ -202,8 +192,8 @@ def test_continuations_are_the_same_at_any_concurrency(tmp_path, monkeypatch):
 
 
 class Oracle(FakeRetriever):
-    def search(self, queries, k):
-        return [self._one("alpha beta", k) for _ in queries]
+    def _one(self, query, k):
+        return super()._one("alpha beta", k)
 
 
 SOLVED = [Task.question(f"q{i}", f"number {i}", gold=("alpha", "beta")) for i in range(2)]

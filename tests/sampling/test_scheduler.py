@@ -60,8 +60,6 @@ def test_failures_of_a_program_are_reported_once(tmp_path, program, monkeypatch)
 
 def test_no_question_waits_for_another_one(tmp_path, replay, formatter):
     class Straggling(FakePolicy):
-        """Answers one question's first hop only when all other questions have gone as far as they can."""
-
         async def complete(self, request):
             asked = request.messages[-1]["content"]
             async with asyncio.timeout(60):

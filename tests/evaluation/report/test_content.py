@@ -27,8 +27,7 @@ def shown(ours, theirs, n=10, docs=("a",), failed=()):
 @pytest.mark.parametrize(
     ("ours", "theirs", "more", "improved", "worsened"),
     [
-        # but no equal ones
-        ([1.0, 0.5, 0.0, 0.2], [0.0, 0.0, 0.5, 0.2], {}, [("q0", 1.0), ("q1", 0.5)], [("q2", -0.5)]),
+        ([1.0, 0.5, 0.0, 0.2], [0.0, 0.0, 0.5, 0.2], {}, [("q0", 1.0), ("q1", 0.5)], [("q2", -0.5)]),  # not equal ones
         ([1.0] * 4, [0.0] * 4, {"n": 2}, [("q0", 1.0), ("q1", 1.0)], []),  # then by id
         ([1.0, 1.0], [0.0, 0.0], {"failed": (0,)}, [("q1", 1.0)], []),  # what failed is not compared
     ],

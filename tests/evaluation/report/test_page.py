@@ -15,14 +15,10 @@ from leret.programs.prompts import ZERO_SHOT
 
 EVIL = '<script>alert("x")</script><img src=x onerror=y>'
 CORPUS = {f"d{i}": Document(f"d{i}", f"{EVIL} {i}", "text") for i in range(9)}
-QUESTIONS = [
-    Task.question(f"q{i}", f"{EVIL}?", gold=(f"d{i}", f"d{i + 1}"), type=(EVIL, "comparison")[i % 2], answer=EVIL)
-    for i in range(8)
-]
-LOG = [
-    {"step": i, "loss": 1 / i, "rewards/accuracies": 0.5, "rewards/chosen": 0.1 * i, "rewards/rejected": 0}
-    for i in (1, 2, 3)
-]
+FIELDS = {"answer": EVIL, "type": EVIL}
+QUESTIONS = [Task.question(f"q{i}", f"{EVIL}?", gold=(f"d{i}", f"d{i + 1}"), **FIELDS) for i in range(8)]
+MARGINS = {"rewards/accuracies": 0.5, "rewards/chosen": 0.1, "rewards/rejected": 0}
+LOG = [{"step": i, "loss": 1 / i, **MARGINS} for i in (1, 2, 3)]
 
 
 def system(name, kind, found, rivals=()):
