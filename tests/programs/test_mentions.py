@@ -7,9 +7,8 @@ from leret.programs.search import Found
 from tests.programs.test_pick import Placed
 from tests.sampling.fakes import ROOT, FakeRetriever
 
-ASKED = 'Who directed Progress Harbor before "Red Dune" won in Rome?'
-TEXT = "Progress Harbor is a film directed by Anna Bolt. Otto Kern saw it in Rome."
-HARBOR = Passage("h", "Progress Harbor", TEXT, 8.0)
+ASKED = 'Who directed Silent Harbor before "Red Dune" won in Rome?'
+HARBOR = Passage("h", "Silent Harbor", "Silent Harbor is a film directed by Anna Bolt. Otto Kern saw it in Rome.", 8.0)
 DUNE = Passage("d", "Red Dune", 'Red Dune was made by Otto Kern for "The Lost Film" in 1999.', 4.0)
 LATER = Passage("k", "Otto Kern", "Otto Kern met Mia Lund in 2001.", 20.0)
 
@@ -17,7 +16,7 @@ LATER = Passage("k", "Otto Kern", "Otto Kern met Mia Lund in 2001.", 20.0)
 @pytest.mark.parametrize(
     ("searches", "expected"),
     [
-        ((), ["Red Dune", "Progress Harbor", "Rome"]),
+        ((), ["Red Dune", "Silent Harbor", "Rome"]),
         (((HARBOR,),), ["Red Dune", "Rome", "Anna Bolt", "Otto Kern"]),
         (((HARBOR, DUNE),), ["Rome", "Anna Bolt", "Otto Kern", "The Lost Film"]),
         (((HARBOR, DUNE), (LATER,)), ["Rome", "Anna Bolt", "The Lost Film", "Mia Lund"]),
