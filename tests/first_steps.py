@@ -11,32 +11,27 @@ from tests.datasets.writing import json_lines
 
 
 def leret(*words):
-    """Run a command; return its exit code and output."""
     result = CliRunner().invoke(app, [str(word) for word in words])
     return result.exit_code, result.output
 
 
 def succeeds(*words):
-    """Run a command that has to succeed; return its output."""
     code, out = leret(*words)
     assert code == 0, (words, out)
     return out
 
 
 def refused(*words, code=2):
-    """Run a command that has to end with one message; return its output."""
     status, out = leret(*words)
     assert (status, out.count("error: "), "Traceback" in out) == (code, 1, False), out
     return out
 
 
 def read_lines(path):
-    """Read JSON lines."""
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
 def edit(path, old, new):
-    """Replace a text that the file has."""
     text = Path(path).read_text(encoding="utf-8")
     assert old in text, (path, old)
     Path(path).write_text(text.replace(old, new), encoding="utf-8")

@@ -49,7 +49,6 @@ SMALLER = {
     "training/demo-grpo.yaml": {"max_steps: 150": "max_steps: 2"},
     "eval/demo.yaml": {"limit: null": "limit: 4", "resamples: 10000": "resamples: 100"},
 }
-"""Changes to the recipes themselves, where the docs give no overrides."""
 
 NOT_RUN = {
     "vllm": "a server",
@@ -93,7 +92,6 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def runs(place, monkeypatch):
-    """The directory of the runs of the docs, with ``demo`` and ``world``; its parent is the current directory."""
     monkeypatch.chdir(place)
     if not Path("runs/demo").exists():
         for line in ("sample sampling/demo.yaml", "train training/demo-sft.yaml", "eval eval/demo.yaml"):
@@ -104,7 +102,6 @@ def runs(place, monkeypatch):
 
 
 def run(args):
-    """Run a leret command of the docs, with small values put in before its own."""
     if args[0] in SMALL and "demo" not in args[1]:
         small = SMALL["pick" if args[:2] == ["train", "expand-pick"] else args[0]]
         args = [*args[:2], *(part for value in small for part in ("--set", value)), *args[2:]]
@@ -140,7 +137,6 @@ def test_a_yaml_block_is_part_of_a_valid_recipe(name, body):
 
 @pytest.fixture
 def own():
-    """Names that the blocks use: a reader's program, metric and examples; DSPy has adapter and retriever."""
     rows = read_lines("questions.jsonl")
     examples = [dspy.Example(question=row["question"], gold=row["relevant_doc_ids"]) for row in rows]
     found = [example.with_inputs("question") for example in examples]
@@ -183,9 +179,8 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path, monkeypatch):
 def test_the_first_block_improves_the_program_as_pasted(tmp_path):
     first = next(body for name, body in blocks("python") if name == "README.md")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        [sys.executable, "-c", first], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", first]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     before, _, after = ran.stdout.splitlines()[-1].partition(" -> ")
     assert float(after) >= float(before) + 8, ran.stdout

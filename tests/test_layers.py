@@ -14,14 +14,7 @@ LAYERS = [
     {"config", "http"},
     {"rewards"},
     {"datasets", "retrieval", "policies"},
-    {"programs"},
-    {"rollouts"},
-    {"sampling"},
-    {"training"},
-    {"evaluation"},
-    {"optimize"},
-    {"demo"},
-    {"cli"},
+    *({name} for name in ("programs", "rollouts", "sampling", "training", "evaluation", "optimize", "demo", "cli")),
     {"__main__"},
 ]
 """Lowest first; those of one layer do not import one another."""
@@ -34,7 +27,6 @@ FORWARDS = "leret"
 
 
 def room(module):
-    """``leret.sampling.store`` stands in ``sampling``."""
     return [*module.split("."), ""][1]
 
 
@@ -49,10 +41,8 @@ def strings(path):
 
 
 def faults(path, module):
-    found = []
-    named = [
-        (line, f"{base}.{name}" if base == "leret" else base) for line, base, name in figures.imports(path, module)
-    ]
+    found, imports = [], figures.imports(path, module)
+    named = [(line, f"{base}.{name}" if base == "leret" else base) for line, base, name in imports]
     for line, there in [*named, *(strings(path) if module != FORWARDS else [])]:
         if room(there).startswith("__") or there == "leret":
             continue

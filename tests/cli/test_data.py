@@ -30,8 +30,8 @@ def test_bad_files_get_the_words_of_sample_from_every_command(folder, text, says
 def test_inspect_tells_one_bad_record_among_good_ones(folder):
     with (folder / "questions.jsonl").open("a") as file:
         file.write(UNKNOWN_GOLD)
-    out = refused("data", "inspect", *FILES)
-    assert ("unknown gold: 1" in out, "jsonl:101: gold document 'Z'" in out) == (True, True), out
+    code, out = leret("data", "inspect", *FILES)
+    assert (code, "unknown gold: 1" in out, "jsonl:101: gold document 'Z'" in out) == (2, True, True), out
     for command, key in ((["data", "inspect", *FILES], "n_questions"), ([*SAMPLE, "--dry-run"], "questions")):
         code, out = leret(*command, "--skip-invalid", "--json")
         assert (code, json.loads(out.splitlines()[-1])[key]) == (0, 100)  # after a warning of the policy

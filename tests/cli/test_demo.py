@@ -163,8 +163,6 @@ def test_a_picker_without_a_split_of_its_own_is_validated_on_train(folder, split
 
 
 class Stub(Vllm):
-    """Writes a query as DSPy's chat adapter reads it: some words of the question, by the seed."""
-
     models = ("tiny",)
 
     async def route(self, request, body):

@@ -60,11 +60,6 @@ def test_mistakes_are_refused_with_a_remedy(args, says):
     assert says in refused("index", "build", *args, "--out", "idx")
 
 
-def test_a_recipe_names_engine_and_corpus():
-    assert "documents" in succeeds("index", "build", "sampling/demo.yaml", "--out", "idx")
-    succeeds("index", "check", "idx")
-
-
 def test_an_index_without_bad_lines_is_checked_against_its_corpus(folder):
     with (folder / "corpus.jsonl").open("a") as file:
         file.write("{bad\n")

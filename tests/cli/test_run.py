@@ -20,6 +20,8 @@ from tests.training.training_runs import sampled_run
 def test_the_whole_loop_runs_goes_on_and_ends_at_once(tmp_path, small):
     run = ["--run", str(tmp_path / "r")]
     sample = ["sample", "sampling/demo.yaml", *run, *small]
+    assert re.search(r"lm calls +24\n", succeeds(*sample, "--dry-run"))  # 6 questions, 2 hops, 1 prompt, 2 samples
+    assert not (tmp_path / "r").exists()
     assert not ANSI.search(succeeds(*sample))
     assert "nothing to do" in succeeds(*sample)
     assert json.loads(succeeds("pairs", *run, "--strategy", "all", "--json"))["strategy"] == "all"
@@ -127,9 +129,8 @@ def test_two_processes_that_shard_the_policy_train_as_one_does(tmp_path, policy,
 def test_an_own_loop_is_refused_before_processes_start(tmp_path, monkeypatch, algorithm):
     Run.create(tmp_path / "r").update(sampling={"data": {}})
     monkeypatch.setattr("subprocess.run", lambda *_, **__: pytest.fail("a process was started"))
-    told = " ".join(
-        refused("train", f"training/{algorithm}.yaml", "--run", tmp_path / "r", "--launch", "multi").split()
-    )
+    out = refused("train", f"training/{algorithm}.yaml", "--run", tmp_path / "r", "--launch", "multi")
+    told = " ".join(out.split())
     assert f"algorithm: {algorithm} samples and trains in one process" in told
     assert ("engine: trl" in told) == (algorithm in {"grpo", "rloo"})
 

@@ -1,8 +1,6 @@
-import re
-
 import pytest
 
-from tests.first_steps import refused, succeeds
+from tests.first_steps import refused
 
 
 @pytest.mark.parametrize(
@@ -14,9 +12,3 @@ from tests.first_steps import refused, succeeds
 )  # fmt: skip
 def test_flags_that_do_not_go_together_are_refused(tmp_path, flags, says):
     assert says in refused("sample", "demo", "--run", tmp_path / "r", *flags)
-
-
-def test_a_dry_run_tells_the_calls_and_writes_nothing(tmp_path, small):
-    out = succeeds("sample", "sampling/demo.yaml", "--run", tmp_path / "r", "--dry-run", *small)
-    assert re.search(r"lm calls +24\n", out)  # 6 questions, 2 hops, 1 prompt, 2 samples
-    assert not (tmp_path / "r").exists()

@@ -23,7 +23,6 @@ def leret(*args):
 
 
 def finished(child):
-    """The rest of the output of a command that is left alone, and succeeds."""
     with child:
         child.expect(pexpect.EOF)
     assert child.exitstatus == 0, child.before
@@ -31,7 +30,6 @@ def finished(child):
 
 
 def interrupted(child, when):
-    """Ctrl-C, typed at some sight, ends a command soon, with 130 and one line."""
     with child:
         child.expect(when)
         child.sendintr()

@@ -38,11 +38,8 @@ def test_what_differs_is_told_with_both_values(one, other, told):
     assert told in difference(one, other)
 
 
-def test_a_prediction_is_compared_by_its_fields_and_an_object_by_its_name():
+def test_predictions_and_inputs_are_compared_by_their_fields_and_an_object_by_its_name():
     assert place(Finished(dspy.Prediction(a=print), ())) == place(Finished({"a": print}, ()))
-
-
-def test_equal_inputs_ask_the_same_whatever_they_are_made_of():
     call = PredictorCall("write", {"x": (1, 2)})
     assert call.asks_as(PredictorCall("write", {"x": [1, 2]}))
     assert not call.asks_as(PredictorCall("write", {"x": (1, 2)}, wording="other"))

@@ -156,10 +156,6 @@ def test_outside_of_leret_the_actor_answers_also_for_a_copy():
     assert program.deepcopy()(question="?").picked == [CHUNKS[2], CHUNKS[1]]
     assert actor.requests[0].choice.predictor == "pick"
     assert '"candidates": {"0": "Mary went home."' in actor.requests[0].messages[0]["content"]
-
-
-def test_an_answer_of_the_actor_that_names_nothing_is_an_error_of_dspys_kind():
-    program = Picks()
     program.pick.actor = Placed(0, "nine")
     with pytest.raises(AdapterParseError, match="'nine' is the id of no candidate"):
         program(question="?")

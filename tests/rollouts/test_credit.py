@@ -119,17 +119,20 @@ def test_a_completion_that_does_not_parse_tells_nothing_of_searches(tmp_path):
     assert {len(group.samples) for group in groups_of(run.store, "write")} == {4}  # sampled all the same
 
 
+def only(policy, name, credit="auto"):
+    return {other: Role(policy, other == name, credit) for other in ("plan", "write", "answer")}
+
+
 def test_a_single_sampled_predictor_needs_no_look_at_its_searches(tmp_path):
     policy = Recorded()
-    sample(tmp_path / "db", {"plan": Role(policy, False), "write": Role(policy), "answer": Role(policy, False)})
+    sample(tmp_path / "db", only(policy, "write"))
     assert policy.asked["write"] == 6 * 4
 
 
 @pytest.mark.parametrize("n", [1, 3])
 def test_each_sample_is_run_to_the_end_n_times_and_the_mean_counts(tmp_path, n):
     policy = Recorded()
-    roles = {"plan": Role(policy, False), "write": Role(policy, credit="final"), "answer": Role(policy, False)}
-    sample(tmp_path / "db", roles, final=is_alpha, n_continuations=n)
+    sample(tmp_path / "db", only(policy, "write", "final"), final=is_alpha, n_continuations=n)
     writes, answers = groups_of(tmp_path / "db", "write"), groups_of(tmp_path / "db", "answer")
     n_places = sum(len({s.outputs["query"] for s in group.samples}) for group in writes)
     assert policy.asked["answer"] == n * n_places + len(answers)  # equal queries lead to one place
@@ -140,8 +143,7 @@ def test_each_sample_is_run_to_the_end_n_times_and_the_mean_counts(tmp_path, n):
 
 def test_a_sample_that_ends_the_program_needs_no_continuation(tmp_path):
     policy = Recorded()
-    roles = {"plan": Role(policy, False), "write": Role(policy, False), "answer": Role(policy, credit="final")}
-    sample(tmp_path / "db", roles, final=is_alpha, n_continuations=3)
+    sample(tmp_path / "db", only(policy, "answer", "final"), final=is_alpha, n_continuations=3)
     assert policy.asked == {"plan": 6, "write": 6, "answer": 24}
     for answer in samples_of(tmp_path / "db", "answer"):
         assert answer.reward == float("alpha" in answer.outputs["answer"])
@@ -173,14 +175,11 @@ def test_a_prompt_on_the_way_that_does_not_fit_is_no_score_and_final(tmp_path):
     def narrow(request):
         return step_of(request) == "answer" and PromptTooLongError("a prompt of 517 tokens does not fit")
 
-    def roles(policy):
-        return {"plan": Role(policy, False), "write": Role(policy, credit="final"), "answer": Role(policy, False)}
-
     with pytest.raises(PolicyError, match="517 tokens"):
-        sample(tmp_path / "db", roles(Recorded(fail=narrow)), final=is_alpha)
+        sample(tmp_path / "db", only(Recorded(fail=narrow), "write", "final"), final=is_alpha)
     assert {(s.reward, s.failure.kind) for s in samples_of(tmp_path / "db", "write")} == {(None, "prompt")}
     again = Recorded()
-    sample(tmp_path / "db", roles(again), final=is_alpha)
+    sample(tmp_path / "db", only(again, "write", "final"), final=is_alpha)
     assert not again.requests
 
 

@@ -28,8 +28,6 @@ def test_a_new_sample_passes_few_files_and_calls(monkeypatch):
 
 @pytest.fixture
 def go(replay, formatter):
-    """Walk the two-hop program with completions that are the word of a document, stopped or broken at a step."""
-
     def go(error=None, stop=9, broken=()):
         async def visit(point):
             if len(point.steps) == 1 and error:
@@ -47,6 +45,8 @@ def test_a_walk_has_its_points_to_the_end_or_to_where_a_visit_stops(go):
     assert [len(point.steps) for point in go().points] == [0, 1, 2]
     assert go().end.need.prediction.doc_ids[0] == "alpha"
     assert [len(point.steps) for point in go(stop=1).points] == [0, 1]
+    with pytest.raises(ZeroDivisionError):  # no failure of the walk
+        go(error=ZeroDivisionError())
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,6 @@ def test_a_failure_ends_the_walk_and_is_kept_with_the_points_before(go, keys, ki
     assert (path.failure.kind, len(path.points)) == (kind, n_points)
     with pytest.raises((ProgramError, RetrievalError)):
         _ = path.end
-
-
-def test_another_error_is_no_failure_of_the_walk(go):
-    with pytest.raises(ZeroDivisionError):
-        go(error=ZeroDivisionError())
 
 
 def test_walks_inside_a_walk_are_open_in_its_place():

@@ -14,7 +14,6 @@ QUESTIONS = [Task.question(f"q{i}", f"text {i}", gold=("a", "b")) for i in range
 
 
 def shown(ours, theirs, n=10, docs=("a",), failed=()):
-    """Compare a policy and a rival that reached these values."""
     rows = {"ipo": [], "base": []}
     for name, values, found in (("ipo", ours, docs), ("base", theirs, ())):
         for i, value in enumerate(values):

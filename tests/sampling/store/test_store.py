@@ -68,7 +68,7 @@ def test_a_second_writer_is_refused_and_readers_are_not(store):
         assert find(reader, "a") is not None
 
 
-def test_a_full_disk_is_one_clear_error_and_the_store_stays(tmp_path):
+def test_a_full_disk_is_one_clear_error_and_the_store_stays(tmp_path, monkeypatch):
     store = Store(tmp_path / "db")
     store.put_state(STATE)
     store.put_samples([made("a")], ORIGIN)
@@ -81,6 +81,8 @@ def test_a_full_disk_is_one_clear_error_and_the_store_stays(tmp_path):
     with Store(tmp_path / "db") as again:
         assert again.counts()["samples"] == 1
         again.put_samples([made("b", index=1)], ORIGIN)
+    monkeypatch.setattr("leret.sampling.store.store.disk_usage", lambda path: SimpleNamespace(free=0))
+    assert "the disk is full" in str(run_error(tmp_path / "db", sqlite3.OperationalError("disk I/O error")))
 
 
 def test_merging_twice_is_merging_once(store, tmp_path):
@@ -136,36 +138,30 @@ def test_a_writer_killed_at_any_moment_leaves_whole_units(tmp_path):
     assert {str(unit) for unit in range(flushed + 1)} <= units
 
 
-@pytest.mark.parametrize(
-    ("row", "rule"),
-    [
-        (made("x", index=1, state_id="s2"), "FOREIGN KEY"),
-        (made("x", index=1, task_id="q2"), "FOREIGN KEY"),
-        (made("x", index=1, reward=None), "either a reward or a failure"),
-        (made("x", index=1, failure=Failure("parse", "")), "either a reward or a failure"),
-        (made("x", index=1, completion=None), "a reward is of a completion"),
-        (made("x", index=1, reward=float("nan")), "either a reward or a failure"),
-        (made("x", index=1, reward=float("inf")), "a reward is a finite number"),
-        (made("x", index=1, scores=(1.0,)), "a score for each document"),
-        (failed("x", "boredom", index=1), "a failure is of a known kind"),
-        (made("x", index=1, outputs=["text"]), "outputs are a JSON object"),
-        (made("x", index=1, prompt=None), "NOT NULL"),
-        (made("x", index=1, step="first"), "cannot store TEXT value in INTEGER"),
-        (made("x", index=0), "UNIQUE"),
-        (VISIT._replace(state_id="s2"), "FOREIGN KEY"),
-        (VISIT._replace(chosen="b"), "FOREIGN KEY"),
-        (VISIT._replace(step=1, parent="b"), "FOREIGN KEY"),
-        (VISIT._replace(outcome="bored"), "an outcome is known"),
-        (VISIT._replace(chosen=None), "a path goes on by a sample"),
-        (VISIT._replace(outcome="solved"), "a path goes on by a sample"),
-        (VISIT._replace(parent="a"), "the first step alone has no parent"),
-    ],
-)
+REFUSED = {
+    "FOREIGN KEY": [made("x", index=1, state_id="s2"), made("x", index=1, task_id="q2"), VISIT._replace(state_id="s2"),
+                    VISIT._replace(chosen="b"), VISIT._replace(step=1, parent="b")],
+    "either a reward or a failure": [made("x", index=1, reward=None), made("x", index=1, reward=float("nan")),
+                                     made("x", index=1, failure=Failure("parse", ""))],
+    "a reward is of a completion": [made("x", index=1, completion=None)],
+    "a reward is a finite number": [made("x", index=1, reward=float("inf"))],
+    "a score for each document": [made("x", index=1, scores=(1.0,))],
+    "a failure is of a known kind": [failed("x", "boredom", index=1)],
+    "outputs are a JSON object": [made("x", index=1, outputs=["text"])],
+    "NOT NULL|cannot store TEXT": [made("x", index=1, prompt=None), made("x", index=1, step="first")],
+    "UNIQUE": [made("x", index=0)],
+    "an outcome is known": [VISIT._replace(outcome="bored")],
+    "a path goes on by a sample": [VISIT._replace(chosen=None), VISIT._replace(outcome="solved")],
+    "the first step alone has no parent": [VISIT._replace(parent="a")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "rule"), [(row, rule) for rule, rows in REFUSED.items() for row in rows])
 def test_a_row_that_breaks_a_rule_is_refused(store, row, rule):
     store.put_samples([made("a")], ORIGIN)
     store.flush()
     store.put_visit(row) if row.__class__ is PathStep else store.put_samples([row], ORIGIN)
-    with pytest.raises(RunError, match=rf"refuses a row: .*{rule}"):
+    with pytest.raises(RunError, match=rf"refuses a row: .*({rule})"):
         store.flush()
     store._pending["samples"].clear()
     store._pending["visits"].clear()
@@ -188,8 +184,3 @@ def test_a_file_that_is_no_store_is_refused(tmp_path):
     (tmp_path / "db").write_bytes(b"not a database at all, but long enough to be looked at" * 100)
     with pytest.raises(RunError, match="is damaged"):
         Store(tmp_path / "db")
-
-
-def test_an_io_error_on_a_full_disk_says_that_it_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr("leret.sampling.store.store.disk_usage", lambda path: SimpleNamespace(free=0))
-    assert "the disk is full" in str(run_error(tmp_path / "rollouts.db", sqlite3.OperationalError("disk I/O error")))
