@@ -45,7 +45,6 @@ def sampled(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def _folder(tmp_path, sampled, monkeypatch):
-    """A copy of ``sampled`` to spoil, as the current directory; its run names files of the first one."""
     shutil.copytree(sampled, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
 

@@ -26,7 +26,7 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.retrieval.load import load_retriever
 from leret.training.algorithms import TrainingRecipe
-from tests.first_steps import edit, read_lines, write_world
+from tests.first_steps import copy_recipes, read_lines, write_world
 from tests.first_steps import leret as leret_command
 from tests.tiny import tiny_policy
 
@@ -41,13 +41,6 @@ SMALL = {
     "train": ["learning_rate=1e-3", "num_train_epochs=1", "max_length=512", "warmup_ratio=0", "require_spread=false"],
     "pick": ["max_steps=2", "eval_steps=null"],
     "eval": ["limit=4", "resamples=100", "systems=[raw-question, base, policies]"],
-}
-"""Overrides by command; they come before those of the docs, which win."""
-
-SMALLER = {
-    "sampling/demo.yaml": {"split: train": "split: train\n  limit: 12", "prompts: 4": "prompts: 1"},
-    "training/demo-grpo.yaml": {"max_steps: 150": "max_steps: 2"},
-    "eval/demo.yaml": {"limit: null": "limit: 4", "resamples: 10000": "resamples: 100"},
 }
 
 NOT_RUN = {
@@ -78,14 +71,9 @@ def commands(document):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder like a checkout: recipes and programs, with data of the reader's own and a policy made from MiniLM."""
     folder = tmp_path_factory.mktemp("docs")
-    for name in ("sampling", "training", "eval", "pipelines"):
-        shutil.copytree(ROOT / name, folder / name)
+    copy_recipes(folder)
     write_world(folder)
-    for name, changes in SMALLER.items():
-        for old, new in changes.items():
-            edit(folder / name, old, new)
     tiny_policy(folder / "policies" / "minilm")
     return folder
 

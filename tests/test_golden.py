@@ -1,7 +1,4 @@
-"""A small run of the demo's recipe with the shipped policy equals the one in tests/golden, whatever was moved since.
-
-``python -m tests.test_golden DIR`` writes the files anew from a run directory.
-"""
+"""``python -m tests.test_golden DIR`` writes the files of tests/golden anew from a run directory."""
 
 import json
 import sys

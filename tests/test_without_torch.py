@@ -42,8 +42,6 @@ invoke(0, "eval", "limit=2", "systems=[base, raw-question]", "resamples=100")
 found = leret.load("run/program")(question="Where was the author of the novel The Restless Engine born?")
 assert isinstance(found.doc_ids, list), found
 """
-
-
 LOADED = """
 from tests.sampling.fakes import FakeRetriever
 program = leret.load("saved", serve="{url}", retriever=FakeRetriever())

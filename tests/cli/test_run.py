@@ -1,6 +1,5 @@
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from leret.policies.serving.launch import free_port
 from leret.sampling.store.store import Store
 from tests.cli.test_app import ANSI, ROOT
 from tests.datasets.writing import array
-from tests.first_steps import edit, leret, read_lines, refused, succeeds
+from tests.first_steps import copy_recipes, edit, leret, read_lines, refused, succeeds
 from tests.training.training_runs import sampled_run
 
 
@@ -75,17 +74,8 @@ def test_query_augmentation_trains_on_a_users_lines_and_compares(folder):
 
 
 def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch):
-    for name in ("sampling", "training", "eval", "pipelines"):
-        shutil.copytree(ROOT / name, tmp_path / name)
+    copy_recipes(tmp_path)
     monkeypatch.chdir(tmp_path)  # recipes here come before the shipped ones
-    for name, old, new in (
-        ("sampling/demo.yaml", "split: train", "split: train\n  limit: 30"),
-        ("sampling/demo.yaml", "prompts: 4", "prompts: 1"),
-        ("training/demo-grpo.yaml", "max_steps: 150", "max_steps: 2"),
-        ("eval/demo.yaml", "limit: null", "limit: 5"),
-        ("eval/demo.yaml", "resamples: 10000", "resamples: 100"),
-    ):
-        edit(name, old, new)
     succeeds("demo", "--seed", "1")
     rows = json.loads(Path("runs/demo/eval/summary.json").read_text())["rows"]
     trained = {"sft", "ipo", "sft-more", "grpo"}

@@ -1,11 +1,11 @@
 import re
 import sys
-from pathlib import Path
 
 import pexpect
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.cli.test_app import ROOT
+
 PROMPT_S = 15  # within which Ctrl-C has to end a command
 
 

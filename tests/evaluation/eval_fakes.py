@@ -1,5 +1,3 @@
-"""A policy that answers by a rule, trained policies of random weights, and recipes."""
-
 import json
 
 import dspy

@@ -28,7 +28,6 @@ from tests.rollouts.test_rollout import roll_by
 from tests.sampling.fakes import FakeRetriever
 
 ASKED = "what follows alpha and beta"
-RAW_TOO = asks("raw-question", "base", "hyde", limit=2)
 
 
 def roll(replay, formatter, script=None, actor=None):
@@ -54,7 +53,8 @@ def test_hyde_says_what_the_queries_were(run):
     (note,) = summary["notes"]
     assert "query was the text" in note
     assert note in run.report.read_text()
-    assert ("hyde", "raw-question") in {(c["a"], c["b"]) for c in evaluate(RAW_TOO, run).summary["comparisons"]}
+    raw_too = evaluate(asks("raw-question", "base", "hyde", limit=2), run).summary["comparisons"]
+    assert ("hyde", "raw-question") in {(pair["a"], pair["b"]) for pair in raw_too}
 
 
 def hops_of(rollout):

@@ -76,14 +76,13 @@ def test_a_program_that_sends_something_else_is_refused_with_the_difference(walk
         walk(Changing(), pure=less)
 
 
-AWAY = [dspy.LM("openai/away", api_base="http://127.0.0.1:9/v1", api_key="none", num_retries=0, cache=False)]
-
-
 def test_a_call_out_of_reach_is_refused(walk):
+    lm = dspy.LM("openai/away", api_base="http://127.0.0.1:9/v1", api_key="none", num_retries=0, cache=False)
+
     class Away(TwoPredictors):
         def forward(self, question):
             with dspy.context(adapter=dspy.ChatAdapter(use_json_adapter_fallback=False)):
-                query = self.write(question=question, context=[], lm=AWAY[0] if self.away else None).query
+                query = self.write(question=question, context=[], lm=lm if self.away else None).query
             return dspy.Prediction(ids=self.search(query).doc_ids)
 
     away, here = Away(), Away()

@@ -40,9 +40,6 @@ def test_numbers_say_where_a_name_stands_and_what_it_is():
     assert (lund["later"], "score" in lund) == (1.0, False)
     twice = {one.id: one.data for one in mentions("who?", Found(((HARBOR, DUNE),)))}["Otto Kern"]
     assert (twice["count"], twice["rank_0"]) == (2.0, 1.0)
-
-
-def test_numbers_tell_names_of_peoples_and_what_found_pages_and_titles_hold():
     page = Passage("p", "Jan Vos", "Jan Vos met a French painter, Anna Vos.", 1.0)
     found = {one.id: one.data for one in mentions("Which Dutch painter met Anna?", Found(((page,),)))}
     assert (found["Dutch"]["adjective"], found["Dutch"]["own_read"], found["Dutch"]["own_place"]) == (1.0, 0.0, 0.0)

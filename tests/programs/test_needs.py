@@ -2,17 +2,8 @@ import dspy
 import pytest
 
 from leret.core.types import Passage
-from leret.programs.needs import (
-    Finished,
-    NeedsCompletion,
-    NeedsSearch,
-    PredictorCall,
-    Step,
-    asked_instead,
-    difference,
-    order,
-    place,
-)
+from leret.programs import needs
+from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, PredictorCall, Step, difference, place
 from leret.programs.search import SearchCall
 
 A, B = (SearchCall(1, ("q",), ((Passage(name, "", "", 1.0),),)) for name in "ab")
@@ -47,10 +38,10 @@ def test_predictions_and_inputs_are_compared_by_their_fields_and_an_object_by_it
 
 def test_a_step_that_is_not_asked_for_is_told_with_what_is_asked_instead():
     step = Step(PredictorCall("write", {"x": "1"}), [{"query": "q"}])
-    assert asked_instead(step, [need(x="2")]) == 'write.x was "1", and on the same path "2"'
-    assert "no longer on the same path" in asked_instead(step, [NeedsSearch("q")])
+    assert needs.asked_instead(step, [need(x="2")]) == 'write.x was "1", and on the same path "2"'
+    assert "no longer on the same path" in needs.asked_instead(step, [NeedsSearch("q")])
 
 
 def test_of_branches_side_by_side_a_search_goes_first():
-    needs = [need("b"), need("a", x="2"), need("a", x="1"), NeedsSearch("q")]
-    assert sorted(needs, key=order) == needs[::-1]
+    branches = [need("b"), need("a", x="2"), need("a", x="1"), NeedsSearch("q")]
+    assert sorted(branches, key=needs.order) == branches[::-1]

@@ -2,7 +2,6 @@ import asyncio
 import logging
 import sys
 from contextlib import suppress
-from pathlib import Path
 
 import dspy
 import pytest
@@ -14,8 +13,8 @@ from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, Step
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.programs.search import Found, Search
+from tests.sampling.fakes import ROOT
 
-ROOT = Path(__file__).parents[2]
 SHELF = {
     "a": (Passage("d1", "T1", "one", 2.0), Passage("d2", "T2", "two", 1.0)),
     "b": (Passage("d2", "T2", "two", 9.0), Passage("d3", "T3", "three", 1.5), Passage("d4", "T4", "four", 0.5)),

@@ -38,7 +38,6 @@ def sampled(program, run_dir, **settings):
 
 
 def paths(groups):
-    """The messages and the completion of each state on the path that went on, by question."""
     for first in (group for group in groups if group.state.parent is None):
         path, group = [], first
         while group is not None:

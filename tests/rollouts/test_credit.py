@@ -95,16 +95,12 @@ def test_a_predictor_that_a_search_follows_takes_step_and_the_others_final(tmp_p
     assert stats.notes == []
 
 
-def test_without_a_final_reward_the_others_are_not_sampled_and_named(tmp_path):
-    stats = sample(tmp_path / "db", Recorded())
-    sizes = Counter((group.state.predictor, len(group.samples)) for group in groups_of(tmp_path / "db"))
-    assert set(sizes) - {("answer", 1)} == {("plan", 1), ("write", 4)}
-    assert [note.split(" ", 1)[0] for note in stats.notes] == ["plan", "answer"]
-
-
-def test_what_is_learnt_of_the_searches_is_noted_in_the_run(tmp_path):
+def test_without_a_final_reward_the_others_are_not_sampled_and_named_also_in_the_run(tmp_path):
     run = Run.create(tmp_path / "run")
-    sample(run.store, Recorded(), run=run)
+    stats = sample(run.store, Recorded(), run=run)
+    sizes = {(group.state.predictor, len(group.samples)) for group in groups_of(run.store)}
+    assert sizes - {("answer", 1)} == {("plan", 1), ("write", 4)}
+    assert [note.split(" ", 1)[0] for note in stats.notes] == ["plan", "answer"]
     assert run.manifest.searched == {"answer": False, "plan": False, "write": True}
     again = Recorded()
     sample(run.store, again, run=run)

@@ -10,7 +10,7 @@ from leret.core.types import Task
 from leret.programs.runner import ProgramRunner
 from leret.retrieval import batching
 from leret.retrieval.batching import SearchBatcher
-from leret.rollouts.walk import OpenWalks, begin, walk
+from leret.rollouts.walk import begin, walk
 from tests.sampling.fakes import FakeRetriever
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -58,23 +58,3 @@ def test_a_failure_ends_the_walk_and_is_kept_with_the_points_before(go, keys, ki
     assert (path.failure.kind, len(path.points)) == (kind, n_points)
     with pytest.raises((ProgramError, RetrievalError)):
         _ = path.end
-
-
-def test_walks_inside_a_walk_are_open_in_its_place():
-    counts = []
-
-    async def run():
-        walks = OpenWalks(lambda: counts.append(walks.n))
-
-        async def inner(delay_s):
-            await asyncio.sleep(delay_s)
-
-        tasks = [asyncio.create_task(inner(0.001 * i)) for i in range(3)]
-        waiting = asyncio.create_task(walks.wait(tasks))
-        await asyncio.sleep(0)
-        counts.append(walks.n)
-        await waiting
-        counts.append(walks.n)
-
-    asyncio.run(run())
-    assert counts == [3, 2, 1, 1]

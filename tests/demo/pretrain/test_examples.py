@@ -20,8 +20,6 @@ QUESTIONS = [
     "In which city was Anna Bolt born?",
 ]
 IDF = corpus_idf(f"{d.title} {d.text}" for d in DOCUMENTS)
-
-
 ENGINE = BM25.build(Corpus(DOCUMENTS))
 
 

@@ -106,8 +106,6 @@ NOTHING = system("base", "base", lambda i: [])
 SFT = system("sft", "policy", lambda i: [])
 BETTER = system("sft", "policy", lambda i: [i + 1, i])
 BEHIND = [system(name, "policy", lambda i: [i, i + 1][: 1 + (i < 2)], ("raw-question",)) for name in ("sft", "ipo")]
-
-
 BANK = system("bank:1", "prompt", lambda i: [i])
 ORACLE = system("oracle-titles", "baseline", lambda i: [i, i + 1])
 RM3 = system("rm3", "baseline", lambda i: [i, i + 1])

@@ -23,8 +23,6 @@ def good_if_even(word, number):
 
 
 def scripted(write=good_if_even):
-    """An LM by temperature; ``write`` takes the question's word and number."""
-
     def answer(request):
         asked, number = request.messages[-1].text.split("number")
         text = write(asked.split()[-1], int(number.split()[0]))
