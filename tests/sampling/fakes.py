@@ -147,7 +147,7 @@ def served(server, **sampling):
 def blank(share):
     """Every so many completions are empty, which the compact adapter cannot read."""
     choice = {"index": 0, "message": {"content": " "}, "finish_reason": "stop"}
-    return lambda body: {"choices": [choice]} if body["seed"] % 100 < 100 * share else {}
+    return lambda body: {"choices": [choice]} if body.get("seed", 0) % 100 < 100 * share else {}
 
 
 class SeededServer(Served):
