@@ -9,7 +9,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job of 
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path_factory, monkeypatch):
-    """No test reads answers that another one, or another day, has kept."""
     monkeypatch.setenv("LERET_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
 
 

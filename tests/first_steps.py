@@ -1,6 +1,7 @@
 """Commands in this process, and a reader's data for what README and docs run on them."""
 
 import json
+import shutil
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -8,31 +9,50 @@ from typer.testing import CliRunner
 from leret.cli.app import app
 from leret.datasets.world.generate import generate
 from tests.datasets.writing import json_lines
+from tests.sampling.fakes import ROOT
 
 
 def leret(*words):
-    """Run a command; return its exit code and output."""
     result = CliRunner().invoke(app, [str(word) for word in words])
     return result.exit_code, result.output
 
 
 def succeeds(*words):
-    """Run a command that has to succeed; return its output."""
     code, out = leret(*words)
     assert code == 0, (words, out)
     return out
 
 
+def refused(*words, code=2):
+    status, out = leret(*words)
+    assert (status, out.count("error: "), "Traceback" in out) == (code, 1, False), out
+    return out
+
+
 def read_lines(path):
-    """Read JSON lines."""
     return [json.loads(line) for line in Path(path).read_text(encoding="utf-8").splitlines()]
 
 
 def edit(path, old, new):
-    """Replace a text that the file has."""
     text = Path(path).read_text(encoding="utf-8")
     assert old in text, (path, old)
     Path(path).write_text(text.replace(old, new), encoding="utf-8")
+
+
+SMALLER = {
+    "sampling/demo.yaml": {"split: train": "split: train\n  limit: 30", "prompts: 4": "prompts: 1"},
+    "training/demo-grpo.yaml": {"max_steps: 150": "max_steps: 2"},
+    "eval/demo.yaml": {"limit: null": "limit: 5", "resamples: 10000": "resamples: 100"},
+}
+
+
+def copy_recipes(folder):
+    """Copy recipes and programs of the checkout, those of the demo with small values."""
+    for name in ("sampling", "training", "eval", "pipelines"):
+        shutil.copytree(ROOT / name, folder / name)
+    for name, changes in SMALLER.items():
+        for old, new in changes.items():
+            edit(folder / name, old, new)
 
 
 def write_world(folder, n_train=70, n_dev=10, n_test=20, comparison=0.25):

@@ -1,5 +1,3 @@
-"""Changes between two stages: the next one refuses them, computes again, or does not depend on them."""
-
 import json
 import shutil
 import sys
@@ -102,8 +100,6 @@ def replace(name, old, new):
 
 
 def noise(name):
-    """Other weights of the same shapes in a safetensors file."""
-
     def change(home):
         data = bytearray((home / name).read_bytes())
         data[-64:-60] = np.float32(0.125).tobytes()
@@ -191,16 +187,9 @@ def scored(run):
     return [one for group in content(run) for one in group.samples if one.reward is not None]
 
 
-def test_another_seed_is_refused_or_sampled(run):
-    with pytest.raises(LeretError, match=r"sampling\.seed: 1 in the run, 2 in the recipe"):
-        sample(recipe(seed=2), run)
+def test_another_seed_of_a_training_is_refused(run):
     with pytest.raises(LeretError, match="seed: 0 in the run, 1 in the recipe"):
         train(sft("first", seed=1), run)
-    with pytest.raises(LeretError, match=r"program\.adapter"):
-        sample(recipe().model_copy(update={"program": recipe().program.model_copy(update={"adapter": CHAT})}), run)
-
-
-CHAT = recipe_of(program={"path": "program.py:MultiHop", "adapter": {"kind": "chat"}}).program.adapter
 
 
 @pytest.mark.parametrize("name", ["run/policies/lora/adapter_model.safetensors", "base/model.safetensors"])

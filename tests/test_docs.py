@@ -1,9 +1,3 @@
-"""Every command and every Python block of the README and the docs is run, in a folder of its own.
-
-Small values replace the real ones for speed: a tiny random policy, a few questions. Commands that cannot run here
-(set-up, servers) are listed by name.
-"""
-
 import doctest
 import os
 import re
@@ -32,7 +26,7 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.retrieval.load import load_retriever
 from leret.training.algorithms import TrainingRecipe
-from tests.first_steps import edit, read_lines, write_world
+from tests.first_steps import copy_recipes, read_lines, write_world
 from tests.first_steps import leret as leret_command
 from tests.tiny import tiny_policy
 
@@ -48,14 +42,6 @@ SMALL = {
     "pick": ["max_steps=2", "eval_steps=null"],
     "eval": ["limit=4", "resamples=100", "systems=[raw-question, base, policies]"],
 }
-"""Overrides by command; they come before those of the docs, which win."""
-
-SMALLER = {
-    "sampling/demo.yaml": {"split: train": "split: train\n  limit: 12", "prompts: 4": "prompts: 1"},
-    "training/demo-grpo.yaml": {"max_steps: 150": "max_steps: 2"},
-    "eval/demo.yaml": {"limit: null": "limit: 4", "resamples: 10000": "resamples: 100"},
-}
-"""Changes to the recipes themselves, where the docs give no overrides."""
 
 NOT_RUN = {
     "vllm": "a server",
@@ -85,21 +71,15 @@ def commands(document):
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    """A folder like a checkout: recipes and programs, with data of the reader's own and a policy made from MiniLM."""
     folder = tmp_path_factory.mktemp("docs")
-    for name in ("sampling", "training", "eval", "pipelines"):
-        shutil.copytree(ROOT / name, folder / name)
+    copy_recipes(folder)
     write_world(folder)
-    for name, changes in SMALLER.items():
-        for old, new in changes.items():
-            edit(folder / name, old, new)
     tiny_policy(folder / "policies" / "minilm")
     return folder
 
 
 @pytest.fixture
 def runs(place, monkeypatch):
-    """The directory of the runs of the docs, with ``demo`` and ``world``; its parent is the current directory."""
     monkeypatch.chdir(place)
     if not Path("runs/demo").exists():
         for line in ("sample sampling/demo.yaml", "train training/demo-sft.yaml", "eval eval/demo.yaml"):
@@ -110,7 +90,6 @@ def runs(place, monkeypatch):
 
 
 def run(args):
-    """Run a leret command of the docs, with small values put in before its own."""
     if args[0] in SMALL and "demo" not in args[1]:
         small = SMALL["pick" if args[:2] == ["train", "expand-pick"] else args[0]]
         args = [*args[:2], *(part for value in small for part in ("--set", value)), *args[2:]]
@@ -146,7 +125,6 @@ def test_a_yaml_block_is_part_of_a_valid_recipe(name, body):
 
 @pytest.fixture
 def own():
-    """Names that the blocks use: a reader's program, metric and examples; DSPy has adapter and retriever."""
     rows = read_lines("questions.jsonl")
     examples = [dspy.Example(question=row["question"], gold=row["relevant_doc_ids"]) for row in rows]
     found = [example.with_inputs("question") for example in examples]
@@ -189,9 +167,8 @@ def test_the_tutorial_runs_from_top_to_bottom(tmp_path, monkeypatch):
 def test_the_first_block_improves_the_program_as_pasted(tmp_path):
     first = next(body for name, body in blocks("python") if name == "README.md")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ran = subprocess.run(
-        [sys.executable, "-c", first], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", first]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     before, _, after = ran.stdout.splitlines()[-1].partition(" -> ")
     assert float(after) >= float(before) + 8, ran.stdout

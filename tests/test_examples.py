@@ -12,11 +12,8 @@ from leret.retrieval.load import build_index
 from tests.first_steps import read_lines, succeeds, write_world
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-SMALL = {
-    "samples": 3,
-    "algorithms": ["sft"],
-    "train_kwargs": {"num_train_epochs": 1, "learning_rate": 1e-3, "max_length": 512},
-}
+KEYS = {"num_train_epochs": 1, "learning_rate": 1e-3, "max_length": 512}
+SMALL = {"samples": 3, "algorithms": ["sft"], "train_kwargs": KEYS}
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +25,6 @@ def place(tmp_path_factory):
 
 @pytest.fixture(scope="module", autouse=True)
 def _as_a_script(place):
-    """In the folder of the data, beside the other examples; what they configure is undone."""
     before = {name: dspy.settings.get(name) for name in ("lm", "adapter", "rm")}
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(EXAMPLES))
@@ -39,9 +35,8 @@ def _as_a_script(place):
 
 @pytest.fixture(scope="module")
 def saved(_as_a_script):
-    return import_module("multihop").main(
-        "questions.jsonl", "index", "saved/multihop", "demo", run_dir="runs/multihop", **SMALL
-    )
+    names = "questions.jsonl", "index", "saved/multihop", "demo"
+    return import_module("multihop").main(*names, run_dir="runs/multihop", **SMALL)
 
 
 def test_multihop_is_optimized_saved_and_loaded(saved):
@@ -53,11 +48,9 @@ def test_multihop_is_optimized_saved_and_loaded(saved):
 
 
 def test_the_researcher_is_an_agent_that_is_optimized_and_saved(place):
-    settings = SMALL | {"samples": 2, "train_kwargs": SMALL["train_kwargs"] | {"max_length": 1024}}
+    settings = SMALL | {"samples": 2, "train_kwargs": KEYS | {"max_length": 1024}, "run_dir": "runs/researcher"}
     Path("few.jsonl").write_text("".join(Path("questions.jsonl").read_text().splitlines(keepends=True)[:9]))
-    optimized = import_module("researcher").main(
-        "few.jsonl", "corpus.jsonl", "saved/researcher", "agent", run_dir="runs/researcher", **settings
-    )
+    optimized = import_module("researcher").main("few.jsonl", "corpus.jsonl", "saved/researcher", "agent", **settings)
     assert {candidate["stage"] for candidate in optimized.candidate_programs} == {"student", "sft"}
     again = leret.load("saved/researcher").program
     assert (type(again).__name__, again.max_iters) == ("Researcher", 4)

@@ -30,4 +30,4 @@ def test_it_is_sampled_trained_evaluated_and_loaded_back(tmp_path):
     sampled = pyarrow.parquet.read_table(run / "preferences/train.parquet")["predictor"]
     assert set(sampled.to_pylist()) == {"first", "then"}
     program = leret.load(run / "program")
-    assert program(claim="In which city was the director of the film The Progress Harbor born?").titles
+    assert program(claim="In which city was the director of the film The Silent Harbor born?").titles

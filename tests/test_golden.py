@@ -1,14 +1,12 @@
-"""A small run of the demo's recipe with the shipped policy equals the one in tests/golden, whatever was moved since.
-
-``python tests/test_golden.py DIR`` writes the files anew from a run directory.
-"""
+"""``python -m tests.test_golden DIR`` writes the files of tests/golden anew from a run directory."""
 
 import json
 import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
-from typer.testing import CliRunner
+
+from tests.first_steps import read_lines, succeeds
 
 GOLDEN = Path(__file__).with_name("golden")
 COLUMNS = (
@@ -27,16 +25,9 @@ def rounded(value):
     return [rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def invoke(*words):
-    from leret.cli.app import app
-
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.output
-
-
 def contents(run, out):
-    invoke("store", "export", "--run", str(run), "--out", str(out), "--force", "--messages")
-    samples = [json.loads(line) for line in out.read_text().splitlines()]
+    succeeds("store", "export", "--run", run, "--out", out, "--force", "--messages")
+    samples = read_lines(out)
     pairs = pq.read_table(run / "preferences" / "train.parquet").to_pylist()
     identities = {"state_id", "policy_digest", "chosen_id", "rejected_id"}
     pairs = [{key: value for key, value in row.items() if key not in identities} for row in pairs]
@@ -51,12 +42,11 @@ def contents(run, out):
 
 def test_a_small_run_equals_the_golden_files(tmp_path):
     run = tmp_path / "run"
-    invoke("sample", "demo", "--run", str(run), "--set", "data.limit=8")
+    succeeds("sample", "demo", "--run", run, "--set", "data.limit=8")
     systems = "systems=[raw-question, oracle-titles, base, bank]"
-    invoke("eval", "demo", "--run", str(run), "--set", "limit=12", "--set", systems, "--set", "resamples=200")
+    succeeds("eval", "demo", "--run", run, "--set", "limit=12", "--set", systems, "--set", "resamples=200")
     for name, rows in contents(run, tmp_path / "export.jsonl").items():
-        expected = [json.loads(line) for line in (GOLDEN / name).read_text().splitlines()]
-        assert rows == expected, name
+        assert rows == read_lines(GOLDEN / name), name
 
 
 if __name__ == "__main__":

@@ -1,5 +1,3 @@
-"""The installed package: lazy imports, public names, declared dependencies, no path of one machine."""
-
 import ast
 import re
 import subprocess

@@ -1,5 +1,3 @@
-"""`pip install leret` without leret[train]: sampling, evaluation and leret.load on a served policy."""
-
 import os
 import subprocess
 import sys
@@ -44,8 +42,6 @@ invoke(0, "eval", "limit=2", "systems=[base, raw-question]", "resamples=100")
 found = leret.load("run/program")(question="Where was the author of the novel The Restless Engine born?")
 assert isinstance(found.doc_ids, list), found
 """
-
-
 LOADED = """
 from tests.sampling.fakes import FakeRetriever
 program = leret.load("saved", serve="{url}", retriever=FakeRetriever())
@@ -57,9 +53,7 @@ def run(body, place):
     command = [sys.executable, "-c", SCRIPT + body]
     paths = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"PYTHONPATH": paths}
-    ended = subprocess.run(
-        command, cwd=place, env=environment, capture_output=True, text=True, timeout=250, check=False
-    )
+    ended = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout
 

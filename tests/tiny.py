@@ -27,10 +27,7 @@ TEMPLATE = (
 
 
 def tiny_policy(directory, arch="llama", seed=0):
-    """A tiny random policy: ``llama`` (rotary positions, untied) or ``opt`` (learned ones, norm after the block).
-
-    Or ``gpt2``, a base model: a tied head, and a tokenizer without a chat template.
-    """
+    """Write ``llama`` (rotary, untied), ``opt`` (norm after the block) or ``gpt2`` (tied, no chat template)."""
     import torch
 
     tokenizer = _tokenizer()
@@ -75,9 +72,8 @@ def _model(arch, tokenizer):
         own = {"intermediate_size": 128, "head_dim": 32, "num_key_value_heads": 2, "initializer_range": 0.2}
         model = LlamaForCausalLM(LlamaConfig(**size, **ids, **own, tie_word_embeddings=False))
     elif arch == "gpt2":
-        model = GPT2LMHeadModel(
-            GPT2Config(n_embd=64, n_layer=2, n_head=2, n_positions=512, **ids, initializer_range=0.2)
-        )
+        sizes = {"n_embd": 64, "n_layer": 2, "n_head": 2, "n_positions": 512}
+        model = GPT2LMHeadModel(GPT2Config(**sizes, **ids, initializer_range=0.2))
     else:
         own = {"ffn_dim": 128, "word_embed_proj_dim": 64, "do_layer_norm_before": False, "init_std": 0.2}
         model = OPTForCausalLM(OPTConfig(**size, **ids, **own, tie_word_embeddings=False))

@@ -1,5 +1,3 @@
-"""A tiny policy, overrides that make a sampling short, and a folder with data of a user's own."""
-
 import pytest
 
 from tests.first_steps import write_world
@@ -13,14 +11,12 @@ def policy(tmp_path_factory):
 
 @pytest.fixture
 def small(policy):
-    """Overrides that make the demo's sampling a matter of seconds."""
     values = {"policy.model": policy, "data.limit": 6, "sampling.samples": 2, "policy.max_tokens": 6}
     return [part for name, value in {**values, "sampling.prompts": 1}.items() for part in ("--set", f"{name}={value}")]
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The current directory, with data of a user's own and nothing else."""
     monkeypatch.chdir(tmp_path)
     write_world(tmp_path)
     return tmp_path

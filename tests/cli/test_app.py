@@ -1,5 +1,3 @@
-"""The command line: help, exit codes, one message an error, and the process it sets up."""
-
 import json
 import os
 import re

@@ -1,5 +1,3 @@
-"""Output of commands: tables and facts on a terminal or in a pipe, and progress."""
-
 import pytest
 
 from leret.cli.console import as_json, complain, done, facts, say, table

@@ -1,5 +1,3 @@
-"""`leret data inspect`: counts, bad records with their places, the same words as from other commands."""
-
 import json
 import re
 
@@ -8,7 +6,7 @@ import pytest
 from leret.config.data import DataSettings
 from leret.datasets.load import load_tasks
 from tests.datasets.writing import json_lines
-from tests.first_steps import leret, succeeds
+from tests.first_steps import leret, refused, succeeds
 
 FILES = ["--questions", "questions.jsonl", "--corpus", "corpus.jsonl"]
 SAMPLE = ["sample", "demo", "--run", "r", "--set",
@@ -26,8 +24,7 @@ UNKNOWN_GOLD = '{"id": "a", "question": "Who?", "relevant_doc_ids": ["Z"]}\n'
 def test_bad_files_get_the_words_of_sample_from_every_command(folder, text, says):
     (folder / "questions.jsonl").write_text(text)
     for command in (["init", *FILES], ["data", "inspect", *FILES], [*SAMPLE, "--dry-run"], SAMPLE):
-        code, out = leret(*command)
-        assert (code, says in out) == (2, True), (command, out)
+        assert says in refused(*command), command
 
 
 def test_inspect_tells_one_bad_record_among_good_ones(folder):
@@ -38,8 +35,7 @@ def test_inspect_tells_one_bad_record_among_good_ones(folder):
     for command, key in ((["data", "inspect", *FILES], "n_questions"), ([*SAMPLE, "--dry-run"], "questions")):
         code, out = leret(*command, "--skip-invalid", "--json")
         assert (code, json.loads(out.splitlines()[-1])[key]) == (0, 100)  # after a warning of the policy
-    code, out = leret("data", "inspect", "questions.jsonl")
-    assert (code, "--questions" in out) == (2, True)
+    assert "--questions" in refused("data", "inspect", "questions.jsonl")
 
 
 def test_inspect_shows_many_gold_documents_in_short(folder):
@@ -48,9 +44,7 @@ def test_inspect_shows_many_gold_documents_in_short(folder):
     json_lines(folder / "questions.jsonl", asked)
     json_lines(folder / "corpus.jsonl", [{"doc_id": id, "title": "", "text": "x"} for id in ids])
     out = leret("data", "inspect", *FILES)[1]
-    assert re.search(
-        r"gold documents per question +1: 1, 2: 1, 3: 1, 4: 1, 5-8: 4, 9-16: 8, 17-32: 16, 33-64: 8\n", out
-    )
+    assert re.search(r"gold documents per question +1: 1, 2: 1, 3: 1, 4: 1, 5-8: 4, .*, 33-64: 8\n", out)
     assert "q40: 40? (d0, d1, d2, d3, d4 and 35 more)" in out
     assert "None" not in out
 

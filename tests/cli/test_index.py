@@ -1,12 +1,10 @@
-"""`leret index`, as it is typed."""
-
 import json
 from pathlib import Path
 
 import pytest
 
 from tests.datasets.writing import json_lines
-from tests.first_steps import leret, succeeds
+from tests.first_steps import leret, refused, succeeds
 
 CORPUS = [{"doc_id": f"d{i}", "title": "T", "text": f"The {word} sat on the mat."} for i, word in enumerate("abc")]
 BM25 = ["--kind", "bm25", "--corpus", "corpus.jsonl"]
@@ -24,12 +22,6 @@ def folder(tmp_path, monkeypatch):
 def index():
     assert "idx: 3 documents" in leret(*BUILD)[1]
     return Path("idx")
-
-
-def refused(*args):
-    code, out = leret(*args)
-    assert (code, out.count("error: "), "Traceback" in out) == (2, 1, False), out
-    return out
 
 
 def test_a_dry_run_builds_nothing_and_a_second_build_has_nothing_to_do(folder):
@@ -66,11 +58,6 @@ def test_only_an_index_is_replaced_and_only_by_force(index):
 )
 def test_mistakes_are_refused_with_a_remedy(args, says):
     assert says in refused("index", "build", *args, "--out", "idx")
-
-
-def test_a_recipe_names_engine_and_corpus():
-    assert "documents" in succeeds("index", "build", "sampling/demo.yaml", "--out", "idx")
-    succeeds("index", "check", "idx")
 
 
 def test_an_index_without_bad_lines_is_checked_against_its_corpus(folder):

@@ -1,5 +1,3 @@
-"""`leret search`, as it is typed."""
-
 import json
 
 import pytest

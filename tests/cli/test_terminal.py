@@ -1,13 +1,11 @@
-"""Commands on a real pseudo-terminal of 80 columns: they end, Ctrl-C ends them within seconds, and they go on."""
-
 import re
 import sys
-from pathlib import Path
 
 import pexpect
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.cli.test_app import ROOT
+
 PROMPT_S = 15  # within which Ctrl-C has to end a command
 
 
@@ -25,7 +23,6 @@ def leret(*args):
 
 
 def finished(child):
-    """The rest of the output of a command that is left alone, and succeeds."""
     with child:
         child.expect(pexpect.EOF)
     assert child.exitstatus == 0, child.before
@@ -33,7 +30,6 @@ def finished(child):
 
 
 def interrupted(child, when):
-    """Ctrl-C, typed at some sight, ends a command soon, with 130 and one line."""
     with child:
         child.expect(when)
         child.sendintr()

@@ -1,5 +1,3 @@
-"""The demo learns to search, and its policies ship with leret."""
-
 import json
 
 import dspy
@@ -21,12 +19,7 @@ from tests.first_steps import succeeds
 from tests.programs.zoo import Agent, Tutorial
 
 VOCABULARIES = {"demo": words.vocabulary, "agent": agent.vocabulary}
-
-
-def shipped(name):
-    path = policy_directory(name)
-    assert path is not None
-    return path
+shipped = policy_directory
 
 
 def test_a_wheel_holds_both_and_they_are_small():
@@ -47,20 +40,9 @@ def test_the_shipped_files_are_those_that_pretraining_builds(name):
     assert model.dtype == (torch.float32 if name == "demo" else torch.float16)
 
 
-@pytest.mark.parametrize("name", POLICIES)
-def test_greedy_completions_end_and_hold_no_unknown_word(name):
-    tokenizer = AutoTokenizer.from_pretrained(shipped(name))
-    model = AutoModelForCausalLM.from_pretrained(shipped(name), dtype="float32")
-    text = "<|user|>question: In which city was the director of the film The Golden Harbor born?<|end|><|assistant|>"
-    prompt = torch.tensor([tokenizer(text)["input_ids"]])
-    written = model.generate(prompt, max_new_tokens=32, do_sample=False)[0, prompt.shape[1] :].tolist()
-    assert len(written) > 1
-    assert (written[-1], tokenizer.unk_token_id in written) == (tokenizer.eos_token_id, False)
-
-
 class Parsed(BaseCallback):
     def __init__(self):
-        self.calls: list[bool] = []
+        self.calls = []
 
     def on_adapter_parse_end(self, call_id, outputs, exception=None):
         self.calls.append(exception is None)

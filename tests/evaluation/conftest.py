@@ -1,5 +1,3 @@
-"""A small run with a real policy and a real index."""
-
 import pytest
 
 from leret.config.sampling import ProgramSettings
@@ -26,7 +24,6 @@ def sampling_recipe(tmp_path, base):
 
 @pytest.fixture
 def run(tmp_path, sampling_recipe):
-    """Not sampled, but with a prompt in its bank."""
     run = Run.create(tmp_path / "run")
     run.update(sampling=sampling_recipe.model_dump(mode="json"))
     run.prompts.mkdir()

@@ -1,5 +1,3 @@
-"""A policy that answers by a rule, trained policies of random weights, and recipes."""
-
 import json
 
 import dspy
@@ -34,8 +32,6 @@ class Rule:
 
 
 class Planned(dspy.Module):
-    """A plan before each query, and an answer at the end."""
-
     def __init__(self):
         super().__init__()
         self.plan = dspy.Predict("question, context: list[str] -> plan")
@@ -56,7 +52,6 @@ class Planned(dspy.Module):
 
 
 def follow(content):
-    """The word that the first passage leads to; the question's words, where there is no passage."""
     if " leads to " in content:
         return content.split(" leads to ")[1].split()[0]
     return content.splitlines()[0].removeprefix("question: ")
@@ -73,11 +68,9 @@ def parts_of(module):
 
 
 def train(run, name, seed, parent="base"):
-    record = {
-        **{"parent": parent, "examples": 10, "steps": 4, "seconds": 1.0},
-        "key": {"recipe": {"algorithm": "sft", "learning_rate": 0.001, "seed": 0}},
-        "log_history": [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}],
-    }
+    record = {"parent": parent, "examples": 10, "steps": 4, "seconds": 1.0}
+    record["key"] = {"recipe": {"algorithm": "sft", "learning_rate": 0.001, "seed": 0}}
+    record["log_history"] = [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}]
     (tiny_policy(run.policies / name, seed=seed) / "training.json").write_text(json.dumps(record))
 
 

@@ -1,7 +1,3 @@
-"""Systems without an LM: rules, RM3 and fusion."""
-
-import asyncio
-
 import dspy
 import pytest
 
@@ -24,24 +20,19 @@ from leret.evaluation.results import ScoredHop
 from leret.evaluation.stage import evaluate
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
-from leret.programs.runner import ProgramRunner
 from leret.programs.search import Found
-from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Decoding
-from leret.rollouts.rollout import RolloutRunner
 from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, asks, parts_of, program
 from tests.programs.zoo import Agent
+from tests.rollouts.test_rollout import roll_by
 from tests.sampling.fakes import FakeRetriever
 
 ASKED = "what follows alpha and beta"
-RAW_TOO = asks("raw-question", "base", "hyde", limit=2)
 
 
 def roll(replay, formatter, script=None, actor=None):
-    searches = SearchBatcher(FakeRetriever())
-    runner = RolloutRunner(ProgramRunner(replay, formatter, searches), actor or ScriptedPolicy(formatter, script))
-    (rollout,) = asyncio.run(runner.run([Task.question("q", ASKED, gold=("beta", "gamma"))]))
-    searches.close()
+    task = Task.question("q", ASKED, gold=("beta", "gamma"))
+    (rollout,) = roll_by(actor or ScriptedPolicy(formatter, script), replay, formatter, [task])
     return rollout
 
 
@@ -62,7 +53,8 @@ def test_hyde_says_what_the_queries_were(run):
     (note,) = summary["notes"]
     assert "query was the text" in note
     assert note in run.report.read_text()
-    assert ("hyde", "raw-question") in {(c["a"], c["b"]) for c in evaluate(RAW_TOO, run).summary["comparisons"]}
+    raw_too = evaluate(asks("raw-question", "base", "hyde", limit=2), run).summary["comparisons"]
+    assert ("hyde", "raw-question") in {(pair["a"], pair["b"]) for pair in raw_too}
 
 
 def hops_of(rollout):
@@ -97,22 +89,16 @@ def test_the_oracle_fits_its_titles_to_the_queries(gold, texts):
 
 
 class Prefixed(Planned):
-    """The plan is a part of the query."""
-
     def query(self, question, plan):
         return f"{plan} {super().query(question, plan)}"
 
 
 class Gathered(Planned):
-    """Two writers before the searches."""
-
     def forward(self, question):
         return self.search([self.plan(question=question, context=[]).plan, self.query(question, "")])
 
 
 class Looped(Planned):
-    """One step writes all queries, which are searched for one by one."""
-
     def forward(self, question):
         found = Found()
         for query in self.write_all(question=question).queries:
@@ -151,17 +137,12 @@ def row(hop, *doc_ids, sample=0, query="q", **more):
 
 
 def test_each_hop_fuses_the_rankings_of_that_hop():
-    a = [row(1, "x", "y"), row(2, "x", "y", "z"), row(1, "other sample", sample=1)]
+    a = [row(1, "x", "y"), row(2, "x", "y", "z"), row(3, "x", unparsed=True), row(1, "other sample", sample=1)]
     (rollout,) = fuse([a, [row(1, "y", "w", query="rewrite")]], [Task.question("1", "t")])
     # hop 1: y 1/62 + 1/61, x 1/61, w 1/62; hop 2: the ranking of b stays what it was
     assert [[p.doc_id for p in hop.ranking] for hop in rollout.hops] == [["y", "x", "w"], ["y", "x", "w", "z"]]
     assert rollout.hops[0].ranking[0].score == pytest.approx(1 / 62 + 1 / 61)
     assert (rollout.hops[0].queries, rollout.steps) == (("q + rewrite",), ())
-
-
-def test_a_part_that_ended_unparsed_adds_no_hop_to_the_fusion():
-    (rollout,) = fuse([[row(1, "x"), row(2, "x", unparsed=True)], [row(1, "y")]], [Task.question("1", "t")])
-    assert len(rollout.hops) == 1
 
 
 def test_a_part_that_failed_fails_the_fusion_and_is_not_scored():

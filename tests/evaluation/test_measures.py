@@ -1,5 +1,3 @@
-"""Every hop's accumulated ranking is scored by the rewards' own functions."""
-
 import pytest
 
 from leret.core.types import Document, Failure, Hop, LMCall, Passage, Rollout, Task
@@ -57,11 +55,7 @@ def test_a_row_is_a_search_and_counts_the_lm_calls_since_the_one_before(hops, n_
 
 @pytest.mark.parametrize(
     ("text", "gold", "hidden"),
-    [
-        (QUESTION.text, "ab", "b"),
-        ("Was Los Ángeles or Oslo-Drammen first?", "bx", ""),
-        ("osloite?", "x", "x"),
-    ],
+    [(QUESTION.text, "ab", "b"), ("Was Los Ángeles or Oslo-Drammen first?", "bx", ""), ("osloite?", "x", "x")],
 )
 def test_titles_that_the_question_names_are_not_bridges(text, gold, hidden):
     question = Task.question("q", text, gold=tuple(gold))

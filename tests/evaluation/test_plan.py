@@ -1,5 +1,3 @@
-"""`leret eval` after program, corpus, questions or gold have changed, and evaluations side by side."""
-
 import json
 import os
 import re
@@ -16,10 +14,7 @@ from tests.evaluation.eval_fakes import asks, train
 
 SMALL = asks("raw-question")
 BASE = asks("raw-question", "base", limit=4)
-
-
-GOLD = r'\["(\w+)", "\w+"\]', r'["\1"]'
-"""Leaves one of a question's two gold documents."""
+GOLD = r'\["(\w+)", "\w+"\]', r'["\1"]'  # the first of a question's two gold documents alone
 
 
 def but(recipe, **keys):
@@ -28,7 +23,6 @@ def but(recipe, **keys):
 
 @pytest.fixture
 def run(tmp_path, sampling_recipe):
-    """Sampled by `leret sample`, and not evaluated."""
     run = Run.create(tmp_path / "run")
     sample(sampling_recipe, run, base_dir=tmp_path)
     return run

@@ -1,5 +1,3 @@
-"""The files of a system's results: its table, and TREC's."""
-
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
@@ -14,10 +12,8 @@ from leret.evaluation.results import ScoredHop, escape, read_rows, write_rows
 def test_rows_survive_the_file(tmp_path):
     path = tmp_path / "s" / "p.parquet"
     found = ("bridge", 0, 1, "a query", None, ("d1", "d2"), (2.0, 1.0))
-    for rows in (
-        [ScoredHop("q1", *found, {"recall": 0.5}, 2), ScoredHop("q2", *found, {}, failure="policy: down")],
-        [],
-    ):
+    two = [ScoredHop("q1", *found, {"recall": 0.5}, 2), ScoredHop("q2", *found, {}, failure="policy: down")]
+    for rows in (two, []):
         write_rows(path, rows, ["recall"])
         assert (read_rows(path), list(path.parent.iterdir())) == (rows, [path])
     write_rows(path, [ScoredHop("q", None, 0, 1, "\ud800", "a\ud800", (), (), {})], [])

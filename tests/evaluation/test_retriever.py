@@ -1,5 +1,3 @@
-"""``leret eval-retriever``: by hand, against our reward functions, and from the command line."""
-
 import json
 import random
 import re
@@ -16,7 +14,7 @@ from leret.evaluation.retriever import evaluate_retriever, measure, parse_measur
 from leret.retrieval.engines.bm25 import BM25
 from leret.rewards import scoring
 from tests.datasets.writing import json_lines
-from tests.first_steps import leret
+from tests.first_steps import leret, read_lines
 from tests.retrieval.serving import Echo, running
 
 NAMES = ["R@1", "R@10", "R@100", "AP", "AP@10", "RR", "RR@10", "nDCG", "nDCG@10", "Success@1", "Success@5"]
@@ -25,8 +23,6 @@ ODD = ["a b\tc", "é%20", "100%", "\u3000x", "-1", "line\u2028", "\u0085"]
 
 
 class Table:
-    """A retriever with fixed rankings."""
-
     digest = "table"
 
     def __init__(self, rankings, score=lambda rank: 1.0 / rank):
@@ -52,7 +48,6 @@ def test_measures_by_hand():
 
 
 def difference(questions, rankings):
-    """The largest difference between ir_measures and our reward functions, over questions and measures."""
     values = measure(NAMES, questions, rankings)
     ours = [scoring(name) for name in OURS]
     return max(
@@ -71,8 +66,7 @@ def test_random_rankings_give_the_values_of_our_rewards_also_in_the_files(tmp_pa
     report = evaluate_retriever(table, questions, NAMES)
     assert difference(questions, report.rankings) < 1e-12
     report.save(tmp_path)
-    rows = [json.loads(line) for line in (tmp_path / "per_question.jsonl").read_text().splitlines()]
-    ours = {(row["id"], name): row[name] for row in rows for name in NAMES}
+    ours = {(row["id"], name): row[name] for row in read_lines(tmp_path / "per_question.jsonl") for name in NAMES}
     qrels = ir_measures.read_trec_qrels(str(tmp_path / "qrels.trec"))
     ranked = ir_measures.read_trec_run(str(tmp_path / "run.trec"))
     found = ir_measures.iter_calc([ir_measures.parse_measure(name) for name in NAMES], qrels, ranked)
@@ -125,8 +119,6 @@ def index(tmp_path_factory):
 
 @pytest.fixture
 def ask(tmp_path):
-    """``leret eval-retriever`` on questions, each its text and gold; exit code and output."""
-
     def run(place, questions, *args):
         rows = [{"id": f"q {i}", "question": text, "relevant_doc_ids": ids} for i, (text, *ids) in enumerate(questions)]
         path = tmp_path / "q.jsonl"
@@ -136,7 +128,6 @@ def ask(tmp_path):
 
 
 def printed(out):
-    """The JSON object among the lines of progress and warnings."""
     return next(json.loads(line) for line in out.splitlines() if line.startswith("{"))
 
 
@@ -176,4 +167,4 @@ GOOD = [("word3", "d 3")]
 )
 def test_the_command_refuses_bad_input(index, ask, place, questions, args, says):
     code, output = ask(index / place, questions, *args)
-    assert (code, says in output, "Traceback" in output) == (2, True, False)
+    assert (code, says in output) == (2, True)

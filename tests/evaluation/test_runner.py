@@ -1,25 +1,19 @@
-"""Systems are evaluated as far as they are not evaluated yet."""
-
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from leret.config.policy import LocalPolicySettings
-from leret.core.errors import ConfigError, PolicyError
+from leret.core.errors import PolicyError
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.evaluation.measures import all_measures
 from leret.evaluation.runner import Evaluator, Policies
 from leret.evaluation.systems import System
 from leret.policies.local.chat_template import PromptTooLongError
-from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
-from leret.programs.replay import Replay
-from leret.programs.search import Search
+from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.rollouts.actors import Decoding
 from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, follow, parts_of, program
-from tests.programs.zoo import Agent
 from tests.sampling.fakes import FakeRetriever, questions
 
 QUESTIONS = questions(6)
@@ -35,21 +29,12 @@ def make(tmp_path):
 
     def evaluator(rule=follow, questions=QUESTIONS, key="key", digest="d", parts=None, **more):
         samples = more.pop("samples", 1)
-        decoding = Decoding(**{"max_tokens": 8, **more})
         replay, formatter = parts or program()
         environment = SimpleNamespace(replay=replay, formatter=formatter, retriever=FakeRetriever(), corpus=CORPUS)
         opened = []
-
-        class Ruled(Policies):
-            def digest(self, system):
-                return digest
-
-            def open(self, system):
-                opened.append(Rule(rule, digest))
-                return opened[-1]
-
-        policies = Ruled(LocalPolicySettings())
-        shared = run, run.eval, environment, decoding, samples
+        methods = {"digest": lambda *_: digest, "open": lambda *_: opened.append(Rule(rule, digest)) or opened[-1]}
+        policies = type("Ruled", (Policies,), methods)(LocalPolicySettings())
+        shared = run, run.eval, environment, Decoding(**{"max_tokens": 8, **more}), samples
         made = Evaluator(*shared, policies, questions, all_measures(()), key, Progress())
         made.opened = opened
         return made
@@ -85,43 +70,12 @@ def test_a_policy_that_follows_the_passages_finds_both_and_is_not_asked_twice(ma
 
 
 @pytest.mark.parametrize(
-    ("system", "after", "n_calls"),
-    [
-        (System("oracle-titles", "baseline"), [0.5, 1.0], 0),
-        (System("raw-question", "baseline"), [0.5, 0.5], 0),
-        (BASE, [0.5, 0.5], 30),  # plan, query, plan, query, answer
-    ],
+    ("system", "recall", "n_calls"), [(System("oracle-titles", "baseline"), 1, 0), (BASE, 0.5, 30)]
 )
-def test_a_plan_and_an_answer_are_lm_calls_and_no_hops(make, system, after, n_calls):
+def test_a_plan_and_an_answer_are_lm_calls_and_no_hops(make, system, recall, n_calls):
     results, _ = make(parts=parts_of(Planned())).evaluate(system)
-    assert [recalls(results, hop) for hop in (1, 2, 3)] == [[after[0]] * 6, [after[1]] * 6, []]
-    assert (len(results.rows), results.lm_calls) == (12, n_calls)
-
-
-class Reader(Agent):
-    def look_up(self, query: str) -> list[str]:
-        """Passages for a query."""
-        return Search(k=1)(query).passages
-
-
-def act(content):
-    """An agent's step: it looks up the question, then what the last passage leads to, and ends."""
-    if "next_tool_name" not in content:
-        return "[[ ## reasoning ## ]]\nread\n\n[[ ## answer ## ]]\nit\n\n[[ ## completed ## ]]"
-    n_read = content.count("Alpha | ") + content.count("Beta | ")
-    tool = "finish" if n_read > 1 else "look_up"
-    arguments = {"query": ("alpha", "beta")[n_read]} if n_read < 2 else {}
-    fields = {"next_thought": "so", "next_tool_name": tool, "next_tool_args": json.dumps(arguments)}
-    return "\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items()) + "\n\n[[ ## completed ## ]]"
-
-
-def test_an_agents_table_has_a_row_a_search(make):
-    replay = Replay(Reader())
-    results, _ = make(act, questions=QUESTIONS[:2], parts=(replay, Formatter(replay))).evaluate(BASE)
-    assert [(row.hop, row.query, row.lm_calls) for row in results.rows] == [(1, "alpha", 1), (2, "beta", 3)] * 2
-    assert [row.measures["recall"] for row in results.rows] == [0.5, 1.0, 0.0, 0.5]
-    with pytest.raises(ConfigError, match="next_tool_name"):
-        make(parts=(replay, Formatter(replay))).evaluate(System("raw-question", "baseline"))
+    assert [recalls(results, hop) for hop in (1, 2, 3)] == [[0.5] * 6, [recall] * 6, []]
+    assert (len(results.rows), results.lm_calls) == (12, n_calls)  # plan, query, plan, query, answer
 
 
 @pytest.mark.parametrize("change", [{}, {"digest": "other"}, {"key": "other"}, {"max_tokens": 9}, {"prompt": FEW_SHOT}])

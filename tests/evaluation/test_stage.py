@@ -1,5 +1,3 @@
-"""`leret eval` on a small run: real policies, real index, all of its files."""
-
 import json
 from pathlib import Path
 
@@ -16,12 +14,9 @@ from tests.evaluation.eval_fakes import asks, tiny_policy, train
 
 ALL = asks("raw-question", "oracle-titles", "base", "bank", "policies")
 RAW = asks("raw-question", limit=1)
-CONTRACT = {
-    *("schema", "measures", "n_questions", "n_by_type", "n_hops", "baseline", "confidence", "resamples", "rows"),
-    *("comparisons", "comparisons_by_hop", "comparisons_by_type", "name", "data", "focus", "split", "temperature"),
-    *("samples", "seed", "when", "key"),
-}
-"""Keys of summary.json: some may be added, none goes."""
+CONTRACT = {*("schema", "measures", "n_questions", "n_by_type", "n_hops", "baseline", "confidence", "resamples"),
+            *("rows", "comparisons", "comparisons_by_hop", "comparisons_by_type", "name", "data", "focus", "split"),
+            *("temperature", "samples", "seed", "when", "key")}  # fmt: skip
 
 
 def test_everything_is_written_and_nothing_is_done_twice(run):
@@ -92,10 +87,9 @@ def test_a_question_that_was_sampled_by_its_id_or_its_text_is_refused(run):
     file = Path(run.manifest.sampling["data"]["questions"])
     double = next(row for row in map(json.loads, file.read_text().splitlines()) if row["id"] == asked)
     file.write_text(file.read_text() + json.dumps({**double, "id": "double"}) + "\n")
-    for sampled, says in (
-        ("double", f"1 questions .*have the text of one in the training data: '{asked}'"),
-        (asked, "1 questions are in the training data and in the evaluation split"),
-    ):
+    same_text = f"1 questions .*have the text of one in the training data: '{asked}'"
+    same_id = "1 questions are in the training data and in the evaluation split"
+    for sampled, says in (("double", same_text), (asked, same_id)):
         with Store(run.store) as store:
             store.put_state(State(f"state of {sampled}", sampled, 0, "write_query", {}, ()))
         with pytest.raises(DataError, match=says):

@@ -1,5 +1,3 @@
-"""Intervals and p-values, against scipy and by hand."""
-
 import numpy as np
 import pytest
 from scipy import stats

@@ -1,5 +1,3 @@
-"""Systems of a run by name."""
-
 import json
 
 import pytest

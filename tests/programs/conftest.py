@@ -1,5 +1,6 @@
 import asyncio
 import random
+from contextlib import closing
 
 import dspy
 import pytest
@@ -7,8 +8,7 @@ import pytest
 from leret.core.types import Passage, Task
 from leret.programs.checks import check_path, made_up
 from leret.programs.needs import NeedsCompletion
-from leret.programs.prompts import ZERO_SHOT, Formatter
-from leret.programs.replay import Replay
+from leret.programs.prompts import ZERO_SHOT
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 
@@ -30,10 +30,8 @@ def complete(need):
     if fields is None:  # ReActV2's tool calls
         fields = dict.fromkeys(call.signature.output_fields, "word")
         last = "observation" in str(need.inputs) or "on word" in str(need.inputs)
-        tool = (
-            {"name": "submit", "args": {"answer": "word"}} if last else {"name": "look_up", "args": {"query": "word"}}
-        )
-        fields["tool_calls"] = dspy.ToolCalls.from_dict_list([tool])
+        name, argument = ("submit", "answer") if last else ("look_up", "query")
+        fields["tool_calls"] = dspy.ToolCalls.from_dict_list([{"name": name, "args": {argument: "word"}}])
     if "next_tool_args" in fields:
         fields["next_tool_args"] = {"query": "word"}
     return str(call.adapter.format_assistant_message_content(call.signature, fields))
@@ -44,23 +42,17 @@ def walk():
     """Walks a program and returns its needs, its end, and what `check_path` refuses, where it is asked."""
 
     def walked(program, adapter=None, *, check=False, pure=None, prompts=(ZERO_SHOT,), shared=True):
-        async def run():
-            searches = SearchBatcher(Shelf())
-            replay = Replay(program, adapter)
-            runner = ProgramRunner(replay, Formatter(replay), searches if shared else None)
+        async def run(searches):
+            runner = ProgramRunner.over(program, adapter, searches if shared else None)
             task, steps, results, needs = Task.question("q", "who is it?"), [], {}, []
-            try:
-                need = await runner.advance(task, steps, results, check)
-                while isinstance(need, NeedsCompletion):
-                    needs.append(need)
-                    steps.append(runner.formatter.step(need, complete(need)))
-                    need = await runner.advance(task, steps, results, check)
-                if pure is not None:
-                    await check_path(pure, runner, task, steps, results, prompts)
-            finally:
-                searches.close()
+            while isinstance(need := await runner.advance(task, steps, results, check), NeedsCompletion):
+                needs.append(need)
+                steps.append(runner.formatter.step(need, complete(need)))
+            if pure is not None:
+                await check_path(pure, runner, task, steps, results, prompts)
             return needs, need
 
-        return asyncio.run(run())
+        with closing(SearchBatcher(Shelf())) as searches:
+            return asyncio.run(run(searches))
 
     return walked

@@ -1,19 +1,16 @@
 """DSPy programs of the shapes that users write; none of them knows of leret beyond its searches."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random
 import re
 import time
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import dspy
 from pydantic import BaseModel, Field
@@ -22,13 +19,13 @@ from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.programs.search import Found, Search, search_tool
 from tests.sampling.fakes import WORDS, FakeRetriever
 
-WORKS, SHAPES = "works", dict[str, tuple[Callable[[], dspy.Module], str]]()
+WORKS, SHAPES = "works", {}
 """Programs by name, with what comes of them: `WORKS`, or a pattern of the error, or of the warning, that they get."""
 
 QUERY, ANSWER = "question, context: list[str] -> query", "question, context: list[str] -> answer"
 
 
-def value(kind: str, rng: random.Random) -> Any:
+def value(kind, rng):
     """Make up a value of a type as DSPy's prompts name it."""
     word = " ".join(rng.choices(WORDS, k=2))
     if choices := re.findall(r"'([^']*)'", kind) if kind.startswith("Literal") else []:
@@ -44,7 +41,7 @@ def value(kind: str, rng: random.Random) -> Any:
     return made.get(kind.removeprefix("Optional[").rstrip("]").split(" | ")[0], word)
 
 
-def written(messages: Any, seed: int = 0) -> str:
+def written(messages, seed=0):
     """A completion in the format that a prompt asks for; a function of prompt and seed."""
     rng, system = random.Random(f"{messages}|{seed}"), messages[0]["content"]
     outputs = system.partition("output fields are:")[2].partition("All interactions")[0]
@@ -64,20 +61,20 @@ def written(messages: Any, seed: int = 0) -> str:
     return "\n\n".join([*(f"[[ ## {name} ## ]]\n{text}" for name, text in texts.items()), "[[ ## completed ## ]]"])
 
 
-def answer_strongly(request: Any) -> Any:
+def answer_strongly(request):
     messages = messages_of(request)
-    asked = len(messages) > 1
-    return text_response(request, written(messages, seed=9) if asked else f"strong {messages[0]['content'][-5:]}")
+    text = written(messages, seed=9) if len(messages) > 1 else f"strong {messages[0]['content'][-5:]}"
+    return text_response(request, text)
 
 
 STRONG = EngineLM("strong", answer_strongly)
 
 
-def shape(outcome: str = WORKS, **parts: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def shape(outcome=WORKS, **parts):
     """Make a program of a function ``forward(self, question)``; ``parts`` are signatures, or factories of modules."""
 
-    def register(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def __init__(self: Any) -> None:  # noqa: N807
+    def register(forward):
+        def __init__(self):  # noqa: N807
             dspy.Module.__init__(self)
             self.search = Search(k=2)
             for name, part in ({"write": QUERY, "answer": ANSWER} | parts).items():
@@ -92,11 +89,8 @@ def shape(outcome: str = WORKS, **parts: Any) -> Callable[[Callable[..., Any]], 
     return register
 
 
-def end(found: Found, **more: Any) -> dspy.Prediction:
+def end(found, **more):
     return dspy.Prediction(found=found.doc_ids, **more)
-
-
-# ------------------------------------------------------------ loops and predictors
 
 
 @shape(hops=lambda self: [dspy.ChainOfThought(QUERY) for _ in range(2)], write=None)
@@ -140,7 +134,7 @@ class Plan(BaseModel):
     steps: list[Step]
 
 
-def planned(name: str, kind: Any) -> Callable[[Any], dspy.Module]:
+def planned(name, kind):
     return lambda self: dspy.Predict(dspy.Signature(f"question -> {name}").with_updated_fields(name, type_=kind))
 
 
@@ -287,14 +281,9 @@ def recursion(self, question, depth=0, found=Found()):  # noqa: B008
     return end(found) if depth else self(question=question, depth=1, found=found)
 
 
-@shape(
-    "no predictor to train.*as an attribute", grid=lambda self: {"a": [dspy.Predict(QUERY)]}, write=None, answer=None
-)
+@shape("no predictor to train.*attribute", grid=lambda self: {"a": [dspy.Predict(QUERY)]}, write=None, answer=None)
 def predictors_in_lists_of_a_dict(self, question):
     return end(self.search(self.grid["a"][0](question=question, context=[]).query))
-
-
-# ------------------------------------------------------------ agents and tools
 
 
 @search_tool
@@ -314,7 +303,7 @@ class Shelf:
         return look_up(query)
 
 
-def agent(kind: Any = dspy.ReAct, *tools: Any) -> Callable[[Any], dspy.Module]:
+def agent(kind=dspy.ReAct, *tools):
     return lambda self: kind("question -> answer", tools=list(tools or (look_up,)), max_iters=3)
 
 
@@ -353,28 +342,21 @@ async def async_tool(self, question):
     return dspy.Prediction(found=[row["doc_id"] for row in rows])
 
 
-@shape(
-    best=lambda self: dspy.BestOfN(module=Innermost(), N=2, reward_fn=lambda inputs, found: 0.5, threshold=1.0),
-    write=None,
-)
+def best(kind, module, n, reward):
+    return lambda self: kind(module=module(), N=n, reward_fn=reward, threshold=1.0)
+
+
+@shape(best=best(dspy.BestOfN, Innermost, 2, lambda inputs, found: 0.5), write=None)
 def best_of_n(self, question):
     return end(self.best(question=question, found=Found()))
 
 
-@shape(
-    best=lambda self: dspy.Refine(module=Innermost(), N=2, reward_fn=lambda inputs, found: 0.5, threshold=1.0),
-    write=None,
-)
+@shape(best=best(dspy.Refine, Innermost, 2, lambda inputs, found: 0.5), write=None)
 def refine(self, question):
     return end(self.best(question=question, found=Found()))
 
 
-@shape(
-    best=lambda self: dspy.BestOfN(
-        module=Nested(), N=3, reward_fn=lambda inputs, end: float(len(end.found) > 3), threshold=1.0
-    ),
-    write=None,
-)
+@shape(best=best(dspy.BestOfN, Nested, 3, lambda inputs, end: float(len(end.found) > 3)), write=None)
 def best_of_n_by_what_is_found(self, question):
     return self.best(question=question)
 
@@ -382,9 +364,6 @@ def best_of_n_by_what_is_found(self, question):
 @shape(agent=lambda self: dspy.ReAct("question -> answer", tools=[look_up_later], max_iters=2))
 async def async_agent(self, question):
     return await self.agent.acall(question=question)
-
-
-# ------------------------------------------------------------ concurrency
 
 
 @shape()
@@ -451,9 +430,6 @@ def threads_that_search_alone(self, question):
         [first, second] = [pool.submit(self.search, text) for text in (query, question)]
     found = first.result()
     return end(self.search(self.write(question=question, context=second.result().passages).query, found))
-
-
-# ------------------------------------------------------------ LMs and adapters
 
 
 @shape(strong=lambda self: STRONG, note="question -> note")
@@ -529,9 +505,6 @@ def streaming_inside(self, question):
     return end(self.search(asyncio.run(run()).query))
 
 
-# ------------------------------------------------------------ errors and retries
-
-
 @shape()
 def catches_and_falls_back(self, question):
     try:
@@ -568,9 +541,6 @@ def retries_with_another_rollout(self, question):
     return end(self.search(question))
 
 
-# ------------------------------------------------------------ programs with a state of their own
-
-
 @shape("no search that leret sees.*leret.search_tool")
 def search_that_leret_does_not_see(self, question):
     rows = FakeRetriever().search([self.write(question=question, context=[]).query], 2)[0]
@@ -582,9 +552,8 @@ def half_of_the_searches_unseen(self, question):
     query = self.write(question=question, context=[]).query
     rows = FakeRetriever().search([query], 2)[0]
     found = self.search(self.write(question=question, context=[row.text for row in rows]).query)
-    return dspy.Prediction(
-        found=[row.doc_id for row in rows], context=found.passages, doc_ids=[row.doc_id for row in rows]
-    )
+    ids = [row.doc_id for row in rows]
+    return dspy.Prediction(found=ids, context=found.passages, doc_ids=ids)
 
 
 @shape("is not deterministic.*keep nothing on itself")

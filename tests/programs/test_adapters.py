@@ -12,10 +12,20 @@ ONE = dspy.Signature("question, context: list[str] -> query")
 TWO = dspy.Signature("question -> reasoning, n: int")
 
 
-def test_inputs_become_lines_and_lists_are_clipped():
-    inputs = {"question": "Who\nwas it?", "context": ["A | b c d e", "F", "G"]}
-    (message,) = CompactAdapter(words_per_item=3, items=2).format(ONE, [], inputs)
-    assert message == {"role": "user", "content": "question: Who was it?\ncontext:\nA | b\nF"}
+@pytest.mark.parametrize(
+    ("signature", "inputs", "shown"),
+    [
+        (ONE, {"question": "Who\nwas it?", "context": ["A | b c d e", "F", "G"]},
+         "question: Who was it?\ncontext:\nA | b\nF"),
+        (dspy.Signature("rows: list, arguments: dict -> x"),
+         {"rows": [{"id": "d7", "title": "A"}], "arguments": {"query": "ü b"}},
+         'rows:\nd7 | A\narguments: {"query": "ü b"}'),
+    ],
+)  # fmt: skip
+def test_inputs_become_lines_rows_their_values_mappings_json_and_lists_are_clipped(signature, inputs, shown):
+    adapter = CompactAdapter(words_per_item=3, items=2)
+    assert adapter.format(signature, [], inputs) == [{"role": "user", "content": shown}]
+    assert adapter.format_user_message_content(signature, inputs) == shown
 
 
 def test_demos_are_turns_without_their_context_after_instructions_where_asked_for():
@@ -23,14 +33,6 @@ def test_demos_are_turns_without_their_context_after_instructions_where_asked_fo
     adapter, signature = CompactAdapter(instructions=True), ONE.with_instructions("Be brief.")
     turns = [(m["role"], m["content"]) for m in adapter.format(signature, [demo], {"question": "q", "context": []})]
     assert turns == [("system", "Be brief."), ("user", "question: p"), ("assistant", "x"), ("user", "question: q")]
-
-
-def test_rows_are_shown_by_their_values_and_a_mapping_as_json():
-    signature = dspy.Signature("rows: list, arguments: dict -> x")
-    inputs = {"rows": [{"id": "d7", "title": "A"}], "arguments": {"query": "ü b"}}
-    shown = "rows:\nd7 | A\narguments: " + '{"query": "ü b"}'
-    assert CompactAdapter().format_user_message_content(signature, inputs) == shown
-    assert CompactAdapter().format(signature, [], inputs)[-1]["content"] == shown
 
 
 def test_a_call_ends_with_its_outputs_where_asked_for():
@@ -77,22 +79,22 @@ def test_finetuning_data_end_in_the_assistants_turn():
     assert data["messages"] == [{"role": "user", "content": "question: q"}, {"role": "assistant", "content": "x"}]
 
 
-class Styled(dspy.ChatAdapter):
-    def __init__(self, style: str = "plain", **settings):
-        super().__init__(**settings)
-        self.style = style
-
-
 class Renaming(dspy.ChatAdapter):
+    name = "written"
+
     def __init__(self, style: str = "plain"):
         super().__init__()
-        self.written = style
+        setattr(self, self.name, style)
+
+
+class Styled(Renaming):
+    name = "style"
 
 
 ADAPTERS = [
     dspy.ChatAdapter(), dspy.ChatAdapter(use_json_adapter_fallback=False, parallel_tool_calls=True),
     dspy.XMLAdapter(), dspy.JSONAdapter(use_native_function_calling=False), PlainJSONAdapter(), Renaming(),
-    CompactAdapter(items=3, instructions=True), Styled("ornate", use_native_function_calling=True),
+    CompactAdapter(items=3, instructions=True), Styled("ornate"),
 ]  # fmt: skip
 
 

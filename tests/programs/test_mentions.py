@@ -1,16 +1,14 @@
 import pytest
 
 from leret.core.types import Passage
-from leret.policies.base import Completion
 from leret.programs.load import load_program
 from leret.programs.mentions import QUESTION, mentions, names
 from leret.programs.search import Found
+from tests.programs.test_pick import Placed
 from tests.sampling.fakes import ROOT, FakeRetriever
 
-ASKED = 'Who directed Progress Harbor before "Red Dune" won in Rome?'
-HARBOR = Passage(
-    "h", "Progress Harbor", "Progress Harbor is a film directed by Anna Bolt. Otto Kern saw it in Rome.", 8.0
-)
+ASKED = 'Who directed Silent Harbor before "Red Dune" won in Rome?'
+HARBOR = Passage("h", "Silent Harbor", "Silent Harbor is a film directed by Anna Bolt. Otto Kern saw it in Rome.", 8.0)
 DUNE = Passage("d", "Red Dune", 'Red Dune was made by Otto Kern for "The Lost Film" in 1999.', 4.0)
 LATER = Passage("k", "Otto Kern", "Otto Kern met Mia Lund in 2001.", 20.0)
 
@@ -18,7 +16,7 @@ LATER = Passage("k", "Otto Kern", "Otto Kern met Mia Lund in 2001.", 20.0)
 @pytest.mark.parametrize(
     ("searches", "expected"),
     [
-        ((), ["Red Dune", "Progress Harbor", "Rome"]),
+        ((), ["Red Dune", "Silent Harbor", "Rome"]),
         (((HARBOR,),), ["Red Dune", "Rome", "Anna Bolt", "Otto Kern"]),
         (((HARBOR, DUNE),), ["Rome", "Anna Bolt", "Otto Kern", "The Lost Film"]),
         (((HARBOR, DUNE), (LATER,)), ["Rome", "Anna Bolt", "The Lost Film", "Mia Lund"]),
@@ -40,12 +38,8 @@ def test_numbers_say_where_a_name_stands_and_what_it_is():
     assert bolt["sentence_overlap"] == 3 / 7  # directed, silent, harbor; of directed silent harbor red dune won rome
     assert (film["rank_1"], film["several_words"], film["overlap"]) == (1.0, 1.0, 0.0)
     assert (lund["later"], "score" in lund) == (1.0, False)
-    twice = {one.id: one.data for one in mentions("who?", Found(((HARBOR, DUNE),)))}
-    assert twice["Otto Kern"]["count"] == 2.0
-    assert twice["Otto Kern"]["rank_0"] == 1.0
-
-
-def test_numbers_tell_names_of_peoples_and_what_found_pages_and_titles_hold():
+    twice = {one.id: one.data for one in mentions("who?", Found(((HARBOR, DUNE),)))}["Otto Kern"]
+    assert (twice["count"], twice["rank_0"]) == (2.0, 1.0)
     page = Passage("p", "Jan Vos", "Jan Vos met a French painter, Anna Vos.", 1.0)
     found = {one.id: one.data for one in mentions("Which Dutch painter met Anna?", Found(((page,),)))}
     assert (found["Dutch"]["adjective"], found["Dutch"]["own_read"], found["Dutch"]["own_place"]) == (1.0, 0.0, 0.0)
@@ -66,31 +60,22 @@ def test_names_are_runs_of_capitals_and_quotes(text, expected):
     assert names(text) == expected
 
 
-@pytest.mark.parametrize(("name", "field"), [("Expand", None), ("ExpandWrite", "words")])
-def test_the_shipped_programs_search_for_the_question_and_what_is_added(name, field, walk):
-    program = load_program(ROOT / "pipelines/expand.py", name, {}, k=2)
-    needs, end = walk(program, check=True, pure=load_program(ROOT / "pipelines/expand.py", name, {}, k=2))
+@pytest.mark.parametrize("name", ["Expand", "ExpandWrite"])
+def test_the_shipped_programs_search_for_the_question_and_what_is_added(name, walk):
+    program, pure = (load_program(ROOT / "pipelines/expand.py", name, {}, k=2) for _ in range(2))
+    needs, end = walk(program, check=True, pure=pure)
     queries = [search.queries[0] for search in end.searches]
-    assert queries[0] == "who is it?"
-    assert all(query.startswith("who is it?") for query in queries)
+    assert [query.partition("?")[0] for query in queries] == ["who is it"] * len(queries)
     assert len(queries) == 1 + len(needs)
     assert len(end.ranking) == 2 + len(needs)
 
 
 @pytest.mark.parametrize(("place", "n_queries"), [(0, 1), (1, 3)])
 def test_a_name_is_picked_once_and_the_question_alone_as_often_as_it_helps(place, n_queries):
-    program, asked = load_program(ROOT / "pipelines/expand.py", "Expand", {"k": 1, "picks": 3}), []
-
-    class Place:
-        name = digest = "place"
-
-        async def complete(self, request):
-            asked.append(request.choice.candidates[min(place, len(request.choice.candidates) - 1)].id)
-            return [Completion(asked[-1], "stop", 0, 0)]
-
-    program.pick.actor = Place()
+    program = load_program(ROOT / "pipelines/expand.py", "Expand", {"k": 1, "picks": 3})
+    program.pick.actor = actor = Placed(place)
     for search in (program.first, program.more):
         search.retriever = FakeRetriever()
     made = program(question="what follows alpha, Beta or Gamma leads to zeta?")
-    assert len(set(asked)) == n_queries
+    assert len(set(actor.answers)) == n_queries
     assert len(made.doc_ids) == len(set(made.doc_ids)) > 1

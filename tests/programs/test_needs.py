@@ -2,17 +2,8 @@ import dspy
 import pytest
 
 from leret.core.types import Passage
-from leret.programs.needs import (
-    Finished,
-    NeedsCompletion,
-    NeedsSearch,
-    PredictorCall,
-    Step,
-    asked_instead,
-    difference,
-    order,
-    place,
-)
+from leret.programs import needs
+from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, PredictorCall, Step, difference, place
 from leret.programs.search import SearchCall
 
 A, B = (SearchCall(1, ("q",), ((Passage(name, "", "", 1.0),),)) for name in "ab")
@@ -38,11 +29,8 @@ def test_what_differs_is_told_with_both_values(one, other, told):
     assert told in difference(one, other)
 
 
-def test_a_prediction_is_compared_by_its_fields_and_an_object_by_its_name():
+def test_predictions_and_inputs_are_compared_by_their_fields_and_an_object_by_its_name():
     assert place(Finished(dspy.Prediction(a=print), ())) == place(Finished({"a": print}, ()))
-
-
-def test_equal_inputs_ask_the_same_whatever_they_are_made_of():
     call = PredictorCall("write", {"x": (1, 2)})
     assert call.asks_as(PredictorCall("write", {"x": [1, 2]}))
     assert not call.asks_as(PredictorCall("write", {"x": (1, 2)}, wording="other"))
@@ -50,10 +38,10 @@ def test_equal_inputs_ask_the_same_whatever_they_are_made_of():
 
 def test_a_step_that_is_not_asked_for_is_told_with_what_is_asked_instead():
     step = Step(PredictorCall("write", {"x": "1"}), [{"query": "q"}])
-    assert asked_instead(step, [need(x="2")]) == 'write.x was "1", and on the same path "2"'
-    assert "no longer on the same path" in asked_instead(step, [NeedsSearch("q")])
+    assert needs.asked_instead(step, [need(x="2")]) == 'write.x was "1", and on the same path "2"'
+    assert "no longer on the same path" in needs.asked_instead(step, [NeedsSearch("q")])
 
 
 def test_of_branches_side_by_side_a_search_goes_first():
-    needs = [need("b"), need("a", x="2"), need("a", x="1"), NeedsSearch("q")]
-    assert sorted(needs, key=order) == needs[::-1]
+    branches = [need("b"), need("a", x="2"), need("a", x="1"), NeedsSearch("q")]
+    assert sorted(branches, key=needs.order) == branches[::-1]

@@ -9,6 +9,7 @@ from leret.policies.base import Completion
 from leret.programs.pick import candidates_of, named_picks
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
+from tests.programs.zoo import TwoPredictors
 
 CHUNKS = ["Mary went home.", "John slept.", "Mary took the milk."]
 
@@ -26,11 +27,9 @@ class Picks(dspy.Module):
         return dspy.Prediction(picked=[one.text for one in picked])
 
 
-class Mixed(dspy.Module):
+class Mixed(TwoPredictors):
     def __init__(self):
         super().__init__()
-        self.write = dspy.Predict("question, context: list[str] -> query")
-        self.search = leret.Search(k=3)
         self.pick = leret.Pick()
 
     def forward(self, question):
@@ -40,11 +39,7 @@ class Mixed(dspy.Module):
         return dspy.Prediction(query=self.write(question=question, context=found.passages).query)
 
 
-class Parallel(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.pick = leret.Pick()
-
+class Parallel(Picks):
     def forward(self, question):
         branch = dspy.Parallel(num_threads=2, disable_progress_bar=True)
         made = branch([(lambda topic: self.pick(CHUNKS, topic=topic), {"topic": topic}) for topic in ("a", "b")])
@@ -139,19 +134,21 @@ def test_candidates_are_texts_dicts_passages_or_candidates():
         candidates_of(["a", {"id": "0", "text": "b"}])
 
 
-class Last:
-    name = digest = "last"
+class Placed:
+    name = digest = "placed"
 
-    def __init__(self, answer=None):
-        self.requests, self.answer = [], answer
+    def __init__(self, place, answer=None):
+        self.requests, self.answers, self.place, self.answer = [], [], place, answer
 
     async def complete(self, request):
+        candidates = request.choice.candidates
         self.requests.append(request)
-        return [Completion(self.answer or request.choice.candidates[-1].id, "stop", 0, 0)]
+        self.answers.append(self.answer or candidates[min(self.place, len(candidates) - 1)].id)
+        return [Completion(self.answers[-1], "stop", 0, 0)]
 
 
 def test_outside_of_leret_the_actor_answers_also_for_a_copy():
-    program, actor = Picks(), Last()
+    program, actor = Picks(), Placed(-1)
     with pytest.raises(ProgramError, match=r"pick\.actor = POLICY"):
         program(question="?")
     program.pick.actor = actor
@@ -159,10 +156,6 @@ def test_outside_of_leret_the_actor_answers_also_for_a_copy():
     assert program.deepcopy()(question="?").picked == [CHUNKS[2], CHUNKS[1]]
     assert actor.requests[0].choice.predictor == "pick"
     assert '"candidates": {"0": "Mary went home."' in actor.requests[0].messages[0]["content"]
-
-
-def test_an_answer_of_the_actor_that_names_nothing_is_an_error_of_dspys_kind():
-    program = Picks()
-    program.pick.actor = Last("nine")
+    program.pick.actor = Placed(0, "nine")
     with pytest.raises(AdapterParseError, match="'nine' is the id of no candidate"):
         program(question="?")

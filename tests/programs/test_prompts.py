@@ -32,7 +32,6 @@ class Asks(dspy.Module):
 @pytest.mark.parametrize("kind", ["chat", "json", "xml"])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_an_adapter_sends_a_served_lm_messages_alone(kind, asynchronous, monkeypatch):
-    """The sampler sends no ``response_format``; neither do the bank, evaluation and leret.load through a dspy.LM."""
     lm = dspy.LM("openai/gpt-4o", api_key="none", cache=False)
     assert "response_format" in lm.supported_params
     seen = []
@@ -81,8 +80,6 @@ def test_messages_are_what_the_adapter_gives(kind):
 
 
 class Moody(dspy.ChatAdapter):
-    """Its instructions depend on what was asked before."""
-
     n = 0
 
     def format_task_description(self, signature):

@@ -31,16 +31,12 @@ def saved(tmp_path):
     write_data(tmp_path)
     source = ProgramSource(MULTIHOP, "MultiHop", {"hops": 2})
     data = FileSettings(corpus=str(tmp_path / "corpus.jsonl"), questions=str(tmp_path / "questions.jsonl"))
-    save(
-        load_program(source.path, source.name, source.arguments),
-        tmp_path / "run/program",
-        source=source,
-        adapter=leret.CompactAdapter(),
-        policies={"": LocalPolicySettings(model=str(tiny_policy(tmp_path / "run/policies/sft")), max_tokens=4)},
-        retriever=BM25Settings(k=2, index=str(tmp_path / "run/cache/bm25")),
-        data=data,
-    )
-    return tmp_path / "run/program"
+    program, place = load_program(source.path, source.name, source.arguments), tmp_path / "run/program"
+    policy = LocalPolicySettings(model=str(tiny_policy(tmp_path / "run/policies/sft")), max_tokens=4)
+    retriever = BM25Settings(k=2, index=str(tmp_path / "run/cache/bm25"))
+    parts = {"policies": {"": policy}, "retriever": retriever, "data": data}
+    save(program, place, source=source, adapter=leret.CompactAdapter(), **parts)
+    return place
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +47,6 @@ def lms(tmp_path_factory):
 
 
 def optimized(kind, lms):
-    """A program as an optimizer returns it: an LM, instructions and demos of its own a predictor."""
     program = kind()
     program.write.lm, program.answer.lm = lms
     program.write.signature = program.write.signature.with_instructions("Write what finds the book.")
@@ -64,15 +59,6 @@ def ask(program, question="who wrote the book ?"):
         return program(question=question).answer
 
 
-class Outer(dspy.Module):
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, question):
-        return self.inner(question=question)
-
-
 class Counted(TwoPredictors):
     def __init__(self, hops=2):
         super().__init__()
@@ -80,7 +66,12 @@ class Counted(TwoPredictors):
 
 
 def test_it_composes_runs_in_parallel_and_is_evaluated(saved):
-    program = leret.load(saved)
+    class Outer(dspy.Module):
+        def forward(self, question):
+            return self.inner(question=question)
+
+    outer = Outer()
+    outer.inner = program = leret.load(saved)
     examples = [dspy.Example(question=f"alpha leads to {i}").with_inputs("question") for i in range(8)]
     with dspy.context(adapter=dspy.ChatAdapter(), lm=None):  # whatever DSPy is configured with
         alone = {example.question: program(**example.inputs()).doc_ids for example in examples}
@@ -89,7 +80,7 @@ def test_it_composes_runs_in_parallel_and_is_evaluated(saved):
         return prediction.doc_ids == alone[example.question]
 
     evaluation = dspy.Evaluate(devset=examples, metric=same, num_threads=4, display_progress=False)
-    assert evaluation(Outer(program)).score == 100
+    assert evaluation(outer).score == 100
 
 
 def test_a_program_of_a_file_takes_its_file_along(saved, tmp_path):
@@ -310,12 +301,8 @@ def test_a_key_is_sent_where_the_caller_named_its_variable(lms, tmp_path, monkey
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1:9.*api_key_env="):
         leret.load(tmp_path)
     assert leret.load(tmp_path, api_key_env="MY_SECRET").predictors()[0].lm.kwargs["api_key"] == "sesame"
-
-
-def test_an_endpoint_that_hides_from_the_check_is_refused(lms, tmp_path):
-    save(optimized(TwoPredictors, lms), tmp_path)
     edited(tmp_path, _lm(lm={"model": "openai/x", "base_url": "http://127.0.0.1:9/v1"}, has_key=False))
-    with pytest.raises(ProgramError, match="sets base_url"):
+    with pytest.raises(ProgramError, match="sets base_url"):  # hides from the check
         leret.load(tmp_path)
 
 

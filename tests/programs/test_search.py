@@ -1,3 +1,5 @@
+from types import SimpleNamespace
+
 import dspy
 import pytest
 
@@ -8,13 +10,6 @@ from leret.programs.search import Found, Search
 ONE, TWO, THREE = (Passage(f"d{i}", f"T{i}" if i < 3 else "", f"text {i}", float(4 - i)) for i in (1, 2, 3))
 
 
-class Shelf:
-    digest = "shelf"
-
-    def search(self, queries, k):
-        return [(ONE, TWO, THREE)[:k] for _ in queries]
-
-
 def test_what_is_found_is_told_in_the_order_of_the_scores():
     found = Found(((TWO, THREE), (ONE, TWO)))
     assert (found.doc_ids, found.scores) == (["d1", "d2", "d3"], [3.0, 2.0, 1.0])
@@ -22,7 +17,8 @@ def test_what_is_found_is_told_in_the_order_of_the_scores():
 
 
 def test_several_queries_may_exclude_what_was_seen_and_the_retriever_is_dspys():
-    with dspy.context(rm=Shelf()):
+    shelf = SimpleNamespace(digest="shelf", search=lambda queries, k: [(ONE, TWO, THREE)[:k] for _ in queries])
+    with dspy.context(rm=shelf):
         assert Search(k=1)(["a", "b"]).searches == ((ONE,), (ONE,))
         assert Search(k=1, exclude_seen=True)(["a", "b"], Found(((TWO,),))).searches == ((TWO,), (ONE,), (THREE,))
         assert Search()([]).searches == ()

@@ -25,7 +25,7 @@ class Retriever(FakeRetriever):
 
 
 class End(BaseException):
-    """Ends a run of stock DSPy after the last state of a path."""
+    pass
 
 
 def sampled(program, run_dir, **settings):
@@ -38,7 +38,6 @@ def sampled(program, run_dir, **settings):
 
 
 def paths(groups):
-    """The messages and the completion of each state on the path that went on, by question."""
     for first in (group for group in groups if group.state.parent is None):
         path, group = [], first
         while group is not None:

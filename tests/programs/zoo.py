@@ -95,22 +95,27 @@ def rows(query: str, k: int = 3) -> list[dict]:
 
 
 class Tool(TwoPredictors):
+    k = 2
+
     def __init__(self):
         super().__init__()
         self.rows = search_tool(rows)
 
     def forward(self, question):
-        context = [row["text"] for row in self.rows(self.write(question=question, context=[]).query, k=2)]
+        context = [row["text"] for row in self.rows(self.write(question=question, context=[]).query, k=self.k)]
         return self.answer(question=question, context=context)
 
 
 class Threads(TwoPredictors):
+    n_parts = 2
+
     def part(self, question, i):
         found = self.search(self.write(question=f"{question} {i}", context=[]).query)
         return self.search(self.write(question=f"{question} {i}", context=found.passages).query, found)
 
     def forward(self, question):
-        pairs = [(self.part, dspy.Example(question=question, i=i).with_inputs("question", "i")) for i in range(2)]
+        numbers = range(self.n_parts)
+        pairs = [(self.part, dspy.Example(question=question, i=i).with_inputs("question", "i")) for i in numbers]
         parts = dspy.Parallel(num_threads=2, disable_progress_bar=True)(pairs)
         return dspy.Prediction(ids=[part.doc_ids for part in parts])
 

@@ -1,7 +1,7 @@
 from leret.rollouts.actors import Role
 from leret.sampling.preferences.dataset import state_targets
 from leret.sampling.store.store import Store
-from tests.rollouts.test_credit import Recorded, Retelling, groups_of, is_alpha, sample, samples_of
+from tests.rollouts.test_credit import Recorded, Retelling, groups_of, is_alpha, only, sample, samples_of
 from tests.rollouts.test_rollout import roll
 from tests.sampling.fakes import FakePolicy
 
@@ -35,8 +35,7 @@ def test_each_policy_answers_its_own_predictors_once(tmp_path):
 
 def test_nothing_is_learnt_from_a_predictor_that_is_not_sampled(tmp_path):
     policy = Recorded()
-    roles = {name: Role(policy, sampled=name == "write") for name in ("plan", "write", "answer")}
-    sample(tmp_path / "db", roles)
+    sample(tmp_path / "db", only(policy, "write"))
     assert {(s.reward, *s.components) for s in samples_of(tmp_path / "db", "answer")} == {(0.0, "sampled")}
     with Store(tmp_path / "db", read_only=True) as store:
         assert {group.state.predictor for group in store.finished()} == {"write"}

@@ -7,7 +7,7 @@ from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.rollouts.environment import refuse_changes
 from leret.sampling.stage import sample
-from tests.sampling.fakes import recipe_of
+from tests.sampling.fakes import ROOT, recipe_of
 
 
 @pytest.mark.parametrize(
@@ -16,6 +16,10 @@ from tests.sampling.fakes import recipe_of
         ({"samples": 3}, "sampling.samples: 2 in the run, 3 in the recipe"),
         ({"policy": {"temperature": 0.5}}, "policy.temperature: 1.0 in the run, 0.5"),
         ({"data": {"split": "train"}}, "data.split: 'all' in the run"),
+        (
+            {"program": {"adapter": {"kind": "chat"}, "path": f"{ROOT}/pipelines/multihop.py:MultiHop"}},
+            "program.adapter",
+        ),
         ({"bank": {"max_demos": 1}}, "sampling.bank.max_demos: 2 in the run, 1"),
     ],
 )

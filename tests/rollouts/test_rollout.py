@@ -1,4 +1,5 @@
 import asyncio
+from contextlib import closing
 
 import pytest
 
@@ -16,17 +17,14 @@ from tests.rollouts.test_states import FakePicker, TwoPicks
 from tests.sampling.fakes import FakePolicy, FakeRetriever, questions
 
 
-def roll(replay, formatter, policy, retriever=None, n=12, **settings):
-    async def main():
-        searches = SearchBatcher(retriever or FakeRetriever())
-        actor = PolicyActor(policy, formatter, Decoding(8, **settings))
+def roll_by(actor, replay, formatter, tasks, retriever=None):
+    with closing(SearchBatcher(retriever or FakeRetriever())) as searches:
         runner = RolloutRunner(ProgramRunner(replay, formatter, searches), actor)
-        try:
-            return await runner.run(questions(n), concurrency=5)
-        finally:
-            searches.close()
+        return asyncio.run(runner.run(tasks, concurrency=5))
 
-    return asyncio.run(main())
+
+def roll(replay, formatter, policy, retriever=None, **settings):
+    return roll_by(PolicyActor(policy, formatter, Decoding(8, **settings)), replay, formatter, questions(), retriever)
 
 
 def test_every_question_ends_with_its_steps_and_hops(replay, formatter):
@@ -113,10 +111,8 @@ class Completing:
 )
 def test_a_hop_is_a_search_whatever_number_of_steps_is_between(kind, n_steps, before):
     replay = Replay(kind())
-    formatter, searches = Formatter(replay), SearchBatcher(Shelf())
-    runner = RolloutRunner(ProgramRunner(replay, formatter, searches), Completing(formatter))
-    rollout = asyncio.run(runner.run_one(Task.question("q", "who is it?")))
-    searches.close()
+    formatter, task = Formatter(replay), Task.question("q", "who is it?")
+    (rollout,) = roll_by(Completing(formatter), replay, formatter, [task], Shelf())
     assert (rollout.failure, len(rollout.steps), [hop.n_steps for hop in rollout.hops]) == (None, n_steps, before)
     assert [len(hop.queries) for hop in rollout.hops] == [2 if kind is AtOnce else 1] * len(before)
     sizes = [len(hop.ranking) for hop in rollout.hops]

@@ -104,8 +104,6 @@ def test_a_part_that_does_not_apply_to_some_samples_is_still_told():
 
 
 class Recording:
-    """A local policy's two methods; completes late, and keeps the batches."""
-
     name = digest = "recording"
 
     def __init__(self):
@@ -214,8 +212,7 @@ def test_every_pass_takes_all_tasks_in_an_order_of_its_own():
 def test_a_training_may_have_a_reward_of_its_own(begun, environment, policy):
     parts = {"recall": 1.0, "steps": 0.5}
     keys = {"reward": {"parts": parts, "unparsed_reward": -2.0}}
-    found = sampler(begun, environment, policy, **keys).sample(
-        training_tasks(environment, changed(RECIPE, **keys))[:2], 0
-    )
+    tasks = training_tasks(environment, changed(RECIPE, **keys))[:2]
+    found = sampler(begun, environment, policy, **keys).sample(tasks, 0)
     assert found.parts.shape == (16, 2)
     assert {"rewards/recall/mean", "rewards/steps/mean"} <= set(found.facts)

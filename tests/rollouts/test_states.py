@@ -67,8 +67,6 @@ class TwoPicks(dspy.Module):
 
 
 class FakePicker(FakePolicy):
-    """Picks by the seed alone, and values every choice at half of its place."""
-
     def _one(self, request, seed):
         if request.choice is None:
             return super()._one(request, seed)

@@ -45,7 +45,6 @@ def sampled_by(policy, directory, limit, **recipe):
 
 @pytest.fixture(scope="session")
 def sampled(tmp_path_factory):
-    """A run in which some completions do not parse; to be left as it is."""
     directory = tmp_path_factory.mktemp("sampled")
     write_data(directory)
     run = Run.create(directory / "run")

@@ -29,10 +29,8 @@ DOCS = {word: f"{word} leads to {WORDS[(i + 1) % len(WORDS)]}" for i, word in en
 
 
 def questions(n=12):
-    return [
-        Task.question(f"q{i:02d}", f"what follows {WORDS[i % 6]} number {i}", gold=(WORDS[i % 6], WORDS[(i + 1) % 6]))
-        for i in range(n)
-    ]
+    pairs = [(WORDS[i % 6], WORDS[(i + 1) % 6]) for i in range(n)]
+    return [Task.question(f"q{i:02d}", f"what follows {gold[0]} number {i}", gold=gold) for i, gold in enumerate(pairs)]
 
 
 def made(name, reward=None, **values):
@@ -101,14 +99,13 @@ def recipe_of(data=(), policy=(), program=None, **sampling):
     multihop = {"path": f"{ROOT}/pipelines/multihop.py:MultiHop", "hops": 2}
     bank = {"train_questions": 10, "dev_questions": 10, "candidates": 4, "max_demos": 2}
     files = {"kind": "jsonl", "corpus": "corpus.jsonl", "questions": "questions.jsonl", "split": "all"}
-    recipe = {
-        "data": files | dict(data),
-        "retriever": {"k": 2, "stopwords": None},
-        "policy": {"model": "fake", "max_tokens": 8} | dict(policy),
-        "program": {"adapter": {"kind": "compact"}} | (program or multihop),
-        "sampling": {"prompts": 3, "samples": 2, "seed": 1, "bank": bank, **sampling},
-    }
-    return SamplingRecipe.model_validate(recipe)
+    return SamplingRecipe(
+        data=files | dict(data),
+        retriever={"k": 2, "stopwords": None},
+        policy={"model": "fake", "max_tokens": 8} | dict(policy),
+        program={"adapter": {"kind": "compact"}} | (program or multihop),
+        sampling={"prompts": 3, "samples": 2, "seed": 1, "bank": bank, **sampling},
+    )
 
 
 def open_fakes(patch):
@@ -150,25 +147,20 @@ def served(server, **sampling):
 def blank(share):
     """Every so many completions are empty, which the compact adapter cannot read."""
     choice = {"index": 0, "message": {"content": " "}, "finish_reason": "stop"}
-    return lambda body: {"choices": [choice]} if body["seed"] % 100 < 100 * share else {}
+    return lambda body: {"choices": [choice]} if body.get("seed", 0) % 100 < 100 * share else {}
 
 
 class SeededServer(Served):
-    """OpenAI-compatible and in a thread, started as it is made; completions follow from messages and seed.
+    """OpenAI-compatible, in a thread; completions follow from messages and seed, one a request.
 
-    It gives one choice whatever ``n`` says, so that every sample is a request with its own seed. ``broken`` says of a
-    request's body whether it is refused, or how it is answered; ``lie`` what is changed in the answer to it; ``asked``
-    counts requests by seed; a reply takes ``delay_s``; ``names`` are its models.
+    ``broken`` says of a request's body whether it is refused, or how it is answered; ``lie`` what the answer changes.
     """
 
     def __init__(self):
         super().__init__()
-        self.names, self.n_prompt_tokens = ("seeded",), 10
-        self.delay_s = 0.0
-        self.asked = Counter()
-        self.answered = 0
-        self.broken = lambda body: False
-        self.lie = lambda body: {}
+        self.names, self.n_prompt_tokens, self.delay_s = ("seeded",), 10, 0.0
+        self.asked, self.answered = Counter(), 0
+        self.broken, self.lie = lambda body: False, lambda body: {}
         with ExitStack() as stack:
             portal = stack.enter_context(start_blocking_portal())
             stack.enter_context(portal.wrap_async_context_manager(serving(self, under="/v1")))
@@ -190,7 +182,7 @@ class SeededServer(Served):
         self.answered += is_sample
         text = " ".join(random.Random(json.dumps([body["messages"], body.get("seed")])).choices(WORDS, k=2))
         choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": self.n_prompt_tokens, "completion_tokens": 2}
-        usage["total_tokens"] = sum(usage.values())
+        n = self.n_prompt_tokens
+        usage = {"prompt_tokens": n, "completion_tokens": 2, "total_tokens": n + 2}
         answer = {"object": "chat.completion", "model": "seeded", "choices": [choice], "usage": usage}
         return web.json_response(answer | self.lie(body))

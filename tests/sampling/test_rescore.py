@@ -3,11 +3,13 @@ import os
 import shutil
 import signal
 
+import numpy as np
 import pytest
 
 from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
+from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
 from leret.rewards.ranking import ap, recall
 from leret.sampling import rescore as rescoring
 from leret.sampling.rescore import rescore
@@ -25,11 +27,16 @@ def titles(outcome):
 def ended(outcome):
     return 0.0 if outcome.prediction is None else float(len(outcome.prediction.context[0]))
 """
-PARTS = {"parts": {"recall@1": 1.0, "rr": 0.5, "steps": 0.1}}
+WEIGHTS = {"recall@1": 1.0, "rr": 0.5, "steps": 0.1}
+PARTS = {"parts": WEIGHTS}
 
 
 def sampled(directory, reward="ap", **recipe):
     return sampled_by(FakePolicy(junk=0.1), directory, limit=10, reward=reward, **recipe)
+
+
+def mixed(directory, policy=None, **recipe):
+    return sampled_by(policy or FakePolicy(), directory, limit=8, **recipe)
 
 
 @pytest.fixture
@@ -151,8 +158,6 @@ STEPS += [(rescoring, "build_preferences", False), (rescoring, "build_preference
 
 
 def killed(run, where, name, after):
-    """Rescore in another process, which is killed before or after the first call of a step."""
-
     def work():
         step = getattr(where, name)
 
@@ -200,10 +205,7 @@ def test_a_reward_may_change_its_outcome_and_not_the_sample(tmp_path, own):
 @pytest.mark.parametrize("part", [{"function": "recall", "k": 1}, {"function": "own.py:fixed"}], ids=["cut", "own"])
 def test_a_part_named_like_a_measure_follows_its_settings(tmp_path, own, name, part):
     own.write_text("def fixed(outcome):\n    return 0.25\n")
-    run, plain = (
-        sampled(tmp_path / "run", {"parts": {name: part}}),
-        sampled(tmp_path / "plain", {"parts": {"r1": part}}),
-    )
+    run, plain = (sampled(tmp_path / key, {"parts": {key: part}}) for key in (name, "plain"))
     expected = {one.id: one.reward for group in content(plain) for one in group.samples}
     for reward in (None, "rr", RewardSettings.model_validate({"parts": {name: part}})):
         if reward is not None:
@@ -224,3 +226,51 @@ def test_a_part_named_like_what_samples_keep_is_refused(tmp_path, made, name):
     run = sampled(tmp_path / "run")
     with pytest.raises(ConfigError, match=rf"parts\.{name}: samples keep something else"):
         rescore(run, RewardSettings.model_validate({"parts": {name: {"function": "rr"}}}))
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_a_sample_keeps_its_parts_and_gets_what_the_mixer_makes_of_its_state(tmp_path, made, mixer):
+    parts = WEIGHTS if mixer != "uniform" else list(WEIGHTS)
+    run = mixed(tmp_path / "run", reward={"parts": parts, "mixer": mixer})
+    scale = np.array([1.0] * 3 if mixer == "uniform" else list(WEIGHTS.values()))
+    for group in content(run):
+        assert {tuple(sample.components) for sample in group.samples} == {(*WEIGHTS, "recall", "ap")}
+        matrix = np.array([[sample.components[name] for name in WEIGHTS] for sample in group.samples])
+        expected = mix(mixer, matrix, scale)
+        assert [sample.reward for sample in group.samples] == pytest.approx(expected.tolist(), abs=1e-12)
+
+
+@pytest.mark.parametrize("mixer", sorted(GROUP_MIXERS))
+def test_a_run_that_met_outages_ends_with_the_rewards_of_one_that_did_not(tmp_path, made, mixer):
+    recipe = {"reward": {"parts": WEIGHTS, "mixer": mixer}, "prompts": 3, "samples": 2, "max_error_rate": 1.0}
+    bank = {"train_questions": 4, "dev_questions": 4, "candidates": 3, "max_demos": 1}
+    whole = mixed(tmp_path / "whole", **recipe, bank=bank)
+    recipe["bank"] = {"path": str(whole.prompts), "candidates": 3}
+    n_asked = iter(range(10_000))
+    run = mixed(tmp_path / "run", FakePolicy(fail=lambda request: next(n_asked) % 9 == 5), **recipe)
+    assert any(one.failure for group in content(run) for one in group.samples)
+    again = mixed(tmp_path / "run", **recipe)
+    assert [group.samples for group in content(again)] == [group.samples for group in content(whole)]
+    assert preferences(again) == preferences(whole)
+
+
+def test_a_completion_that_does_not_parse_is_rejected_at_its_price(tmp_path, made):
+    priced = mixed(tmp_path / "a", FakePolicy(junk=0.2), reward={"parts": {"ap": 1}, "unparsed_reward": -4})
+    free = mixed(tmp_path / "b", FakePolicy(junk=0.2), reward="ap")
+    worst = [row for row in rows_of(priced) if row["score_rejected"] == -4]
+    assert worst
+    assert {row["rejected"][0]["content"] for row in worst} == {""}
+    assert [row for row in rows_of(priced) if row["score_rejected"] != -4] == rows_of(free)
+    assert "-4" in (priced.preferences / "README.md").read_text()
+    assert all(one.reward is None for group in content(priced) for one in group.samples if one.failure)
+
+
+def test_final_parts_are_kept_apart_and_mixed_over_the_state(tmp_path, made):
+    final = {"parts": ["recall", "rr", "steps"], "mixer": "pca"}
+    run = mixed(tmp_path / "run", reward="recall@1", final=final, credit="both", final_weight=0.25)
+    group = content(run)[0]
+    matrix = np.array([[s.components[f"final.{name}"] for name in final["parts"]] for s in group.samples])
+    finals, steps = mix("pca", matrix, np.ones(3)), [s.components["recall@1"] for s in group.samples]
+    assert [s.components["final"] for s in group.samples] == pytest.approx(finals.tolist())
+    expected = [0.25 * final + 0.75 * step for final, step in zip(finals, steps, strict=True)]
+    assert [s.reward for s in group.samples] == pytest.approx(expected)

@@ -1,5 +1,6 @@
 import asyncio
 import signal
+from contextlib import closing
 from itertools import count
 
 import pytest
@@ -20,19 +21,12 @@ FEW = Prompt("1", {"write_query": [{"question": "who", "context": [], "query": "
 
 
 def sample(path, replay, formatter, policy=None, retriever=None, n=12, concurrency=5, max_error_rate=1.0):
-    async def main():
-        policy_ = policy or FakePolicy()
-        front = SearchBatcher(retriever or FakeRetriever())
-        runner = ProgramRunner(replay, formatter, front)
-        with Store(path) as store:
-            plan = SamplingPlan((ZERO_SHOT, FEW), 2, 7, 1.0, 1.0, 8, role=lambda need: Role(policy_))
-            scheduler = Scheduler(runner, StateSampler(runner, store, plan), store, 7, max_error_rate)
-            try:
-                return await scheduler.run(questions(n), concurrency)
-            finally:
-                front.close()
-
-    return asyncio.run(main())
+    role = Role(policy or FakePolicy())
+    plan = SamplingPlan((ZERO_SHOT, FEW), 2, 7, 1.0, 1.0, 8, role=lambda need: role)
+    with Store(path) as store, closing(SearchBatcher(retriever or FakeRetriever())) as searches:
+        runner = ProgramRunner(replay, formatter, searches)
+        scheduler = Scheduler(runner, StateSampler(runner, store, plan), store, 7, max_error_rate)
+        return asyncio.run(scheduler.run(questions(n), concurrency))
 
 
 def content(path):
@@ -66,8 +60,6 @@ def test_failures_of_a_program_are_reported_once(tmp_path, program, monkeypatch)
 
 def test_no_question_waits_for_another_one(tmp_path, replay, formatter):
     class Straggling(FakePolicy):
-        """Answers one question's first hop only when all other questions have gone as far as they can."""
-
         async def complete(self, request):
             asked = request.messages[-1]["content"]
             async with asyncio.timeout(60):

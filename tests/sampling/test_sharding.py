@@ -141,15 +141,12 @@ def test_too_many_failures_stop_the_run_and_are_tried_again(connected, server, r
     assert server.n_asked - n_asked == report.samples - n_kept
 
 
-def test_a_cluster_that_is_not_there_is_told():
+def test_ray_and_its_cluster_must_be_there(monkeypatch):
     ray = pytest.importorskip("ray", reason="the extra ray is not installed")
     ray.shutdown()
     with pytest.raises(RunError, match=r"--address auto: no Ray cluster") as caught, RayCluster(1, "auto"):
         pass
     assert caught.value.exit_code == 1
-
-
-def test_ray_must_be_there(monkeypatch):
     monkeypatch.setattr("leret.sampling.sharding.find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=r"leret\[ray\]"):
         RayCluster(1)

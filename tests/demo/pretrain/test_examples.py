@@ -1,5 +1,3 @@
-"""The stream of prompts and queries, over three documents."""
-
 from itertools import islice
 from unittest.mock import Mock
 
@@ -11,19 +9,17 @@ from leret.programs.adapters import CompactAdapter
 from leret.retrieval.engines.bm25 import BM25
 
 DOCUMENTS = [
-    Document("a", "Progress Harbor", "Progress Harbor is a film directed by Anna Bolt and released in the year 1990."),
+    Document("a", "Silent Harbor", "Silent Harbor is a film directed by Anna Bolt and released in the year 1990."),
     Document("b", "Anna Bolt", "Anna Bolt is a director who was born in the small city of Port Arden."),
     Document("c", "Red Dune", "Red Dune is a film. Milo Vane made it for the studio of Otto Kern in 1995."),
 ]
 QUESTIONS = [
-    "Where was the director of Progress Harbor born?",
+    "Where was the director of Silent Harbor born?",
     "Who made Red Dune for Otto Kern?",
-    "Which film came first, Red Dune or Progress Harbor?",
+    "Which film came first, Red Dune or Silent Harbor?",
     "In which city was Anna Bolt born?",
 ]
 IDF = corpus_idf(f"{d.title} {d.text}" for d in DOCUMENTS)
-
-
 ENGINE = BM25.build(Corpus(DOCUMENTS))
 
 

@@ -1,5 +1,3 @@
-"""The demonstrators, on examples small enough to work out by hand."""
-
 import math
 import random
 
@@ -8,17 +6,13 @@ import pytest
 from leret.core.types import Passage
 from leret.demo.pretrain.heuristics import STYLES, Draft, corpus_idf
 
-QUESTION = "Which city is the birthplace of the director of Progress Harbor?"
-HARBOR = Passage(
-    "h", "Progress Harbor", "Progress Harbor is a 1990 film directed by Anna Bolt. Otto Kern wrote it.", 9.0
-)
+QUESTION = "Which city is the birthplace of the director of Silent Harbor?"
+HARBOR = Passage("h", "Silent Harbor", "Silent Harbor is a film directed by Anna Bolt. Otto Kern wrote it.", 9.0)
 OTHER = Passage("o", "Harbor Lights", "Harbor Lights is a song sung by Milo Vane in Port Arden.", 5.0)
 RARE = {"birthplace": 5.0, "director": 3.0, "city": 1.0, "silent": 4.0, "harbor": 2.0}
 
 
 def written(style, question=QUESTION, passages=(HARBOR, OTHER), words=40):
-    """Queries in a style, of 60 seeds."""
-
     def idf(word):
         return RARE.get(word.lower(), 0.5)
 
@@ -32,22 +26,22 @@ def test_idf_follows_its_formula_in_any_case():
 
 
 def test_copy_writes_the_content_words_24_at_most():
-    assert written("copy") == {"city birthplace director Progress Harbor"}
+    assert written("copy") == {"city birthplace director Silent Harbor"}
     long = " ".join(f"Word{i}" for i in range(60))
     assert {len(query.split()) for query in written("copy", long)} == {24}
 
 
 def test_entity_starts_with_a_name_and_entity_left_with_one_that_no_title_has():
     found = written("entity")
-    assert {query[:13] for query in found} == {"Progress Harbor"}
+    assert {query[:13] for query in found} == {"Silent Harbor"}
     assert {len(query.split()) for query in found} == {2, 3, 4}
     assert written("entity_left") == {None}
-    both = "Did Progress Harbor come before Red Dune?"
+    both = "Did Silent Harbor come before Red Dune?"
     assert {query[:8] for query in written("entity_left", both)} == {"Red Dune"}
 
 
 def test_keywords_are_the_rarest_and_generic_the_most_common():
-    assert "birthplace Progress" in written("keywords")  # idf 5 and 4
+    assert "birthplace Silent" in written("keywords")  # idf 5 and 4
     assert "city Harbor" in written("generic")  # idf 1 and 2
     assert all("birthplace" in query for query in written("keywords"))
     assert not any("birthplace" in query for query in written("generic"))

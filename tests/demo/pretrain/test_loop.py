@@ -1,6 +1,3 @@
-"""The pretraining loop: shared prompts, exact resumption, the log, refusals."""
-
-import json
 import random
 from dataclasses import replace
 
@@ -13,6 +10,7 @@ from leret.core.progress import Progress
 from leret.demo.pretrain import loop
 from leret.demo.pretrain.loop import LoopSettings, Row, collate, interleaved, train
 from models.scratch import ScratchSettings
+from tests.first_steps import read_lines
 
 SETTINGS = LoopSettings(steps=6, lr=1e-2, batch_tokens=64, pool_rows=8, warmup_steps=2, checkpoint_every=2, log_every=2)
 SHAPE = {"vocab_size": 20, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -38,8 +36,6 @@ def stream(seed=0, n=1000):
 
 
 class Stopping(Progress):
-    """Stops a training whose log comes to step 6."""
-
     at = 0
 
     def advance(self, n=1, **_):
@@ -53,7 +49,7 @@ def equal(one, two):
 
 
 def log(out):
-    lines = [json.loads(line) for line in (out / "pretrain.jsonl").read_text().splitlines()]
+    lines = read_lines(out / "pretrain.jsonl")
     return [{name: value for name, value in line.items() if name != "cpu_s"} for line in lines]
 
 
@@ -63,7 +59,6 @@ def test_targets_that_share_a_prompt_have_their_separate_losses(make):
     rows = [Row((5, 6, 7, 8), ((9, 10, 2), (6, 2), (7, 8, 9, 2))), Row((3, 4, 5, 6, 7, 8, 9), ((4, 4, 4, 4, 4, 4, 2),))]
 
     def apart(text, first):
-        """The losses of a text's tokens from ``first`` on."""
         logits = model(torch.tensor([text])).logits[0, first - 1 : -1]
         return torch.nn.functional.cross_entropy(logits, torch.tensor(text[first:]), reduction="none")
 
@@ -78,9 +73,8 @@ def test_targets_that_share_a_prompt_have_their_separate_losses(make):
 
 def test_muon_takes_the_matrices_of_the_layers_alone():
     model = tiny()
-    rest, taken = (
-        {id(p) for group in part.param_groups for p in group["params"]} for part in ScratchSettings(1).optimizers(model)
-    )
+    groups = [part.param_groups for part in ScratchSettings(1).optimizers(model)]
+    rest, taken = ({id(p) for group in part for p in group["params"]} for part in groups)
     assert taken == {id(p) for name, p in model.named_parameters() if name.endswith("proj.weight")}
     assert rest == {id(p) for p in model.parameters()} - taken
 

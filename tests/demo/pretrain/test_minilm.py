@@ -1,6 +1,5 @@
-"""The rows that MiniLM's decoder is trained on."""
-
 import random
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,11 +20,10 @@ def test_a_row_has_ended_targets_and_one_that_is_too_long_is_left_out():
 
 
 def test_rows_of_another_depth_or_adapter_are_other_data():
-    class Engine:
-        digest = "bm25"
-
     def named(k=3, words=40):
-        return data_names(MiniLMSettings(), k, ["who?"], Engine(), CompactAdapter(words_per_item=words))
+        return data_names(
+            MiniLMSettings(), k, ["who?"], SimpleNamespace(digest="bm25"), CompactAdapter(words_per_item=words)
+        )
 
     base = named()
     for other, key in ((named(), []), (named(k=5), ["k"]), (named(words=30), ["adapter"])):

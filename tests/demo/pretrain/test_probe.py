@@ -1,5 +1,3 @@
-"""The measures of a base policy, on completions written by hand."""
-
 from transformers import AutoModelForCausalLM
 
 from leret.demo.pretrain.probe import copied, distinct, generate

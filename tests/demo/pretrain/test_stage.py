@@ -1,5 +1,3 @@
-"""`leret pretrain`: what it refuses before it reads data or trains."""
-
 import sys
 
 import pytest

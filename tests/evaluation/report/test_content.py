@@ -1,5 +1,3 @@
-"""Questions gained and lost most on, and what a run learned from."""
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +14,6 @@ QUESTIONS = [Task.question(f"q{i}", f"text {i}", gold=("a", "b")) for i in range
 
 
 def shown(ours, theirs, n=10, docs=("a",), failed=()):
-    """Compare a policy and a rival that reached these values."""
     rows = {"ipo": [], "base": []}
     for name, values, found in (("ipo", ours, docs), ("base", theirs, ())):
         for i, value in enumerate(values):
@@ -29,8 +26,7 @@ def shown(ours, theirs, n=10, docs=("a",), failed=()):
 @pytest.mark.parametrize(
     ("ours", "theirs", "more", "improved", "worsened"),
     [
-        # but no equal ones
-        ([1.0, 0.5, 0.0, 0.2], [0.0, 0.0, 0.5, 0.2], {}, [("q0", 1.0), ("q1", 0.5)], [("q2", -0.5)]),
+        ([1.0, 0.5, 0.0, 0.2], [0.0, 0.0, 0.5, 0.2], {}, [("q0", 1.0), ("q1", 0.5)], [("q2", -0.5)]),  # not equal ones
         ([1.0] * 4, [0.0] * 4, {"n": 2}, [("q0", 1.0), ("q1", 1.0)], []),  # then by id
         ([1.0, 1.0], [0.0, 0.0], {"failed": (0,)}, [("q1", 1.0)], []),  # what failed is not compared
     ],

@@ -1,5 +1,3 @@
-"""The report is one file, says what the summary says, and lets nothing in."""
-
 import re
 from html.parser import HTMLParser
 
@@ -17,14 +15,10 @@ from leret.programs.prompts import ZERO_SHOT
 
 EVIL = '<script>alert("x")</script><img src=x onerror=y>'
 CORPUS = {f"d{i}": Document(f"d{i}", f"{EVIL} {i}", "text") for i in range(9)}
-QUESTIONS = [
-    Task.question(f"q{i}", f"{EVIL}?", gold=(f"d{i}", f"d{i + 1}"), type=(EVIL, "comparison")[i % 2], answer=EVIL)
-    for i in range(8)
-]
-LOG = [
-    {"step": i, "loss": 1 / i, "rewards/accuracies": 0.5, "rewards/chosen": 0.1 * i, "rewards/rejected": 0}
-    for i in (1, 2, 3)
-]
+FIELDS = {"answer": EVIL, "type": EVIL}
+QUESTIONS = [Task.question(f"q{i}", f"{EVIL}?", gold=(f"d{i}", f"d{i + 1}"), **FIELDS) for i in range(8)]
+MARGINS = {"rewards/accuracies": 0.5, "rewards/chosen": 0.1, "rewards/rejected": 0}
+LOG = [{"step": i, "loss": 1 / i, **MARGINS} for i in (1, 2, 3)]
 
 
 def system(name, kind, found, rivals=()):
@@ -112,8 +106,6 @@ NOTHING = system("base", "base", lambda i: [])
 SFT = system("sft", "policy", lambda i: [])
 BETTER = system("sft", "policy", lambda i: [i + 1, i])
 BEHIND = [system(name, "policy", lambda i: [i, i + 1][: 1 + (i < 2)], ("raw-question",)) for name in ("sft", "ipo")]
-
-
 BANK = system("bank:1", "prompt", lambda i: [i])
 ORACLE = system("oracle-titles", "baseline", lambda i: [i, i + 1])
 RM3 = system("rm3", "baseline", lambda i: [i, i + 1])

@@ -1,5 +1,3 @@
-"""Plots of values that are no shares."""
-
 from leret.evaluation.report.plots import bars_by_step
 
 

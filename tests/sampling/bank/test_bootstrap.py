@@ -23,8 +23,6 @@ def good_if_even(word, number):
 
 
 def scripted(write=good_if_even):
-    """An LM by temperature; ``write`` takes the question's word and number."""
-
     def answer(request):
         asked, number = request.messages[-1].text.split("number")
         text = write(asked.split()[-1], int(number.split()[0]))
@@ -60,8 +58,6 @@ def test_prompts_are_distinct_ordered_by_score_and_of_runs_that_retrieved_well(p
 def test_the_order_in_which_completions_come_changes_no_bank(program):
     def made(slow):
         class Server(FakePolicy):
-            """Samples by the seed at temperature 0 too, and answers some questions later than others."""
-
             async def complete(self, request):
                 number = int(request.messages[-1]["content"].split("number")[1].split()[0])
                 await asyncio.sleep(0.02 if number % 3 == slow else 0.0)
@@ -102,9 +98,7 @@ def test_an_outage_is_not_a_bad_prompt(program, lm, broken, error, says):
 
 def test_a_program_that_always_crashes_is_named(program, monkeypatch):
     monkeypatch.setattr(type(program), "forward", lambda self, question: 1 / 0)
-    with pytest.raises(
-        ProgramError, match=r"bank could not be made: .* failed on every question: ZeroDivisionError: division"
-    ):
+    with pytest.raises(ProgramError, match=r"bank could not be made: .* failed on every question: ZeroDivisionError"):
         bank(program)
 
 

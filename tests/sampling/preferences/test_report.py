@@ -14,13 +14,8 @@ def test_the_report_counts_what_was_left_out(run):
     assert report.histogram == [3, 0, 1, 0, 0, 2, 0, 1, 0, 1]
     assert (dict(report.pairs_per_step), dict(report.failures)) == ({0: 2, 1: 1}, {"parse": 1})
     card = (run.preferences / "README.md").read_text()
-    for line in (
-        "| duplicates dropped | 1 |",
-        "| parse | 1 |",
-        "| 0 | 2 |",
-        "no spread (all rewards equal) | 1 (33.3%)",
-    ):
-        assert line in card, line
+    rows = "| duplicates dropped | 1 |", "| parse | 1 |", "| 0 | 2 |", "no spread (all rewards equal) | 1 (33.3%)"
+    assert [row for row in rows if row not in card] == []
 
 
 def test_rewards_may_be_any_real_numbers(tmp_path):

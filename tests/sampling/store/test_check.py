@@ -4,12 +4,11 @@ import sqlite3
 from contextlib import closing
 
 import pytest
-from typer.testing import CliRunner
 
-from leret.cli.app import app
 from leret.core.runs import Run
 from leret.sampling.store.check import check_store
 from leret.sampling.store.store import Store
+from tests.first_steps import leret
 
 
 @pytest.fixture
@@ -61,14 +60,13 @@ def test_every_kind_of_damage_is_found(run, sql, says):
 
 def test_a_fault_of_many_rows_is_one_message_and_a_damaged_file_is_told(run):
     change(run, "UPDATE samples SET reward = reward - 1 WHERE reward IS NOT NULL")
-    result = CliRunner().invoke(app, ["store", "check", "--run", str(run.path)])
-    assert f"a reward does not follow from its ranking ({check_store(run).scored} rows): " in result.output
-    assert result.exit_code == 1
+    code, out = leret("store", "check", "--run", run.path)
+    assert (code, f"does not follow from its ranking ({check_store(run).scored} rows): " in out) == (1, True), out
     data = bytearray(run.store.read_bytes())
     data[4096 * 3 : 4096 * 5] = os.urandom(8192)
     run.store.write_bytes(data)
-    result = CliRunner().invoke(app, ["store", "check", "--run", str(run.path)])
-    assert (result.exit_code in {1, 2}, "damaged" in result.output) == (True, True)
+    code, out = leret("store", "check", "--run", run.path)
+    assert (code in {1, 2}, "damaged" in out) == (True, True), out
 
 
 def test_what_cannot_be_checked_is_said(run):

@@ -11,12 +11,9 @@ from leret.cli.app import app
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.sampling.store.export import COLUMNS, export_store, query_of
+from tests.first_steps import read_lines as lines
 from tests.sampling.fakes import ROOT, content
 from tests.sampling.store.conftest import ORIGIN, STATE, made
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def test_every_sample_is_a_row_in_the_order_of_the_store(sampled, tmp_path):

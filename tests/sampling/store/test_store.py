@@ -1,14 +1,17 @@
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from leret.core.errors import RunError
 from leret.core.types import Failure
-from leret.sampling.store.store import PathStep, Store
+from leret.sampling.store.store import STORE_SCHEMA, PathStep, Store, run_error
 from tests.sampling.store.conftest import ORIGIN, STATE, failed, made
 
 
@@ -16,14 +19,16 @@ def find(store, name):
     return {sample.id: sample for group in store.groups() for sample in group.samples}.get(name)
 
 
+VISIT = PathStep("q1", 0, "P", "s1", None, "a", "next")
+
+
 def test_what_is_put_comes_back_as_it_was(store):
     samples = [made("a", reward=-3.5), made("b", index=1, reward=None, failure=Failure("parse", "é"))]
-    path = PathStep("q1", 0, "P", "s1", None, "a", "next")
     store.put_samples(samples, ORIGIN)
-    store.put_visit(path)
+    store.put_visit(VISIT)
     [group] = store.groups()
     assert (group.state, group.policy_digest, list(group.samples)) == (STATE, "P", samples)
-    assert store.visits("P", "q1") == [path]
+    assert store.visits("P", "q1") == [VISIT]
     assert store.counts() == {"states": 1, "samples": 2, "rewarded": 1, "failed_parse": 1}
 
 
@@ -50,7 +55,7 @@ def test_a_question_with_an_outage_is_not_done(store):
         store.put_state(replace(STATE, task_id=question))
     store.put_samples([failed("x", "program", task_id="q2"), made("y", task_id="q3")], ORIGIN)
     for question, chosen, outcome in (("q1", None, "solved"), ("q2", None, "solved"), ("q3", "y", "next")):
-        store.put_visit(PathStep(question, 0, "P", "s1", None, chosen, outcome))
+        store.put_visit(VISIT._replace(question_id=question, chosen=chosen, outcome=outcome))
     assert (store.done("P"), store.done("Q")) == ({"q1"}, set())
 
 
@@ -63,7 +68,7 @@ def test_a_second_writer_is_refused_and_readers_are_not(store):
         assert find(reader, "a") is not None
 
 
-def test_a_full_disk_is_one_clear_error_and_the_store_stays(tmp_path):
+def test_a_full_disk_is_one_clear_error_and_the_store_stays(tmp_path, monkeypatch):
     store = Store(tmp_path / "db")
     store.put_state(STATE)
     store.put_samples([made("a")], ORIGIN)
@@ -76,6 +81,8 @@ def test_a_full_disk_is_one_clear_error_and_the_store_stays(tmp_path):
     with Store(tmp_path / "db") as again:
         assert again.counts()["samples"] == 1
         again.put_samples([made("b", index=1)], ORIGIN)
+    monkeypatch.setattr("leret.sampling.store.store.disk_usage", lambda path: SimpleNamespace(free=0))
+    assert "the disk is full" in str(run_error(tmp_path / "db", sqlite3.OperationalError("disk I/O error")))
 
 
 def test_merging_twice_is_merging_once(store, tmp_path):
@@ -83,7 +90,7 @@ def test_merging_twice_is_merging_once(store, tmp_path):
     with Store(tmp_path / "other.db") as other:
         other.put_state(STATE)
         other.put_samples([made("a"), made("b", index=1, completion="theirs"), made("c", index=2)], ORIGIN)
-        other.put_visit(PathStep("q1", 0, "P", "s1", None, "c", "finished"))
+        other.put_visit(VISIT._replace(chosen="c", outcome="finished"))
     for _ in range(2):
         store.merge(tmp_path / "other.db")
     assert [find(store, name).completion for name in "abc"] == ["text", "mine", "text"]
@@ -129,3 +136,51 @@ def test_a_writer_killed_at_any_moment_leaves_whole_units(tmp_path):
     units = {name.split("-")[0] for name in ids}
     assert len(ids) == 4 * len(units)
     assert {str(unit) for unit in range(flushed + 1)} <= units
+
+
+REFUSED = {
+    "FOREIGN KEY": [made("x", index=1, state_id="s2"), made("x", index=1, task_id="q2"), VISIT._replace(state_id="s2"),
+                    VISIT._replace(chosen="b"), VISIT._replace(step=1, parent="b")],
+    "either a reward or a failure": [made("x", index=1, reward=None), made("x", index=1, reward=float("nan")),
+                                     made("x", index=1, failure=Failure("parse", ""))],
+    "a reward is of a completion": [made("x", index=1, completion=None)],
+    "a reward is a finite number": [made("x", index=1, reward=float("inf"))],
+    "a score for each document": [made("x", index=1, scores=(1.0,))],
+    "a failure is of a known kind": [failed("x", "boredom", index=1)],
+    "outputs are a JSON object": [made("x", index=1, outputs=["text"])],
+    "NOT NULL|cannot store TEXT": [made("x", index=1, prompt=None), made("x", index=1, step="first")],
+    "UNIQUE": [made("x", index=0)],
+    "an outcome is known": [VISIT._replace(outcome="bored")],
+    "a path goes on by a sample": [VISIT._replace(chosen=None), VISIT._replace(outcome="solved")],
+    "the first step alone has no parent": [VISIT._replace(parent="a")],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("row", "rule"), [(row, rule) for rule, rows in REFUSED.items() for row in rows])
+def test_a_row_that_breaks_a_rule_is_refused(store, row, rule):
+    store.put_samples([made("a")], ORIGIN)
+    store.flush()
+    store.put_visit(row) if row.__class__ is PathStep else store.put_samples([row], ORIGIN)
+    with pytest.raises(RunError, match=rf"refuses a row: .*({rule})"):
+        store.flush()
+    store._pending["samples"].clear()
+    store._pending["visits"].clear()
+    assert store.counts()["samples"] == 1
+
+
+@pytest.mark.parametrize("version", [1, STORE_SCHEMA + 1])
+def test_another_schema_is_refused(tmp_path, version):
+    Store(tmp_path / "db").close()
+    with closing(sqlite3.connect(tmp_path / "db")) as database, database:
+        database.execute(f"PRAGMA user_version = {version}")
+    for read_only in (True, False, False):  # the lock is let go
+        with pytest.raises(RunError, match=f"schema {version}, this leret reads schema {STORE_SCHEMA}.*sample again"):
+            Store(tmp_path / "db", read_only)
+
+
+def test_a_file_that_is_no_store_is_refused(tmp_path):
+    with pytest.raises(RunError, match="does not exist; run `leret sample"):
+        Store(tmp_path / "db", read_only=True)
+    (tmp_path / "db").write_bytes(b"not a database at all, but long enough to be looked at" * 100)
+    with pytest.raises(RunError, match="is damaged"):
+        Store(tmp_path / "db")
