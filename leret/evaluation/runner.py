@@ -37,7 +37,7 @@ from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Actor, Decoding, PolicyActor
 from leret.rollouts.environment import Environment
 from leret.rollouts.failures import BOUNDARIES
-from leret.rollouts.rollout import RolloutRunner
+from leret.rollouts.walk import RolloutRunner
 
 CONCURRENCY = 256
 """Questions in flight; waiting requests are decoded in one batch."""

@@ -28,7 +28,7 @@ from leret.programs.runner import ProgramRunner
 from leret.programs.search import Found
 from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Decoding
-from leret.rollouts.rollout import RolloutRunner
+from leret.rollouts.walk import RolloutRunner
 from tests.evaluation.eval_fakes import CORPUS, Planned, Rule, asks, parts_of, program
 from tests.programs.zoo import Agent
 from tests.sampling.fakes import FakeRetriever
