@@ -122,17 +122,16 @@ def ended(*, debug: bool) -> Iterator[None]:
             raise typer.Exit(0) from None
         if debug and not is_usage:
             complain(traceback.format_exc().rstrip(), label="")
-        message, code = _usage(error) if is_usage else _outcome(error, debug)
+        message, code = _outcome(error, debug)
         complain(message)
         raise typer.Exit(code) from None
 
 
-def _usage(error: Any) -> tuple[str, int]:
-    command, message = error.ctx.command_path if error.ctx else "leret", error.format_message().rstrip(".")
-    return f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`", 2
-
-
-def _outcome(error: BaseException, debug: bool) -> tuple[str, int]:
+def _outcome(error: Any, debug: bool) -> tuple[str, int]:
+    """Return the message and the exit code for an exception; typer's have ``format_message``."""
+    if hasattr(error, "format_message"):
+        command, message = error.ctx.command_path if error.ctx else "leret", error.format_message().rstrip(".")
+        return f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`", 2
     if isinstance(error, LeretError):
         problems = error.problems if isinstance(error, ConfigError) else [str(error)]
         listed = [f"{len(problems)} problems:", *(f"  {problem}" for problem in problems)]

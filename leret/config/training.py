@@ -199,22 +199,7 @@ class ClipKeys(Settings):
     entropy_coef: float = Field(0.0, description="weight of the tokens' entropy, which lowers the loss")
 
 
-class KLKeys(Settings):
-    """KL penalty to the initial policy."""
-
-    beta: float = Field(0.0, ge=0, description="strength of the KL penalty to the initial policy")
-    kl_estimator: Literal["k1", "k3"] = "k3"
-    target_kl: float | None = Field(None, gt=0, description="nats a completion that beta adapts to; None: fixed beta")
-    kl_horizon: float = Field(10_000, gt=0, description="completions in which beta moves by about a fifth")
-
-    @model_validator(mode="after")
-    def _has_a_penalty_to_move(self) -> KLKeys:
-        if self.target_kl is not None and not self.beta:
-            raise ValueError("target_kl moves beta, which is 0; set beta to its first value")
-        return self
-
-
-class WritingRecipe(RoundRecipe, WriterKeys, ClipKeys, KLKeys):
+class WritingRecipe(RoundRecipe, WriterKeys, ClipKeys):
     """Keys of online algorithms that train a policy that writes."""
 
     learning_rates: ClassVar[tuple[float, float]] = (2e-3, 1e-6)
@@ -226,6 +211,16 @@ class WritingRecipe(RoundRecipe, WriterKeys, ClipKeys, KLKeys):
     served: bool = Field(
         False, description="the run's servers write (kind openai: vLLM), and load the adapter before each round"
     )
+    beta: float = Field(0.0, ge=0, description="strength of the KL penalty to the initial policy")
+    kl_estimator: Literal["k1", "k3"] = "k3"
+    target_kl: float | None = Field(None, gt=0, description="nats a completion that beta adapts to; None: fixed beta")
+    kl_horizon: float = Field(10_000, gt=0, description="completions in which beta moves by about a fifth")
+
+    @model_validator(mode="after")
+    def _has_a_penalty_to_move(self) -> WritingRecipe:
+        if self.target_kl is not None and not self.beta:
+            raise ValueError("target_kl moves beta, which is 0; set beta to its first value")
+        return self
 
     @model_validator(mode="after")
     def _serves_adapters(self) -> WritingRecipe:

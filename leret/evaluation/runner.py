@@ -69,9 +69,6 @@ class Policies:
         digests = {name: compute_digest(one) for name, one in self.settings(system).items()}
         return digests[""] if len(digests) == 1 else digest("policies", digests)
 
-    def open(self, system: System) -> Policy:
-        return open_policies(self.settings(system), make_policy)
-
 
 @dataclass
 class Evaluator:
@@ -191,7 +188,7 @@ class Evaluator:
         name = system.policy or ""
         if self._open is None or self._open[0] != name:
             self.close()
-            self._open = (name, self.policies.open(system), asyncio.Runner())
+            self._open = (name, open_policies(self.policies.settings(system), make_policy), asyncio.Runner())
         return self._open[1:]
 
 

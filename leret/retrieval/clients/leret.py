@@ -49,16 +49,16 @@ class SearchProtocol:
         lists = self.rankings(answer)
         if len(lists) != n_queries:
             raise answer.malformed(f"{len(lists)} rankings for {n_queries} queries")
-        return [self._ranking(entries, k, named, answer) for entries in lists]
-
-    def _ranking(self, entries: Any, k: int, named: Named, answer: Answer) -> Ranking:
-        if not isinstance(entries, list):
-            raise answer.malformed("a ranking that is not a list")
-        passages: dict[str, Passage] = {}
-        for entry in entries[:k]:
-            passage = self._passage(entry, named, answer)
-            passages.setdefault(passage.doc_id, passage)
-        return tuple(passages.values())
+        rankings = []
+        for entries in lists:
+            if not isinstance(entries, list):
+                raise answer.malformed("a ranking that is not a list")
+            passages: dict[str, Passage] = {}
+            for entry in entries[:k]:
+                passage = self._passage(entry, named, answer)
+                passages.setdefault(passage.doc_id, passage)
+            rankings.append(tuple(passages.values()))
+        return rankings
 
     def _passage(self, entry: Any, named: Named, answer: Answer) -> Passage:
         try:
@@ -219,7 +219,9 @@ class Remote(CallableRetriever, SharedInstance):
         """Rank documents; in a refused batch, only the queries fail that are refused alone."""
         k = clip_k(k, k)
         asked = [i for i, query in enumerate(queries) if has_terms(query)]
-        most = self._most_queries()
+        most = self._settings.queries_per_request if self._protocol.batched else 1
+        if self._is_leret:
+            most = min(most, self.served().max_queries or most)
         batches = [asked[start : start + most] for start in range(0, len(asked), most)]
         outcomes: list[Ranking | HttpError] = [()] * len(queries)
         while batches:
@@ -236,13 +238,6 @@ class Remote(CallableRetriever, SharedInstance):
                     outcomes[place] = answer if isinstance(answer, HttpError) else answer[n]
             batches = again
         return rankings_of(queries, outcomes)
-
-    def _most_queries(self) -> int:
-        if not self._protocol.batched:
-            return 1
-        wished = self._settings.queries_per_request
-        allowed = self.served().max_queries if self._is_leret else None
-        return wished if allowed is None else min(wished, allowed)
 
     def _read(self, answer: Answer, n_queries: int, k: int) -> list[Ranking]:
         rankings = self._protocol.read(answer, n_queries=n_queries, k=k, named=self._settings.doc_id)

@@ -13,7 +13,7 @@ HARBOR = Passage(
     "h", "Progress Harbor", "Progress Harbor is a 1990 film directed by Anna Bolt. Otto Kern wrote it.", 9.0
 )
 OTHER = Passage("o", "Harbor Lights", "Harbor Lights is a song sung by Milo Vane in Port Arden.", 5.0)
-RARE = {"birthplace": 5.0, "director": 3.0, "city": 1.0, "silent": 4.0, "harbor": 2.0}
+RARE = {"birthplace": 5.0, "director": 3.0, "city": 1.0, "progress": 4.0, "harbor": 2.0}
 
 
 def written(style, question=QUESTION, passages=(HARBOR, OTHER), words=40):
@@ -39,7 +39,7 @@ def test_copy_writes_the_content_words_24_at_most():
 
 def test_entity_starts_with_a_name_and_entity_left_with_one_that_no_title_has():
     found = written("entity")
-    assert {query[:13] for query in found} == {"Progress Harbor"}
+    assert {query[:15] for query in found} == {"Progress Harbor"}
     assert {len(query.split()) for query in found} == {2, 3, 4}
     assert written("entity_left") == {None}
     both = "Did Progress Harbor come before Red Dune?"
