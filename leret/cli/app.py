@@ -139,9 +139,10 @@ def _outcome(error: Any, debug: bool) -> tuple[str, int]:
     if isinstance(error, KeyboardInterrupt):
         return "stopped; run the same command to continue", 130
     if isinstance(error, OSError):
-        is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-        fault = "the disk is full; free some space and run the same command again" if is_full else error.strerror
-        return f"{error.filename}: {fault}" if error.filename else str(fault or error), 1
+        place, fault = f"{error.filename}: " if error.filename else "", error.strerror or error
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            fault = "the disk is full; free some space and run the same command again"
+        return f"{place}{fault}", 1
     package = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package in _OF_TRAINING:
         return f"{MissingDependency(package, 'train')}; training and local policies need it", 2

@@ -62,7 +62,7 @@ class RoundLoop(StepLoop):
             figures = self._round()
             if self.end_step(figures, (self.state.global_step + 1) * size / len(self.tasks)):
                 self._save_checkpoint()
-        self.end()
+        self._handler.on_train_end(self.args, self.state, self.control)
 
     def validate(self, validation: Validation) -> dict[str, float]:
         return self.learner.validate(validation, self.state.global_step)
