@@ -166,6 +166,18 @@ def check_resumable(
         raise RunError(f"{where} was begun with another recipe:\n{listed}\nuse the same values, or {otherwise}")
 
 
+def is_complete_parquet(path: Path) -> bool:
+    """Check that a Parquet file has its footer, which is written last."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        pq.read_metadata(path)
+    except (OSError, pa.ArrowException):
+        return False
+    return True
+
+
 def _files(path: Path) -> list[Path]:
     return [file for file in (sorted(path.rglob("*")) if path.is_dir() else [path]) if file.is_file()]
 

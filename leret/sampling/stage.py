@@ -25,7 +25,7 @@ from leret.core.errors import ConfigError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.stages import completed, input_stamps, mark_completed, stage_key
+from leret.core.stages import completed, input_stamps, is_complete_parquet, mark_completed, stage_key
 from leret.core.types import OUTAGES, Task
 from leret.http.usage import UsageByPrompt, UsageEvents
 from leret.policies.base import Policy
@@ -158,7 +158,7 @@ def sample(
     stamps = input_stamps(*files)
     key = stage_key(recipe, stamps)
     before = completed(run.path, "sample", key)
-    if before is not None and run.held_out.is_file() and (run.preferences / "train.parquet").is_file():
+    if before is not None and run.held_out.is_file() and is_complete_parquet(run.preferences / "train.parquet"):
         now = {"already": True, "new_questions": 0, "new_samples": 0, "seconds": time.monotonic() - began}
         return SampleReport(**{**before, **now})
     with open_recipe(recipe, run, progress) as (environment, tasks, digests), Store(run.store) as store:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from leret.config.policy import OpenAIPolicySettings
 from leret.core.bundled import POLICIES
@@ -65,7 +63,9 @@ def resolve_policy(policy: str, run: Run | None = None, name: str | None = None)
     if base is None:
         return ServedModel(name, str(path))
     has_tokenizer = any((path / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
-    rank = _rank(read_model_json(path / "adapter_config.json"))
+    config = read_model_json(path / "adapter_config.json")
+    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
+    rank = max((one for one in ranks if isinstance(one, int)), default=16)
     return ServedModel(name, str(base.resolve()), path, path if has_tokenizer else None, rank)
 
 
@@ -154,11 +154,6 @@ def _of_run(policy: str, run: Run) -> str:
 def _known(run: Run) -> str:
     trained = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))
     return f"--run {run.path} with " + ", ".join(["base", *trained])
-
-
-def _rank(config: Mapping[str, Any]) -> int:
-    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
-    return max((rank for rank in ranks if isinstance(rank, int)), default=16)
 
 
 def refresh(settings: OpenAIPolicySettings, served: ServedModel, directory: str) -> OpenAIPolicySettings:
