@@ -20,7 +20,7 @@ import dspy
 from leret.core.progress import Progress
 from leret.core.types import Passage, merge
 from leret.demo.pretrain.examples import encoded
-from leret.demo.pretrain.heuristics import Draft, draw, write
+from leret.demo.pretrain.heuristics import Draft, draw
 from leret.demo.pretrain.loop import Row, train
 from leret.policies.checkpoints import find_model
 from leret.policies.local.model import load_weights
@@ -30,7 +30,7 @@ from leret.retrieval.base import Retriever
 from models import words
 from models.gate import make_gate
 from models.scratch import MIXED, SECOND, training_facts
-from models.worlds import StreamSettings, drafts, query_rows, rows, start
+from models.worlds import StreamSettings, drafts, query_rows, rows, start, write
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -17,7 +17,7 @@ from leret.core.types import merge
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate
 from leret.demo.pretrain.examples import call_messages, encoded
-from leret.demo.pretrain.heuristics import Draft, corpus_idf, draw, write
+from leret.demo.pretrain.heuristics import STYLES, Draft, corpus_idf, draw, entity
 from leret.demo.pretrain.loop import Row, interleaved
 from leret.retrieval.engines.bm25 import BM25
 from models.words import NAME_CLASSES
@@ -39,6 +39,11 @@ HOP2_STYLES = {
     "mention_near": 0.22,
 }
 """Weights of the styles; `entity` replaces one that does not apply."""
+
+
+def write(style: str, draft: Draft) -> str:
+    """Write a query in a style; if it does not apply, an entity of the question, or the question."""
+    return STYLES[style](draft) or entity(draft) or draft.question
 
 
 @dataclass(frozen=True, slots=True)

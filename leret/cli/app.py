@@ -112,59 +112,43 @@ def ended(*, debug: bool) -> Iterator[None]:
     """Turn exceptions into a message and an exit code: 1 for an unexpected failure, 130 after Ctrl-C."""
     try:
         yield
-    except LeretError as error:
-        _trace(debug)
-        complain(_message(error))
-        raise typer.Exit(error.exit_code) from None
-    except KeyboardInterrupt:
-        _trace(debug)
-        complain("stopped; run the same command to continue")
-        raise typer.Exit(130) from None
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # `leret recipes list | head`
+    except (Exception, KeyboardInterrupt) as error:
+        if isinstance(error, OSError) and error.errno == errno.EPIPE:  # `leret recipes list | head`
             raise
-        _trace(debug)
-        complain(_system_message(error))
-        raise typer.Exit(1) from None
-    except Exception as error:
-        if type(error).__module__.startswith(("typer", "click")):
-            if isinstance(error, RuntimeError):
-                raise  # typer.Exit and typer.Abort
-            if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command has printed its help
-                raise typer.Exit(0) from None
-            usage: Any = error
-            command, message = usage.ctx.command_path if usage.ctx else "leret", usage.format_message().rstrip(".")
-            complain(f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`")
-            raise typer.Exit(2) from None
-        _trace(debug)
-        package = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
-        if package in _OF_TRAINING:
-            complain(f"{MissingDependency(package, 'train')}; training and local policies need it")
-            raise typer.Exit(2) from None
-        hint = "" if debug else "; --debug shows the traceback"
-        complain(
-            f"unexpected {type(error).__name__}: {error}. This is a bug in leret or in a library that it uses{hint}"
-        )
-        raise typer.Exit(1) from None
+        is_usage = type(error).__module__.startswith(("typer", "click"))
+        if is_usage and isinstance(error, RuntimeError):
+            raise  # typer.Exit and typer.Abort
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command has printed its help
+            raise typer.Exit(0) from None
+        if debug and not is_usage:
+            complain(traceback.format_exc().rstrip(), label="")
+        message, code = _outcome(error, debug)
+        complain(message)
+        raise typer.Exit(code) from None
 
 
-def _message(error: LeretError) -> str:
-    problems = error.problems if isinstance(error, ConfigError) else [str(error)]
-    if len(problems) == 1:
-        return problems[0]
-    return "\n".join([f"{len(problems)} problems:", *(f"  {problem}" for problem in problems)])
-
-
-def _system_message(error: OSError) -> str:
-    place = f"{error.filename}: " if error.filename else ""
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return f"{place}the disk is full; free some space and run the same command again"
-    return f"{place}{error.strerror or error}"
-
-
-def _trace(debug: bool) -> None:
-    if debug:
-        complain(traceback.format_exc().rstrip(), label="")
+def _outcome(error: Any, debug: bool) -> tuple[str, int]:
+    """Return the message and the exit code for an exception; typer's have ``format_message``."""
+    if hasattr(error, "format_message"):
+        command, message = error.ctx.command_path if error.ctx else "leret", error.format_message().rstrip(".")
+        return f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`", 2
+    if isinstance(error, LeretError):
+        problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+        listed = [f"{len(problems)} problems:", *(f"  {problem}" for problem in problems)]
+        return problems[0] if len(problems) == 1 else "\n".join(listed), error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped; run the same command to continue", 130
+    if isinstance(error, OSError):
+        place, fault = f"{error.filename}: " if error.filename else "", error.strerror or error
+        if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+            fault = "the disk is full; free some space and run the same command again"
+        return f"{place}{fault}", 1
+    package = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if package in _OF_TRAINING:
+        return f"{MissingDependency(package, 'train')}; training and local policies need it", 2
+    hint = "" if debug else "; --debug shows the traceback"
+    fault = f"unexpected {type(error).__name__}: {error}"
+    return f"{fault}. This is a bug in leret or in a library that it uses{hint}", 1
 
 
 class _PlainFormatter(logging.Formatter):

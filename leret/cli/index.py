@@ -50,7 +50,10 @@ def build(
     if recipe is not None:
         flags = {"--kind": kind, "--corpus": corpus, "--format": form, "--model": model}
         used = [flag for flag, value in {**flags, "--skip-invalid": skip_invalid or None}.items() if value is not None]
-        data, settings = _recipe_settings(recipe, used, changes)
+        if used:
+            raise ConfigError(f"{recipe} names retriever and corpus; remove {', '.join(used)}, or the recipe")
+        whole = console.sampling_recipe(recipe, changes, ("policy.model",))
+        data, settings = whole.data, whole.retriever
     else:
         data, settings = _flag_settings(kind, corpus, form, model, changes, skip_invalid)
     out = Path(os.path.abspath(out))
@@ -98,13 +101,6 @@ def check(
         documents = load_corpus(flag_recipe(recipe, _FLAGS, (), ("data.questions",)).data)
     manifest = check_index(index, documents)
     console.done(f"{index}: sound; {manifest.engine}, {manifest.documents:,} documents")
-
-
-def _recipe_settings(recipe: str, flags: list[str], changes: list[str]) -> tuple[DataSettings, RetrieverSettings]:
-    if flags:
-        raise ConfigError(f"{recipe} names retriever and corpus; remove {', '.join(flags)}, or the recipe")
-    settings = console.sampling_recipe(recipe, changes, ("policy.model",))
-    return settings.data, settings.retriever
 
 
 def _flag_settings(

@@ -59,17 +59,17 @@ def _show_ranking(ranking: Ranking, query: str) -> None:
 
 
 def _pattern(query: str) -> Any:
-    """Compile a pattern of the query's words, in any case; None without words."""
+    """Compile a pattern of the query's words, in any case; without words, it matches nothing."""
     import re
 
     words = {word for word in re.findall(r"\w+", query[:10_000]) if len(word) > 1}
     longest = sorted(words, key=lambda word: (-len(word), word))
-    return re.compile(rf"\b(?:{'|'.join(map(re.escape, longest))})\b", re.IGNORECASE) if words else None
+    return re.compile(rf"\b(?:{'|'.join(map(re.escape, longest)) or '(?!)'})\b", re.IGNORECASE)
 
 
 def _excerpt(text: str, pattern: Any) -> str:
     """Cut a text for the table, starting shortly before the first word of the query."""
-    first = pattern.search(text) if pattern is not None else None
+    first = pattern.search(text)
     start = max(0, first.start() - _SHOWN // 4) if first is not None and first.start() > _SHOWN // 2 else 0
     end = start + _SHOWN
     return f"{'…' if start else ''}{text[start:end]}{'…' if end < len(text) else ''}"
@@ -79,8 +79,7 @@ def _marked(text: str, pattern: Any) -> Text:
     from rich.text import Text
 
     marked = Text(plain(" ".join(text.split())))
-    if pattern is not None:
-        marked.highlight_regex(pattern, "bold yellow")
+    marked.highlight_regex(pattern, "bold yellow")
     return marked
 
 

@@ -158,11 +158,11 @@ def portable(settings: BaseModel, directory: Path) -> dict[str, Any]:
 
 
 def resolve_paths(settings: M, directory: Path) -> M:
-    """Return settings from a file in ``directory`` with absolute paths."""
+    """Return settings from a file in ``directory`` with absolute paths, except those that do not exist there."""
 
     def absolute(key: Key, path: str, mark: RecipePath) -> str:
-        exists = (directory / path).exists() and path not in mark.names
-        return str((directory / path).resolve()) if exists else path
+        place = directory / path
+        return path if path in mark.names or not (place.exists() or mark.may_be_missing) else str(place.resolve())
 
     return with_paths(settings, absolute)
 

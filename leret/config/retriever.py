@@ -5,15 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    FiniteFloat,
-    NonNegativeInt,
-    PositiveInt,
-    SerializeAsAny,
-    field_validator,
-)
+from pydantic import BeforeValidator, Field, FiniteFloat, NonNegativeInt, PositiveInt, SerializeAsAny, field_validator
 
 from leret.config.base import BaseUrl, BaseUrls, Free, KindSettings, RecipePath, Settings, mark_of
 
@@ -21,15 +13,14 @@ PartialDate = Annotated[str, Field(pattern=r"^\d{4}(/\d{2}(/\d{2})?)?$")]
 Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 
 
-def _not_bool(value: object) -> object:
-    """Undo YAML's reading of ``on`` and ``off`` as true and false."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
 class CacheSettings(Settings):
     """The cache of rankings on disk."""
 
-    use: Annotated[Literal["auto", "on", "off"], BeforeValidator(_not_bool)] = Field(
+    # The validator undoes YAML's reading of ``on`` and ``off`` as true and false.
+    use: Annotated[
+        Literal["auto", "on", "off"],
+        BeforeValidator(lambda value: {"True": "on", "False": "off"}.get(str(value), value)),
+    ] = Field(
         "auto", description="auto: for engines slower than the cache, and servers with a digest or name of their index"
     )
     path: str | None = Field(None, description="None: LERET_CACHE_DIR, or leret in the user's cache directory")
@@ -147,16 +138,12 @@ class DenseSettings(EngineSettings):
     device: Annotated[str, Free()] = "auto"
 
 
-def _all_is_none(value: object) -> object:
-    return None if value == "all" else value
-
-
 class ColbertSettings(EngineSettings):
     """A multi-vector model, as ColBERT, and the token vectors of all documents."""
 
     kind: Literal["colbert"] = "colbert"
     checkpoint: ModelPath = Field(min_length=1, description="ColBERT directory, or name on the hub")
-    candidates: Annotated[PositiveInt | None, BeforeValidator(_all_is_none)] = Field(
+    candidates: Annotated[PositiveInt | None, BeforeValidator(lambda value: None if value == "all" else value)] = Field(
         200, description="documents of a BM25 search that are scored, at least k; all or null scores all documents"
     )
     separator: str = Field(" | ", description="between title and text of a document")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
@@ -31,48 +31,12 @@ class OptimizerKeys(Settings):
     per_device_train_batch_size: PositiveInt = Field(16, description="examples a batch and device")
 
 
-class ScheduleKeys(Settings):
-    """Number of steps, and the learning rate over them."""
-
-    max_steps: PositiveInt | None = Field(None, description="optimizer steps, instead of num_train_epochs")
-    num_train_epochs: float = Field(1.0, gt=0)
-    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
-    warmup_ratio: float = Field(0.0, ge=0, lt=1, description="share of the steps")
-    warmup_steps: NonNegativeInt = Field(0, description="number of steps, instead of warmup_ratio")
-
-    @model_validator(mode="after")
-    def _has_one_warmup(self) -> ScheduleKeys:
-        if self.warmup_ratio and self.warmup_steps:
-            raise ValueError("warmup_ratio and warmup_steps exclude each other; remove one")
-        return self
-
-
 class DeviceKeys(Settings):
     """Seed, device and threads of a training."""
 
     seed: int = 0
     device: Annotated[str, Free()] = "auto"
     threads: PositiveInt | None = Field(1, description="CPU threads; 1 makes a resumed training bit-equal")
-
-
-class LogKeys(Settings):
-    """Checkpoints, logs, trackers and alarms."""
-
-    save_steps: Annotated[PositiveInt, Free()] = 50
-    logging_steps: Annotated[PositiveInt, Free()] = 5
-    report_to: Annotated[tuple[Literal["wandb", "tensorboard", "trackio"], ...], Free()] = ()
-    project: Annotated[str, Free()] = Field("leret", description="of wandb and trackio")
-    run_name: Annotated[str | None, Free()] = Field(None, description="of trackers; the policy's name when absent")
-    on_alarm: Annotated[Literal["warn", "stop"], Free()] = Field("warn", description="stop leaves a checkpoint")
-
-
-class ValidationKeys(Settings):
-    """Validation during the training; the best step is published."""
-
-    eval_steps: PositiveInt | None = Field(None, description="steps between validations; none: no validation")
-    eval_tasks: PositiveInt = Field(64, description="tasks to validate on, at most")
-    eval_split: Literal["dev", "train"] = Field("dev", description="of the run's data; train: left out of training")
-    metric_for_best_model: str = Field("recall", description="a measure of all that was retrieved, or of the answer")
 
 
 class WriterKeys(Settings):
@@ -101,7 +65,7 @@ class WriterKeys(Settings):
         return self
 
 
-class TrainingRecipe(KindSettings, OptimizerKeys, ScheduleKeys, DeviceKeys, LogKeys, ValidationKeys):
+class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
     """`leret train`: keys of every algorithm. Data, program and retriever are those of the run."""
 
     tag = "algorithm"
@@ -110,6 +74,27 @@ class TrainingRecipe(KindSettings, OptimizerKeys, ScheduleKeys, DeviceKeys, LogK
     name: str | None = Field(None, description="of the policy in R/policies; the algorithm's name when absent")
     init_from: str = Field("base", description="base, the name of a policy of the run, a directory, demo or agent")
     predictors: tuple[str, ...] | None = Field(None, description="train only on samples of these predictors")
+
+    # Number of steps, and the learning rate over them.
+    max_steps: PositiveInt | None = Field(None, description="optimizer steps, instead of num_train_epochs")
+    num_train_epochs: float = Field(1.0, gt=0)
+    lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
+    warmup_ratio: float = Field(0.0, ge=0, lt=1, description="share of the steps")
+    warmup_steps: NonNegativeInt = Field(0, description="number of steps, instead of warmup_ratio")
+
+    # Checkpoints, logs, trackers and alarms.
+    save_steps: Annotated[PositiveInt, Free()] = 50
+    logging_steps: Annotated[PositiveInt, Free()] = 5
+    report_to: Annotated[tuple[Literal["wandb", "tensorboard", "trackio"], ...], Free()] = ()
+    project: Annotated[str, Free()] = Field("leret", description="of wandb and trackio")
+    run_name: Annotated[str | None, Free()] = Field(None, description="of trackers; the policy's name when absent")
+    on_alarm: Annotated[Literal["warn", "stop"], Free()] = Field("warn", description="stop leaves a checkpoint")
+
+    # Validation during the training; the best step is published.
+    eval_steps: PositiveInt | None = Field(None, description="steps between validations; none: no validation")
+    eval_tasks: PositiveInt = Field(64, description="tasks to validate on, at most")
+    eval_split: Literal["dev", "train"] = Field("dev", description="of the run's data; train: left out of training")
+    metric_for_best_model: str = Field("recall", description="a measure of all that was retrieved, or of the answer")
 
     @property
     def policy_name(self) -> str:
@@ -136,6 +121,12 @@ class TrainingRecipe(KindSettings, OptimizerKeys, ScheduleKeys, DeviceKeys, LogK
             raise ValueError(f"{name!r} cannot name a policy; use letters, digits, - and _")
         return name
 
+    @model_validator(mode="after")
+    def _has_one_warmup(self) -> Self:
+        if self.warmup_ratio and self.warmup_steps:
+            raise ValueError("warmup_ratio and warmup_steps exclude each other; remove one")
+        return self
+
 
 class ExampleRecipe(TrainingRecipe, WriterKeys):
     """Keys of algorithms that learn from stored samples."""
@@ -159,8 +150,11 @@ class ExampleRecipe(TrainingRecipe, WriterKeys):
         return self
 
 
-class RoundKeys(Settings):
-    """Rounds: sample some tasks with the current policy, score, update."""
+class RoundRecipe(TrainingRecipe):
+    """Keys of algorithms that sample the run's tasks in rounds: sample some with the current policy, score, update.
+
+    Names are as in TRL where TRL has them.
+    """
 
     states: Literal["live", "stored"] = Field("live", description="of the current policy, or of the run's samples")
     limit: PositiveInt | None = Field(None, description="tasks at most; None: as many as the run's sampling takes")
@@ -176,11 +170,6 @@ class RoundKeys(Settings):
     )
     num_iterations: PositiveInt = Field(1, description="passes over the samples of a round")
     num_mini_batches: PositiveInt = Field(1, description="optimizer steps a pass")
-
-
-class RoundRecipe(TrainingRecipe, RoundKeys):
-    """Keys of algorithms that sample the run's tasks in rounds; names as in TRL where TRL has them."""
-
     save_steps: Annotated[PositiveInt, Free()] = Field(50, description="rounds between checkpoints")
     logging_steps: PositiveInt = Field(5, description="rounds averaged in a log entry")
 
@@ -210,22 +199,7 @@ class ClipKeys(Settings):
     entropy_coef: float = Field(0.0, description="weight of the tokens' entropy, which lowers the loss")
 
 
-class KLKeys(Settings):
-    """KL penalty to the initial policy."""
-
-    beta: float = Field(0.0, ge=0, description="strength of the KL penalty to the initial policy")
-    kl_estimator: Literal["k1", "k3"] = "k3"
-    target_kl: float | None = Field(None, gt=0, description="nats a completion that beta adapts to; None: fixed beta")
-    kl_horizon: float = Field(10_000, gt=0, description="completions in which beta moves by about a fifth")
-
-    @model_validator(mode="after")
-    def _has_a_penalty_to_move(self) -> KLKeys:
-        if self.target_kl is not None and not self.beta:
-            raise ValueError("target_kl moves beta, which is 0; set beta to its first value")
-        return self
-
-
-class WritingRecipe(RoundRecipe, WriterKeys, ClipKeys, KLKeys):
+class WritingRecipe(RoundRecipe, WriterKeys, ClipKeys):
     """Keys of online algorithms that train a policy that writes."""
 
     learning_rates: ClassVar[tuple[float, float]] = (2e-3, 1e-6)
@@ -237,6 +211,16 @@ class WritingRecipe(RoundRecipe, WriterKeys, ClipKeys, KLKeys):
     served: bool = Field(
         False, description="the run's servers write (kind openai: vLLM), and load the adapter before each round"
     )
+    beta: float = Field(0.0, ge=0, description="strength of the KL penalty to the initial policy")
+    kl_estimator: Literal["k1", "k3"] = "k3"
+    target_kl: float | None = Field(None, gt=0, description="nats a completion that beta adapts to; None: fixed beta")
+    kl_horizon: float = Field(10_000, gt=0, description="completions in which beta moves by about a fifth")
+
+    @model_validator(mode="after")
+    def _has_a_penalty_to_move(self) -> WritingRecipe:
+        if self.target_kl is not None and not self.beta:
+            raise ValueError("target_kl moves beta, which is 0; set beta to its first value")
+        return self
 
     @model_validator(mode="after")
     def _serves_adapters(self) -> WritingRecipe:

@@ -22,6 +22,7 @@ import os
 import sysconfig
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
@@ -87,17 +88,13 @@ class MissingDependency(LeretError):
     """A missing ``package``, which an ``extra`` of leret or a ``command`` installs."""
 
     def __init__(self, package: str, extra: str, command: str | None = None) -> None:
-        packages = [f"'{line.partition(';')[0]}'" for line in _requirements() if line.endswith(f"'{extra}'")]
+        lines: list[str] = []
+        with suppress(PackageNotFoundError):  # leret itself is not installed
+            lines = requires("leret") or lines
+        packages = [f"'{line.partition(';')[0]}'" for line in lines if line.endswith(f"'{extra}'")]
         others = f"; without leret on an index, `pip install {' '.join(packages)}`" if packages and not command else ""
         install = command or f"pip install 'leret[{extra}]'"
         super().__init__(f"{package} is not installed; `{install}` installs it{others}")
-
-
-def _requirements() -> list[str]:
-    try:
-        return requires("leret") or []
-    except PackageNotFoundError:
-        return []
 
 
 def import_optional(module: str, package: str, extra: str) -> Any:

@@ -267,6 +267,10 @@ class Sample:
     def is_sampled(self) -> bool:
         return self.components.get("sampled") != 0
 
+    @property
+    def is_unparsed(self) -> bool:
+        return self.failure is not None and self.failure.kind == "parse"
+
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:

@@ -72,7 +72,9 @@ def parse(text: str, source: str) -> Placed:
                     placed.problems.append(f"{placed.at(keys[name])}the key {name} must be text; put it in quotes")
             values = {name: plain(node[name], keys[name]) for name in names}
             return {str(k): v for k, v in values.items()} if isinstance(node, CommentedMap) else list(values.values())
-        return _scalar(node)
+        if isinstance(node, bool | ScalarBoolean):
+            return bool(node)
+        return next((kind(node) for kind in (int, float, str) if isinstance(node, kind)), node)
 
     placed.value = plain(document, ())
     return placed
@@ -99,12 +101,6 @@ def dotted(key: Key) -> str:
     for part in key:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
-
-
-def _scalar(value: Any) -> Any:
-    if isinstance(value, bool | ScalarBoolean):
-        return bool(value)
-    return next((kind(value) for kind in (int, float, str) if isinstance(value, kind)), value)
 
 
 def _fault(error: Exception, source: str) -> str:

@@ -24,13 +24,7 @@ from leret.evaluation.runner import Evaluator, Policies
 from leret.evaluation.systems import BASE, System, available, select, training_facts
 from leret.rewards.functions import sources_digest
 from leret.rollouts.actors import Decoding
-from leret.rollouts.environment import (
-    Environment,
-    questions_digest,
-    recipe_files,
-    refuse_changed_files,
-    refuse_changes,
-)
+from leret.rollouts.environment import Environment, questions_digest, recipe_files, refuse_changed_files, refuse_changes
 from leret.sampling.estimate import steps_of
 from leret.sampling.store.store import Store
 

@@ -37,7 +37,7 @@ from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Actor, Decoding, PolicyActor
 from leret.rollouts.environment import Environment
 from leret.rollouts.failures import BOUNDARIES
-from leret.rollouts.rollout import RolloutRunner
+from leret.rollouts.walk import RolloutRunner
 
 CONCURRENCY = 256
 """Questions in flight; waiting requests are decoded in one batch."""
@@ -68,9 +68,6 @@ class Policies:
         """Compute the digest of a system's policies without loading them."""
         digests = {name: compute_digest(one) for name, one in self.settings(system).items()}
         return digests[""] if len(digests) == 1 else digest("policies", digests)
-
-    def open(self, system: System) -> Policy:
-        return open_policies(self.settings(system), make_policy)
 
 
 @dataclass
@@ -191,7 +188,7 @@ class Evaluator:
         name = system.policy or ""
         if self._open is None or self._open[0] != name:
             self.close()
-            self._open = (name, self.policies.open(system), asyncio.Runner())
+            self._open = (name, open_policies(self.policies.settings(system), make_policy), asyncio.Runner())
         return self._open[1:]
 
 

@@ -28,15 +28,7 @@ from leret.config.evaluation import EvalRecipe
 from leret.core.types import Task
 from leret.evaluation.measures import LABELS
 from leret.evaluation.results import ScoredHop, SystemResults
-from leret.evaluation.statistics import (
-    Array,
-    bootstrap_intervals,
-    compare,
-    json_number,
-    nan_mean,
-    pairs_of,
-    with_holm,
-)
+from leret.evaluation.statistics import Array, bootstrap_intervals, compare, json_number, nan_mean, pairs_of, with_holm
 from leret.evaluation.systems import FUSED, ORACLE, RAW, System
 
 _MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found")

@@ -98,7 +98,13 @@ def _problems(
     if twice := sorted({name for name in names if names.count(name) > 1}):
         yield f"two trainings are both named {', '.join(twice)}; set `name` in one of them"
     for recipe in sampling if rounds > 1 else ():
-        yield from _no_rounds(recipe, rounds)
+        if recipe.data.part is not None:
+            yield f"data.part: {recipe.data.part} conflicts with --rounds {rounds}, which sets the parts; remove one"
+        if recipe.policies:
+            yield "policies: with --rounds one policy answers all predictors; remove policies or --rounds"
+        if not isinstance(recipe.policy, LocalPolicySettings | OpenAIPolicySettings):
+            remedy = "use local, or openai with your vLLM, or remove --rounds"
+            yield f"policy.kind: {recipe.policy.kind} cannot load new weights; {remedy}"
 
 
 def run_stage(
@@ -139,16 +145,6 @@ def _training(recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingR
     keys = {key: value for key in ("init_from", "match_steps_of") if (value := getattr(recipe, key, None))}
     renamed = {key: names.get(value, value) for key, value in keys.items()}
     return recipe.model_copy(update={"name": names[recipe.policy_name], **renamed})
-
-
-def _no_rounds(recipe: SamplingRecipe, rounds: int) -> Iterator[str]:
-    if recipe.data.part is not None:
-        yield f"data.part: {recipe.data.part} conflicts with --rounds {rounds}, which sets the parts; remove one"
-    if recipe.policies:
-        yield "policies: with --rounds one policy answers all predictors; remove policies or --rounds"
-    if not isinstance(recipe.policy, LocalPolicySettings | OpenAIPolicySettings):
-        remedy = "use local, or openai with your vLLM, or remove --rounds"
-        yield f"policy.kind: {recipe.policy.kind} cannot load new weights; {remedy}"
 
 
 @contextmanager

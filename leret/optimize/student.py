@@ -1,4 +1,4 @@
-"""A student: its run, training examples from its samples, and its score on held-out examples."""
+"""A student: its run, examples from its samples, its score on held-out examples, and its online trainings."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import dspy
 from dspy.teleprompt.bootstrap_finetune import copy_program_with_lms
 from pydantic_core import to_jsonable_python
 
+from leret.config.policy import LocalPolicySettings
+from leret.config.sampling import SamplingRecipe, SamplingSettings
 from leret.core.errors import LeretError, PolicyError, ProgramError, RunError, TrainingError, reason
 from leret.core.files import cache_directory
 from leret.core.progress import Progress
@@ -24,7 +26,14 @@ from leret.core.runs import Run
 from leret.core.stages import check_resumable
 from leret.core.types import digest
 from leret.optimize.inputs import CallBudget, OtherCalls, greedy_lm
+from leret.policies.base import Policy
+from leret.programs.needs import NeedsCompletion
 from leret.programs.pick import named_picks
+from leret.programs.runner import ProgramRunner
+from leret.retrieval.base import Retriever
+from leret.retrieval.batching import SearchBatcher
+from leret.rollouts.actors import Role
+from leret.rollouts.environment import Environment
 from leret.sampling.bank.bootstrap import NEVER, THREADS, RunMonitor
 from leret.sampling.store.store import StateSamples
 from leret.training.algorithms import ALGORITHMS, TrainingRecipe
@@ -181,3 +190,38 @@ class ScoredProgram(dspy.Module):
                 raise
 
         return score
+
+
+class StudentEnvironment(Environment):
+    """An environment of online trainings over a student instead of a recipe's program.
+
+    ``lm`` is the one in training, and ``role`` chooses the policy that answers a call, given the policy in training.
+    ``retriever`` answers all searches; None if each `leret.Search` has its own, or ``rm`` searches in its place.
+    ``settings`` may hold functions as rewards.
+    """
+
+    def __init__(
+        self,
+        program: dspy.Module,
+        adapter: dspy.Adapter,
+        retriever: Retriever | None,
+        rm: Any,
+        lm: dspy.LM,
+        role: Callable[[NeedsCompletion, Policy], Role],
+        settings: SamplingSettings,
+        cache: Path,
+    ) -> None:
+        decoding = {name: lm.kwargs[name] for name in ("temperature", "max_tokens", "top_p") if lm.kwargs.get(name)}
+        decoding["enable_thinking"] = lm.engine.settings.enable_thinking
+        policy = LocalPolicySettings(model=lm.model.removeprefix("leret/")).model_copy(update=decoding)
+        keys: dict[str, Any] = {"policy": policy, "policies": {}, "sampling": settings}
+        super().__init__(SamplingRecipe.model_construct(**keys), cache)
+        self.role, self.retriever = role, retriever  # type: ignore[assignment]
+        self._program, self._adapter, self._rm = program, adapter, rm
+
+    def runner(self, searches: SearchBatcher | None) -> ProgramRunner:
+        return ProgramRunner.over(self._program.deepcopy(), self._adapter, searches, self._rm)
+
+    def policies(self, policy: Policy, predictors: Any) -> Policy:
+        """Return the policy in training; `role` chooses the others."""
+        return policy

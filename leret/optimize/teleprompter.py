@@ -47,8 +47,16 @@ from leret.optimize.inputs import (
     teacher_prompt,
     trained_lms,
 )
-from leret.optimize.online import StudentEnvironment
-from leret.optimize.student import begin_run, logger, name_of, score, source_of, student_digest, training_examples
+from leret.optimize.student import (
+    StudentEnvironment,
+    begin_run,
+    logger,
+    name_of,
+    score,
+    source_of,
+    student_digest,
+    training_examples,
+)
 from leret.policies.base import Policy
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt

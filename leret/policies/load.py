@@ -184,19 +184,11 @@ def close_shared(settings: LocalPolicySettings) -> None:
 
 def _key(settings: PolicySettings) -> tuple[Any, ...]:
     """Build the cache key. Runs on every request, so it stats the weight files instead of reading them."""
-    files = _WEIGHTS if isinstance(settings, LocalPolicySettings | PickerSettings) else ()
-    return digest(settings.model_dump(mode="json", exclude=_OF_REQUESTS)), *(
-        (status.st_mtime_ns, status.st_ino, status.st_size)
-        for file in files
-        if (status := _status(f"{settings.model}/{file}"))
-    )
-
-
-def _status(path: str) -> os.stat_result | None:
-    try:
-        return os.stat(path)
-    except OSError:
-        return None
+    names = _WEIGHTS if isinstance(settings, LocalPolicySettings | PickerSettings) else ()
+    files = (f"{settings.model}/{name}" for name in names)
+    stats = [os.stat(file) for file in files if os.path.exists(file)]
+    stamps = [(stat.st_mtime_ns, stat.st_ino, stat.st_size) for stat in stats]
+    return digest(settings.model_dump(mode="json", exclude=_OF_REQUESTS)), *stamps
 
 
 def _close(policies: Sequence[Any]) -> None:

@@ -28,13 +28,13 @@ from leret.core.dspy_internals import (
 from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Candidate, Ranking, Task
 from leret.policies.base import Messages
-from leret.programs.lms import record_lms, recorded_lm
 from leret.programs.load import bound_inputs
 from leret.programs.needs import REPEATABLE, Finished, NeedsCompletion, Step, tool_key
 from leret.programs.pick import Candidates, ChoiceCall, Pick, candidates_of, named_picks
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults, Stop
 from leret.programs.runner import ProgramRunner
+from leret.programs.search import record_lms, recorded_lm
 from leret.retrieval.base import Retriever
 
 

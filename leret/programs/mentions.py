@@ -72,9 +72,17 @@ def mentions(question: str, results: Found) -> Sequence[Candidate]:
             if (row := rows.get(one.text.lower())) is not None:
                 row[1]["count"] = row[1].get("count", 0.0) + 1
                 continue
-            titled = len(one.words & known) / len(one.words)
-            form = _form(one.text, one.words, content)
-            rows[one.text.lower()] = one.text, {**page, **_of_place(one, content), "titled": titled, **form}
+            data = {
+                **page,
+                "first_sentence": float(one.sentence == 0),
+                "sentence": min(one.sentence, 5) / 5,
+                "sentence_overlap": len(content & one.around) / max(1, len(content)),
+                "after_question_word": float(any(word[:_STEM] in one.before for word in content)),
+                "count": 1.0,
+                "titled": len(one.words & known) / len(one.words),
+                **_form(one.text, one.words, content),
+            }
+            rows[one.text.lower()] = one.text, data
     return (QUESTION, *(Candidate(name, name, data=data) for name, data in rows.values()))
 
 
@@ -84,16 +92,6 @@ def _of_page(rank: int, n_first: int, passage: Passage, content: frozenset[str],
         return {"later": 1.0, "page_overlap": page_overlap}
     first = {f"rank_{min(rank, 2)}": 1.0, "score": passage.score / best}
     return {**first, "later": 0.0, "page_overlap": page_overlap}
-
-
-def _of_place(one: _Mention, content: frozenset[str]) -> dict[str, float]:
-    return {
-        "first_sentence": float(one.sentence == 0),
-        "sentence": min(one.sentence, 5) / 5,
-        "sentence_overlap": len(content & one.around) / max(1, len(content)),
-        "after_question_word": float(any(word[:_STEM] in one.before for word in content)),
-        "count": 1.0,
-    }
 
 
 def _form(name: str, words: frozenset[str], content: frozenset[str]) -> dict[str, float]:

@@ -62,10 +62,6 @@ class ChoiceCall(PredictorCall):
     def picked_ids(self) -> dict[str, None]:
         return {one.id: None for one in self.picked}
 
-    @property
-    def is_open(self) -> bool:
-        return len(self.candidates.items) > sum(name in self.candidates.by_id for name in self.picked_ids)
-
     def chosen(self, text: str) -> Candidate:
         """Return the candidate that an answer names; AdapterParseError if it may not be picked."""
         name = text.strip().strip('"')
@@ -147,7 +143,7 @@ class Pick(dspy.Module):
         watching, name = carried_run(), fields["_name"]
         items = candidates_of(candidates) if watching is None else watching.candidates(name, candidates)
         call = ChoiceCall(name, context, candidates=items, picked=tuple(picked), stop=fields["stop"])
-        if not call.is_open:
+        if items.by_id.keys() <= call.picked_ids.keys():
             return None
         chosen = self.ask(call) if watching is None else watching.choose(self, call)
         if chosen is STOP:

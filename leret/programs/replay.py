@@ -44,7 +44,6 @@ from leret.core.dspy_internals import (
 )
 from leret.core.errors import USER_ERRORS, ProgramError, ReplayError, raised
 from leret.core.types import Candidate, Ranking, Task
-from leret.programs.lms import record_lms, recorded_lm
 from leret.programs.load import input_names
 from leret.programs.needs import (
     REPEATABLE,
@@ -61,7 +60,7 @@ from leret.programs.needs import (
     tool_key,
 )
 from leret.programs.pick import Candidates, ChoiceCall, Pick, candidates_of, named_picks
-from leret.programs.search import SearchCall, as_rm
+from leret.programs.search import SearchCall, as_rm, record_lms, recorded_lm
 from leret.retrieval.base import Retriever
 
 SearchResults = dict[Any, Any]

@@ -1,20 +1,23 @@
-"""Searches of a program that leret watches: `Search`, `search_tool`, and ``dspy.settings.rm``."""
+"""Calls of a program that leret watches: searches, and LMs besides those of its predictors.
+
+Searches are `Search`, `search_tool`, and ``dspy.settings.rm``. Other LMs are frozen, and asked once a path like them.
+"""
 
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial, wraps
 from typing import Any, NamedTuple, Protocol
 
 import dspy
 
 from leret.core.aio import submit
-from leret.core.dspy_internals import rm_rows, settings_here, watching_run
-from leret.core.errors import ProgramError
+from leret.core.dspy_internals import StandInLM, rm_rows, settings_here, watching_run
+from leret.core.errors import LeretError, PolicyError, ProgramError, reason
 from leret.core.types import Passage, Ranking, merge
 from leret.retrieval.base import Retriever
 
@@ -143,7 +146,7 @@ def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name
         name: name of the tool, for a callable without one.
     """
     if fn is None:
-        return functools.partial(search_tool, ids=ids, name=name)
+        return partial(search_tool, ids=ids, name=name)
     if isinstance(fn, dspy.Tool):
         tool = copy.copy(fn)
         tool.func = search_tool(fn.func, ids=ids, name=name or fn.name)
@@ -158,12 +161,12 @@ def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name
         watching.add((" ".join(map(str, (*args, *kwargs.values()))),), (ranking_of(rows, ids),))
         return rows
 
-    @functools.wraps(target)
+    @wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
         run = watching_run()
         return fn(*args, **kwargs) if run is None else watched(run, args, kwargs)
 
-    @functools.wraps(target)
+    @wraps(target)
     async def acall(*args: Any, **kwargs: Any) -> Any:
         run = watching_run()
         return await fn(*args, **kwargs) if run is None else watched(run, args, kwargs)
@@ -207,3 +210,60 @@ def _document_of(row: Any) -> str:
 
 def _get(row: Any, name: str) -> Any:
     return row.get(name) if hasattr(row, "get") else getattr(row, name, None)
+
+
+def recorded_lm(lm: dspy.BaseLM) -> dspy.BaseLM:
+    """Return a copy of an LM that the watching run answers: equal requests are sent, and counted, once."""
+    kind: Any = type(lm)
+    if isinstance(lm, StandInLM) or getattr(kind, "is_recorded", False):
+        return lm
+
+    class Recorded(kind):
+        is_recorded = True
+
+        def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+            request = partial(kind.__call__, self, prompt, messages=messages, **kwargs)
+            run = watching_run()
+            if run is None:
+                return request()
+            settings = {name: value for name, value in self.kwargs.items() if "key" not in name}
+            ask = partial(copy_context().run, _ask, self.model, request)
+            return run.call_tool(f"LM {self.model}", [settings, prompt, messages, kwargs], ask)
+
+        async def acall(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
+            return self(prompt, messages=messages, **kwargs)
+
+    copied: dspy.BaseLM = lm.copy()
+    copied.__class__ = Recorded
+    return copied
+
+
+def record_lms(program: dspy.Module) -> None:
+    """Replace the LMs that a program's modules hold, except predictors', by recorded ones."""
+    for _, module in program.named_sub_modules():
+        for name, value in list(vars(module).items()):
+            if not (isinstance(module, dspy.Predict) and name == "lm"):
+                vars(module)[name] = _with_recorded(value)
+
+
+def _with_recorded(value: Any) -> Any:
+    if isinstance(value, dspy.BaseLM):
+        return recorded_lm(value)
+    if type(value) in (list, tuple) and any(isinstance(one, dspy.BaseLM) for one in value):
+        return type(value)(map(_with_recorded, value))
+    if type(value) is dict and any(isinstance(one, dspy.BaseLM) for one in value.values()):
+        return {name: _with_recorded(one) for name, one in value.items()}
+    return value
+
+
+def _ask(model: str, request: Callable[[], Any]) -> Any:
+    spend = dspy.settings.get("_leret_spend")
+    if spend is not None:
+        spend()
+    try:
+        with dspy.context(callbacks=[], _leret_run=None):
+            return request()
+    except LeretError:
+        raise
+    except Exception as error:
+        raise PolicyError(f"{model}: {reason(error)}") from error

@@ -93,9 +93,4 @@ def with_unparsed_reward(samples: Sequence[Sample], unparsed_reward: float | Non
     """Return samples with ``unparsed_reward`` for unparsed completions, which keep their failure."""
     if unparsed_reward is None:
         return list(samples)
-    return [
-        replace(sample, reward=unparsed_reward)
-        if sample.failure is not None and sample.failure.kind == "parse"
-        else sample
-        for sample in samples
-    ]
+    return [replace(sample, reward=unparsed_reward) if sample.is_unparsed else sample for sample in samples]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from pydantic import ValidationError
 
-from leret.config.base import RecipePath, free_keys, paths_in, with_paths
+from leret.config.base import free_keys, paths_in
 from leret.config.load import sampling_recipe_of
 from leret.config.policy import by_predictor
 from leret.config.sampling import SamplingRecipe, SamplingSettings
@@ -19,7 +19,6 @@ from leret.core.errors import ConfigError, DataError, ProgramError
 from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, completed, input_stamps, source_files, stage_key
 from leret.core.types import Outcome, Task, digest
-from leret.core.yaml import Key
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import has_corpus, load_corpus, load_tasks
 from leret.policies.base import Policy
@@ -192,16 +191,6 @@ def scorable(tasks: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
             f"({len(tasks)} questions read); name another split or file"
         )
     return known
-
-
-def resolve_recipe(recipe: SamplingRecipe, base_dir: Path) -> SamplingRecipe:
-    """Return the recipe with absolute paths in place of relative ones that exist under ``base_dir``."""
-
-    def absolute(key: Key, name: str, mark: RecipePath) -> str:
-        path = base_dir / name
-        return name if name in mark.names or not (path.exists() or mark.may_be_missing) else str(path.resolve())
-
-    return with_paths(recipe, absolute)
 
 
 def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str]) -> None:

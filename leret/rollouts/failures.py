@@ -38,11 +38,6 @@ def unparsed(formatter: Formatter, predictor: str, completion: str) -> Failure:
     return Failure("parse", f"{completion[:200]!r} is not in the adapter's format{example}")
 
 
-def is_unparsed(sample: Sample) -> bool:
-    """Check whether a sample's completion did not parse."""
-    return sample.failure is not None and sample.failure.kind == "parse"
-
-
 @dataclass
 class SamplingStats:
     """Counts of one session.

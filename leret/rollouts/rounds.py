@@ -28,7 +28,7 @@ from leret.retrieval.base import Retriever
 from leret.rewards import scoring
 from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.environment import Environment, scored_by
-from leret.rollouts.failures import SamplingStats, is_unparsed, refuse_failures
+from leret.rollouts.failures import SamplingStats, refuse_failures
 from leret.rollouts.selection import select_next
 from leret.rollouts.states import StateSampler, with_credit
 from leret.rollouts.walk import OpenWalks, Point, begin, walk
@@ -287,7 +287,7 @@ class RoundSampler:
         completed = [sample for _, samples in groups for sample in samples if sample.completion is not None]
         means = {f"rewards/{name}/mean": float(parts[:, i].nanmean()) for i, name in enumerate(names) if len(names) > 1}
         return {
-            "completions/unparsed": sum(map(is_unparsed, completed)) / max(1, len(completed)),
+            "completions/unparsed": sum(one.is_unparsed for one in completed) / max(1, len(completed)),
             "completions/distinct": _distinct(groups),
         } | means
 
@@ -309,7 +309,7 @@ class RoundSampler:
         for state, samples in groups:
             known = [sample.reward for sample in samples if sample.reward is not None]
             least = min([0.0, *known]) if unparsed_reward is None else unparsed_reward
-            valid = [one for one in samples if one.is_sampled and (one.reward is not None or is_unparsed(one))]
+            valid = [one for one in samples if one.is_sampled and (one.reward is not None or one.is_unparsed)]
             if valid:
                 scored.append((state, [(one, least if one.reward is None else one.reward) for one in valid]))
         return scored

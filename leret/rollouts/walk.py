@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
-from leret.core.aio import started
+from leret.core.aio import for_each, started
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
-from leret.core.types import Failure, Task
+from leret.core.types import Failure, Hop, LMCall, Ranking, Rollout, Task, merge
 from leret.programs.needs import PLAIN, Finished, NeedsCompletion, NeedsSearch, Step
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
-from leret.rollouts.failures import FAILURES, failure_of
+from leret.programs.search import SearchCall
+from leret.rollouts.actors import Actor
+from leret.rollouts.failures import FAILURES, failure_of, unparsed
 
 
 class Reached(NamedTuple):
@@ -144,3 +146,58 @@ class OpenWalks:
         if tasks:
             self.n += len(tasks) - 1
             await asyncio.wait(tasks)
+
+
+@dataclass(frozen=True)
+class RolloutRunner:
+    """Runs one program with one actor."""
+
+    runner: ProgramRunner
+    actor: Actor
+
+    async def run(
+        self,
+        tasks: Sequence[Task],
+        *,
+        index: int = 0,
+        concurrency: int = 128,
+        on_done: Callable[[Rollout], None] = lambda rollout: None,
+    ) -> list[Rollout]:
+        """Return one rollout a task, in their order; ``index`` numbers repeated runs at a temperature above 0."""
+        rollouts: dict[int, Rollout] = {}
+
+        async def one(place: int) -> None:
+            rollouts[place] = await self.run_one(tasks[place], index)
+            on_done(rollouts[place])
+
+        await for_each(range(len(tasks)), one, min(concurrency, max(1, len(tasks))))
+        return [rollouts[place] for place in range(len(tasks))]
+
+    async def run_one(self, task: Task, index: int = 0) -> Rollout:
+        calls: list[LMCall] = []
+
+        async def visit(point: Point) -> Point:
+            assert isinstance(point.need, NeedsCompletion)
+            call, step = await self.actor.act(task, point.need, len(calls), index)
+            calls.append(call)
+            return await point.after(self.runner, step)
+
+        path = await walk(begin(self.runner, task), visit)
+        failure, prediction = path.failure, None
+        last = path.points[-1].need if path.points else None
+        if failure is None and isinstance(last, Finished):
+            if last.unparsed:
+                failure = unparsed(self.runner.formatter, calls[-1].predictor, calls[-1].completion or "")
+            else:
+                prediction = last.prediction
+        hops = _hops(last.searches) if last else ()
+        return Rollout(task.id, hops, failure is None, failure, prediction, index, tuple(calls))
+
+
+def _hops(searches: Sequence[SearchCall]) -> tuple[Hop, ...]:
+    rankings: list[Ranking] = []
+    hops = []
+    for search in searches:
+        rankings += search.added
+        hops.append(Hop(search.queries, merge(rankings), search.n_steps))
+    return tuple(hops)

@@ -10,6 +10,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
+from leret.config.base import resolve_paths
 from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
@@ -20,7 +21,7 @@ from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import Prompt
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
-from leret.rollouts.environment import Environment, resolve_recipe
+from leret.rollouts.environment import Environment
 from leret.rollouts.states import LOOKED_AT
 from leret.sampling.bank.bank import n_bank_questions
 from leret.sampling.store.store import Store
@@ -52,7 +53,7 @@ class SampleEstimate:
 
 def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
     """Estimate `sample` with the same arguments; writes nothing, and the run need not exist."""
-    environment = Environment(resolve_recipe(recipe, Path.cwd()), run.cache)
+    environment = Environment(resolve_paths(recipe, Path.cwd()), run.cache)
     settings = recipe.sampling
     for spec in settings.rewards:
         scoring(spec, "sampling.reward")

@@ -17,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leret.config.base import resolve_paths
 from leret.config.load import sampling_recipe_of
 from leret.config.sampling import RewardSettings
 from leret.core.errors import ConfigError, RunError
@@ -26,7 +27,7 @@ from leret.core.types import Document, Outcome, Passage, Sample, Task
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import Scoring, function_names, scoring, values_of
 from leret.rollouts.credit import PREFIX, Crediting, credit_of
-from leret.rollouts.environment import Environment, refuse_changed_files, resolve_recipe
+from leret.rollouts.environment import Environment, refuse_changed_files
 from leret.rollouts.selection import select_next
 from leret.sampling.preferences.dataset import build_preferences
 from leret.sampling.store.store import StateSamples, Store
@@ -68,7 +69,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
     recipe = sampling_recipe_of(run)
     if reward is not None:
         recipe = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"reward": reward})})
-    recipe = resolve_recipe(recipe, Path.cwd())
+    recipe = resolve_paths(recipe, Path.cwd())
     if recipe.sampling.credit == "final":
         raise ConfigError("sampling.credit is final: its rewards are of runs to the end, which are not stored; sample")
     spec = recipe.sampling.reward

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self, cast
 
+from leret.config.base import resolve_paths
 from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.dspy_internals import muted
@@ -27,7 +28,7 @@ from leret.core.memory import tune_malloc
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.types import Task
-from leret.rollouts.environment import Environment, resolve_recipe
+from leret.rollouts.environment import Environment
 from leret.rollouts.failures import SamplingStats, refuse_failures
 from leret.sampling.stage import begin, open_recipe, sample_session
 from leret.sampling.store.store import Store
@@ -59,7 +60,7 @@ class Shard:
 def sample_shard(recipe: SamplingRecipe, run: Run, shard: Shard, *, progress: Progress | None = None) -> SamplingStats:
     """Sample one shard into its store in R/shards; the first shard makes index and bank, the others wait."""
     progress = progress or Progress()
-    with open_recipe(resolve_recipe(recipe, Path.cwd()), run, progress) as parts:
+    with open_recipe(resolve_paths(recipe, Path.cwd()), run, progress) as parts:
         return _sample(parts, run, shard, progress)
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import dspy
 from filelock import AsyncFileLock, FileLock
 
+from leret.config.base import resolve_paths
 from leret.config.sampling import SamplingRecipe, SamplingSettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.files import write_atomically
@@ -43,7 +44,6 @@ from leret.rollouts.environment import (
     recipe_files,
     refuse_changed_files,
     refuse_changes,
-    resolve_recipe,
     scorable,
 )
 from leret.rollouts.failures import SamplingStats, refuse_unparsed
@@ -119,7 +119,10 @@ async def sample_tasks(
     check = _path_check(other, runner, plan.prompts)
     scheduler = Scheduler(runner, sampler, store, plan.seed, *rates, check, facts)
     stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
-    stats.notes = [*stats.notes, *_left_out(plan, runner)]
+    why = "no search follows it, and there is no final reward; credit final would score it by the program's end"
+    for name, role in plan.roles(runner).items():
+        if not role.sampled and plan.role(runner.formatter.need(name, {})).sampled:
+            stats.notes.append(f"{name} is not sampled: {why}")
     return stats
 
 
@@ -129,15 +132,6 @@ def _path_check(
     """Return `check_path` for another instance: with all prompts on one task, with the first one on others."""
     left = iter([prompts])
     return lambda task, steps, results: check_path(program, runner, task, steps, results, next(left, prompts[:1]))
-
-
-def _left_out(plan: SamplingPlan, runner: ProgramRunner) -> list[str]:
-    return [
-        f"{name} is not sampled: no search follows it, and there is no final reward; credit final would score it by "
-        "the program's end"
-        for name, role in plan.roles(runner).items()
-        if not role.sampled and plan.role(runner.formatter.need(name, {})).sampled
-    ]
 
 
 def sample(
@@ -159,7 +153,7 @@ def sample(
     """
     began = time.monotonic()
     progress = progress or Progress()
-    recipe = resolve_recipe(recipe, base_dir or Path.cwd())
+    recipe = resolve_paths(recipe, base_dir or Path.cwd())
     files = recipe_files(recipe)
     stamps = input_stamps(*files)
     key = stage_key(recipe, stamps)

@@ -171,9 +171,6 @@ class StepLoop:
         self.state.save_to_json(str(checkpoint / "trainer_state.json"))
         rotate_checkpoints(str(checkpoint.parent), N_CHECKPOINTS, self.state.best_model_checkpoint)
 
-    def end(self) -> None:
-        self._handler.on_train_end(self.args, self.state, self.control)
-
 
 def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Interrupt) -> int:
     """Train from the last checkpoint to the end, and load the weights of the best validation.

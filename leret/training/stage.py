@@ -65,7 +65,12 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
         job = make_job(recipe, run, environment)
         report, is_main = train_job(job, progress)
     if is_main and not report.already:
-        _note(job, run, report)
+        facts = {name: getattr(report, name) for name in ("steps", "total_steps", "examples", "dropped")}
+        facts |= {"seconds": round(report.seconds, 3), "loss": report.loss_last}
+        name = job.recipe.policy_name
+        training = {**json.loads(json.dumps(job.key)), "steps": report.steps, "total_steps": report.total_steps}
+        run.update(keep=True, training={name: training})
+        run.event("train", "done", policy=name, algorithm=job.recipe.algorithm, **facts)
     return report
 
 
@@ -240,12 +245,3 @@ def _check_same(job: TrainingJob, before: dict[str, Any]) -> None:
         free_keys(type(job.recipe)),
         otherwise="give this one another `name`, or remove that directory",
     )
-
-
-def _note(job: TrainingJob, run: Run, report: TrainReport) -> None:
-    facts = {name: getattr(report, name) for name in ("steps", "total_steps", "examples", "dropped")}
-    facts |= {"seconds": round(report.seconds, 3), "loss": report.loss_last}
-    name = job.recipe.policy_name
-    training = {**json.loads(json.dumps(job.key)), "steps": report.steps, "total_steps": report.total_steps}
-    run.update(keep=True, training={name: training})
-    run.event("train", "done", policy=name, algorithm=job.recipe.algorithm, **facts)

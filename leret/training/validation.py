@@ -82,7 +82,7 @@ class Validation:
     async def _rollouts(self, policy: Policy) -> list[Rollout]:
         from leret.retrieval.batching import SearchBatcher
         from leret.rollouts.actors import Decoding, PolicyActor
-        from leret.rollouts.rollout import RolloutRunner
+        from leret.rollouts.walk import RolloutRunner
 
         environment = self.environment
         searches = SearchBatcher(environment.retriever)

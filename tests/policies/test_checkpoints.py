@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
 from leret.policies.checkpoints import find_model, load_tokenizer, model_digest, policy_digest
 from leret.policies.local.model import load_model, load_weights
@@ -56,7 +57,7 @@ def as_adapter(path, *names):
 def test_an_incomplete_model_is_refused(copy, damage, says):
     damage(copy)
     with pytest.raises(PolicyError, match=says):
-        load_model(find_model(copy), device="cpu", dtype="auto")
+        load_model(find_model(copy), LocalPolicySettings(device="cpu"))
 
 
 def test_code_of_a_model_is_never_run(copy, monkeypatch):
@@ -80,7 +81,7 @@ def test_stopped_pretraining_is_reported(copy, caplog):
 
 def test_a_missing_device_is_refused(llama_dir):
     with pytest.raises(PolicyError, match="device: nonsense is not available"):
-        load_model(llama_dir, device="nonsense", dtype="auto")
+        load_model(llama_dir, LocalPolicySettings(device="nonsense"))
 
 
 def test_the_digest_follows_the_bytes_and_not_the_place(llama_dir, copy):

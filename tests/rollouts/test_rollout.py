@@ -10,7 +10,7 @@ from leret.programs.replay import Replay
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Decoding, PolicyActor
-from leret.rollouts.rollout import RolloutRunner
+from leret.rollouts.walk import RolloutRunner
 from tests.programs.conftest import Shelf, complete
 from tests.programs.zoo import Agent, Branch, Retrieving, Tool, Tutorial, TwoPredictors
 from tests.rollouts.test_states import FakePicker, TwoPicks

@@ -109,7 +109,7 @@ def test_a_merged_adapter_gives_the_adapters_logits_without_peft(adapted, tmp_pa
     assert not any("adapter" in name for name in files)
     given = torch.arange(8, 40)[None]
     merged, expected = (
-        load_model(path, device="cpu", dtype="float32").network(input_ids=given).logits
+        load_model(path, LocalPolicySettings(device="cpu", dtype="float32")).network(input_ids=given).logits
         for path in (tmp_path / "deep/merged", sft.path)
     )
     assert torch.allclose(merged, expected, atol=1e-5)

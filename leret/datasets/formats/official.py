@@ -71,11 +71,6 @@ def _hotpotqa(record: Fields) -> Task:
     )
 
 
-def _two_wiki(record: Fields) -> Task:
-    task = _hotpotqa(record)
-    return replace(task, hops=len(task.gold))
-
-
 def _hover(record: Fields) -> Task:
     label = optional_text(record, "label") if isinstance(record.get("label"), str) else None
     hops = optional_number(record, "num_hops")
@@ -120,7 +115,11 @@ def _episode(record: Fields) -> Task:
 
 _Official = partial(FileReader, repeats_documents=True, alternative=JSONL)
 HOTPOTQA = _Official(_hotpotqa, _articles, ("supporting_facts",), brings_documents=True)
-TWO_WIKI = _Official(_two_wiki, _articles, ("evidences", "evidences_id"), brings_documents=True)
+TWO_WIKI = _Official(
+    lambda record: replace(_hotpotqa(record), hops=len(_titles(record))),
+    *(_articles, ("evidences", "evidences_id")),
+    brings_documents=True,
+)
 HOVER = _Official(_hover, _articles, ("claim",))
 MUSIQUE = _Official(
     _musique, lambda record: [d for d, _ in _paragraphs(record)], ("paragraphs",), brings_documents=True

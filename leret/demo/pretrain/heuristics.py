@@ -141,11 +141,6 @@ STYLES: dict[str, Style] = {
 }
 
 
-def write(style: str, draft: Draft) -> str:
-    """Write a query in a style; if it does not apply, an entity of the question, or the question."""
-    return STYLES[style](draft) or entity(draft) or draft.question
-
-
 def draw(rng: random.Random, styles: Mapping[str, float]) -> str:
     """Draw the name of a style by its weight."""
     return rng.choices(list(styles), list(styles.values()))[0]

@@ -16,17 +16,17 @@ from pathlib import Path
 
 import torch
 from pydantic import Field, NonNegativeInt, PositiveInt
-from transformers import PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from leret.config.base import Settings
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
-from leret.core.types import Document, Task, digest
+from leret.core.types import Document, Ranking, Task, digest
 from leret.demo.pretrain.decoder import POSITIONS, around, build_model, build_tokenizer
-from leret.demo.pretrain.examples import Example, encoded, examples, pseudo_questions
+from leret.demo.pretrain.examples import Example, call_messages, encoded, examples, prompt_ids, pseudo_questions
 from leret.demo.pretrain.heuristics import corpus_idf
-from leret.demo.pretrain.loop import LoopSettings, Row, interleaved, is_finished, train
-from leret.demo.pretrain.probe import probe_on
+from leret.demo.pretrain.loop import LoopSettings, Probe, Row, interleaved, is_finished, train
+from leret.policies.local.decoder import Decoder, Job
 from leret.programs.adapters import CompactAdapter
 from leret.retrieval.base import Retriever
 
@@ -138,3 +138,74 @@ def copying(rng: random.Random, pieces: Sequence[int], around: tuple[Sequence[in
         start = rng.randint(0, len(text) - length)
         targets.add((*text[start : start + length], end))
     return Row((*before, *text, *after), tuple(sorted(targets)))
+
+
+SAMPLES = 4
+"""Samples of each prompt, at temperature 1."""
+
+_MAX_TOKENS = 40
+Ids = Sequence[int]
+
+
+def probe_on(
+    questions: Sequence[str], retriever: Retriever, tokenizer: PreTrainedTokenizerFast, adapter: CompactAdapter, k: int
+) -> Probe:
+    """Make a probe on held-out questions, zero-shot at both hops; the raw question's passages are the second context.
+
+    The loss shows neither copying nor diversity: a model that cannot copy an unseen name may have a lower loss. It
+    measures ``valid_1`` and ``valid_2``, the share of word pieces of greedy queries that are in the prompt;
+    ``distinct_1`` and ``distinct_2``, the share of different queries among four samples at temperature 1; and
+    ``mention_2``, the share of samples at the second hop with a piece that only the context has.
+    """
+    contexts: dict[int, Sequence[Ranking]] = {1: [()] * len(questions), 2: retriever.search(questions, k)}
+    hops = {
+        hop: [
+            prompt_ids(tokenizer, call_messages(*one, adapter=adapter)) for one in zip(questions, context, strict=True)
+        ]
+        for hop, context in contexts.items()
+    }
+
+    def probe(model: PreTrainedModel) -> dict[str, float]:
+        figures: dict[str, float] = {}
+        for hop, prompts in hops.items():
+            figures[f"valid_{hop}"] = copied(generate(model, prompts, 0), prompts)
+            samples = generate(model, prompts, SAMPLES)
+            figures[f"distinct_{hop}"] = distinct(samples)
+        figures["mention_2"] = share(
+            bool((set(one) & set(full)) - set(bare))
+            for bare, full, some in zip(hops[1], hops[2], samples, strict=True)
+            for one in some
+        )
+        return figures
+
+    return probe
+
+
+def generate(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], n: int) -> list[list[Ids]]:
+    """Return ``n`` completions of each prompt at temperature 1, or for 0 the greedy one, without the end token."""
+    end, suppressed = model.generation_config.eos_token_id, model.generation_config.suppress_tokens
+    seeds = [range(i * SAMPLES, i * SAMPLES + max(1, n)) for i in range(len(prompts))]
+    jobs = [Job(ids, 0, tuple(draws), min(n, 1), 1.0, _MAX_TOKENS) for ids, draws in zip(prompts, seeds, strict=True)]
+    written = Decoder(model, end_ids=[end], suppressed=suppressed or ()).run(jobs)
+    return [[[token for token in one.token_ids if token != end] for one in some] for some in written]
+
+
+def copied(completions: Sequence[Sequence[Ids]], prompts: Sequence[Ids]) -> float:
+    """Return the share of tokens that are in the prompt."""
+    return share(
+        token in prompt
+        for texts, prompt in zip(completions, map(set, prompts), strict=True)
+        for text in texts
+        for token in text
+    )
+
+
+def distinct(completions: Sequence[Sequence[Ids]]) -> float:
+    """Return the share of different samples of a prompt."""
+    return round(sum(len(set(map(tuple, some))) / len(some) for some in completions) / len(completions), 3)
+
+
+def share(hits: Iterable[bool]) -> float:
+    """Return the share of True."""
+    values = list(hits)
+    return round(sum(values) / max(1, len(values)), 3)

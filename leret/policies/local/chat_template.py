@@ -107,17 +107,15 @@ class PromptEncoder:
         )
 
     def _render(self, messages: Messages, add_generation_prompt: bool = True) -> list[int]:
-        how = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": True}
-        return list(self._apply(messages, **how)["input_ids"])
+        how: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tokenize": True, "return_dict": True}
+        how["enable_thinking"] = self._enable_thinking
+        return list(apply_template(self._tokenizer, messages, self._name, **how)["input_ids"])
 
     def _render_beginning(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> list[int]:
         try:
             return self._render(tuple(map(dict, messages)), add_generation_prompt=False)
         except PolicyError:
             return []  # some templates require a user message at the end; then nothing is shared
-
-    def _apply(self, messages: Messages, **how: Any) -> Any:
-        return apply_template(self._tokenizer, messages, self._name, enable_thinking=self._enable_thinking, **how)
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:

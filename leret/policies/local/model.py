@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError, reason
 from leret.policies.base import Completion, Messages
 from leret.policies.checkpoints import (
@@ -26,34 +27,14 @@ if TYPE_CHECKING:
 _PREFIX_BYTES = 256 * 2**20  # memory for the keys and values of shared prompt beginnings
 
 
-class SequenceModel(Protocol):
-    """A network of transformers with its tokenizer, for sampling and training."""
-
-    auto_class: ClassVar[str]  # of transformers, loads the weights
-    network: Any  # in evaluation mode, or in training between two batches of completions
-    tokenizer: Any  # has a chat template
-
-    def __init__(self, network: Any, tokenizer: Any, name: str, enable_thinking: bool | None = None) -> None: ...
-
-    def encode(self, messages: Messages) -> EncodedPrompt:
-        """Return the prompt's tokens; `PromptTooLongError` if no position is left for a completion."""
-        ...
-
-    def generate(self, jobs: Sequence[Job]) -> list[list[Completion]]:
-        """Complete prompts together: one completion per seed, in the order of the seeds."""
-        ...
-
-    def renew(self) -> None:
-        """Drop everything that was computed with earlier weights."""
-
-    @staticmethod
-    def logps(network: Any, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
-        """Return the (n_tokens,) float32 log-probabilities of a completion, with gradients if they are enabled."""
-        ...
-
-
 class CausalModel:
-    """Decoder-only models: prompt and completion are one sequence."""
+    """Decoder-only models, for sampling and training: prompt and completion are one sequence.
+
+    Attributes:
+        auto_class: class of transformers that loads the weights.
+        network: in evaluation mode, or in training between two batches of completions.
+        tokenizer: has a chat template.
+    """
 
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
 
@@ -79,20 +60,24 @@ class CausalModel:
         )
 
     def encode(self, messages: Messages) -> EncodedPrompt:
+        """Return the prompt's tokens; `PromptTooLongError` if no position is left for a completion."""
         return self.encoder.encode(messages)
 
     def generate(self, jobs: Sequence[Job]) -> list[list[Completion]]:
+        """Complete prompts together: one completion per seed, in the order of the seeds."""
         return [
             [self.encoder.completion(len(job.token_ids), one, job.stop) for one in generated]
             for job, generated in zip(jobs, self.decoder.run(jobs), strict=True)
         ]
 
     def renew(self) -> None:
+        """Drop everything that was computed with earlier weights."""
         if self.decoder.prefixes is not None:
             self.decoder.prefixes.clear()
 
     @staticmethod
     def logps(network: Any, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
+        """Return the (n_tokens,) float32 log-probabilities of a completion, with gradients if they are enabled."""
         import torch
 
         ids = torch.tensor([[*prompt, *completion]], device=next(network.parameters()).device)
@@ -100,16 +85,16 @@ class CausalModel:
         return torch.log_softmax(logits, dim=-1).gather(-1, ids[0, len(prompt) :, None])[:, 0]
 
 
-ARCHITECTURES: dict[str, type[SequenceModel]] = {"decoder": CausalModel}
+ARCHITECTURES = {"decoder": CausalModel}
 """Classes by the parts of a network: ``decoder`` or ``encoder-decoder``."""
 
 
-def architecture_of(network: Any) -> type[SequenceModel]:
+def architecture_of(network: Any) -> type[CausalModel]:
     """Return the class for a network in memory; PolicyError if there is none."""
     return _architecture(network.config.is_encoder_decoder, network.config.model_type, network.config.name_or_path)
 
 
-def _architecture(is_encoder_decoder: bool, kind: object, place: object) -> type[SequenceModel]:
+def _architecture(is_encoder_decoder: bool, kind: object, place: object) -> type[CausalModel]:
     architecture = ARCHITECTURES.get("encoder-decoder" if is_encoder_decoder else "decoder")
     if architecture is None:
         raise _unsupported(place, kind, "an encoder")
@@ -123,22 +108,21 @@ def _unsupported(place: object, kind: object, part: str) -> PolicyError:
     )
 
 
-def load_model(
-    path: Path, *, device: str, dtype: str, template: str | None = None, name: str = "", thinking: bool | None = None
-) -> SequenceModel:
+def load_model(path: Path, settings: LocalPolicySettings, name: str = "") -> CausalModel:
     """Load a model directory, or an adapter directory merged into its base, in evaluation mode.
 
     ``device`` auto is CUDA if available, ``dtype`` auto is float32 on a CPU, else the saved one. ``name`` stands in
     messages.
     """
-    place, base = pick_device(device), adapter_base(path)
-    network = load_weights(base or path, "float32" if dtype == "auto" and place == "cpu" else dtype)
+    place, base = pick_device(settings.device), adapter_base(path)
+    dtype = "float32" if settings.dtype == "auto" and place == "cpu" else settings.dtype
+    network = load_weights(base or path, dtype)
     if base is not None:
         network = merge_into(network, path)
-    tokenizer = load_tokenizer(path, template)
+    tokenizer = load_tokenizer(path, settings.template)
     tokenizer.model_max_length = 2**62  # lengths are checked against the model, with advice in the message
     network.eval().requires_grad_(False)
-    return architecture_of(network)(network.to(place), tokenizer, name or str(path), thinking)
+    return architecture_of(network)(network.to(place), tokenizer, name or str(path), settings.enable_thinking)
 
 
 def load_weights(path: Path, dtype: str, **settings: Any) -> Any:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from leret.config.policy import LocalPolicySettings
@@ -16,7 +17,7 @@ from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import find_model, model_digest, policy_directory
 from leret.policies.local.batching import BatchWorker
-from leret.policies.local.model import SequenceModel, architecture_of, load_model
+from leret.policies.local.model import CausalModel, architecture_of, load_model
 
 if TYPE_CHECKING:
     from leret.policies.local.decoder import Job
@@ -34,18 +35,10 @@ class LocalPolicy(SharedInstance):
     def __init__(self, settings: LocalPolicySettings) -> None:
         path = find_model(settings.model)
         name = settings.model if policy_directory(settings.model) else path.resolve().name
-        model = load_model(
-            path,
-            device=settings.device,
-            dtype=settings.dtype,
-            template=settings.template,
-            name=name,
-            thinking=settings.enable_thinking,
-        )
+        model = load_model(path, settings, name)
         weights = list(model.network.parameters())
         tiny = weights[0].device.type == "cpu" and sum(weight.numel() for weight in weights) < _TINY
-        self._threads = 1 if tiny else None
-        self._open(model, settings, name, model_digest(path))
+        self._open(model, settings, name, model_digest(path), threads=1 if tiny else None)
 
     @classmethod
     def over(
@@ -65,20 +58,24 @@ class LocalPolicy(SharedInstance):
         ``model`` is a network of transformers, or an adapter of peft on one; ``digest`` is that of the present weights.
         """
         self = cls.__new__(cls)
-        self._threads = None
         network = model.get_base_model() if hasattr(model, "peft_config") else model
         settings = LocalPolicySettings(model=name, enable_thinking=enable_thinking)
         self._open(architecture_of(network)(network, tokenizer, name, enable_thinking), settings, name, digest)
         return self
 
-    def _open(self, model: SequenceModel, settings: LocalPolicySettings, name: str, digest: str) -> None:
+    def _open(
+        self, model: CausalModel, settings: LocalPolicySettings, name: str, digest: str, threads: int | None = None
+    ) -> None:
+        import torch
+
         self.settings = settings.model_copy(update={"device": "auto"})  # what is saved may be opened elsewhere
         self.name, self.digest, self.model = name, digest, model
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.device = str(next(model.network.parameters()).device)
         self.max_batch_tokens = 16_384 if self.device == "cpu" else 131_072  # prompts, completions and padding
+        start = None if threads is None else partial(torch.set_num_threads, threads)
         self._worker: BatchWorker[Job, list[Completion]] = BatchWorker(
-            self._process, self._plan, name=f"policy {self.name}", start=self._set_threads
+            self._process, self._plan, name=f"policy {name}", start=start
         )
 
     def renew(self, digest: str) -> None:
@@ -192,12 +189,6 @@ class LocalPolicy(SharedInstance):
         half = len(jobs) // 2
         self.max_batch_tokens = max(256, self.max_batch_tokens // 2)  # for later batches
         return [*self._process(jobs[:half]), *self._process(jobs[half:])]
-
-    def _set_threads(self) -> None:
-        import torch
-
-        if self._threads is not None:
-            torch.set_num_threads(self._threads)
 
 
 @contextmanager

@@ -85,10 +85,6 @@ def _sglang(executable: str, served: ServedModel, at: Listening, gpu: bool) -> l
     return command if gpu else [*command, "--device", "cpu"]
 
 
-def _tgi(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
-    return ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port)]
-
-
 SERVERS = {
     "vllm": ServerKind(
         "vllm",
@@ -110,7 +106,7 @@ SERVERS = {
         "tgi",
         "text-generation-launcher",
         "it comes as a container: ghcr.io/huggingface/text-generation-inference",
-        _tgi,
+        lambda _, served, at, gpu: ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port)],
         key_variable="API_KEY",
         takes_adapters=False,
     ),

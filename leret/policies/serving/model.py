@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
-from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from leret.config.policy import OpenAIPolicySettings
 from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError, PolicyError
 from leret.core.files import atomic_directory
 from leret.core.runs import Run
+from leret.core.stages import completed, mark_completed
 from leret.http.client import Call, HttpError
 from leret.policies.checkpoints import (
     HUB_NAME,
@@ -31,7 +29,6 @@ from leret.policies.local.model import load_weights
 from leret.policies.remote.openai import OpenAIPolicy
 
 _FIT_NAME = re.compile(r"[\w.-]+(/[\w.-]+)*")
-_STAMP = "merged.json"
 _PROBE = "Which river flows through the city where the author of the book was born?"
 
 
@@ -66,7 +63,9 @@ def resolve_policy(policy: str, run: Run | None = None, name: str | None = None)
     if base is None:
         return ServedModel(name, str(path))
     has_tokenizer = any((path / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
-    rank = _rank(read_model_json(path / "adapter_config.json"))
+    config = read_model_json(path / "adapter_config.json")
+    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
+    rank = max((one for one in ranks if isinstance(one, int)), default=16)
     return ServedModel(name, str(base.resolve()), path, path if has_tokenizer else None, rank)
 
 
@@ -79,7 +78,7 @@ def merge_adapter(served: ServedModel) -> ServedModel:
     """Return the policy as full weights in a directory, merged again only if adapter or base have changed."""
     assert served.adapter is not None
     target, digest = merged_directory(served.adapter), model_digest(served.adapter)
-    if not _holds(target, digest):
+    if completed(target, "merged", digest) is None:
         config = read_model_json(Path(served.weights) / "config.json")
         dtype = str(config.get("dtype") or config.get("torch_dtype") or "float32")
         write_merged(served.adapter, target, dtype)
@@ -118,20 +117,13 @@ def write_merged(adapter: Path, out: Path, dtype: str = "float32") -> float:
         with atomic_directory(out, digest, PolicyError(f"another process is writing {out}")) as place:
             merged.save_pretrained(place)
             tokenizer.save_pretrained(place)
-            (place / _STAMP).write_text(json.dumps({"adapter": digest}), encoding="utf-8")
+            mark_completed(place, "merged", digest, {})
     except OSError as error:
         raise PolicyError(
             f"{out} cannot be written ({error.strerror or error}); merging needs room for full weights: free some, or "
             "serve the adapter as it is"
         ).failed() from error
     return difference
-
-
-def _holds(target: Path, digest: str) -> bool:
-    try:
-        return bool(json.loads((target / _STAMP).read_text(encoding="utf-8"))["adapter"] == digest)
-    except (OSError, ValueError, LookupError, TypeError):
-        return False
 
 
 def _resolve(policy: str) -> tuple[str, str]:
@@ -162,11 +154,6 @@ def _of_run(policy: str, run: Run) -> str:
 def _known(run: Run) -> str:
     trained = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))
     return f"--run {run.path} with " + ", ".join(["base", *trained])
-
-
-def _rank(config: Mapping[str, Any]) -> int:
-    ranks = [config.get("r"), *(config.get("rank_pattern") or {}).values()]
-    return max((rank for rank in ranks if isinstance(rank, int)), default=16)
 
 
 def refresh(settings: OpenAIPolicySettings, served: ServedModel, directory: str) -> OpenAIPolicySettings:

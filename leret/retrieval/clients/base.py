@@ -133,7 +133,8 @@ class Site(Generic[T]):
         return terms, dict(zip(asked, answers, strict=True))
 
     def _resolve(self, outcomes: Sequence[T | HttpError]) -> list[T | HttpError]:
-        refused = {id(outcome): outcome for outcome in outcomes if self._is_of_the_query(outcome)}
+        rejected = [one for one in outcomes if isinstance(one, RejectedError) and one.status in self.statuses]
+        refused = {id(one): one for one in rejected if not _OF_THE_KEY.search(str(one))}
         if not refused:
             return list(outcomes)
         plain = self.client.ask_each([self.question("heart", 1)])[0]
@@ -145,7 +146,3 @@ class Site(Generic[T]):
             _LOG.warning("%s refuses a query for its syntax; such queries have empty rankings: %s", self.name, first)
         self.n_refused += len(refused)
         return [self.nothing if id(outcome) in refused else outcome for outcome in outcomes]
-
-    def _is_of_the_query(self, outcome: object) -> bool:
-        is_refusal = isinstance(outcome, RejectedError) and outcome.status in self.statuses
-        return is_refusal and not _OF_THE_KEY.search(str(outcome))

@@ -26,7 +26,7 @@ from leret.rewards import scoring
 from leret.rollouts.actors import Decoding, PolicyActor
 from leret.rollouts.environment import Environment
 from leret.rollouts.failures import refuse_unparsed
-from leret.rollouts.rollout import RolloutRunner
+from leret.rollouts.walk import RolloutRunner
 from leret.sampling.bank.bootstrap import BankPlan, best_quarter, bootstrap_prompts, cached_completion_lm
 
 
@@ -100,7 +100,10 @@ async def _bootstrapped(
     train, dev = _drawn(run, environment, tasks)
     progress.start("prompt bank", len(train) + settings.bank.candidates * len(dev))
     rollouts = await _zero_shot(environment, policy, searches, train, progress)
-    threshold = best_quarter(_rewards(environment, train, rollouts))
+    reward = scoring(settings.whole_reward)
+    ended = [(task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished]
+    outcomes = (Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.steps)) for t, r in ended)
+    threshold = best_quarter(reward(outcome) or 0.0 for outcome in outcomes)
     asked = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
     policies = [policy_for(policy, name) for name in environment.replay.predictors]
     cold, warm = ([policy_lm(p, temperature=t, **asked) for p in policies] for t in (0.0, settings.bank.temperature))
@@ -110,7 +113,7 @@ async def _bootstrapped(
     program = environment.program()
     for name, pick in named_picks(program).items():
         pick.actor = policy_for(policy, name)
-    parts = program, environment.adapter, cold, environment.retriever, scoring(environment.recipe.sampling.whole_reward)
+    parts = program, environment.adapter, cold, environment.retriever, reward
     options: dict[str, Any] = {"teacher": teacher, "on_scored": lambda: progress.advance(1), "stop": stop}
     work = asyncio.create_task(asyncio.to_thread(bootstrap_prompts, *parts, train, dev, plan, **options))
     try:
@@ -147,10 +150,3 @@ async def _zero_shot(
     if len(unparsed) == len(rollouts):
         refuse_unparsed(unparsed, len(unparsed), len(rollouts), settings.max_unparsed_rate)
     return rollouts
-
-
-def _rewards(environment: Environment, train: Sequence[Task], rollouts: Sequence[Rollout]) -> list[float]:
-    value = scoring(environment.recipe.sampling.whole_reward)
-    ended = [(task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished]
-    outcomes = (Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.steps)) for t, r in ended)
-    return [value(outcome) or 0.0 for outcome in outcomes]

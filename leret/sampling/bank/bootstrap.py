@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import dspy
@@ -95,9 +96,7 @@ def _answered_by(lms: LMs) -> dict[str, Any]:
 
 
 def _teacher_threshold(student: dspy.Module, train: list[dspy.Example], teacher: LMs, reward: Reward) -> float:
-    def metric(example: dspy.Example, prediction: Any) -> float:
-        return _value(reward, example, prediction)
-
+    metric = partial(_value, reward)
     evaluate = dspy.Evaluate(devset=train, metric=metric, num_threads=THREADS, max_errors=NEVER)
     with dspy.context(**_answered_by(teacher)):
         return best_quarter(float(score) for *_, score in evaluate(student).results)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers import TrainerCallback, TrainerState
+from transformers import TrainerState
 
 from leret.core.types import Task, digest
 from leret.rollouts.rounds import RoundSampler, round_of
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _STATE = "state.pt"
 
 
-class RoundLoop:
+class RoundLoop(StepLoop):
     """A policy in training round by round: an engine of the driver (`leret.training.driver.Engine`)."""
 
     is_main = True
@@ -43,42 +43,26 @@ class RoundLoop:
         torch.manual_seed(recipe.seed)
         self.examples = 0
         self._initial, self._device, self._directory = job.initial.digest, device, job.directory.path
-        self._loop = StepLoop(
-            self._directory, recipe.logging_steps, recipe.save_steps, recipe.n_rounds(len(self.tasks))
-        )
+        super().__init__(self._directory, recipe.logging_steps, recipe.save_steps, recipe.n_rounds(len(self.tasks)))
         self.learner = learner(recipe, job.initial, job.environment, len(self.tasks), device)
         paths = stored_paths(job.run) if recipe.states == "stored" else None
         self.sampler = RoundSampler(recipe, job.environment, job.run, self.learner.policy, paths)
 
     @property
-    def state(self) -> TrainerState:
-        return self._loop.state
-
-    @state.setter
-    def state(self, state: TrainerState) -> None:
-        self._loop.state = state
-
-    @property
     def steps(self) -> int:
         return int(self.state.global_step * self.recipe.num_iterations * self.recipe.num_mini_batches)
-
-    def add_callback(self, callback: TrainerCallback) -> None:
-        self._loop.add_callback(callback)
-
-    def log(self, figures: dict[str, float]) -> None:
-        self._loop.log(figures)
 
     def train(self, checkpoint: Path | None) -> None:
         if checkpoint is not None:
             self.load(checkpoint)
             self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
         size = min(int(self.recipe.questions_per_round), len(self.tasks))
-        self._loop.begin()
-        while not self._loop.is_over:
+        self.begin()
+        while not self.is_over:
             figures = self._round()
-            if self._loop.end_step(figures, (self.state.global_step + 1) * size / len(self.tasks)):
+            if self.end_step(figures, (self.state.global_step + 1) * size / len(self.tasks)):
                 self._save_checkpoint()
-        self._loop.end()
+        self._handler.on_train_end(self.args, self.state, self.control)
 
     def validate(self, validation: Validation) -> dict[str, float]:
         return self.learner.validate(validation, self.state.global_step)
@@ -112,4 +96,4 @@ class RoundLoop:
         path.mkdir(parents=True, exist_ok=True)
         state = self.learner.state(path)
         torch.save({**state, "random": torch.get_rng_state(), "examples": self.examples}, path / _STATE)
-        self._loop.save_state(path)
+        self.save_state(path)

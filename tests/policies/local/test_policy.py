@@ -100,7 +100,7 @@ def test_a_model_in_training_is_sampled_with_its_weights(llama_dir, lora):
     import torch
     from peft import LoraConfig, get_peft_model
 
-    loaded = load_model(llama_dir, device="cpu", dtype="float32")
+    loaded = load_model(llama_dir, LocalPolicySettings(device="cpu", dtype="float32"))
     model, tokenizer = loaded.network, loaded.tokenizer
     model.requires_grad_(True).train()
     if lora:
