@@ -52,6 +52,11 @@ def test_another_lm_of_the_student_answers_in_rounds_and_stays(tmp_path):
     assert program.write.lm.model != "leret/demo"
 
 
+def test_kto_learns_from_the_samples(tmp_path):
+    best = compiled(tmp_path, "kto", train_kwargs={"max_steps": 1, "device": "cpu"})
+    assert {one["stage"] for one in best.candidate_programs} == {"student", "kto"}
+
+
 @pytest.mark.parametrize(
     ("algorithm", "n", "rate", "keys"),
     [("sft", 1_500_000, 1e-3, {}), ("sft", 22_000_000, 1.5e-4, {}), ("sft", 8e9, 1e-5, {}),

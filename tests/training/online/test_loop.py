@@ -79,6 +79,14 @@ def test_ppo_trains_a_base_model_without_a_chat_template(run, tmp_path):
     assert find_initial(run, "ppo").template == "plain"
 
 
+def test_an_alarm_stops_a_training_with_a_checkpoint(run):
+    same = changed(GRPO, temperature=1e-3, on_alarm="stop", max_steps=8)  # all completions of a state are one
+    with pytest.raises(TrainingError, match=r"stopped at an alarm.*the groups have one reward"):
+        train(same, run)
+    assert estimate(same, run).resumes_at == 3
+    assert "alarm" in [event["event"] for event in run.events()]
+
+
 @pytest.mark.parametrize(("every", "logged"), [(3, [3, 5, 10, 15, 20, 22]), (5, [5, 10, 15, 20, 22])])
 def test_every_entry_of_the_log_is_seen_once_beside_validations(tmp_path, every, logged):
     tracker = SimpleNamespace(rows=[], log=lambda values, step: tracker.rows.extend((step, name) for name in values))
