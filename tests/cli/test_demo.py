@@ -37,7 +37,9 @@ def made(*flags, name="sample.yaml"):
 
 def write_questions(folder, n_gold=1, splits=({},) * 20):
     gold = [document["doc_id"] for document in DOCUMENTS[:n_gold]]
-    records = [{"question": f"Who {i}?", "relevant_doc_ids": gold, **split} for i, split in enumerate(splits)]
+    records = [
+        {"question": f"Who {i}?", "answer": "x", "relevant_doc_ids": gold, **split} for i, split in enumerate(splits)
+    ]
     json_lines(folder / "questions.jsonl", [{"id": f"q{i}", **record} for i, record in enumerate(records)])
     json_lines(folder / "corpus.jsonl", DOCUMENTS)
 
@@ -163,7 +165,7 @@ class Stub(Vllm):
         asked = re.findall(r"## question ## \]\]\n(.*)", body["messages"][-1]["content"])[-1].split()
         texts = []
         for index in range(body.get("n", 1)):
-            words = random.Random(f"{body['seed']} {index}").sample(asked, 4)
+            words = random.Random(f"{body.get('seed')} {index}").sample(asked, 4)
             texts.append(f"[[ ## query ## ]]\n{' '.join(words)}\n\n[[ ## completed ## ]]")
         choices = [{"index": i, "message": {"content": text}, "finish_reason": "stop"} for i, text in enumerate(texts)]
         return web.json_response({"choices": choices})
