@@ -24,7 +24,7 @@ TOO_LONG = PromptTooLongError("a prompt of 517 tokens does not fit")
 
 
 @pytest.fixture
-def make(tmp_path):
+def make(tmp_path, monkeypatch):
     run = Run.create(tmp_path / "run")
 
     def evaluator(rule=follow, questions=QUESTIONS, key="key", digest="d", parts=None, **more):
@@ -32,8 +32,9 @@ def make(tmp_path):
         replay, formatter = parts or program()
         environment = SimpleNamespace(replay=replay, formatter=formatter, retriever=FakeRetriever(), corpus=CORPUS)
         opened = []
-        methods = {"digest": lambda *_: digest, "open": lambda *_: opened.append(Rule(rule, digest)) or opened[-1]}
-        policies = type("Ruled", (Policies,), methods)(LocalPolicySettings())
+        opening = lambda *_: opened.append(Rule(rule, digest)) or opened[-1]  # noqa: E731
+        monkeypatch.setattr("leret.evaluation.runner.open_policies", opening)
+        policies = type("Ruled", (Policies,), {"digest": lambda *_: digest})(LocalPolicySettings())
         shared = run, run.eval, environment, Decoding(**{"max_tokens": 8, **more}), samples
         made = Evaluator(*shared, policies, questions, all_measures(()), key, Progress())
         made.opened = opened

@@ -75,5 +75,5 @@ def test_measures_equal_ir_measures_on_random_rankings(name):
 
 @pytest.mark.parametrize("name", ["map", "recall@", "recall@0", "@3", "steps@3", "recall@²", "recall@٣"])
 def test_unknown_name_is_refused_with_the_available_ones(name):
-    with pytest.raises(ConfigError, match=r"sampling.reward: unknown measure .*available: recall, ap"):
+    with pytest.raises(ConfigError, match=r"sampling.reward: unknown measure .*available: recall, deep_recall, ap"):
         scoring(name, "sampling.reward")
