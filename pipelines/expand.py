@@ -43,9 +43,8 @@ class WriteWords(dspy.Signature):
     """Write words to search for together with the question, so that the page that is still missing is found."""
 
     question: str = dspy.InputField()
-    tried: list[str] = dspy.InputField(desc="words of earlier searches")
     context: list[str] = dspy.InputField(desc="passages found so far, as `title | text`")
-    words: str = dspy.OutputField(desc="a name or a few words, or `nothing` to search for the question alone")
+    words: str = dspy.OutputField(desc="a name or a few words, without those of the question")
 
 
 class ExpandWrite(dspy.Module):
@@ -64,9 +63,7 @@ class ExpandWrite(dspy.Module):
 
     def forward(self, question: str) -> dspy.Prediction:
         found = self.first(question)
-        tried: list[str] = []
         for _ in range(self.hops):
-            words = self.write_words(question=question, tried=tried, context=found.passages).words
-            tried = [*tried, words]
-            found = self.more(question if words.lower() == "nothing" else f"{question} {words}", found)
+            words = self.write_words(question=question, context=found.passages).words
+            found = self.more(f"{question} {words}", found)
         return dspy.Prediction(context=found.passages, doc_ids=found.doc_ids)

@@ -64,10 +64,11 @@ def deep_recall(outcome: Outcome, depth: int = 100) -> float | None:
     """Return recall in which a missing gold document counts too, by its place below the retrieved ones.
 
     It counts ``1 / (1 + log2(1 + r))`` at place ``r`` of the new documents of a query of the step, at best .5, and 0
-    below ``depth``. Groups with equal recall differ in it. None outside sampling, which alone searches that deep.
+    below ``depth``. Groups with equal recall differ in it. Only sampling and training search that deep; elsewhere, and
+    at the program's end, it is recall.
     """
     gold, known = set(outcome.task.gold), set(outcome.doc_ids)
-    if not gold or not outcome.deep:
+    if not gold:
         return None
     new = [[doc_id for doc_id in ids[:depth] if doc_id not in known] for ids in outcome.deep]
     places = [{doc_id: place for place, doc_id in enumerate(ids, 1)} for ids in new]
@@ -139,9 +140,9 @@ class Part:
 
     @property
     def depth(self) -> int:
-        """Number of documents that it reads of `Outcome.deep`; 0 for a function without a parameter ``depth``."""
-        parameters = inspect.signature(self.bound).parameters
-        return int(parameters["depth"].default) if "depth" in parameters else 0
+        """Depth of `Outcome.deep` that the function asks for by its parameter ``depth``; 0 without one."""
+        parameter = inspect.signature(self.bound).parameters.get("depth")
+        return parameter.default if parameter is not None and isinstance(parameter.default, int) else 0
 
     def __call__(self, outcome: Outcome) -> float | None:
         """Return the value, None if the part does not apply; ConfigError if it fails or is not a finite number."""

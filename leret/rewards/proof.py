@@ -22,7 +22,6 @@ GOLD = Outcome(
     {"query": "where the film was shot"},
     _ranking("g1", "g2"),
     {"answer": _ANSWER},
-    deep=(("g1", "g2"),),
 )
 
 WORST = replace(GOLD, text="", outputs={}, ranking=_ranking("x1", "x2"), prediction={"answer": "unknown"}, n_steps=6)

@@ -183,7 +183,7 @@ def scorable(tasks: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
     if function_names(spec):  # with unknown needs
         return list(tasks)
     reward = scoring(spec, "sampling.reward")
-    known = [task for task in tasks if reward.values(Outcome(task, prediction="", deep=((),)))]
+    known = [task for task in tasks if reward.values(Outcome(task, prediction=""))]
     if not known:
         raise DataError(
             f"data: no question of split {recipe.data.split} has what {' + '.join(reward.parts)} is computed from: "

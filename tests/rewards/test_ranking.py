@@ -40,13 +40,14 @@ def test_by_hand(doc_ids, by_hand):
         ("xy", ["xyzba"], (1 / (1 + math.log2(3)) + 1 / (1 + math.log2(4))) / 2),
         ("xy", ["za", "bz"], (1 / (1 + math.log2(3)) + 1 / 2) / 2),  # the better place of two queries
         ("xy", ["pqa"], 0),  # below the depth
-        ("ax", [], None),
+        ("ax", [], 1 / 2),  # outside sampling
     ],
 )
 def test_deep_recall_counts_the_places_of_missing_documents(found, deep, value):
     reached = replace(outcome(found, "ab"), deep=tuple(map(tuple, deep)))
     depth = 2 if value == 0 else 100
-    assert REWARDS["deep_recall"](reached, depth=depth) == (None if value is None else pytest.approx(value))
+    assert REWARDS["deep_recall"](reached, depth=depth) == pytest.approx(value)
+    assert (scoring("deep_recall").depth, scoring("recall").depth) == (100, 0)
     assert REWARDS["deep_recall"](replace(reached, task=Task.question("q", "?"))) is None
 
 
