@@ -96,7 +96,7 @@ def relevance_model(
     >>> relevance_model([{"a": 1, "b": 1}, {"b": 2}], [2, 2], [1.0, 3.0], 2)  # b: 1/4 x 1/2 + 3/4 x 1, a: 1/4 x 1/2
     {'b': 0.875, 'a': 0.125}
 
-    ``documents`` are word counts. ``lengths`` also count words missing in ``documents``. Ties are in alphabetical order.
+    ``documents`` are word counts; ``lengths`` also count words missing in ``documents``. Ties are sorted alphabetically.
     """
     total = sum(scores)
     likely: Counter[str] = Counter()

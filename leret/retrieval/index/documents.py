@@ -40,6 +40,8 @@ class DocumentTable(Protocol):
 
 
 class InMemoryDocuments:
+    """Table of the documents of a corpus in memory."""
+
     def __init__(self, corpus: Documents) -> None:
         self.digest = corpus.digest
         self._corpus = corpus
