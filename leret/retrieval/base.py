@@ -65,9 +65,7 @@ class NoRetriever:
         pass
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        raise RetrievalError(
-            f"the program searches for {queries[0]!r}, but retriever.kind is none; set retriever.kind to an engine"
-        )
+        raise RetrievalError(f"retriever.kind is none, but the program searches for {queries[0]!r}; choose a kind")
 
 
 class PartialResultsError(RetrievalError):

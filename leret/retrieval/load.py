@@ -90,13 +90,12 @@ def load_retriever(
     """Return the retriever of a recipe. Build its index if the index is missing.
 
     An index in the cache is rebuilt if its corpus or settings differ. An index named in the settings may be shared and
-    costly, so it is never rebuilt: differences are an error. A remote server must be reachable. ``corpus`` is None for
-    servers. ``cache`` is the index directory if the settings do not name one.
+    costly, so a difference is an error. A remote server must be reachable. ``corpus`` is None for servers. ``cache`` is
+    the index directory if the settings do not name a directory.
 
     Raises:
         ConfigError: a URL is invalid, or an environment variable is not set.
-        RetrievalError: the index cannot be built or opened, or has another corpus or other settings; or a server
-            does not answer.
+        RetrievalError: the index cannot be built or opened, its corpus or settings differ, or a server does not answer.
     """
     engine = ENGINES[settings.kind]
     if engine.role == "server":
@@ -222,10 +221,7 @@ def open_index(path: str | Path) -> Retriever:
             f"{directory / MANIFEST} has invalid settings for an index of kind {manifest.engine} "
             f"({type(error).__name__}: {error}); build the index again"
         ) from error
-    raise RetrievalError(
-        f"{directory} is an index of kind {manifest.engine!r}, which this version of leret does not support; "
-        "update leret, or build the index again"
-    )
+    raise RetrievalError(f"{directory} is an index of unknown kind {manifest.engine!r}; update leret or build it again")
 
 
 def _role(manifest: Manifest) -> str | None:
@@ -256,8 +252,7 @@ def _open_composite(manifest: Manifest, directory: Path) -> Retriever:
 
 
 def _with_source(source: Path | RetrieverSettings | None, retriever: Any) -> Retriever:
-    """Store the source on the retriever, for `retriever_record`."""
-    retriever.source = source
+    retriever.source = source  # for `retriever_record`
     return cast(Retriever, retriever)
 
 
@@ -310,9 +305,7 @@ def open_retriever(index: str, *, token_env: str | None = None) -> OpenRetriever
     """
     if index.startswith(("http://", "https://")):
         if "@" in index:
-            raise ConfigError(
-                "the URL must not contain a user or password; put a token in an environment variable (--token-env)"
-            )
+            raise ConfigError("the URL must not contain a user or password; use a token instead (--token-env)")
         settings = RemoteSettings(urls=(index,), token_env=token_env, retry_for_s=30.0)
         remote = ENGINES["remote"].load()(settings)
         served = remote.served()

@@ -203,8 +203,7 @@ class Remote(CallableRetriever, SharedInstance):
             if wanted is not None and served.corpus is not None and served.corpus != wanted:
                 raise RetrievalError(
                     f"{self._client.urls[0]} serves an index of another corpus ({served.documents} documents, digest "
-                    f"{served.corpus}; data.corpus has {len(self._corpus or ())} documents, digest {wanted}); "
-                    "serve an index of data.corpus, or change data.corpus"
+                    f"{served.corpus}; yours has {len(self._corpus or ())}, digest {wanted}); change data.corpus"
                 )
             self._served = served
         return self._served

@@ -150,8 +150,7 @@ def _read_ids(answer: Answer, wanted: int) -> tuple[str, ...]:
     count = str(result.get("count", ""))
     if not count.isdigit() or len(ids) < min(int(count), wanted):
         raise RetryableError(
-            f"{answer.url} sent {len(ids)} ids, but {wanted} of {count or 'an unknown number of'} articles "
-            "were requested",
+            f"{answer.url} sent {len(ids)} ids; {wanted} of {count or 'an unknown number of'} articles were requested",
             "malformed",
         )
     return tuple(dict.fromkeys(ids))

@@ -188,9 +188,7 @@ def _read(directory: Path, n_documents: int) -> ScoreMatrix:
         raise RetrievalError(f"{directory}: the sizes of the index files do not match; build the index again")
     highest = int(index.indices.max(initial=0))  # unsigned, so a negative row is a very high number
     if highest >= n_documents:
-        raise RetrievalError(
-            f"{directory}: the index contains row {highest}, but there are {n_documents} documents; build it again"
-        )
+        raise RetrievalError(f"{directory}: row {highest}, but only {n_documents} documents; build the index again")
     return index
 
 
@@ -336,9 +334,7 @@ def _stopwords(name: str | None, fold: bool) -> frozenset[str]:
     short = {"english": "EN", "english_plus": "EN_PLUS"}
     words = getattr(stopwords, f"STOPWORDS_{short.get(name, name.upper())}", None)
     if words is None:
-        raise RetrievalError(
-            f"retriever.stopwords: bm25s has no stop word list {name!r}; use english, or null for no stop words"
-        )
+        raise RetrievalError(f"retriever.stopwords: bm25s has no list {name!r}; use english, or null for no list")
     return frozenset(fold_accents(word) if fold else word for word in words)
 
 
@@ -348,9 +344,7 @@ def _stemmer(language: str | None) -> Callable[[list[str]], list[str]] | None:
     try:
         stem = import_optional("Stemmer", "PyStemmer", "stemming").Stemmer(language).stemWords
     except KeyError as error:
-        raise RetrievalError(
-            f"retriever.stemmer: Snowball has no language {language!r}; use english, or null for no stemming"
-        ) from error
+        raise RetrievalError(f"retriever.stemmer: unknown language {language!r}; use english or null") from error
     lock = threading.Lock()  # stemmers are not thread-safe
 
     def stems(words: list[str]) -> list[str]:

@@ -39,8 +39,7 @@ _DIGITS = 4  # decimal places of a score; more would depend on the other queries
 class ColBERT(CallableRetriever):
     """Search by late interaction. Thread-safe.
 
-    A query without letters and digits gets an empty ranking. A query without candidates gets an empty ranking, too.
-    Ties keep corpus order.
+    A query without letters and digits, or without candidates, gets an empty ranking. Ties keep corpus order.
     """
 
     def __init__(
@@ -206,9 +205,7 @@ def _read(directory: Path, n_documents: int, n_dimensions: int) -> tuple[NDArray
     except (OSError, ValueError) as error:
         raise RetrievalError(f"{directory}: cannot read the vectors ({error}); build the index again") from error
     if len(lengths) != n_documents or lengths.min(initial=1) < 1 or lengths.sum() != len(vectors):
-        raise RetrievalError(
-            f"{directory}: the vectors do not match the {n_documents} documents; build the index again"
-        )
+        raise RetrievalError(f"{directory}: vectors do not match the {n_documents} documents; build the index again")
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), vectors
 
 
@@ -220,12 +217,6 @@ def _require_colbert(directory: Path) -> None:
             kind for config in configs for kind in (config.get("model_type"), *(config.get("architectures") or ()))
         }
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise RetrievalError(
-            f"{directory} cannot be read as a ColBERT checkpoint ({reason(error)}); fix its config, or set "
-            "retriever.checkpoint to another model"
-        ) from error
+        raise RetrievalError(f"{directory}: cannot read its config ({reason(error)}); choose another model") from error
     if not kinds & {"HF_ColBERT", "ColBERT", "MultiVectorEncoder"}:
-        raise RetrievalError(
-            f"{directory} is neither a ColBERT checkpoint nor another multi-vector model; "
-            "set retriever.checkpoint to another model"
-        )
+        raise RetrievalError(f"{directory} is not a ColBERT or other multi-vector model; choose another model")

@@ -35,10 +35,8 @@ _DIGITS = 6  # decimal places of a score; more would depend on the other queries
 class Dense(CallableRetriever):
     """Dense search. Thread-safe.
 
-    A query without letters and digits gets an empty ranking. Returned ties are in corpus order, but the store decides
-    which documents tied at rank ``k`` are returned.
-
-    ``store`` contains one vector per document. ``query_prefix`` is prepended to each query.
+    A query without letters and digits gets an empty ranking. Ties are in corpus order, but the store decides which
+    documents tied at rank ``k`` are returned. ``query_prefix`` is prepended to each query.
     """
 
     def __init__(
@@ -114,9 +112,7 @@ class DenseIndex(IndexEngine):
     def open(self, directory: Path, documents: MappedDocuments) -> Dense:
         store = STORES[self.settings.store](directory, self.settings)
         if len(store) != len(documents):
-            raise RetrievalError(
-                f"{directory}: {len(store)} vectors for {len(documents)} documents; build the index again"
-            )
+            raise RetrievalError(f"{directory}: {len(store)} vectors for {len(documents)} documents; build it again")
         encoder = Encoder(self.models.get("query_model", self.models["model"]), self.settings)
         return Dense(documents, store, encoder, self.settings.query_prefix, self.digest(documents.digest))
 

@@ -6,8 +6,8 @@
 3. Interpolate: ``original_weight`` x the query's words + (1 - ``original_weight``) x the relevance model.
 4. Search again. Each word's BM25 weight is multiplied by its weight in the interpolated query.
 
-Never added are words of one character, stop words, and (in corpora of at least 100 documents) words in more than 10 %
-of the documents. A query without a word of the vocabulary gets an empty ranking, like in BM25.
+Words of one character and stop words are never added, nor (with 100 documents or more) words in more than 10 % of the
+documents. A query without a word of the vocabulary gets an empty ranking, like in BM25.
 
 Source: Lavrenko and Croft, SIGIR 2001 (relevance models, RM1); Abdul-Jaleel et al., TREC 2004 (RM3, interpolation).
 BM25 scores are used as query likelihoods, as in common toolkits.
@@ -96,7 +96,7 @@ def relevance_model(
     >>> relevance_model([{"a": 1, "b": 1}, {"b": 2}], [2, 2], [1.0, 3.0], 2)  # b: 1/4 x 1/2 + 3/4 x 1, a: 1/4 x 1/2
     {'b': 0.875, 'a': 0.125}
 
-    ``documents`` are word counts; ``lengths`` also count words missing in ``documents``. Ties are sorted alphabetically.
+    ``documents`` are word counts; ``lengths`` also count words missing in ``documents``. Ties are alphabetical.
     """
     total = sum(scores)
     likely: Counter[str] = Counter()

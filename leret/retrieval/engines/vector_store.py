@@ -110,8 +110,7 @@ class ChromaStore:
                     progress.advance(len(batch))
         except Exception as error:  # Chroma's errors have no common base class
             raise RetrievalError(
-                f"{directory}: Chroma cannot write the vectors ({reason(error)}); "
-                "free some space, or choose another directory"
+                f"{directory}: Chroma cannot write ({reason(error)}); free some space, or choose another directory"
             ) from error
         finally:
             client.close()
@@ -127,9 +126,7 @@ class ChromaStore:
         except MissingDependency:
             raise
         except Exception as error:
-            raise RetrievalError(
-                f"{directory}: Chroma cannot open the index ({reason(error)}); build it again"
-            ) from error
+            raise RetrievalError(f"{directory}: Chroma cannot open it ({reason(error)}); build it again") from error
         weakref.finalize(self, client.close).atexit = False  # not needed at exit: the process ends anyway
         self._lock = threading.Lock()
 

@@ -140,17 +140,13 @@ def read_manifest(directory: Path) -> Manifest:
     """Read a manifest. Raise RetrievalError if the directory is not a complete index in the current format."""
     path = directory / MANIFEST
     if (directory / "centroids.pt").exists() or (directory / "plaid").exists():
-        raise RetrievalError(
-            f"{directory} is an index written by colbert-ai, which leret no longer supports; build the index again"
-        )
+        raise RetrievalError(f"{directory}: indexes of colbert-ai are no longer supported; build the index again")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         if is_incomplete(directory):
             raise RetrievalError(f"{directory}: the index is incomplete; run the build again") from error
-        raise RetrievalError(
-            f"{directory} is not an index ({error}); build an index there, or choose another directory"
-        ) from error
+        raise RetrievalError(f"{directory} is not an index ({error}); build one, or choose another path") from error
     form = values.get("format") if isinstance(values, dict) else None
     if form != _FORMAT:
         raise RetrievalError(f"{path} has format {form!r} instead of {_FORMAT}; build the index again")

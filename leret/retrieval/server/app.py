@@ -173,9 +173,7 @@ class RetrieverServer:
 
     async def _handled(self, request: web.Request, handler: Handler, path: str) -> web.StreamResponse:
         if self.settings.token is None and not _is_named(request.headers.get("Host"), self.settings.host):
-            return _error(
-                403, "unknown Host; use localhost, an IP address or the server's --host, or start it with a token"
-            )
+            return _error(403, "unknown Host header; use localhost, an IP address or the server's --host, or a token")
         if path != "/health" and not self._is_allowed(request):
             return _error(401, "missing or wrong token; send the header Authorization: Bearer TOKEN")
         try:
@@ -278,7 +276,7 @@ async def _listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server
         return await asyncio.get_running_loop().create_server(factory, host, port, backlog=128)
     except OSError as error:
         raise RetrievalError(
-            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --port or --host"
+            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --host or --port"
         ) from error
 
 
