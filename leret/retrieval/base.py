@@ -1,4 +1,4 @@
-"""Protocol of all engines, and their common functions."""
+"""Protocol of all retrievers, and helper functions for engines."""
 
 from __future__ import annotations
 

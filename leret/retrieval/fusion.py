@@ -11,7 +11,7 @@ from leret.retrieval.index.manifest import Manifest
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float], constant: float = 60.0) -> Ranking:
-    """Fuse rankings by reciprocal rank. A passage's score is the sum of ``weight / (constant + rank)``; ranks from 1.
+    """Fuse rankings by reciprocal rank. The score is the sum of ``weight / (constant + rank)``; ranks start at 1.
 
     Each passage is returned once, best first. Ties keep the order of the first ranking, then of the second, and so on.
     With a larger constant, the top ranks have less advantage.

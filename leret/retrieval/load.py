@@ -174,7 +174,7 @@ def build_index(
 
 
 def model_keys() -> dict[str, str]:
-    """Return the settings key of the model per kind (the first key if there are several); skip kinds without models."""
+    """Return the first settings key that names a model, per kind. Kinds without models are omitted."""
     return {
         kind: name
         for kind, engine in ENGINES.items()
@@ -184,7 +184,7 @@ def model_keys() -> dict[str, str]:
 
 
 def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
-    """Read all files of an index, open it and search it. Raise RetrievalError if it is broken or not of ``corpus``."""
+    """Read all files of an index, open it and search it. Raise RetrievalError if it is broken or of another corpus."""
     manifest = read_manifest(directory)
     if _role(manifest) == "composite":
         open_index(directory)
@@ -257,7 +257,7 @@ def _with_source(source: Path | RetrieverSettings | None, retriever: Any) -> Ret
 
 
 def retriever_record(retriever: Any, directory: Path) -> dict[str, Any] | None:
-    """Return the JSON values that `reopen` needs; None for a retriever not from `load_retriever` or `open_index`.
+    """Return the JSON values that `reopen` needs, or None if the retriever cannot be reopened.
 
     An index in memory is written to ``directory``. Indexes on disk are not copied.
     """

@@ -29,7 +29,7 @@ _OF_THE_KEY = re.compile(r"api[ _-]?key", re.IGNORECASE)
 
 
 class SearchClient:
-    """HTTP client for blocking batches of requests. Thread-safe. ``secret`` is a key sent in query parameters."""
+    """HTTP client for blocking batches of requests. Thread-safe. ``secret`` is a key sent as a request parameter."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Site(Generic[T]):
 
     A query with invalid syntax gets an empty ranking, as on the site's search page. But a site may refuse queries with
     the same status because the settings are wrong or the site is down. So after a refusal, a simple query is sent with
-    the same settings. If it fails too, the refusal is reported as an error.
+    the same settings. If the simple query fails too, the refusal is reported as an error.
     """
 
     name: str  # used in messages
@@ -119,7 +119,7 @@ class Site(Generic[T]):
     n_refused: int = 0  # number of queries refused so far because of their syntax
 
     def ask(self, queries: Sequence[str], k: int, offline: bool) -> tuple[list[str], dict[str, T | HttpError]]:
-        """Return the cleaned queries, and the result or error for each query with terms."""
+        """Return the cleaned queries, and a result or error for each cleaned query that has terms."""
         if not 1 <= k <= self.most:
             raise RetrievalError(f"k is {k}; {self.name} supports k from 1 to {self.most}")
         terms = [_CONTROL.sub(" ", query).strip() for query in queries]

@@ -141,7 +141,7 @@ PROTOCOLS = {
 """Protocols by ``retriever.protocol``."""
 
 _ABOUT_A_QUERY = frozenset({200, 400, 413, 422})
-"""Statuses that one bad query or the batch size may cause, so each half is sent again. 200 is a malformed response."""
+"""Statuses after which a batch is split in half: a single query or the batch size may be the cause."""
 
 
 class Served(BaseModel, frozen=True):
@@ -182,7 +182,7 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def digest(self) -> str:
-        """Digest of the served index and ``doc_id``. For protocols without an index digest, uses the name or URLs."""
+        """Digest of the served index and ``doc_id``. Protocols without an index digest use the name or URLs."""
         settings = self._settings
         if self._is_leret:
             index = self.served().index
@@ -203,7 +203,7 @@ class Remote(CallableRetriever, SharedInstance):
             if wanted is not None and served.corpus is not None and served.corpus != wanted:
                 raise RetrievalError(
                     f"{self._client.urls[0]} serves an index of another corpus ({served.documents} documents, digest "
-                    f"{served.corpus}; yours has {len(self._corpus or ())}, digest {wanted}); change data.corpus"
+                    f"{served.corpus}; data.corpus has {len(self._corpus or ())}, digest {wanted}); change one of them"
                 )
             self._served = served
         return self._served
@@ -270,8 +270,8 @@ def _served(answer: Answer) -> Served:
     body: Any = answer.json
     if isinstance(body, dict) and "status" in body and "index" not in body:
         raise RejectedError(
-            f"{answer.url} did not describe its index: it expects another token (set retriever.token_env or "
-            "--token-env to its variable), or it is not `leret serve retriever`",
+            f"{answer.url} did not describe its index: it expects another token (check retriever.token_env or "
+            "--token-env), or it is not `leret serve retriever`",
             401,
         )
     try:

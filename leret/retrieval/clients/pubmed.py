@@ -80,7 +80,9 @@ class PubMed(CallableRetriever, SharedInstance):
             articles, failed = articles | again, failed | failed_again
             lacking = [i for i in missing if i not in articles and i not in failed]
             if lacking:
-                _LOG.warning("PubMed has no record for %d articles it listed (first: %s)", len(lacking), lacking[0])
+                _LOG.warning(
+                    "PubMed has no record for %d articles that it listed (first: %s)", len(lacking), lacking[0]
+                )
         return articles, failed
 
     def _fetched(

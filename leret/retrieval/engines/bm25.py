@@ -1,7 +1,7 @@
 """BM25 over a memory-mapped bm25s index. ``bm25s.BM25.load`` can open the directory too.
 
-The inner loop (`top_k`) replaces that of bm25s. It breaks ties by document order, where bm25s returns tied documents in
-any order. It omits documents that contain no word of the query. It is compiled once per machine, not per process.
+`top_k` replaces the inner loop of bm25s. It breaks ties by document order, which bm25s does not. It omits documents
+that contain no word of the query. It is compiled once per machine, not per process.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _read(directory: Path, n_documents: int) -> ScoreMatrix:
         raise RetrievalError(f"{directory}: the sizes of the index files do not match; build the index again")
     highest = int(index.indices.max(initial=0))  # unsigned, so a negative row is a very high number
     if highest >= n_documents:
-        raise RetrievalError(f"{directory}: row {highest}, but only {n_documents} documents; build the index again")
+        raise RetrievalError(f"{directory} refers to row {highest} but has {n_documents} documents; build it again")
     return index
 
 

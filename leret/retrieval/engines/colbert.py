@@ -123,7 +123,7 @@ class ColbertIndex(IndexEngine):
             lengths.seek(0)
             encoded = np.frombuffer(lengths.read()[: lengths.tell() // 4 * 4], np.int32)
             lengths.truncate(encoded.nbytes)
-            vectors.truncate(2 * encoder.n_dimensions * int(encoded.sum()))  # may be ahead of lengths
+            vectors.truncate(2 * encoder.n_dimensions * int(encoded.sum()))  # written before lengths
             progress.start("encode documents", len(ids))
             progress.advance(len(encoded))
             for start in range(len(encoded), len(ids), at_once):
@@ -210,13 +210,13 @@ def _read(directory: Path, n_documents: int, n_dimensions: int) -> tuple[NDArray
 
 
 def _require_colbert(directory: Path) -> None:
-    """Refuse models that are not multi-vector. sentence-transformers would add an untrained projection to them."""
+    """Refuse models that are not multi-vector. sentence-transformers would add an untrained projection to such models."""
     try:
         configs = [json.loads(path.read_bytes()) for path in sorted(directory.glob("config*.json"))]
         kinds = {
             kind for config in configs for kind in (config.get("model_type"), *(config.get("architectures") or ()))
         }
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise RetrievalError(f"{directory}: cannot read its config ({reason(error)}); choose another model") from error
+        raise RetrievalError(f"{directory}: cannot read the config ({reason(error)}); choose another model") from error
     if not kinds & {"HF_ColBERT", "ColBERT", "MultiVectorEncoder"}:
         raise RetrievalError(f"{directory} is not a ColBERT or other multi-vector model; choose another model")

@@ -2,12 +2,12 @@
 
 1. Search with BM25. The first ``fb_docs`` documents are the feedback documents.
 2. Relevance model: P(w|R) = sum over feedback documents of P(w|D) x P(D). P(w|D) is the word's share of the document's
-   words; P(D) is the document's share of the sum of scores. Keep the ``fb_terms`` most likely words, normalized to 1.
+   words; P(D) is the document's share of the sum of scores. Keep the ``fb_terms`` most likely words; let P sum to 1.
 3. Interpolate: ``original_weight`` x the query's words + (1 - ``original_weight``) x the relevance model.
 4. Search again. Each word's BM25 weight is multiplied by its weight in the interpolated query.
 
 Words of one character and stop words are never added, nor (with 100 documents or more) words in more than 10 % of the
-documents. A query without a word of the vocabulary gets an empty ranking, like in BM25.
+documents. A query without a word of the vocabulary gets an empty ranking, as with BM25.
 
 Source: Lavrenko and Croft, SIGIR 2001 (relevance models, RM1); Abdul-Jaleel et al., TREC 2004 (RM3, interpolation).
 BM25 scores are used as query likelihoods, as in common toolkits.

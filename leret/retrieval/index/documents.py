@@ -29,7 +29,7 @@ _new_passage = tuple.__new__
 
 
 class DocumentTable(Protocol):
-    """Documents by row, the position in the corpus. ``digest`` is the digest of the corpus."""
+    """Documents by row (position in the corpus). ``digest`` is the digest of the corpus."""
 
     digest: str
 
@@ -40,7 +40,7 @@ class DocumentTable(Protocol):
 
 
 class InMemoryDocuments:
-    """Table of the documents of a corpus in memory."""
+    """Documents of a corpus in memory."""
 
     def __init__(self, corpus: Documents) -> None:
         self.digest = corpus.digest

@@ -33,7 +33,7 @@ class IndexEngine(Protocol):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Packages that write the index. The manifest records their versions."""
+        """Packages used to write the index. The manifest records the version of each package."""
         return ()
 
     def ranking_keys(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ _LOG = logging.getLogger("leret")
 
 _MANY = 200  # responses with this many documents or more (about 2 ms) are encoded in a thread
 _LONGEST_LINE = 1 << 18  # maximum bytes of a request line, which includes the query of a GET
-_IDLE_S = 10.0  # idle connections are closed after this time
+_IDLE_S = 10.0  # idle connections are closed after this many seconds
 _FILES = 8192  # file descriptors that the process requests; a quarter is for connections
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -173,7 +173,7 @@ class RetrieverServer:
 
     async def _handled(self, request: web.Request, handler: Handler, path: str) -> web.StreamResponse:
         if self.settings.token is None and not _is_named(request.headers.get("Host"), self.settings.host):
-            return _error(403, "unknown Host header; use localhost, an IP address or the server's --host, or a token")
+            return _error(403, "unknown Host; use localhost, an IP address or --host, or start the server with a token")
         if path != "/health" and not self._is_allowed(request):
             return _error(401, "missing or wrong token; send the header Authorization: Bearer TOKEN")
         try:

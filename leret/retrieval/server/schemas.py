@@ -51,7 +51,7 @@ class SingleRequest(BaseModel):
 
 
 class BatchRequest(BaseModel):
-    """Request in protocol ``leret``, or in protocol ``retrieve``, which names ``k`` ``topk``."""
+    """Request in protocol ``leret`` or ``retrieve`` (with ``topk`` instead of ``k``)."""
 
     queries: list[Query]
     k: CutOff = Field(10, validation_alias=AliasChoices("k", "topk"))

@@ -123,7 +123,7 @@ def test_lengths_of_texts_can_be_set(checkpoint):
     ("name", "content", "says"),
     [
         ("config.json", b'{"model_type": "bert"}', "is not a ColBERT or other"),
-        ("config.json", b"[" * 99_999, "cannot read its config"),
+        ("config.json", b"[" * 99_999, "cannot read the config"),
         ("config.json", b'{"model_type": "mystery", "architectures": ["HF_ColBERT"]}', "cannot be opened as"),
         ("model.safetensors", b"x" * 100, "cannot be opened as"),
     ],
