@@ -203,7 +203,7 @@ class Remote(CallableRetriever, SharedInstance):
             if wanted is not None and served.corpus is not None and served.corpus != wanted:
                 raise RetrievalError(
                     f"{self._client.urls[0]} serves an index of another corpus ({served.documents} documents, digest "
-                    f"{served.corpus}; data.corpus has {len(self._corpus or ())}, digest {wanted}); change one of them"
+                    f"{served.corpus}; data.corpus has {len(self._corpus or ())}, digest {wanted}); fix data.corpus or the URL"
                 )
             self._served = served
         return self._served

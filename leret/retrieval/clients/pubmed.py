@@ -80,9 +80,7 @@ class PubMed(CallableRetriever, SharedInstance):
             articles, failed = articles | again, failed | failed_again
             lacking = [i for i in missing if i not in articles and i not in failed]
             if lacking:
-                _LOG.warning(
-                    "PubMed has no record for %d articles that it listed (first: %s)", len(lacking), lacking[0]
-                )
+                _LOG.warning("PubMed has no record for %d search results (first: %s)", len(lacking), lacking[0])
         return articles, failed
 
     def _fetched(

@@ -210,7 +210,7 @@ def _read(directory: Path, n_documents: int, n_dimensions: int) -> tuple[NDArray
 
 
 def _require_colbert(directory: Path) -> None:
-    """Refuse models that are not multi-vector. sentence-transformers would add an untrained projection to such models."""
+    """Refuse single-vector models, to which sentence-transformers would add an untrained projection."""
     try:
         configs = [json.loads(path.read_bytes()) for path in sorted(directory.glob("config*.json"))]
         kinds = {

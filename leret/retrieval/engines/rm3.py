@@ -81,9 +81,7 @@ class RM3(CallableRetriever):
         scores = np.zeros(self._bm25.n_documents, np.float32)
         for word, weight in words.items():
             start, end = index.indptr[index.vocabulary[word]], index.indptr[index.vocabulary[word] + 1]
-            scores[index.indices[start:end]] += (
-                np.float32(weight) * index.data[start:end]
-            )  # a column has one entry per document
+            scores[index.indices[start:end]] += np.float32(weight) * index.data[start:end]  # one entry per document
         rows = _best(scores, k)
         return self._bm25.ranking(rows, [float(scores[row]) for row in rows])
 

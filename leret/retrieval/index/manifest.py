@@ -149,7 +149,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise RetrievalError(f"{directory} is not an index ({error}); build one, or choose another path") from error
     form = values.get("format") if isinstance(values, dict) else None
     if form != _FORMAT:
-        raise RetrievalError(f"{path} has format {form!r} instead of {_FORMAT}; build the index again")
+        raise RetrievalError(f"{path} has index format {form!r} instead of {_FORMAT}; build the index again")
     try:
         return Manifest.model_validate_json(json.dumps(values))  # JSON mode accepts lists for tuples
     except ValidationError as error:

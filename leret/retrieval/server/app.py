@@ -40,7 +40,7 @@ _LOG = logging.getLogger("leret")
 
 _MANY = 200  # responses with this many documents or more (about 2 ms) are encoded in a thread
 _LONGEST_LINE = 1 << 18  # maximum bytes of a request line, which includes the query of a GET
-_IDLE_S = 10.0  # idle connections are closed after this many seconds
+_IDLE_S = 10.0  # seconds until a connection without a complete request head is closed
 _FILES = 8192  # file descriptors that the process requests; a quarter is for connections
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -85,12 +85,12 @@ DATA, WORDS, MANIFEST = "data.csc.index.npy", "vocab.index.json", "manifest.json
 BROKEN = {
     "no manifest": (lambda d: (d / MANIFEST).unlink(), "is not an index"),
     "broken manifest": (lambda d: (d / MANIFEST).write_text("{"), "is not an index"),
-    "other format": (lambda d: (d / MANIFEST).write_text('{"format": 9}'), "not a manifest of format 2"),
+    "other format": (lambda d: (d / MANIFEST).write_text('{"format": 9}'), "format 9 instead of 2"),
     "no vocabulary": (lambda d: (d / WORDS).unlink(), "is missing.*build it again"),
     "broken vocabulary": (fit(reword("{", "[")), "cannot read"),
     "word past the end": (fit(reword("11", "99")), "do not match"),
     "other weights": (change("data", 0, np.nan), f"{DATA} has changed"),
-    "place past the end": (fit(change("indices", 0, 9)), "document 9 of 9"),
+    "place past the end": (fit(change("indices", 0, 9)), "row 9 but has 9 documents"),
     "columns that fall": (fit(change("indptr", 1, 2**62)), "do not match"),
 }
 
