@@ -69,7 +69,7 @@ class NoRetriever:
 
 
 class PartialResultsError(RetrievalError):
-    """Some queries of a batch failed. ``answered`` maps each successful query to its ranking."""
+    """Some queries of a batch failed. ``answered`` maps the other queries to their rankings."""
 
     def __init__(self, failure: LeretError, answered: Mapping[str, Ranking]) -> None:
         super().__init__(str(failure))

@@ -232,7 +232,7 @@ def _role(manifest: Manifest) -> str | None:
 def _open(engine: IndexEngine, directory: Path) -> Retriever:
     manifest = read_manifest(directory)
     key = stage_key("", input_stamps(directory / MANIFEST, *(directory / name for name in manifest.files)))
-    checked = completed(directory, "checked", key) is not None  # unchanged since an earlier check of the content
+    checked = completed(directory, "checked", key) is not None  # files are unchanged since an earlier check
     problems = check_files(manifest, directory, content=not checked)
     if problems:
         raise RetrievalError(f"{directory}: the index is broken ({'; '.join(problems[:3])}); build it again")

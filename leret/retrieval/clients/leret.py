@@ -158,7 +158,7 @@ class Remote(CallableRetriever, SharedInstance):
     """Search over HTTP.
 
     ``corpus`` is the corpus that the server should search. With protocol ``leret``, its digest must match the
-    server's. With ``doc_id: row``, the server returns row numbers, which are replaced by the ids of ``corpus``.
+    server's digest. With ``doc_id: row``, returned row numbers are replaced by the ids of ``corpus``.
     """
 
     def __init__(self, settings: RemoteSettings, corpus: Documents | None = None) -> None:
@@ -203,7 +203,8 @@ class Remote(CallableRetriever, SharedInstance):
             if wanted is not None and served.corpus is not None and served.corpus != wanted:
                 raise RetrievalError(
                     f"{self._client.urls[0]} serves an index of another corpus ({served.documents} documents, digest "
-                    f"{served.corpus}; data.corpus has {len(self._corpus or ())}, digest {wanted}); fix data.corpus or the URL"
+                    f"{served.corpus}; data.corpus has {len(self._corpus or ())} documents, digest {wanted}); "
+                    "change data.corpus, or serve its index"
                 )
             self._served = served
         return self._served

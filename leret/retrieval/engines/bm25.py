@@ -211,7 +211,7 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
 
 @_compiled
 def _worse(score: float, document: int, other_score: float, other_document: int) -> bool:
-    """Return whether an entry has a lower score than the other entry, or the same score and a later document."""
+    """Return whether an entry ranks below the other entry. Ties are broken by document order."""
     return score < other_score or (score == other_score and document > other_document)
 
 
@@ -293,7 +293,7 @@ def _among_all(
             highest = max(highest, scores[i])
         if highest > lowest:
             for i in range(start, start + _BLOCK):
-                if scores[i] > lowest:  # a tie with a later document is worse, so `>` suffices
+                if scores[i] > lowest:  # with equal scores the later document is worse, so `>` suffices
                     _replace_worst(heap_scores, heap, scores[i], i)
                     lowest = heap_scores[0]
     scores[:] = 0

@@ -62,7 +62,7 @@ class Tantivy(CallableRetriever):
         return [self._ranking(list(islice(rows, len(hits))), [score for score, _ in hits], k) for hits in batch]
 
     def _hits(self, query: str, k: int) -> list[tuple[float, Any]]:
-        """Return scores and addresses, best first. With several segments, include all ties with the k-th score."""
+        """Return scores and addresses, best first. With several segments, include all ties at rank k."""
         words = self._words(query)
         if not words:
             return []
@@ -72,7 +72,7 @@ class Tantivy(CallableRetriever):
             hits: list[tuple[float, Any]] = self._searcher.search(wanted, limit=n, count=False).hits
             if self._in_order or not len(hits) == n < self._n_documents or hits[-1][0] != hits[k - 1][0]:
                 return hits
-            n = min(2 * n, self._n_documents)  # until all ties with the k-th score are included
+            n = min(2 * n, self._n_documents)  # until all ties at rank k are included
 
     def _ranking(self, rows: list[int], scores: list[float], k: int) -> Ranking:
         if not self._in_order and len(set(scores)) < len(scores):

@@ -102,8 +102,8 @@ class MappedDocuments:
 
 
 def write_documents(corpus: Documents, directory: Path) -> None:
-    """Write the files of `MappedDocuments`, unless the files exist."""
-    if (directory / _STARTS).exists():  # the file that is written last
+    """Write the files that `MappedDocuments` reads, unless the files exist."""
+    if (directory / _STARTS).exists():  # _STARTS is written last
         return
     starts = np.zeros(3 * len(corpus) + 1, np.int64)
     end, entry = 0, 0
