@@ -1,4 +1,4 @@
-"""The protocol of all engines, and functions that they share."""
+"""Protocol of all retrievers, and helper functions for engines."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ from leret.core.types import Document, Ranking
 
 @runtime_checkable
 class Retriever(Protocol):
-    """Search of one corpus, for many queries at once.
+    """Search engine over one corpus. A search takes many queries at once.
 
     Optional attributes:
 
-    - ``only_computes = True``: a search never waits for a disk, a network or a lock, so a quick one is called without
-      a thread.
-    - ``names_its_index = False``: the digest may stay the same when the index changes, so rankings are cached on disk
-      only if the recipe asks for it.
+    - ``only_computes = True``: a search never waits for a disk, a network or a lock. Fast searches then run without a
+      thread.
+    - ``names_its_index = False``: the digest may stay the same when the index changes. Rankings are then cached on
+      disk only if the recipe asks for a cache.
     """
 
     @property
     def digest(self) -> str:
-        """Digest of the engine, its settings and its corpus; equal digests give equal rankings."""
+        """Digest of the engine, its settings and its corpus. Equal digests mean equal rankings."""
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Rank documents for each query.
 
         Args:
-            queries: any strings; an empty one has an empty ranking.
-            k: documents per query, at least 1; may exceed the number of documents.
+            queries: any strings. An empty string gets an empty ranking.
+            k: maximum number of documents per query, at least 1. May exceed the number of documents.
 
         Returns:
-            One ranking per query, in their order: at most ``k`` passages, scores not increasing.
+            One ranking per query, in the order of ``queries``: at most ``k`` passages, best score first.
 
         Raises:
-            RetrievalError: the engine could not answer; an empty ranking never stands for a failure.
+            RetrievalError: the engine could not answer. A failure is never reported as an empty ranking.
         """
 
 
 class CallableRetriever:
-    """Mixin that makes a retriever usable as ``dspy.settings.rm``, which `dspy.Retrieve` calls."""
+    """Mixin that makes a retriever callable, so that it can be ``dspy.settings.rm`` (used by `dspy.Retrieve`)."""
 
     def __call__(self: Retriever, query: str, k: int = 3, **kwargs: Any) -> list[Any]:
-        """Search once; a program that leret runs records the search."""
+        """Search for one query. Inside a program run by leret, the search is recorded."""
         from leret.core.dspy_internals import rm_rows, watching_run
 
         run = watching_run()
@@ -56,7 +56,7 @@ class CallableRetriever:
 
 
 class NoRetriever:
-    """Kind ``none``, for programs that do not search; a search is an error."""
+    """Retriever of kind ``none``, for programs without searches. Every search raises RetrievalError."""
 
     only_computes = True
     digest = "none"
@@ -65,11 +65,11 @@ class NoRetriever:
         pass
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        raise RetrievalError(f"the program searches for {queries[0]!r} and retriever.kind is none; name an engine")
+        raise RetrievalError(f"retriever.kind is none, but the program searches for {queries[0]!r}; choose a kind")
 
 
 class PartialResultsError(RetrievalError):
-    """Failure of some queries of a batch; ``answered`` has the rankings of the others, by query."""
+    """Some queries of a batch failed. ``answered`` maps the other queries to their rankings."""
 
     def __init__(self, failure: LeretError, answered: Mapping[str, Ranking]) -> None:
         super().__init__(str(failure))
@@ -78,21 +78,21 @@ class PartialResultsError(RetrievalError):
 
 
 class Documents(Protocol):
-    """An ordered collection of documents by id; `leret.datasets.corpus.Corpus` is one."""
+    """Ordered mapping from ids to documents, such as `leret.datasets.corpus.Corpus`."""
 
     digest: str
-    """Digest of the content and its order, computed as `leret.datasets.corpus.Corpus` does."""
+    """Digest of the documents and their order, computed like `leret.datasets.corpus.Corpus.digest`."""
 
     def __getitem__(self, doc_id: str, /) -> Document: ...
 
     def __iter__(self) -> Iterator[str]:
-        """Return ids in the order of the corpus."""
+        """Iterate over the ids in corpus order."""
 
     def __len__(self) -> int: ...
 
 
 def has_terms(query: str) -> bool:
-    """Return whether a query holds a letter or a digit.
+    """Return whether a query contains a letter or a digit.
 
     >>> has_terms("?! ..."), has_terms("a")
     (False, True)
@@ -101,7 +101,7 @@ def has_terms(query: str) -> bool:
 
 
 def to_valid_utf8(text: str) -> str:
-    r"""Replace unpaired surrogates, which UTF-8 cannot encode, by the replacement character.
+    r"""Replace unpaired surrogates, which UTF-8 cannot encode, with the replacement character.
 
     >>> to_valid_utf8("a\ud800b") == "a\ufffdb"
     True
@@ -112,14 +112,14 @@ def to_valid_utf8(text: str) -> str:
 
 
 def clip_k(k: int, n_documents: int) -> int:
-    """Limit ``k`` to the number of documents; RetrievalError if it is less than 1."""
+    """Limit ``k`` to the number of documents. Raise RetrievalError if ``k`` is less than 1."""
     if k < 1:
-        raise RetrievalError(f"k is {k}; ask for at least one document")
+        raise RetrievalError(f"k is {k}; request at least one document")
     return min(k, n_documents)
 
 
 def search_valid(queries: Sequence[str], search: Callable[[list[str]], Sequence[Ranking]]) -> list[Ranking]:
-    """Return rankings of all queries; ``search`` gets only those with terms, as valid UTF-8."""
+    """Call ``search`` with the queries that have terms, as valid UTF-8. The other queries get an empty ranking."""
     queries_with_terms = [to_valid_utf8(query) for query in queries if has_terms(query)]
     rankings = iter(search(queries_with_terms) if queries_with_terms else ())
     return [next(rankings) if has_terms(query) else () for query in queries]

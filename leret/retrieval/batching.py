@@ -1,4 +1,4 @@
-"""Dynamic batching: concurrent searches share one call of the retriever, in the sampler and in the server."""
+"""Dynamic batching for the sampler and the server: concurrent searches share one call to the retriever."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from leret.core.errors import RetrievalError
 from leret.core.types import Ranking
 from leret.retrieval.base import PartialResultsError, Retriever
 
-_QUICK_S = 0.0005  # CPU-seconds per query below which a thread costs more than it frees (RESULTS.md)
-_N_RECENT = 20_000  # rankings of quick searches in memory
+_QUICK_S = 0.0005  # below this CPU time per query, a thread costs more time than it saves (RESULTS.md)
+_N_RECENT = 20_000  # maximum number of rankings in memory (fast searches only)
 
 
 class QueueFullError(Exception):
-    """The queue is full; the request may be sent again after ``wait_s``."""
+    """The queue is full. The client may retry after ``wait_s`` seconds."""
 
     def __init__(self, wait_s: float) -> None:
         super().__init__(f"the queue is full; try again in {wait_s:g} s")
@@ -36,14 +36,14 @@ class _Entry:
 class SearchBatcher:
     """Awaitable searches on one event loop.
 
-    Searches that arrive during a batch wait for the next one, so batches grow with the load and no search waits for a
-    batch to fill. Queries with the same k are searched together, equal ones once.
+    Searches that arrive during a batch wait for the next batch. So batches grow with the load, and no search waits for
+    a batch to fill. A batch contains queries with the same k; duplicate queries are searched once.
 
     Args:
         retriever: called with one batch at a time, in a separate thread.
-        max_batch: queries per batch, except for a single request with more.
-        max_waiting: queries that may wait; a request that does not fit is refused whole.
-        on_batch: receives the number of queries of each batch and its seconds.
+        max_batch: maximum number of queries per batch. A single larger request is searched as one batch.
+        max_waiting: maximum number of queries in the queue. A request that does not fit is refused as a whole.
+        on_batch: called after each batch with the number of queries and the seconds of the search.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class SearchBatcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="leret-search")
         self._only_computes = getattr(retriever, "only_computes", False)
         self._recent: dict[tuple[str, int], Ranking] = {}
-        self._cpu_s = math.inf  # per query, in the last batch, then smoothed
-        self._wall_s: float | None = None  # per query, smoothed
+        self._cpu_s = math.inf  # CPU seconds per query: of the last batch, then a moving average
+        self._wall_s: float | None = None  # seconds per query, moving average
         self._counts = {"asked": 0, "searched": 0, "batches": 0}
         self.n_waiting = 0  # queries in the queue
 
@@ -87,24 +87,24 @@ class SearchBatcher:
             raise
 
     def search_now(self, query: str, k: int) -> Ranking | None:
-        """Return the ranking without waiting if the retriever only computes and is quick; else None."""
+        """Search without waiting, in the calling thread. Return None if the retriever is slow or does I/O."""
         if not self._only_computes or self._cpu_s > _QUICK_S:
             return None
         self._counts["asked"] += 1
-        recent = self._recent.get((query, k))  # samples of one state often have the same query
+        recent = self._recent.get((query, k))  # samples from one state often have the same query
         if recent is not None:
             return recent
         self._counts["searched"] += 1
-        began = time.perf_counter()  # the thread's own clock is a system call, a tenth of a search
+        began = time.perf_counter()  # time.thread_time() is a system call: a tenth of the time of a search
         [ranking] = self.retriever.search((query,), k)
-        self._cpu_s += 0.1 * (time.perf_counter() - began - self._cpu_s)  # a single slow search changes little
+        self._cpu_s += 0.1 * (time.perf_counter() - began - self._cpu_s)  # one slow search changes the average little
         if len(self._recent) >= _N_RECENT:
             self._recent.clear()
         self._recent[query, k] = ranking
         return ranking
 
     def counts(self) -> dict[str, int]:
-        """Return counts of queries ``asked`` and ``searched`` (equal ones of a batch once), and of ``batches``."""
+        """Return the number of queries ``asked``, queries ``searched`` (without duplicates), and ``batches``."""
         return dict(self._counts)
 
     def close(self) -> None:
@@ -113,13 +113,13 @@ class SearchBatcher:
     async def _work(self) -> None:
         try:
             while self._waiting:
-                await asyncio.sleep(0)  # first let all ready tasks add their queries
+                await asyncio.sleep(0)  # let all ready tasks add their queries first
                 await self._answer(self._next_batch())
         finally:
             self._task = None
 
     def _next_batch(self) -> list[_Entry]:
-        """Take the next entries with the k of the first one; entries with another k keep their places."""
+        """Take the first entry and those with the same k. Entries with another k keep their places in the queue."""
         batch: list[_Entry] = []
         later: deque[_Entry] = deque()
         n = 0
@@ -142,7 +142,7 @@ class SearchBatcher:
         error: Exception | None = None
         try:
             rankings = dict(zip(queries, await self._search(queries, batch[0].k), strict=True))
-        except Exception as failure:  # raised where the search is awaited
+        except Exception as failure:  # re-raised in the tasks that await the search
             error = failure
             rankings = failure.answered if isinstance(failure, PartialResultsError) else {}
         seconds = time.monotonic() - began
@@ -153,7 +153,7 @@ class SearchBatcher:
                 entry.future.set_result([rankings[query] for query in entry.queries])
             else:
                 entry.future.set_exception(error)
-                entry.future.exception()  # marked as read: a cancelled caller leaves no warning
+                entry.future.exception()  # mark as retrieved: no asyncio warning if the caller was cancelled
         if error is None:
             per_query = seconds / len(queries)
             self._wall_s = per_query if self._wall_s is None else 0.8 * self._wall_s + 0.2 * per_query
@@ -165,7 +165,7 @@ class SearchBatcher:
         self._counts["searched"] += len(queries)
         rankings = await asyncio.get_running_loop().run_in_executor(self._thread, self._timed, queries, k)
         if len(rankings) != len(queries):
-            raise RetrievalError(f"the engine sent {len(rankings)} rankings for {len(queries)} queries").failed()
+            raise RetrievalError(f"the engine returned {len(rankings)} rankings for {len(queries)} queries").failed()
         return rankings
 
     def _timed(self, queries: list[str], k: int) -> list[Ranking]:

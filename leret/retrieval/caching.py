@@ -1,4 +1,4 @@
-"""Rankings cached on disk, in a diskcache that runs and processes share."""
+"""Disk cache of rankings, shared by runs and processes."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from leret.retrieval.base import CallableRetriever, PartialResultsError, Retriev
 
 _LOG = logging.getLogger("leret")
 
-_FAST = frozenset({"bm25", "rm3", "none"})  # a cache saves little: they answer in a fraction of a millisecond
+_FAST = frozenset({"bm25", "rm3", "none"})  # kinds that answer in less than a millisecond, so a cache saves little
 _FAULTS = (sqlite3.Error, diskcache.Timeout, OSError, ValueError, TypeError, zlib.error)
 
 
 class JsonDisk(diskcache.JSONDisk):
-    """Values as compressed JSON; pickled rows are refused."""
+    """Store values as compressed JSON, and refuse to read pickled values."""
 
     def fetch(self, mode: int, filename: str, value: Any, read: bool) -> Any:
         if mode == diskcache.core.MODE_PICKLE:
-            raise ValueError("the cache holds a pickle, which leret does not read")
+            raise ValueError("the cache contains a pickle, which leret does not load")
         return super().fetch(mode, filename, value, read)
 
 
 class CachedRetriever(CallableRetriever, SharedInstance):
-    """Retriever that is asked only for rankings that are not in the cache. Safe for many threads.
+    """Retriever with a disk cache: only queries that are not cached are searched. Thread-safe.
 
-    A cache never prevents an answer: a fault of its files is logged once, and searches continue without it. Beyond
-    ``max_bytes``, the least recently used rankings go first.
+    If the cache files cannot be used, a warning is logged once and searches continue without the cache. When the cache
+    exceeds ``max_bytes``, the least recently used rankings are deleted.
     """
 
     def __init__(self, retriever: Retriever, directory: Path, max_bytes: int = 2 << 30) -> None:
@@ -96,14 +96,14 @@ class CachedRetriever(CallableRetriever, SharedInstance):
 
     def _give_up(self, error: Exception) -> None:
         self._cache = None
-        _LOG.warning("the cache in %s cannot be used (%s); delete it if it is damaged", self._directory, error)
+        _LOG.warning("cannot use the cache in %s (%s); if it is damaged, delete it", self._directory, error)
 
 
 def with_cache(retriever: Retriever, settings: RetrieverSettings) -> Retriever:
-    """Return the retriever behind the cache, if its settings ask for one.
+    """Add a cache to the retriever if the settings ask for a cache.
 
-    ``auto`` leaves out servers without a name for their index: if another index is served at the same URL, the digest
-    stays the same, and cached rankings would be wrong.
+    ``auto`` excludes servers that do not name their index. When such a server switches to another index at the same
+    URL, the digest stays the same, and cached rankings would be wrong.
     """
     cache = settings.cache or CacheSettings()
     wanted = settings.kind not in _FAST and getattr(retriever, "names_its_index", True)

@@ -1,4 +1,4 @@
-"""Fusion of several rankings of one query, and the retriever that fuses two others."""
+"""Fusion of several rankings for one query, and the hybrid retriever."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from leret.retrieval.index.manifest import Manifest
 
 
 def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float], constant: float = 60.0) -> Ranking:
-    """Fuse rankings by reciprocal ranks: score a passage by the sum of ``weight / (constant + rank)``, the best rank 1.
+    """Fuse rankings by reciprocal rank. The score is the sum of ``weight / (constant + rank)``; ranks start at 1.
 
-    Each passage is returned once, best first; equal scores in the order of the first ranking, then of the next. A
-    larger constant gives the first ranks less advantage.
+    Each passage is returned once, best first. Ties keep the order of the first ranking, then of the second, and so on.
+    With a larger constant, the top ranks have less advantage.
 
-    Source: Cormack, Clarke, Buettcher, SIGIR 2009, with all weights 1 and the constant 60.
+    Source: Cormack, Clarke, Buettcher, SIGIR 2009 (all weights 1, constant 60).
 
     >>> a, b = Passage("a", "", "", 9.0), Passage("b", "", "", 8.0)
     >>> [(p.doc_id, round(p.score, 5)) for p in reciprocal_rank_fusion([(a, b), (b,)], [1, 1])]
@@ -27,9 +27,9 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float]
 
 
 def linear_fusion(rankings: Sequence[Ranking], weights: Sequence[float]) -> Ranking:
-    """Fuse rankings by the weighted sum of scores, scaled to [0, 1] in each ranking; a missing passage scores 0.
+    """Fuse rankings by the weighted sum of scores. Scores are scaled to [0, 1] per ranking; missing passages score 0.
 
-    Equal scores throughout a ranking all count as 1.
+    If all scores of a ranking are equal, each is scaled to 1.
     """
     shares = []
     for ranking in rankings:
@@ -46,12 +46,12 @@ def _sum(rankings: Sequence[Ranking], shares: Sequence[Sequence[float]], weights
         for passage, part in zip(ranking, parts, strict=True):
             totals[passage.doc_id] = totals.get(passage.doc_id, 0.0) + weight * part
             passages.setdefault(passage.doc_id, passage)
-    best = sorted(totals, key=lambda doc_id: -totals[doc_id])  # stable
+    best = sorted(totals, key=lambda doc_id: -totals[doc_id])  # a stable sort, so ties keep their order
     return tuple(passages[doc_id]._replace(score=totals[doc_id]) for doc_id in best)
 
 
 class Hybrid(CallableRetriever):
-    """Fusion of two retrievers of one corpus. Equal scores keep the order of the first one's ranking."""
+    """Fusion of two retrievers over the same corpus. Ties keep the order of the first retriever."""
 
     def __init__(self, first: Retriever, second: Retriever, settings: FusionSettings) -> None:
         self._retrievers = (first, second)
@@ -60,12 +60,12 @@ class Hybrid(CallableRetriever):
 
     @staticmethod
     def parts(settings: HybridSettings) -> dict[str, LocalEngine]:
-        """Return the settings of the parts, by the folder of their index."""
+        """Return the settings of the two retrievers, by the folder of their index."""
         return dict(zip(("first", "second"), settings.engines, strict=True))
 
     @staticmethod
     def manifest(parts: Sequence[Manifest], settings: FusionSettings, places: Mapping[str, str]) -> Manifest:
-        """Return the manifest, without files, of a hybrid of these parts in these places."""
+        """Return the manifest, without files, of a hybrid. ``places`` are the directories of ``parts``."""
         return Manifest(
             engine="hybrid",
             settings={"engines": [{"kind": p.engine, **p.settings} for p in parts], **settings.fusion_keys()},

@@ -1,4 +1,4 @@
-"""Retrievers from settings: the table of kinds, and how they are built, opened and composed."""
+"""Table of retriever kinds, and functions that build, open and compose retrievers."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class EngineKind:
     """One kind of retriever.
 
     Attributes:
-        settings: class of its section in a recipe.
-        target: ``module:Class`` below leret.retrieval, imported at the first use.
-        role: how the class is used:
+        settings: class of the recipe section.
+        target: ``module:Class`` relative to leret.retrieval, imported on first use.
+        role: type of the class, and arguments of its constructor:
 
-            - ``index``: an `IndexEngine`, made from settings.
+            - ``index``: an `IndexEngine`, from settings.
             - ``composite``: a retriever over several indexes, with a manifest (`leret.retrieval.fusion.Hybrid`).
-            - ``view``: a retriever over the index of another kind, made from the parts that ``Class.parts(settings)``
-              names, and settings.
-            - ``server``: a retriever made from settings.
-            - ``corpus server``: a retriever made from settings and corpus, with a ``check`` that the server answers.
+            - ``view``: a retriever over another kind's index, from the retrievers in ``Class.parts(settings)`` and
+              from settings.
+            - ``server``: a retriever, from settings.
+            - ``corpus server``: a retriever, from settings and a corpus. Its ``check`` method contacts the server.
     """
 
     settings: type[RetrieverSettings]
@@ -79,7 +79,7 @@ ENGINES = {
     "clinicaltrials": EngineKind(ClinicalTrialsSettings, "clients.clinicaltrials:ClinicalTrials", "server"),
     "none": EngineKind(NoRetrieverSettings, "base:NoRetriever", "server"),
 }
-"""Kinds of retrievers, by `retriever.kind`."""
+"""Retriever kinds, by `retriever.kind`."""
 
 RetrieverSettings.table = ENGINES
 
@@ -87,15 +87,15 @@ RetrieverSettings.table = ENGINES
 def load_retriever(
     settings: RetrieverSettings, corpus: Documents | None, cache: Path, progress: Progress | None = None
 ) -> Retriever:
-    """Return the retriever of a recipe; build its index if it is missing.
+    """Return the retriever of a recipe. Build its index if the index is missing.
 
-    An index in the cache is rebuilt if it does not fit. An index in a directory that the settings name may be shared
-    and costly: if it does not fit, it is refused. A remote server must answer at once. ``corpus`` is None for servers;
-    ``cache`` is the directory for the index if the settings name none.
+    An index in the cache is rebuilt if its corpus or settings differ. An index named in the settings may be shared and
+    costly, so a difference is an error. A remote server must be reachable. ``corpus`` is None for servers. ``cache`` is
+    the index directory if the settings do not name a directory.
 
     Raises:
         ConfigError: a URL is invalid, or an environment variable is not set.
-        RetrievalError: the index cannot be built or opened, or does not fit; or a server does not answer.
+        RetrievalError: the index cannot be built or opened, its corpus or settings differ, or a server does not answer.
     """
     engine = ENGINES[settings.kind]
     if engine.role == "server":
@@ -105,7 +105,7 @@ def load_retriever(
         remote.check()
         return _with_source(None if settings.needs_corpus else settings, remote)
     if corpus is None:
-        raise RetrievalError(f"retriever.kind {settings.kind} searches a corpus; name it with data.corpus")
+        raise RetrievalError(f"retriever.kind {settings.kind} needs a corpus; set data.corpus")
     return _open_or_build(settings, corpus, cache / str(settings.index_kind), progress, shared=False)
 
 
@@ -133,7 +133,7 @@ def _open_or_build(
         manifest.require_corpus(corpus, directory)
         manifest.require_settings(planned, directory)
     else:
-        with suppress(RetrievalError):  # missing, broken, or of another layout: it can be built again
+        with suppress(RetrievalError):  # missing, broken, or in another format: build it again
             if read_manifest(directory).equals(planned):
                 return _open(index, directory)
         write_index(index, corpus, directory, progress)
@@ -146,12 +146,12 @@ def _index_engine(settings: RetrieverSettings) -> IndexEngine:
 
 
 def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
-    """Return the manifest, without files, of the index that settings describe; its models must exist."""
+    """Return the manifest, without files, of an index with these settings. Its models must exist."""
     kind = ENGINES[settings.kind]
     if kind.role == "index":
         return Manifest.planned(_index_engine(settings), corpus)
     if kind.role != "composite":
-        raise RetrievalError(f"retriever.kind: {settings.kind} has no index to build")
+        raise RetrievalError(f"retriever.kind {settings.kind} has no index to build; choose a kind with an index")
     parts: Mapping[str, RetrieverSettings] = kind.load().parts(settings)
     places = {}
     for folder, part in parts.items():
@@ -164,7 +164,7 @@ def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
 def build_index(
     settings: RetrieverSettings, corpus: Documents, directory: Path, progress: Progress | None = None
 ) -> Manifest:
-    """Build an index in place of the directory's content; of a composite, build the parts that do not fit."""
+    """Build an index, replacing the directory's content. For a composite, build only missing or outdated parts."""
     if ENGINES[settings.kind].role == "index":
         return write_index(_index_engine(settings), corpus, directory, progress)
     planned = plan_index(settings, corpus)
@@ -174,7 +174,7 @@ def build_index(
 
 
 def model_keys() -> dict[str, str]:
-    """Return the key that names the model, for each kind that has one; the first of several."""
+    """Return the first settings key that names a model, per kind. Kinds without models are omitted."""
     return {
         kind: name
         for kind, engine in ENGINES.items()
@@ -184,7 +184,7 @@ def model_keys() -> dict[str, str]:
 
 
 def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
-    """Read an index through, open it and search it; RetrievalError if it is broken or not of ``corpus``."""
+    """Read all files of an index, open it and search it. Raise RetrievalError if it is broken or of another corpus."""
     manifest = read_manifest(directory)
     if _role(manifest) == "composite":
         open_index(directory)
@@ -202,10 +202,10 @@ def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
 
 
 def open_index(path: str | Path) -> Retriever:
-    """Open an index directory with the documents in it.
+    """Open an index directory, which includes the documents.
 
     Raises:
-        RetrievalError: it is not an index, unfinished, broken, or needs a missing model.
+        RetrievalError: the directory is not an index, or the index is unfinished, broken, or needs a missing model.
         MissingDependency: the engine's package is not installed.
     """
     directory = Path(path)
@@ -218,10 +218,10 @@ def open_index(path: str | Path) -> Retriever:
             return _open_composite(manifest, directory)
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise RetrievalError(
-            f"{directory / MANIFEST}: these are not the settings of an index of kind {manifest.engine} "
+            f"{directory / MANIFEST} has invalid settings for an index of kind {manifest.engine} "
             f"({type(error).__name__}: {error}); build the index again"
         ) from error
-    raise RetrievalError(f"{directory} is an index of kind {manifest.engine!r}, which this leret does not support")
+    raise RetrievalError(f"{directory} is an index of unknown kind {manifest.engine!r}; update leret or build it again")
 
 
 def _role(manifest: Manifest) -> str | None:
@@ -232,7 +232,7 @@ def _role(manifest: Manifest) -> str | None:
 def _open(engine: IndexEngine, directory: Path) -> Retriever:
     manifest = read_manifest(directory)
     key = stage_key("", input_stamps(directory / MANIFEST, *(directory / name for name in manifest.files)))
-    checked = completed(directory, "checked", key) is not None  # files with these times were read through before
+    checked = completed(directory, "checked", key) is not None  # files are unchanged since an earlier check
     problems = check_files(manifest, directory, content=not checked)
     if problems:
         raise RetrievalError(f"{directory}: the index is broken ({'; '.join(problems[:3])}); build it again")
@@ -247,22 +247,21 @@ def _open_composite(manifest: Manifest, directory: Path) -> Retriever:
     settings = engine.settings_of(manifest)
     folders = [directory / place for place in manifest.places.values()]
     if not manifest.equals(engine.manifest(list(map(read_manifest, folders)), settings, manifest.places)):
-        raise RetrievalError(f"{directory / MANIFEST} does not fit its indexes; build the index again")
+        raise RetrievalError(f"{directory / MANIFEST} does not match its indexes; build the index again")
     return _with_source(directory, engine(*map(open_index, folders), settings))
 
 
 def _with_source(source: Path | RetrieverSettings | None, retriever: Any) -> Retriever:
-    """Note on a retriever what opens it again."""
-    retriever.source = source
+    retriever.source = source  # for `retriever_record`
     return cast(Retriever, retriever)
 
 
 def retriever_record(retriever: Any, directory: Path) -> dict[str, Any] | None:
-    """Return what `reopen` needs, in JSON values; None if `load_retriever` or `open_index` did not make the retriever.
+    """Return the JSON values that `reopen` needs, or None if the retriever cannot be reopened.
 
-    An index in memory is written into ``directory``; others stay where they are.
+    An index in memory is written to ``directory``. Indexes on disk are not copied.
     """
-    source = getattr(getattr(retriever, "retriever", retriever), "source", None)  # behind a cache
+    source = getattr(getattr(retriever, "retriever", retriever), "source", None)  # look inside a CachedRetriever
     if isinstance(source, RetrieverSettings):
         return {"settings": portable(source, directory)}
     if isinstance(source, tuple):
@@ -274,7 +273,7 @@ def retriever_record(retriever: Any, directory: Path) -> dict[str, Any] | None:
 
 
 def reopen(record: Mapping[str, Any], directory: Path) -> Retriever:
-    """Open the retriever of a record in ``directory``."""
+    """Open the retriever that `retriever_record` described in ``directory``."""
     if "index" in record:
         return open_index((directory / record["index"]).resolve())
     return load_retriever(RetrieverSettings.model_validate(record["settings"]), None, directory / "cache")
@@ -282,16 +281,16 @@ def reopen(record: Mapping[str, Any], directory: Path) -> Retriever:
 
 @dataclass(frozen=True)
 class OpenRetriever:
-    """A retriever that a command named, with its description."""
+    """Result of `open_retriever`: a retriever and its description."""
 
     retriever: Retriever
     engine: str
-    corpus: str | None  # digest
+    corpus: str | None  # digest of the corpus, if known
     documents: int | None  # number of documents, if known
-    directory: Path | None = None  # with the documents, if they can be listed
+    directory: Path | None = None  # index directory with the documents; None for a server
 
     def ids(self) -> Container[str] | None:
-        """Return the ids of its documents; None if they cannot be listed."""
+        """Return all document ids; None for a server, which cannot list them."""
         if self.directory is None or self.corpus is None:
             return None
         return frozenset(MappedDocuments(self.directory, self.corpus))
@@ -301,12 +300,12 @@ def open_retriever(index: str, *, token_env: str | None = None) -> OpenRetriever
     """Open an index directory, or connect to a ``leret`` server.
 
     Raises:
-        ConfigError: the URL is invalid or holds a password, or the variable is not set.
-        RetrievalError: there is no index, it is broken, or the server does not answer.
+        ConfigError: the URL is invalid or contains a password, or the variable ``token_env`` is not set.
+        RetrievalError: the index is missing or broken, or the server does not answer.
     """
     if index.startswith(("http://", "https://")):
         if "@" in index:
-            raise ConfigError("the URL may hold no user or password; put the token in a variable (--token-env)")
+            raise ConfigError("the URL must not contain a user or password; use a token instead (--token-env)")
         settings = RemoteSettings(urls=(index,), token_env=token_env, retry_for_s=30.0)
         remote = ENGINES["remote"].load()(settings)
         served = remote.served()
@@ -315,6 +314,6 @@ def open_retriever(index: str, *, token_env: str | None = None) -> OpenRetriever
     retriever = open_index(directory)
     manifest = read_manifest(directory)
     documents = directory
-    if _role(manifest) == "composite":  # its parts have the same documents
+    if _role(manifest) == "composite":  # all parts have the same documents
         documents /= next(iter(manifest.places.values()))
     return OpenRetriever(retriever, manifest.engine, manifest.corpus, manifest.documents, documents)

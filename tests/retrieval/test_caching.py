@@ -103,7 +103,7 @@ def test_a_damaged_cache_is_bypassed_and_unpickles_nothing(harm, tmp_path, caplo
     harm(tmp_path / "cache")
     cached = CachedRetriever(Engine(), tmp_path / "cache")
     assert cached.search(["a"], 2) == cached.search(["a"], 2) == [ranking("a")]
-    assert caplog.text.count("cannot be used") == 1
+    assert caplog.text.count("cannot use the cache") == 1
     assert not (tmp_path / "cache" / "loaded").exists()
 
 

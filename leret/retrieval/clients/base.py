@@ -1,4 +1,4 @@
-"""Shared parts of clients of search servers: blocking batches, and the handling of refused queries."""
+"""Shared code of the search clients: blocking batches of requests, and handling of refused queries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from leret.retrieval.base import PartialResultsError, has_terms
 
 T = TypeVar("T")
 Question = tuple[Call, Callable[[Answer], T]]
-"""A request, and a function that reads its answer."""
+"""A request, and a function that parses the response."""
 
 _LOG = logging.getLogger("leret")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
@@ -29,7 +29,7 @@ _OF_THE_KEY = re.compile(r"api[ _-]?key", re.IGNORECASE)
 
 
 class SearchClient:
-    """Blocking batches of requests; safe for many threads. ``secret`` is a key inside requests."""
+    """HTTP client for blocking batches of requests. Thread-safe. ``secret`` is a key sent as a request parameter."""
 
     def __init__(
         self,
@@ -56,14 +56,14 @@ class SearchClient:
         self._closed = False
 
     def ask(self, question: Question[T]) -> T:
-        """Send a request and wait for its answer; RetrievalError if it failed."""
+        """Send a request and return the parsed response. Raise RetrievalError if the request failed."""
         outcome = self.ask_each([question])[0]
         if isinstance(outcome, HttpError):
             raise PartialResultsError(outcome, {}) from outcome
         return outcome
 
     def ask_each(self, questions: Sequence[Question[T]]) -> list[T | HttpError]:
-        """Send requests concurrently; return the answers or failures in their order."""
+        """Send requests concurrently. Return a parsed response or an error per request, in order."""
         with self._lock:
             if self._closed:
                 raise RetrievalError("this retriever is closed; open it again")
@@ -72,9 +72,9 @@ class SearchClient:
         try:
             return future.result()
         except CancelledError as error:
-            raise RetrievalError("the retriever was closed during a search").failed() from error
+            raise RetrievalError("the retriever was closed during a search; open it again").failed() from error
         except BaseException:
-            future.cancel()  # after Ctrl-C in the waiting thread
+            future.cancel()  # Ctrl-C in the waiting thread
             raise
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class SearchClient:
 
 
 def rankings_of(queries: Sequence[str], outcomes: Sequence[Ranking | HttpError]) -> list[Ranking]:
-    """Return one ranking per query; PartialResultsError with the first failure if some failed."""
+    """Return one ranking per query. If any query failed, raise PartialResultsError with the first failure."""
     failure = next((outcome for outcome in outcomes if isinstance(outcome, HttpError)), None)
     answered = [(q, one) for q, one in zip(queries, outcomes, strict=True) if not isinstance(one, HttpError)]
     if failure is not None:
@@ -103,31 +103,31 @@ def rankings_of(queries: Sequence[str], outcomes: Sequence[Ranking | HttpError])
 
 @dataclass(eq=False)
 class Site(Generic[T]):
-    """A site with a query syntax.
+    """Search site with a query syntax.
 
-    A query with a syntax that the site refuses has an empty ranking, as on the site. But wrong settings and broken
-    sites refuse queries in the same way. So after a refusal a plain query is sent under the same settings; if that is
-    refused too, the refusal is an error.
+    A query with invalid syntax gets an empty ranking, as on the site's search page. But a site may refuse queries with
+    the same status because the settings are wrong or the site is down. So after a refusal, a simple query is sent with
+    the same settings. If the simple query fails too, the refusal is reported as an error.
     """
 
-    name: str  # in messages
-    most: int  # passages per query
+    name: str  # used in messages
+    most: int  # maximum number of passages per query
     client: SearchClient
-    question: Callable[[str, int], Question[T]]  # makes a request of a query and k
-    nothing: T  # answer to a query that is refused for its syntax
-    statuses: Collection[int]  # HTTP statuses of refusals that may concern the query: malformed, too long
-    n_refused: int = 0  # queries refused for their syntax
+    question: Callable[[str, int], Question[T]]  # builds a request from a query and k
+    nothing: T  # result for a query with invalid syntax
+    statuses: Collection[int]  # HTTP statuses that may mean a malformed or too long query
+    n_refused: int = 0  # number of queries refused so far because of their syntax
 
     def ask(self, queries: Sequence[str], k: int, offline: bool) -> tuple[list[str], dict[str, T | HttpError]]:
-        """Return the cleaned queries, and the site's answer to each that is not blank."""
+        """Return the cleaned queries, and a result or error for each cleaned query that has terms."""
         if not 1 <= k <= self.most:
-            raise RetrievalError(f"k is {k}; {self.name} returns from 1 to {self.most} documents per query")
+            raise RetrievalError(f"k is {k}; {self.name} supports k from 1 to {self.most}")
         terms = [_CONTROL.sub(" ", query).strip() for query in queries]
         asked = list(dict.fromkeys(filter(has_terms, terms)))
-        if offline and asked:  # not in the cache, which is asked first
+        if offline and asked:  # cached queries do not reach this method
             raise RetrievalError(
-                f"retriever.offline is set, but {len(asked)} queries are not in the cache, {asked[0][:80]!r} first; "
-                "run with offline: false once, with the same cache"
+                f"retriever.offline is set, but {len(asked)} queries are not in the cache (first: {asked[0][:80]!r}); "
+                "run once with offline: false to fill the cache"
             )
         answers = self._resolve(self.client.ask_each([self.question(term, k) for term in asked]))
         return terms, dict(zip(asked, answers, strict=True))
@@ -139,10 +139,10 @@ class Site(Generic[T]):
             return list(outcomes)
         plain = self.client.ask_each([self.question("heart", 1)])[0]
         if isinstance(plain, HttpError):
-            fault = HttpError(f"{self.name} refuses every query under these settings: {plain}")
+            fault = HttpError(f"{self.name} refuses even a simple query with the current settings: {plain}")
             return [fault if id(outcome) in refused else outcome for outcome in outcomes]
         if not self.n_refused:
             first = next(iter(refused.values()))
-            _LOG.warning("%s refuses a query for its syntax; such queries have empty rankings: %s", self.name, first)
+            _LOG.warning("%s refused the syntax of a query; such queries get empty rankings: %s", self.name, first)
         self.n_refused += len(refused)
         return [self.nothing if id(outcome) in refused else outcome for outcome in outcomes]

@@ -1,4 +1,4 @@
-"""ClinicalTrials.gov through its API, version 2: studies in the site's order."""
+"""Client of ClinicalTrials.gov (API version 2)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leret.retrieval.base import CallableRetriever
 from leret.retrieval.clients.base import Question, SearchClient, Site, rankings_of
 
 _SITE = ClinicalTrialsSettings().url
-_PAGE = 1_000  # most studies in an answer of the API
+_PAGE = 1_000  # maximum number of studies per response
 _MOST = 10_000
 _SYNTAX = frozenset({400, 413, 414})
 _FIELDS = "NCTId,BriefTitle,OfficialTitle,BriefSummary"
@@ -22,10 +22,9 @@ Page = tuple[list[Passage], str | None]
 
 
 class ClinicalTrials(CallableRetriever, SharedInstance):
-    """Search of ClinicalTrials.gov.
+    """Search ClinicalTrials.gov. Returns studies in the site's order.
 
-    The API gives no scores: a passage's score is 1 / rank. A query with a syntax that the API refuses has an empty
-    ranking.
+    The API returns no scores, so a passage's score is 1 / rank. A query with invalid syntax gets an empty ranking.
     """
 
     def __init__(self, settings: ClinicalTrialsSettings) -> None:
@@ -35,10 +34,10 @@ class ClinicalTrials(CallableRetriever, SharedInstance):
         self.site: Site[Page] = Site("ClinicalTrials.gov", _MOST, self._client, self._page, ([], None), _SYNTAX)
         s, other_site = settings, [url for url in self._client.urls if url != _SITE]
         self.digest = digest("clinicaltrials", s.area, s.sort, s.min_date, s.max_date, s.texts, *other_site)
-        """Digest of the site and the settings; the registry's content changes daily."""
+        """Digest of the site and the settings, not of the content, which changes daily."""
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Return rankings in the site's order; ``k`` is at most 10,000."""
+        """Return one ranking per query. ``k`` is at most 10,000."""
         terms, first = self.site.ask(queries, k, self._settings.offline)
         rankings = {term: self._studies(term, page, k) for term, page in first.items()}
         return rankings_of(queries, [rankings.get(term, ()) for term in terms])
@@ -73,14 +72,14 @@ def _read_page(answer: Answer) -> Page:
     body = answer.json
     studies = body.get("studies") if isinstance(body, dict) else None
     if not isinstance(studies, list):
-        raise answer.malformed("no list of studies")
+        raise answer.malformed("a response without a list of studies")
     token = body.get("nextPageToken")
     if token and not studies:
-        raise answer.malformed("a page without studies that announces more")
+        raise answer.malformed("a page that has no studies but links to a next page")
     try:
         return [_study(study) for study in studies], str(token) if token else None
     except (KeyError, TypeError, AttributeError) as error:
-        raise answer.malformed("a study without its NCT id") from error
+        raise answer.malformed("a study without an NCT id") from error
 
 
 def _study(study: Mapping[str, Any]) -> Passage:

@@ -1,13 +1,13 @@
-"""Search servers: protocols, queries per request, and the handling of refused requests.
+"""Client of search servers, for four protocols.
 
 ===============  ==========================================================================================
-``leret``        ``leret serve retriever``: POST /search {queries, k}; the answer names its index
-``colbert``      ColBERT's server, as used by ``dspy.ColBERTv2``: POST {query, k}, one query per request
-``colbert-get``  the same by GET ?query=&k=
-``retrieve``     the search-RL projects': POST /retrieve {queries, topk, return_scores}
+``leret``        ``leret serve retriever``: POST /search {queries, k}; responses contain the index digest
+``colbert``      ColBERT's server, used by ``dspy.ColBERTv2``: POST {query, k}, one query per request
+``colbert-get``  ColBERT's server, with GET ?query=&k=
+``retrieve``     servers of search-RL projects: POST /retrieve {queries, topk, return_scores}
 ===============  ==========================================================================================
 
-An answer without a list, a name or a score is malformed, and the request is repeated.
+A response without a list of passages, an id or a score is malformed, and the request is retried.
 """
 
 from __future__ import annotations
@@ -34,17 +34,18 @@ Named = Literal["id", "title", "row"]
 
 @dataclass(frozen=True)
 class SearchProtocol:
-    """One protocol."""
+    """Requests and responses of one protocol."""
 
-    batched: bool  # takes several queries per request
-    call: Callable[[Sequence[str], int], Call]  # makes a request of queries and k
-    rankings: Callable[[Answer], list[Any]]  # one list of entries per query
-    entry: Callable[[Mapping[str, Any]], tuple[Any, Any, Any, Any]]  # id, title, text and score of an entry
+    batched: bool  # allows several queries per request
+    call: Callable[[Sequence[str], int], Call]  # builds a request from queries and k
+    rankings: Callable[[Answer], list[Any]]  # returns one list of entries per query
+    entry: Callable[[Mapping[str, Any]], tuple[Any, Any, Any, Any]]  # returns id, title, text and score of an entry
 
     def read(self, answer: Answer, n_queries: int, k: int, named: Named = "id") -> list[Ranking]:
-        """Return the rankings of an answer, at most ``k`` passages each; RetryableError if it is malformed.
+        """Parse a response into rankings of at most ``k`` passages. Raise RetryableError if it is malformed.
 
-        The id of a passage is its title or the server's id, which under ``row`` is still to be looked up.
+        Passages get the title (``named="title"``) or the server's id as doc_id. For ``named="row"``, the caller
+        replaces the server's id.
         """
         lists = self.rankings(answer)
         if len(lists) != n_queries:
@@ -66,19 +67,19 @@ class SearchProtocol:
             doc_id = title if named == "title" else server_id
             if isinstance(doc_id, bool) or not isinstance(doc_id, str | int) or doc_id == "":
                 missing = "title" if named == "title" else "id"
-                raise ValueError(f"the document has no {missing}; retriever.doc_id selects its name")
+                raise ValueError(f"the document has no {missing}; set retriever.doc_id to another field")
             if not isinstance(title, str) or not isinstance(text, str):
-                raise TypeError("its text is not a string")
+                raise TypeError("the title or text is not a string")
             if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-                raise ValueError(f"its score is {score!r}")
+                raise ValueError(f"the score {score!r} is not a finite number")
             return Passage(str(doc_id), title, text, float(score))
         except MALFORMED as error:
-            what = f"no {error}" if isinstance(error, KeyError) else str(error)
+            what = f"missing key {error}" if isinstance(error, KeyError) else str(error)
             raise answer.malformed(f"an invalid passage ({one_line(what)})") from error
 
 
 def split_passage(text: str) -> tuple[str, str]:
-    r"""Split a passage into title and text: ``Title | text``, or ``"Title"`` on the first line.
+    r"""Split a passage into title and text. Formats: ``Title | text``, or ``"Title"`` on the first line.
 
     >>> split_passage("Ed Wood | A film."), split_passage('"Ed Wood"\nA film.'), split_passage("A film.")
     (('Ed Wood', 'A film.'), ('Ed Wood', 'A film.'), ('', 'A film.'))
@@ -113,7 +114,7 @@ def _list(answer: Answer, key: str) -> list[Any]:
     body = answer.json
     value = body.get(key) if isinstance(body, dict) else None
     if not isinstance(value, list):
-        raise answer.malformed(f"no list {key!r}")
+        raise answer.malformed(f"a response without a list {key!r}")
     return value
 
 
@@ -140,24 +141,24 @@ PROTOCOLS = {
 """Protocols by ``retriever.protocol``."""
 
 _ABOUT_A_QUERY = frozenset({200, 400, 413, 422})
-"""Statuses of refused batches that may pass in halves: one query or the size was at fault. 200: a bad answer."""
+"""Statuses after which a batch is split in half: a single query or the batch size may be the cause."""
 
 
 class Served(BaseModel, frozen=True):
-    """Answer of a ``leret`` server under /health."""
+    """Response of a ``leret`` server to GET /health."""
 
     engine: str
-    index: str  # digest of the served retriever
-    corpus: str | None  # digest of its corpus, if it has one
+    index: str  # digest of the retriever
+    corpus: str | None  # digest of the corpus, if the retriever has a corpus
     documents: int | None  # number of documents, if known
-    max_queries: PositiveInt | None = None  # most queries per request, if known
+    max_queries: PositiveInt | None = None  # maximum number of queries per request, if known
 
 
 class Remote(CallableRetriever, SharedInstance):
     """Search over HTTP.
 
-    ``corpus`` is the corpus that the server should search: protocol ``leret`` compares its digest, ``doc_id: row``
-    takes ids from its order.
+    ``corpus`` is the corpus that the server should search. With protocol ``leret``, its digest must match the
+    server's digest. With ``doc_id: row``, returned row numbers are replaced by the ids of ``corpus``.
     """
 
     def __init__(self, settings: RemoteSettings, corpus: Documents | None = None) -> None:
@@ -165,7 +166,7 @@ class Remote(CallableRetriever, SharedInstance):
         self._protocol = PROTOCOLS[settings.protocol]
         self._corpus = corpus
         if settings.doc_id == "row" and corpus is None:
-            raise RetrievalError("retriever.doc_id is row, but there is no corpus to count rows in")
+            raise RetrievalError("retriever.doc_id is row, but there is no corpus to look up rows in; set data.corpus")
         self._ids = tuple(corpus or ()) if settings.doc_id == "row" else ()
         self._is_leret = settings.protocol == "leret"
         urls = [url.rstrip("/").removesuffix("/search") if self._is_leret else url for url in settings.urls]
@@ -181,7 +182,7 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def digest(self) -> str:
-        """Digest of the served index and of ``doc_id``; without protocol ``leret``, of the name or the URLs."""
+        """Digest of the served index and ``doc_id``. Protocols without an index digest use the name or URLs."""
         settings = self._settings
         if self._is_leret:
             index = self.served().index
@@ -191,24 +192,25 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def names_its_index(self) -> bool:
-        """Return whether the digest changes with the served index; that of URLs alone does not."""
+        """Return whether the digest changes with the served index. A digest of URLs does not."""
         return self._is_leret or self._settings.name is not None
 
     def served(self) -> Served:
-        """Return a ``leret`` server's description, asked once; refuse a server of another corpus."""
+        """Return the description of a ``leret`` server (requested once). Raise RetrievalError for another corpus."""
         if self._served is None:
             served = self._client.ask((Call("GET", "/health"), _served))
             wanted = None if self._corpus is None else self._corpus.digest
             if wanted is not None and served.corpus is not None and served.corpus != wanted:
                 raise RetrievalError(
                     f"{self._client.urls[0]} serves an index of another corpus ({served.documents} documents, digest "
-                    f"{served.corpus}; data.corpus has {len(self._corpus or ())}, digest {wanted}); serve the right one"
+                    f"{served.corpus}; data.corpus has {len(self._corpus or ())} documents, digest {wanted}); "
+                    "change data.corpus, or serve its index"
                 )
             self._served = served
         return self._served
 
     def check(self) -> None:
-        """Check that a server answers in this protocol; wait for one that is being restarted."""
+        """Check that the server answers in this protocol. Retry while the server restarts."""
         if self._is_leret:
             self.served()
         else:
@@ -216,7 +218,7 @@ class Remote(CallableRetriever, SharedInstance):
             self._client.ask((self._protocol.call(["health"], 1), read))
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Rank documents; in a refused batch, only the queries fail that are refused alone."""
+        """Rank documents for each query. A refused batch is split until only the bad queries fail."""
         k = clip_k(k, k)
         asked = [i for i, query in enumerate(queries) if has_terms(query)]
         most = self._settings.queries_per_request if self._protocol.batched else 1
@@ -244,12 +246,12 @@ class Remote(CallableRetriever, SharedInstance):
         if self._served is not None and (index := answer.json.get("index")) != self._served.index:
             raise RejectedError(
                 f"{answer.url} serves another index ({index}) than at the start of this run "
-                f"({self._served.index}); rankings of two indexes cannot be mixed: serve the first one again, or start "
-                "a new run",
+                f"({self._served.index}); a run cannot mix rankings from two indexes: serve the first index again, or "
+                "start a new run",
                 409,
             )
         if not self._accept_empty and not all(rankings):
-            raise answer.malformed("an empty ranking (if that is an answer, set retriever.accept_empty: true)")
+            raise answer.malformed("an empty ranking (if that is correct, set retriever.accept_empty: true)")
         return [self._named(ranking, answer) for ranking in rankings] if self._ids else rankings
 
     def _named(self, ranking: Ranking, answer: Answer) -> Ranking:
@@ -258,8 +260,8 @@ class Remote(CallableRetriever, SharedInstance):
             row = int(passage.doc_id) if passage.doc_id.isdecimal() else -1
             if not 0 <= row < len(self._ids):
                 raise answer.malformed(
-                    f"row {passage.doc_id!r} of a corpus of {len(self._ids)} documents (another corpus is served, or "
-                    "documents are named differently: retriever.doc_id)"
+                    f"row {passage.doc_id!r}, but the corpus has {len(self._ids)} documents (serve the same corpus, or "
+                    "change retriever.doc_id)"
                 )
             passages.append(Passage(self._ids[row], passage.title, passage.text, passage.score))
         return tuple(passages)
@@ -269,11 +271,11 @@ def _served(answer: Answer) -> Served:
     body: Any = answer.json
     if isinstance(body, dict) and "status" in body and "index" not in body:
         raise RejectedError(
-            f"{answer.url} does not describe its index: it expects another token (name its variable with "
-            "retriever.token_env or --token-env), or is not `leret serve retriever`",
+            f"{answer.url} did not describe its index: it expects another token (check retriever.token_env or "
+            "--token-env), or it is not `leret serve retriever`",
             401,
         )
     try:
         return Served.model_validate(body)
     except ValidationError as error:
-        raise answer.malformed(f"not a /health answer of `leret serve retriever` ({one_line(repr(error))})") from error
+        raise answer.malformed(f"an invalid /health response ({one_line(repr(error))})") from error

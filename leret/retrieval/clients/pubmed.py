@@ -1,4 +1,4 @@
-"""PubMed through NCBI's E-utilities: articles with abstracts, in PubMed's order."""
+"""Client of PubMed (NCBI's E-utilities)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from leret.retrieval.clients.base import Question, SearchClient, Site, rankings_
 _LOG = logging.getLogger("leret")
 
 _SITE = PubMedSettings().url
-_MOST = 9_999  # ids in an answer of esearch
+_MOST = 9_999  # maximum number of ids that esearch returns
 _FETCHED_AT_ONCE = 200
-_LONG = 1_500  # characters of a query in a URL from which on it is sent by POST, as the E-utilities ask
-_SYNTAX = frozenset({400, 413})  # statuses of queries with a bad syntax; not 414, since long queries are posted
-_KNOWN = "1"  # an article in PubMed since 1975: an answer with its record is complete
+_LONG = 1_500  # longer queries (URL-encoded characters) are sent by POST, as NCBI recommends
+_SYNTAX = frozenset({400, 413})  # statuses for invalid syntax; 414 cannot occur, because long queries use POST
+_KNOWN = "1"  # PMID of an article that always exists; a response without its record is incomplete
 
 
 class PubMed(CallableRetriever, SharedInstance):
-    """Search of PubMed.
+    """Search PubMed. Returns articles with abstracts, in PubMed's order.
 
-    An article from esearch without a record in efetch (withdrawn, not yet there) keeps its place, without title and
-    text. E-utilities give no scores: a passage's score is 1 / rank, so the union of several searches is ordered by
-    rank. A query with a bad syntax has an empty ranking, as on the site.
+    An article that esearch lists but efetch lacks (withdrawn or very new) keeps its rank, with empty title and text.
+    E-utilities return no scores, so a passage's score is 1 / rank; the union of several searches is ordered by rank. A
+    query with invalid syntax gets an empty ranking, as on the PubMed site.
     """
 
     def __init__(self, settings: PubMedSettings) -> None:
@@ -44,10 +44,10 @@ class PubMed(CallableRetriever, SharedInstance):
         self.site: Site[tuple[str, ...]] = Site("PubMed", _MOST, self._client, self._search, (), _SYNTAX)
         s, other_site = settings, [url for url in self._client.urls if url != _SITE]
         self.digest = digest("pubmed", s.sort, s.min_date, s.max_date, s.texts, *other_site)
-        """Digest of the site and the settings; ``max_date`` excludes most new articles."""
+        """Digest of the site and the settings, not of the content; set ``max_date`` to exclude most new articles."""
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
-        """Return rankings in PubMed's order; ``k`` is at most 9,999."""
+        """Return one ranking per query. ``k`` is at most 9,999."""
         terms, ids = self.site.ask(queries, k, self._settings.offline)
         articles, failed = self._articles([i for some in ids.values() if isinstance(some, tuple) for i in some])
         outcomes: list[Ranking | HttpError] = []
@@ -65,10 +65,10 @@ class PubMed(CallableRetriever, SharedInstance):
         return self._call("esearch", values, "json", len(quote(term)) > _LONG), partial(_read_ids, wanted=k)
 
     def _articles(self, ids: Sequence[str]) -> tuple[Mapping[str, tuple[str, str]], Mapping[str, HttpError]]:
-        """Fetch title and abstract by id, and return the failures by id.
+        """Fetch articles. Return (title, abstract) by id, and failures by id.
 
-        Missing records are asked for again together with a record that certainly exists: this separates records that
-        PubMed does not have from an answer that was cut short.
+        Missing records are requested again, together with a record that certainly exists. If that record is missing
+        too, the response was truncated; otherwise PubMed does not have the records.
         """
         if not self._settings.texts or not ids:
             return {}, {}
@@ -80,7 +80,7 @@ class PubMed(CallableRetriever, SharedInstance):
             articles, failed = articles | again, failed | failed_again
             lacking = [i for i in missing if i not in articles and i not in failed]
             if lacking:
-                _LOG.warning("PubMed has no record of %d articles in its results, first %s", len(lacking), lacking[0])
+                _LOG.warning("PubMed has no record for %d search results (first: %s)", len(lacking), lacking[0])
         return articles, failed
 
     def _fetched(
@@ -108,11 +108,11 @@ class PubMed(CallableRetriever, SharedInstance):
 
 
 def read_articles(answer: Answer) -> dict[str, tuple[str, str]]:
-    """Read title and abstract of each record of an efetch answer, by PubMed id."""
+    """Parse an efetch response. Return (title, abstract) by PubMed id."""
     try:
         root = ElementTree.fromstring(answer.text)
     except (ElementTree.ParseError, ValueError) as error:
-        raise answer.malformed(f"not XML ({error})") from error
+        raise answer.malformed(f"invalid XML ({error})") from error
     error_text = root.findtext("ERROR") or root.findtext(".//ERROR")
     if error_text:
         raise RetryableError(f"{answer.url} reports an error: {one_line(error_text)}")
@@ -129,7 +129,7 @@ def read_articles(answer: Answer) -> dict[str, tuple[str, str]]:
 def _read_whole(answer: Answer) -> dict[str, tuple[str, str]]:
     articles = read_articles(answer)
     if _KNOWN not in articles:
-        raise answer.malformed(f"too few records: article {_KNOWN} is missing")
+        raise answer.malformed(f"too few records (article {_KNOWN} is missing)")
     return articles
 
 
@@ -140,17 +140,17 @@ def _read_ids(answer: Answer, wanted: int) -> tuple[str, ...]:
         error = body.get("error") if isinstance(body, dict) else None
         if error and "rate limit" in str(error):
             raise RetryableError(f"{answer.url} answered: {one_line(str(error))}", "rate_limit", 1.0)
-        raise answer.malformed("no search result")
+        raise answer.malformed("a response without search results")
     failure = result.get("ERROR")
     if failure:
         raise RetryableError(f"{answer.url} reports an error: {one_line(str(failure))}")
     ids = result.get("idlist")
     if not isinstance(ids, list) or not all(isinstance(i, str) and i.isdigit() for i in ids):
-        raise answer.malformed("no list of ids")
+        raise answer.malformed("a response without a list of ids")
     count = str(result.get("count", ""))
     if not count.isdigit() or len(ids) < min(int(count), wanted):
         raise RetryableError(
-            f"{answer.url} sent {len(ids)} ids of {count or 'an unknown number of'} articles; {wanted} were requested",
+            f"{answer.url} sent {len(ids)} ids; {wanted} of {count or 'an unknown number of'} articles were requested",
             "malformed",
         )
     return tuple(dict.fromkeys(ids))
@@ -166,7 +166,7 @@ def _title(article: ElementTree.Element) -> str:
 
 
 def _abstract(article: ElementTree.Element) -> str:
-    """Return the parts of the abstract, each after its label, as ``BACKGROUND: ...``."""
+    """Join the parts of the abstract, each with its label: ``BACKGROUND: ...``."""
     parts = []
     for element in article.findall("Abstract/AbstractText"):
         label, text = element.get("Label"), _text(element)
@@ -176,5 +176,5 @@ def _abstract(article: ElementTree.Element) -> str:
 
 
 def _text(element: ElementTree.Element) -> str:
-    """Return the text of an element without its markup (``<i>``, ``<sub>``, MathML)."""
+    """Return the text of an element without markup (``<i>``, ``<sub>``, MathML)."""
     return " ".join("".join(element.itertext()).split())

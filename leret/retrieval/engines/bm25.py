@@ -1,8 +1,7 @@
-"""BM25 over an index of bm25s, mapped into memory; ``bm25s.BM25.load`` can open the directory too.
+"""BM25 over a memory-mapped bm25s index. ``bm25s.BM25.load`` can open the directory too.
 
-bm25s has the inner loop (`top_k`) too. This one breaks ties by document order (bm25s's heap returns either of two equal
-documents), leaves out documents without a word of the query, and is compiled once per machine instead of once per
-process.
+`top_k` replaces the inner loop of bm25s. It breaks ties by document order, which bm25s does not. It omits documents
+that contain no word of the query. It is compiled once per machine, not per process.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ from leret.retrieval.index.documents import DocumentTable, InMemoryDocuments, Ma
 from leret.retrieval.index.manifest import IndexEngine, Manifest, write_index
 
 _WORD = re.compile(r"\b\w\w+\b")
-_FEW = 64  # results of a batch below which NumPy is slower than Python
-_SPARSE = 2  # scan all documents if more than one in this many has a word of the query
+_FEW = 64  # results per batch up to which Python sorts faster than NumPy
+_SPARSE = 2  # scan all documents if at least 1 in _SPARSE contains a word of the query
 _BLOCK = 16  # documents skipped at once
-_CELLS = 1 << 22  # entries of the result matrix: bounds the memory of a large batch with a large k
+_CELLS = 1 << 22  # maximum size of the result matrix; limits the memory of a large batch with a large k
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreMatrix:
-    """Weights of all words in all documents, by columns."""
+    """Weights of words in documents: a sparse matrix with one column per word."""
 
-    vocabulary: Mapping[str, int]  # words to columns
-    data: NDArray[np.float32]  # (n_entries,) weight of a word in a document
-    indices: NDArray[np.uint32]  # (n_entries,) row of the document of each weight
+    vocabulary: Mapping[str, int]  # column per word
+    data: NDArray[np.float32]  # (n_entries,) weights
+    indices: NDArray[np.uint32]  # (n_entries,) document row of each weight
     indptr: NDArray[np.int64]  # (n_words + 1,) start of each column
 
 
 class BM25(CallableRetriever):
-    """Search by words. Made by `BM25.build` or `leret.retrieval.load.open_index`; safe for many threads.
+    """BM25 search. Create with `BM25.build` or `leret.retrieval.load.open_index`. Thread-safe.
 
-    Documents without a word of the query are not returned. Equal scores keep the order of the corpus. ``settings`` are
-    those of the build of ``index``.
+    Documents that contain no word of the query are not returned. Ties keep corpus order. ``settings`` are the settings
+    that ``index`` was built with.
     """
 
     only_computes: ClassVar[bool] = True
@@ -66,7 +65,7 @@ class BM25(CallableRetriever):
 
     @classmethod
     def build(cls, corpus: Documents, directory: Path | None = None, **settings: Any) -> BM25:
-        """Index a corpus in memory or in a directory; ``settings`` are keys of `BM25Settings`."""
+        """Build an index, in memory or in a directory. ``settings`` are fields of `BM25Settings`."""
         engine = BM25Index(BM25Settings(**settings))
         if directory is None:
             index = _index(corpus, engine.settings)
@@ -105,7 +104,7 @@ class BM25(CallableRetriever):
             np.array(columns, np.int32), starts, index.data, index.indices, index.indptr, documents, scores,
             self.n_documents,
         )  # fmt: skip
-        if documents.size <= _FEW:  # Python sorts a few numbers in a tenth of NumPy's time
+        if documents.size <= _FEW:  # Python sorts a few numbers ten times faster than NumPy
             pairs = [
                 sorted((-score, row) for score, row in zip(*pair, strict=True) if score > 0)
                 for pair in zip(scores.tolist(), documents.tolist(), strict=True)
@@ -150,7 +149,7 @@ class BM25Index(IndexEngine):
 
 
 def _index(corpus: Documents, settings: BM25Settings) -> Any:
-    """Return bm25s's index of ``title. text`` of all documents."""
+    """Return a bm25s index of all documents, each as ``title. text``."""
     import bm25s
 
     words = make_analyzer(settings)
@@ -160,14 +159,14 @@ def _index(corpus: Documents, settings: BM25Settings) -> Any:
         for document in map(corpus.__getitem__, corpus)
     ]
     if not vocabulary:
-        raise RetrievalError(f"none of the {len(corpus)} documents has a word to index; check the corpus")
+        raise RetrievalError(f"none of the {len(corpus)} documents contains a word to index; check the corpus")
     engine = bm25s.BM25(k1=settings.k1, b=settings.b, method="lucene", backend="numpy")
     engine.index((columns, vocabulary), create_empty_token=False, show_progress=False)
     return engine
 
 
 def _read(directory: Path, n_documents: int) -> ScoreMatrix:
-    """Map an index into memory, after a check of its rows and columns, which the search does not check."""
+    """Memory-map an index. Check its rows and columns once, because `top_k` does not check bounds."""
     try:
         vocabulary = json.loads((directory / "vocab.index.json").read_text(encoding="utf-8"))
         arrays = [
@@ -177,7 +176,7 @@ def _read(directory: Path, n_documents: int) -> ScoreMatrix:
         index = _matrix(vocabulary, *arrays)
         columns = np.fromiter(vocabulary.values(), np.int64, len(vocabulary)).view(np.uint64)
     except (OSError, ValueError, EOFError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise RetrievalError(f"{directory}: the index cannot be read ({error}); build it again") from error
+        raise RetrievalError(f"{directory}: cannot read the index ({error}); build it again") from error
     n, starts = len(index.data), index.indptr
     if (
         any(array.ndim != 1 for array in arrays)
@@ -186,15 +185,15 @@ def _read(directory: Path, n_documents: int) -> ScoreMatrix:
         or (starts[1:] < starts[:-1]).any()
         or columns.max(initial=0) >= len(columns)
     ):
-        raise RetrievalError(f"{directory}: the index files do not fit together; build it again")
-    highest = int(index.indices.max(initial=0))  # a negative row is a very high one
+        raise RetrievalError(f"{directory}: the sizes of the index files do not match; build the index again")
+    highest = int(index.indices.max(initial=0))  # unsigned, so a negative row is a very high number
     if highest >= n_documents:
-        raise RetrievalError(f"{directory}: document {highest} of {n_documents}; build the index again")
+        raise RetrievalError(f"{directory} refers to row {highest} but has {n_documents} documents; build it again")
     return index
 
 
 def _matrix(vocabulary: Mapping[str, int], data: Any, indices: Any, indptr: Any) -> ScoreMatrix:
-    """Return read-only arrays of fixed types, so that the search is compiled for one signature."""
+    """Convert to read-only arrays of fixed types, so that `top_k` is compiled for one signature only."""
     arrays = []
     for values, dtype in ((data, np.float32), (indices, np.int32), (indptr, np.int64)):
         array = np.ascontiguousarray(values, dtype).view(np.ndarray)
@@ -206,19 +205,19 @@ def _matrix(vocabulary: Mapping[str, int], data: Any, indices: Any, indptr: Any)
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
     try:
         return numba.njit(nogil=True, cache=True, **options)(function)
-    except RuntimeError:  # no directory is writable for the cache
+    except RuntimeError:  # no writable directory for numba's cache
         return numba.njit(nogil=True, **options)(function)
 
 
 @_compiled
 def _worse(score: float, document: int, other_score: float, other_document: int) -> bool:
-    """Return whether an entry ranks below another: a lower score, or an equal score and a later document."""
+    """Return whether an entry ranks below the other entry. Ties are broken by document order."""
     return score < other_score or (score == other_score and document > other_document)
 
 
 @_compiled
 def _replace_worst(scores: NDArray[np.float32], documents: NDArray[np.int32], score: float, document: int) -> None:
-    """Replace the worst entry, on top of the heap, by a better one, and restore the heap."""
+    """Replace the worst entry (at the top of the heap) with a better entry, and restore the heap order."""
     n, hole, child = len(scores), 0, 1
     while child < n:
         right = child + 1
@@ -242,8 +241,8 @@ def top_k(
     best_scores: NDArray[np.float32],
     n_documents: int,
 ) -> None:
-    """Fill in the best documents of each query, unordered; unused places keep their score of 0."""
-    scores = np.zeros(n_documents + _BLOCK, np.float32)  # whole blocks; all 0 again after each query
+    """Write the best documents per query to the two arrays, unordered. Unused entries keep score 0."""
+    scores = np.zeros(n_documents + _BLOCK, np.float32)  # padded to whole blocks; reset to 0 after each query
     for query in range(len(starts) - 1):
         columns = words[starts[query] : starts[query + 1]]
         n_entries = 0
@@ -252,7 +251,7 @@ def top_k(
             n_entries += len(among)
             for entry in range(len(among)):
                 scores[among[entry]] += weights[entry]
-        heap_scores, heap = best_scores[query], best_documents[query]  # a heap from the start: all its scores are 0
+        heap_scores, heap = best_scores[query], best_documents[query]  # already a heap, because all scores are 0
         if _SPARSE * n_entries < n_documents:
             _among_touched(columns, indices, indptr, scores, heap_scores, heap)
         else:
@@ -268,25 +267,25 @@ def _among_touched(
     heap_scores: NDArray[np.float32],
     heap: NDArray[np.int32],
 ) -> None:
-    """Keep the best of the documents with a word of the query, by a second walk along its words."""
+    """Collect the best documents from the query's columns. Visits only documents that contain a query word."""
     lowest, above_0 = heap_scores[0], np.float32(1e-45)
     for word in columns:
         among = indices[indptr[word] : indptr[word + 1]]
         for entry in range(len(among)):
             document = among[entry]
             score = scores[document]
-            scores[document] = 0  # skipped at the next word that has this document too
-            # one comparison, nearly always false: twice as fast as a branch on `score > 0` before it
+            scores[document] = 0  # so that the document is skipped in the columns of other words
+            # one comparison that is nearly always false is twice as fast as testing `score > 0` first
             if score >= max(lowest, above_0) and _worse(lowest, heap[0], score, document):
                 _replace_worst(heap_scores, heap, score, document)
                 lowest = heap_scores[0]
 
 
-@partial(_compiled, fastmath={"nnan", "nsz"})  # required for a vectorized maximum
+@partial(_compiled, fastmath={"nnan", "nsz"})  # lets the compiler vectorize max()
 def _among_all(
     scores: NDArray[np.float32], n_documents: int, heap_scores: NDArray[np.float32], heap: NDArray[np.int32]
 ) -> None:
-    """Keep the best of all documents; a block without a score that is high enough is skipped."""
+    """Collect the best of all documents. Skip blocks without a high enough score."""
     lowest = heap_scores[0]
     for start in range(0, n_documents, _BLOCK):
         highest = np.float32(0)
@@ -294,16 +293,16 @@ def _among_all(
             highest = max(highest, scores[i])
         if highest > lowest:
             for i in range(start, start + _BLOCK):
-                if scores[i] > lowest:  # an equal score belongs to a later document, so it is worse
+                if scores[i] > lowest:  # with equal scores the later document is worse, so `>` suffices
                     _replace_worst(heap_scores, heap, scores[i], i)
                     lowest = heap_scores[0]
     scores[:] = 0
 
 
 def make_analyzer(settings: AnalyzerSettings) -> Callable[[str], list[str]]:
-    """Return a thread-safe function from text to lower-case words of at least two characters, without stop words.
+    """Return a thread-safe function that splits text into lower-case words of two or more characters, minus stop words.
 
-    With ``fold_accents`` off the words are those of ``bm25s.tokenize``.
+    Without ``fold_accents``, the words are the same as from ``bm25s.tokenize``.
     """
     stop = _stopwords(settings.stopwords, settings.fold_accents)
     fold, stem = settings.fold_accents, _stemmer(settings.stemmer)
@@ -319,7 +318,7 @@ def make_analyzer(settings: AnalyzerSettings) -> Callable[[str], list[str]]:
 
 
 def fold_accents(text: str) -> str:
-    """Remove the marks on letters.
+    """Remove accents from letters.
 
     >>> fold_accents("Beyoncé, ʿAḍud")
     'Beyonce, ʿAdud'
@@ -335,7 +334,7 @@ def _stopwords(name: str | None, fold: bool) -> frozenset[str]:
     short = {"english": "EN", "english_plus": "EN_PLUS"}
     words = getattr(stopwords, f"STOPWORDS_{short.get(name, name.upper())}", None)
     if words is None:
-        raise RetrievalError(f"retriever.stopwords: bm25s has no list {name!r}; use english, or null for none")
+        raise RetrievalError(f"retriever.stopwords: bm25s has no list {name!r}; use english, or null for no list")
     return frozenset(fold_accents(word) if fold else word for word in words)
 
 
@@ -345,8 +344,8 @@ def _stemmer(language: str | None) -> Callable[[list[str]], list[str]] | None:
     try:
         stem = import_optional("Stemmer", "PyStemmer", "stemming").Stemmer(language).stemWords
     except KeyError as error:
-        raise RetrievalError(f"retriever.stemmer: no Snowball language {language!r}; use english or null") from error
-    lock = threading.Lock()  # stemmers are stateful
+        raise RetrievalError(f"retriever.stemmer: unknown language {language!r}; use english or null") from error
+    lock = threading.Lock()  # stemmers are not thread-safe
 
     def stems(words: list[str]) -> list[str]:
         with lock:

@@ -1,11 +1,11 @@
-"""Late interaction: a vector for each token, scored by exact MaxSim over the candidates of a BM25 search.
+"""Late interaction: one vector per token, exact MaxSim over the candidates of a BM25 search.
 
-A document's score is the sum over the query's tokens of the largest inner product with one of the document's tokens
-(Khattab and Zaharia, SIGIR 2020). An index has these files besides its documents::
+MaxSim: each query token contributes its maximum inner product with any token of the document; the score is the sum
+(Khattab and Zaharia, SIGIR 2020). Files of an index, in addition to the documents::
 
-    vectors.bin   (n_tokens, n_dimensions) float16 vectors of all documents in turn, mapped into memory
-    lengths.bin   (n_documents,) int32 tokens of each document
-    bm25/         the index of the candidates, unless `candidates` is all
+    vectors.bin   (n_tokens, n_dimensions) float16 vectors of all documents, concatenated and memory-mapped
+    lengths.bin   (n_documents,) int32 number of tokens per document
+    bm25/         BM25 index that selects the candidates; missing if all documents are scored
 """
 
 from __future__ import annotations
@@ -33,14 +33,13 @@ from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _VECTORS, _LENGTHS, _CANDIDATES = "vectors.bin", "lengths.bin", "bm25"
 _BLOCK = 1024  # documents scored at once
-_DIGITS = 4  # decimals of a score; the last bits depend on the other queries of a batch
+_DIGITS = 4  # decimal places of a score; more would depend on the other queries in the batch
 
 
 class ColBERT(CallableRetriever):
-    """Search by late interaction; safe for many threads.
+    """Search by late interaction. Thread-safe.
 
-    A query without a letter or a digit has an empty ranking, and so has one without a word of a document, unless all
-    documents are scored. Equal scores keep the order of the corpus.
+    A query without letters and digits, or without candidates, gets an empty ranking. Ties keep corpus order.
     """
 
     def __init__(
@@ -76,7 +75,7 @@ class ColBERT(CallableRetriever):
         return self._documents.passages(rows[best].tolist(), scores[best].tolist())
 
     def _max_sim(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the scores of documents for (n_query_tokens, n_dimensions)."""
+        """Return the score of each row for the (n_query_tokens, n_dimensions) query vectors."""
         starts, ends = self._starts[rows], self._starts[rows + 1]
         tokens = np.concatenate([self._vectors[start:end] for start, end in zip(starts, ends, strict=True)])
         similarity = tokens.astype(np.float32) @ query.T
@@ -87,7 +86,7 @@ class ColBERT(CallableRetriever):
 
 @dataclass(frozen=True)
 class ColbertIndex(IndexEngine):
-    """Builds and opens ColBERT indexes; `ColbertIndex.of` resolves the checkpoint of a recipe."""
+    """Builds and opens ColBERT indexes. `ColbertIndex.of` looks up the checkpoint named in the settings."""
 
     settings: ColbertSettings
     checkpoint: Path  # directory of the model
@@ -115,16 +114,16 @@ class ColbertIndex(IndexEngine):
         return {"checkpoint": str(self.checkpoint)}
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
-        """Encode the documents, after those that a stopped build encoded."""
+        """Encode the documents. Continue where an interrupted build stopped."""
         if self.settings.candidates is not None:
             BM25Index(BM25Settings()).write(corpus, directory / _CANDIDATES, progress)
         encoder, ids = MultiVectorModel(self.checkpoint, self.settings), list(corpus)
-        at_once = 8 * self.settings.batch_size  # several batches: the encoder sorts them by length
+        at_once = 8 * self.settings.batch_size  # several batches, because the encoder sorts texts by length
         with open(directory / _LENGTHS, "a+b") as lengths, open(directory / _VECTORS, "ab") as vectors:
             lengths.seek(0)
             encoded = np.frombuffer(lengths.read()[: lengths.tell() // 4 * 4], np.int32)
             lengths.truncate(encoded.nbytes)
-            vectors.truncate(2 * encoder.n_dimensions * int(encoded.sum()))  # their lengths are written after them
+            vectors.truncate(2 * encoder.n_dimensions * int(encoded.sum()))  # written before lengths
             progress.start("encode documents", len(ids))
             progress.advance(len(encoded))
             for start in range(len(encoded), len(ids), at_once):
@@ -146,13 +145,13 @@ class ColbertIndex(IndexEngine):
 
 
 class MultiVectorModel:
-    """A multi-vector model of sentence-transformers; safe for many threads, which take turns."""
+    """Multi-vector model of sentence-transformers. Thread-safe; encodes for one thread at a time."""
 
     def __init__(self, checkpoint: Path, settings: ColbertSettings) -> None:
         _require_colbert(checkpoint)
         self._model = open_model("MultiVectorEncoder", checkpoint, settings.device, "colbert")
         self._batch_size = settings.batch_size
-        self._lock = threading.Lock()  # a tokenizer's truncation is state
+        self._lock = threading.Lock()  # a tokenizer stores its truncation length, so it is not thread-safe
         transformer = self._model[0]
         try:
             if settings.query_maxlen is not None:
@@ -166,15 +165,16 @@ class MultiVectorModel:
             self.n_dimensions = self.documents([longest])[0].shape[1]
         except MODEL_FAULTS as error:
             raise RetrievalError(
-                f"{checkpoint} cannot encode a text ({reason(error)}); lower retriever.doc_maxlen or query_maxlen"
+                f"{checkpoint} cannot encode texts of the maximum length ({reason(error)}); reduce "
+                "retriever.doc_maxlen or retriever.query_maxlen"
             ) from error
 
     def queries(self, texts: list[str]) -> list[NDArray[np.float32]]:
-        """Return (n_tokens, n_dimensions) vectors of each query."""
+        """Return one (n_tokens, n_dimensions) array per query."""
         return self._encode(self._model.encode_query, texts)
 
     def documents(self, texts: list[str]) -> list[NDArray[np.float32]]:
-        """Return (n_tokens, n_dimensions) vectors of each document."""
+        """Return one (n_tokens, n_dimensions) array per document."""
         return self._encode(self._model.encode_document, texts)
 
     def _encode(self, encode: Any, texts: list[str]) -> list[NDArray[np.float32]]:
@@ -184,7 +184,7 @@ class MultiVectorModel:
 
 
 class _RowTable:
-    """Documents of a BM25 index with their rows as ids."""
+    """Documents with the row as id and without text, for the candidate search."""
 
     def __init__(self, documents: DocumentTable) -> None:
         self.digest = documents.digest
@@ -198,25 +198,25 @@ class _RowTable:
 
 
 def _read(directory: Path, n_documents: int, n_dimensions: int) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
-    """Return (n_documents + 1,) first tokens of the documents, and (n_tokens, n_dimensions) vectors."""
+    """Return the (n_documents + 1,) start of each document in the vectors, and the (n_tokens, n_dimensions) vectors."""
     try:
         lengths = np.fromfile(directory / _LENGTHS, np.int32)
         vectors = np.memmap(directory / _VECTORS, np.float16, "r").reshape(-1, n_dimensions)
     except (OSError, ValueError) as error:
-        raise RetrievalError(f"{directory}: the vectors cannot be read ({error}); build it again") from error
+        raise RetrievalError(f"{directory}: cannot read the vectors ({error}); build the index again") from error
     if len(lengths) != n_documents or lengths.min(initial=1) < 1 or lengths.sum() != len(vectors):
-        raise RetrievalError(f"{directory}: the vectors are not of its {n_documents} documents; build it again")
+        raise RetrievalError(f"{directory}: vectors do not match the {n_documents} documents; build the index again")
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), vectors
 
 
 def _require_colbert(directory: Path) -> None:
-    """Refuse another model, to which sentence-transformers would add an untrained projection."""
+    """Refuse single-vector models, to which sentence-transformers would add an untrained projection."""
     try:
         configs = [json.loads(path.read_bytes()) for path in sorted(directory.glob("config*.json"))]
         kinds = {
             kind for config in configs for kind in (config.get("model_type"), *(config.get("architectures") or ()))
         }
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
-        raise RetrievalError(f"{directory} cannot be read as a ColBERT checkpoint ({reason(error)})") from error
+        raise RetrievalError(f"{directory}: cannot read the config ({reason(error)}); choose another model") from error
     if not kinds & {"HF_ColBERT", "ColBERT", "MultiVectorEncoder"}:
-        raise RetrievalError(f"{directory} is not a ColBERT checkpoint (nor another multi-vector model); name another")
+        raise RetrievalError(f"{directory} is not a ColBERT or other multi-vector model; choose another model")

@@ -1,4 +1,4 @@
-"""Search by the similarity of embeddings: one vector per query, one per document."""
+"""Dense retrieval: one embedding per query and per document, ranked by similarity."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ from leret.retrieval.engines.vector_store import STORES, VectorStore
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
-_SHARD = 2048  # documents per file of a build, and the most that a killed build loses
+_SHARD = 2048  # documents per file during a build; a killed build loses at most one file
 MODEL_FAULTS = (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError, AssertionError,
                 UnpicklingError)  # fmt: skip  # AssertionError: torch without CUDA
-"""Exceptions from a model with unusable files or settings."""
+"""Exceptions raised by sentence-transformers for unusable model files or settings."""
 
-_DIGITS = 6  # decimals of a score; the last bits depend on the other queries of a batch
+_DIGITS = 6  # decimal places of a score; more would depend on the other queries in the batch
 
 
 class Dense(CallableRetriever):
-    """Search by vectors; safe for many threads.
+    """Dense search. Thread-safe.
 
-    A query without a letter or a digit has an empty ranking. Equal scores keep the order of the corpus; the store
-    decides which of them are left out at a cut-off.
-
-    ``store`` has one vector per document; ``query_prefix`` is put before each query.
+    A query without letters and digits gets an empty ranking. Ties are in corpus order, but the store decides which
+    documents tied at rank ``k`` are returned. ``query_prefix`` is prepended to each query.
     """
 
     def __init__(
@@ -68,11 +66,11 @@ class Dense(CallableRetriever):
 
 @dataclass(frozen=True)
 class DenseIndex(IndexEngine):
-    """Builds and opens dense indexes; `DenseIndex.of` resolves the models of a recipe."""
+    """Builds and opens dense indexes. `DenseIndex.of` looks up the models named in the settings."""
 
     settings: DenseSettings
-    models: Mapping[str, Path]  # directories of ``model`` and, if it is set, ``query_model``
-    contents: Mapping[str, str]  # their digests
+    models: Mapping[str, Path]  # directories of ``model`` and, if set, ``query_model``
+    contents: Mapping[str, str]  # digest of each model
     kind: ClassVar[str] = "dense"
     resumable: ClassVar[bool] = True
 
@@ -114,12 +112,12 @@ class DenseIndex(IndexEngine):
     def open(self, directory: Path, documents: MappedDocuments) -> Dense:
         store = STORES[self.settings.store](directory, self.settings)
         if len(store) != len(documents):
-            raise RetrievalError(f"{directory}: {len(store)} vectors, {len(documents)} documents; build it again")
+            raise RetrievalError(f"{directory}: {len(store)} vectors for {len(documents)} documents; build it again")
         encoder = Encoder(self.models.get("query_model", self.models["model"]), self.settings)
         return Dense(documents, store, encoder, self.settings.query_prefix, self.digest(documents.digest))
 
     def _encode(self, corpus: Documents, folder: Path, progress: Progress) -> list[Path]:
-        """Write files of vectors, `_SHARD` documents each, except those of an earlier build; return all of them."""
+        """Write the missing vector files, `_SHARD` documents each. Return the paths of all files."""
         ids = list(corpus)
         paths = [folder / f"{start:09}.npy" for start in range(0, len(ids), _SHARD)]
         missing = {i for i, path in enumerate(paths) if not path.exists()}
@@ -127,7 +125,7 @@ class DenseIndex(IndexEngine):
             return paths
         progress.start("encode documents", len(ids))
         progress.advance(min(len(ids), _SHARD * (len(paths) - len(missing))))
-        # several batches at once: the encoder sorts them by length
+        # several batches at once, because the encoder sorts texts by length
         encoder, at_once = Encoder(self.models["model"], self.settings), 8 * self.settings.batch_size
         for i in sorted(missing):
             rows = []
@@ -147,7 +145,7 @@ class DenseIndex(IndexEngine):
 
 
 class Encoder:
-    """A sentence-transformers model; safe for many threads, which take turns."""
+    """Embedding model of sentence-transformers. Thread-safe; encodes for one thread at a time."""
 
     def __init__(self, directory: Path, settings: DenseSettings) -> None:
         self._model = open_model("SentenceTransformer", directory, settings.device, "dense")
@@ -155,7 +153,7 @@ class Encoder:
             _lengthen(self._model, settings.max_length, directory)
         self._normalize = settings.normalize
         self._batch_size = settings.batch_size
-        self._lock = threading.Lock()  # a tokenizer's truncation is state
+        self._lock = threading.Lock()  # a tokenizer stores its truncation length, so it is not thread-safe
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         """Return (n_texts, n_dimensions) float32 embeddings."""
@@ -170,24 +168,24 @@ class Encoder:
 
 
 def open_model(kind: str, directory: Path, device: str, extra: str) -> Any:
-    """Return a model of sentence-transformers, of the class with that name; ``extra`` is the one of leret."""
+    """Open a model with the sentence-transformers class ``kind``. ``extra`` is the pip extra of leret to install."""
     library = import_optional("sentence_transformers", "sentence-transformers", extra)
     from safetensors import SafetensorError
 
     try:
-        # device None: chosen by the library
+        # device None: sentence-transformers chooses
         return getattr(library, kind)(
             str(directory), device=None if device == "auto" else device, local_files_only=True
         )
     except (*MODEL_FAULTS, SafetensorError) as error:
         raise RetrievalError(
-            f"{directory} cannot be opened as a sentence-transformers model ({reason(error)}); name another, or "
-            f"correct retriever.device: {device}"
+            f"{directory} cannot be opened as a sentence-transformers model ({reason(error)}); choose another model, "
+            f"or change retriever.device: {device}"
         ) from error
 
 
 def _lengthen(model: Any, max_length: int, directory: Path) -> None:
-    """Set the tokens that are read of a text; above the model's limit, try one text of that length."""
+    """Set the maximum number of tokens per text. If it exceeds the model's limit, encode such a text as a test."""
     limit = model.max_seq_length
     model.max_seq_length = max_length
     if limit is not None and max_length <= limit:
@@ -196,5 +194,6 @@ def _lengthen(model: Any, max_length: int, directory: Path) -> None:
         model.encode(["a " * max_length], show_progress_bar=False)
     except (RuntimeError, IndexError, ValueError) as error:
         raise RetrievalError(
-            f"retriever.max_length: {directory} cannot read {max_length} tokens ({reason(error)}); its limit is {limit}"
+            f"retriever.max_length: {directory} cannot encode {max_length} tokens ({reason(error)}); "
+            f"set at most {limit}"
         ) from error

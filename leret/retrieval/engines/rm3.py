@@ -1,16 +1,16 @@
-"""RM3: words of the top documents added to the query; pseudo-relevance feedback over BM25, without an LM.
+"""RM3: pseudo-relevance feedback over BM25. Adds words of the top documents to the query, without an LM.
 
-1. Search the query with BM25; take the first ``fb_docs`` as feedback documents.
-2. Relevance model: P(w|R) = sum over those documents of P(w|D) x P(D), with P(w|D) a word's share of the document and
-   P(D) the document's share of their scores. Keep the ``fb_terms`` most likely words, and let them sum to 1.
+1. Search with BM25. The first ``fb_docs`` documents are the feedback documents.
+2. Relevance model: P(w|R) = sum over feedback documents of P(w|D) x P(D). P(w|D) is the word's share of the document's
+   words; P(D) is the document's share of the sum of scores. Keep the ``fb_terms`` most likely words; let P sum to 1.
 3. Interpolate: ``original_weight`` x the query's words + (1 - ``original_weight``) x the relevance model.
-4. Search again, each word's BM25 weight times its weight in that query.
+4. Search again. Each word's BM25 weight is multiplied by its weight in the interpolated query.
 
-Words of one character, stop words, and words in more than a tenth of the documents (of a hundred or more) are never
-added. A query without a known word has an empty ranking, as under BM25.
+Words of one character and stop words are never added, nor (with 100 documents or more) words in more than 10 % of the
+documents. A query without a word of the vocabulary gets an empty ranking, as with BM25.
 
-Source: Lavrenko and Croft, SIGIR 2001 (relevance models, the RM1 estimate); Abdul-Jaleel et al., TREC 2004 (RM3, the
-interpolation). The first search's score stands for the query likelihood, as in common toolkits.
+Source: Lavrenko and Croft, SIGIR 2001 (relevance models, RM1); Abdul-Jaleel et al., TREC 2004 (RM3, interpolation).
+BM25 scores are used as query likelihoods, as in common toolkits.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from leret.core.types import Ranking, digest
 from leret.retrieval.base import CallableRetriever, Retriever, clip_k
 from leret.retrieval.engines.bm25 import BM25
 
-_COMMON = 0.1  # largest share of the documents for a feedback term
-_FEW = 100  # documents below which that share is not applied
+_COMMON = 0.1  # maximum share of documents that contain a feedback term
+_FEW = 100  # below this number of documents, _COMMON is ignored
 _FEEDBACK = ("fb_docs", "fb_terms", "original_weight")
 
 
 class RM3(CallableRetriever):
-    """BM25 with feedback terms; safe for many threads. The BM25 settings of ``settings`` are ignored."""
+    """BM25 with feedback terms. Thread-safe. Uses the BM25 settings of ``bm25``, not of ``settings``."""
 
     def __init__(self, bm25: Retriever, settings: RM3Settings | None = None) -> None:
         if not isinstance(bm25, BM25):
-            raise RetrievalError(f"RM3 needs a retriever of kind bm25, not {type(bm25).__name__}")
+            raise RetrievalError(f"RM3 needs a retriever of kind bm25, not {type(bm25).__name__}; open a BM25 index")
         self._bm25 = bm25
         self._settings = settings or RM3Settings()
         self.digest = digest("rm3", bm25.digest, {name: getattr(self._settings, name) for name in _FEEDBACK})
 
     @staticmethod
     def parts(settings: RM3Settings) -> dict[str, RetrieverSettings]:
-        """Return the settings of the first search, which shares the directory."""
+        """Return the settings of the BM25 index; it is in the same directory."""
         return {"": settings.bm25}
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
@@ -56,7 +56,7 @@ class RM3(CallableRetriever):
         ]
 
     def expanded(self, query: str, feedback: Ranking) -> dict[str, float]:
-        """Return the weighted words of the second search; ``feedback`` is the ranking of the first one."""
+        """Return the words of the second search with their weights; ``feedback`` is the first search's ranking."""
         index = self._bm25
         original = Counter(word for word in index.words(query) if word in index.index.vocabulary)
         documents = [Counter(index.words(f"{p.title}. {p.text}")) for p in feedback]
@@ -89,12 +89,12 @@ class RM3(CallableRetriever):
 def relevance_model(
     documents: Sequence[Mapping[str, int]], lengths: Sequence[int], scores: Sequence[float], n_terms: int
 ) -> dict[str, float]:
-    """Return the likeliest words of the documents, with weights that sum to 1.
+    """Return the ``n_terms`` most likely words of the documents, with weights that sum to 1.
 
     >>> relevance_model([{"a": 1, "b": 1}, {"b": 2}], [2, 2], [1.0, 3.0], 2)  # b: 1/4 x 1/2 + 3/4 x 1, a: 1/4 x 1/2
     {'b': 0.875, 'a': 0.125}
 
-    ``documents`` are counts of words; ``lengths`` include words missing from them. Ties are broken alphabetically.
+    ``documents`` are word counts; ``lengths`` also count words missing in ``documents``. Ties are alphabetical.
     """
     total = sum(scores)
     likely: Counter[str] = Counter()
@@ -107,12 +107,12 @@ def relevance_model(
 
 
 def interpolate(original: Mapping[str, int], model: Mapping[str, float], original_weight: float) -> dict[str, float]:
-    """Mix the query's words and the relevance model into one query, without words of weight 0.
+    """Combine the query's words and the relevance model into one weighted query. Omit words of weight 0.
 
     >>> interpolate({"a": 1, "b": 1}, {"b": 0.5, "c": 0.5}, 0.5)
     {'a': 0.25, 'b': 0.5, 'c': 0.25}
 
-    If ``model`` is empty, the query stays as it is.
+    If ``model`` is empty, use only the query's words.
     """
     share = original_weight if model else 1.0
     n = sum(original.values())
@@ -123,7 +123,7 @@ def interpolate(original: Mapping[str, int], model: Mapping[str, float], origina
 
 
 def _best(scores: NDArray[np.float32], k: int) -> list[int]:
-    """Return rows of the best positive scores, best first; equal ones in row order."""
+    """Return the rows of the ``k`` best positive scores, best first. Ties are in row order."""
     rows = np.flatnonzero(scores > 0)
     if len(rows) > k:
         least = np.partition(scores[rows], len(rows) - k)[len(rows) - k]

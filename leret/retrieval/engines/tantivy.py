@@ -1,8 +1,8 @@
-"""BM25 over a tantivy index, built and searched on disk, for corpora too large for bm25s's build.
+"""BM25 over a tantivy index on disk, for corpora too large to index with bm25s.
 
-The terms are those of `engines.bm25`, joined by spaces, so that tantivy only splits at spaces. A query becomes a
-disjunction of its words and never reaches tantivy's query parser. tantivy's BM25 has k1 1.2 and b .75, and rounds the
-lengths of long documents: its scores differ from those of bm25s.
+Words come from the analyzer of `engines.bm25` and are joined by spaces, so that tantivy only splits at spaces. A query
+becomes a disjunction of its words and never reaches tantivy's query parser. Scores differ from bm25s: tantivy fixes
+k1 = 1.2 and b = 0.75, and rounds the lengths of long documents.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from leret.retrieval.index.documents import DocumentTable, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _FOLDER = "tantivy"
-_HEAP = 256_000_000  # bytes in memory before a build writes
+_HEAP = 256_000_000  # bytes that a build buffers in memory before it writes to disk
 _REPORTED = 10_000
 _BATCH = 64
-"""Queries with hits in memory: for thousands at once, Python's garbage collector takes 5 % of the time."""
+"""Queries searched at once. With thousands, Python's garbage collector takes 5 % of the time."""
 
 
 class Tantivy(CallableRetriever):
-    """Search by words; safe for many threads.
+    """BM25 search with tantivy. Thread-safe.
 
-    Documents without a word of the query are not returned. Equal scores keep the order of the corpus.
+    Documents that contain no word of the query are not returned. Ties keep corpus order.
     """
 
     only_computes: ClassVar[bool] = True
@@ -45,7 +45,7 @@ class Tantivy(CallableRetriever):
         self._query, self._should = tantivy.Query, tantivy.Occur.Should
         self._schema = index.schema
         self._searcher = index.searcher()
-        # Written by one thread: within a segment, tantivy's order of equal scores is that of the corpus.
+        # One thread wrote the index, so tantivy keeps ties in corpus order within a segment.
         self._in_order = self._searcher.num_segments == 1
         self._words = make_analyzer(settings)
         self._n_documents = len(documents)
@@ -62,7 +62,7 @@ class Tantivy(CallableRetriever):
         return [self._ranking(list(islice(rows, len(hits))), [score for score, _ in hits], k) for hits in batch]
 
     def _hits(self, query: str, k: int) -> list[tuple[float, Any]]:
-        """Return scores and addresses, best first: k, or as many more as have the score at the cut."""
+        """Return scores and addresses, best first. With several segments, include all ties at rank k."""
         words = self._words(query)
         if not words:
             return []
@@ -72,7 +72,7 @@ class Tantivy(CallableRetriever):
             hits: list[tuple[float, Any]] = self._searcher.search(wanted, limit=n, count=False).hits
             if self._in_order or not len(hits) == n < self._n_documents or hits[-1][0] != hits[k - 1][0]:
                 return hits
-            n = min(2 * n, self._n_documents)  # all documents with the score at the cut, to keep the first ones
+            n = min(2 * n, self._n_documents)  # until all ties at rank k are included
 
     def _ranking(self, rows: list[int], scores: list[float], k: int) -> Ranking:
         if not self._in_order and len(set(scores)) < len(scores):
@@ -81,7 +81,7 @@ class Tantivy(CallableRetriever):
         return self._passages(rows[:k], scores[:k])
 
     def _disjunction(self, words: list[str]) -> Any:
-        """Return a query for any of the words. Repeated words become a boost."""
+        """Return a query that matches any of the words. A repeated word is boosted by its count."""
         query, should, schema = self._query, self._should, self._schema
         terms = [(query.term_query(schema, "words", word, "freq"), n) for word, n in Counter(words).items()]
         return query.boolean_query([(should, query.boost_query(one, float(n)) if n > 1 else one) for one, n in terms])
@@ -89,7 +89,7 @@ class Tantivy(CallableRetriever):
 
 @dataclass(frozen=True)
 class TantivyIndex(IndexEngine):
-    """Builds and opens tantivy indexes, in about 256 MB of memory for any corpus."""
+    """Builds and opens tantivy indexes. A build needs about 256 MB of memory for any corpus."""
 
     settings: TantivySettings
     kind: ClassVar[str] = "tantivy"
@@ -106,7 +106,7 @@ class TantivyIndex(IndexEngine):
         builder.add_text_field("words", tokenizer_name="whitespace", index_option="freq")
         builder.add_unsigned_field("place", fast=True)
         folder = directory / _FOLDER
-        shutil.rmtree(folder, ignore_errors=True)  # from a killed build
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed build
         folder.mkdir()
         progress.start("index words", len(corpus))
         try:
@@ -124,12 +124,12 @@ class TantivyIndex(IndexEngine):
             progress.advance(len(corpus) % _REPORTED)
             writer.commit()
             writer.wait_merging_threads()
-        except ValueError as error:  # raised by tantivy for every failure, a full disk included
+        except ValueError as error:  # tantivy raises ValueError for every failure, even a full disk
             raise RetrievalError(
-                f"{directory}: tantivy cannot write the index ({error}); free some space, or name another directory"
+                f"{directory}: tantivy cannot write the index ({error}); free some space, or choose another directory"
             ) from error
         if not n_words:
-            raise RetrievalError(f"none of the {len(corpus)} documents has a word to index; check the corpus")
+            raise RetrievalError(f"none of the {len(corpus)} documents contains a word to index; check the corpus")
         progress.finish()
 
     def open(self, directory: Path, documents: MappedDocuments) -> Tantivy:

@@ -1,6 +1,6 @@
-"""Stores of vectors: faiss flat (exact), faiss HNSW, or Chroma's embedded client.
+"""Vector stores: faiss flat (exact), faiss HNSW, and Chroma's embedded client.
 
-A store is written from parts and opened from its directory; a search returns rows and inner products.
+A store is written in parts and opened from its directory. A search returns rows and inner products.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _FAISS_PACKAGE = "faiss", "faiss-cpu", "dense"
 _NAME = "documents"
 
 Neighbors = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""(n_queries, k) rows, -1 for missing ones, and their inner products."""
+"""(n_queries, k) rows, -1 if fewer than k, and (n_queries, k) inner products."""
 
 Parts = Iterable[NDArray[np.float32]]
-"""Arrays (n, n_dimensions) in the order of the rows."""
+"""(n, n_dimensions) arrays that together contain the vectors in row order."""
 
 
 class FaissStore:
-    """A faiss index, mapped into memory."""
+    """Memory-mapped faiss index."""
 
-    name, package = _FAISS, "faiss-cpu"  # the file exists once the store is complete
+    name, package = _FAISS, "faiss-cpu"  # `name` exists only when the store is complete
 
     @staticmethod
     def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
-        """Write a store in one thread, so that the same vectors give the same HNSW graph."""
+        """Write a store. A single thread makes the HNSW graph reproducible."""
         faiss = import_optional(*_FAISS_PACKAGE)
         index: Any = None
         n_threads = faiss.omp_get_max_threads()
@@ -55,7 +55,7 @@ class FaissStore:
                 progress.advance(len(part))
         finally:
             faiss.omp_set_num_threads(n_threads)
-        for left in directory.glob(f".{_FAISS}.*"):  # from a killed build
+        for left in directory.glob(f".{_FAISS}.*"):  # left by a killed build
             left.unlink()
         with atomic_file(directory / _FAISS, "wb") as file:
             faiss.write_index(index, faiss.PyCallbackIOWriter(file.write))
@@ -70,7 +70,7 @@ class FaissStore:
         self._ef_search = settings.ef_search if hasattr(self._index, "hnsw") else None
 
     def nearest(self, queries: NDArray[np.float32], k: int) -> Neighbors:
-        """Return the ``k`` highest inner products for (n_queries, n_dimensions), in any order."""
+        """Return the rows with the ``k`` highest inner products per query, in any order."""
         options = {}
         if self._ef_search is not None:
             options["params"] = self._faiss.SearchParametersHNSW(efSearch=max(self._ef_search, k))
@@ -82,14 +82,14 @@ class FaissStore:
 
 
 class ChromaStore:
-    """A collection of Chroma."""
+    """Chroma collection."""
 
     name, package = _CHROMA, "chromadb"
 
     @staticmethod
     def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
         scratch = directory / f"{_CHROMA}.part"
-        if scratch.exists():  # from a stopped build
+        if scratch.exists():  # left by a killed build
             shutil.rmtree(scratch)
         client = _chroma(scratch / uuid4().hex)
         space = {
@@ -108,9 +108,9 @@ class ChromaStore:
                     collection.add(ids=[str(start + j) for j in range(len(batch))], embeddings=batch)
                     start += len(batch)
                     progress.advance(len(batch))
-        except Exception as error:  # Chroma's errors have no common class
+        except Exception as error:  # Chroma's errors have no common base class
             raise RetrievalError(
-                f"{directory}: Chroma cannot write the vectors ({reason(error)}); free space, or name another directory"
+                f"{directory}: Chroma cannot write ({reason(error)}); free some space, or choose another directory"
             ) from error
         finally:
             client.close()
@@ -118,7 +118,7 @@ class ChromaStore:
 
     def __init__(self, directory: Path, settings: DenseSettings) -> None:
         try:
-            # chromadb would create a missing database
+            # check first, because chromadb creates a missing database
             [build] = [path for path in (directory / _CHROMA).iterdir() if (path / "chroma.sqlite3").is_file()]
             client = _chroma(build)
             self._collection = client.get_collection(_NAME, embedding_function=None)
@@ -127,7 +127,7 @@ class ChromaStore:
             raise
         except Exception as error:
             raise RetrievalError(f"{directory}: Chroma cannot open it ({reason(error)}); build it again") from error
-        weakref.finalize(self, client.close).atexit = False  # at exit the operating system frees everything
+        weakref.finalize(self, client.close).atexit = False  # not needed at exit: the process ends anyway
         self._lock = threading.Lock()
 
     def nearest(self, queries: NDArray[np.float32], k: int) -> Neighbors:
@@ -152,4 +152,4 @@ def _chroma(folder: Path) -> Any:
 VectorStore = FaissStore | ChromaStore
 
 STORES: dict[str, type[VectorStore]] = {"flat": FaissStore, "hnsw": FaissStore, "chroma": ChromaStore}
-"""Stores by `retriever.store`."""
+"""Store classes by `retriever.store`."""

@@ -1,9 +1,9 @@
-"""Documents of a corpus in an index directory: two files, mapped into memory.
+"""Documents in an index directory: two memory-mapped files.
 
 ::
 
-    documents.bin   id, title and text of each document in turn, in UTF-8
-    documents.npy   (3 n + 1,) int64 offsets of these; the last one is the end
+    documents.bin   id, title and text of each document, concatenated, in UTF-8
+    documents.npy   (3 n_documents + 1,) int64 start offsets in documents.bin; the last offset is the file size
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from leret.retrieval.base import Documents
 _BYTES, _STARTS = "documents.bin", "documents.npy"
 
 
-_MAX_CACHED = 1 << 16  # decoded documents in memory: the same ones are retrieved again and again
+_MAX_CACHED = 1 << 16  # maximum number of decoded documents in memory; searches often return the same documents
 
 _new_passage = tuple.__new__
 
 
 class DocumentTable(Protocol):
-    """Documents by their row in the corpus, as engines number them; ``digest`` is the corpus's."""
+    """Documents by row (position in the corpus). ``digest`` is the digest of the corpus."""
 
     digest: str
 
     def passages(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
-        """Return the documents of (n,) rows with their scores, in the same order."""
+        """Return the documents in ``rows`` with ``scores``, in the order of ``rows``."""
 
     def __len__(self) -> int: ...
 
@@ -56,7 +56,7 @@ class InMemoryDocuments:
 
 
 class MappedDocuments:
-    """Documents of an index directory; texts are read from disk on demand."""
+    """Documents in an index directory, read from disk on demand."""
 
     def __init__(self, directory: Path, digest: str) -> None:
         self.digest = digest
@@ -66,13 +66,13 @@ class MappedDocuments:
             size = (directory / _BYTES).stat().st_size
             starts = self._starts
             if (starts.dtype, starts.ndim, starts.size % 3) != (np.int64, 1, 1) or (starts[0], starts[-1]) != (0, size):
-                raise ValueError("the two files do not fit together")
+                raise ValueError(f"{_STARTS} does not match {_BYTES}")
             if (starts[1:] < starts[:-1]).any():
-                raise ValueError(f"{_STARTS} is not in order")
+                raise ValueError(f"the offsets in {_STARTS} are not sorted")
             with open(directory / _BYTES, "rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
         except (OSError, ValueError, EOFError) as error:
-            raise RetrievalError(f"{directory}: its documents cannot be read ({error}); build it again") from error
+            raise RetrievalError(f"{directory}: cannot read the documents ({error}); build the index again") from error
 
     def passages(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
         decoded, read, passages = self._decoded, self._bytes, []
@@ -81,14 +81,14 @@ class MappedDocuments:
         for row, score in zip(rows, scores, strict=True):
             document = decoded.get(row)
             if document is None:
-                # one slice of offsets: numpy's scalars are slow one by one
+                # one slice of four offsets is faster than four NumPy scalars
                 start, middle, last, end = self._starts[3 * row : 3 * row + 4].tolist()
                 document = decoded[row] = (
                     str(read[start:middle], "utf-8", "surrogatepass"),
                     str(read[middle:last], "utf-8", "surrogatepass"),
                     str(read[last:end], "utf-8", "surrogatepass"),
                 )
-            passages.append(_new_passage(Passage, (*document, score)))  # without a call of Passage.__new__
+            passages.append(_new_passage(Passage, (*document, score)))  # faster than Passage(...)
         return tuple(passages)
 
     def __iter__(self) -> Iterator[str]:
@@ -102,8 +102,8 @@ class MappedDocuments:
 
 
 def write_documents(corpus: Documents, directory: Path) -> None:
-    """Write the files of `MappedDocuments` unless they exist."""
-    if (directory / _STARTS).exists():  # written last
+    """Write the files that `MappedDocuments` reads, unless the files exist."""
+    if (directory / _STARTS).exists():  # _STARTS is written last
         return
     starts = np.zeros(3 * len(corpus) + 1, np.int64)
     end, entry = 0, 0

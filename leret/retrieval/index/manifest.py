@@ -1,4 +1,4 @@
-"""Index directories: the documents, the engine's files, and manifest.json, which is written last."""
+"""Index directories: the documents, the engine's files, and manifest.json (written last)."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ MANIFEST = "manifest.json"
 
 _FORMAT = 2
 _REWRITTEN = frozenset({"chroma"})
-"""Folders that their library writes to on opening: sizes and digests of their files would not stay true."""
+"""Folders that Chroma changes when it opens them, so the manifest does not list their files."""
 
 
 class IndexEngine(Protocol):
-    """An engine with its settings, which builds and opens indexes."""
+    """Engine with settings. Builds and opens indexes."""
 
     kind: ClassVar[str]
     settings: Any
@@ -33,51 +33,51 @@ class IndexEngine(Protocol):
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Packages with versions that matter to an index."""
+        """Packages used to write the index. The manifest records the version of each package."""
         return ()
 
     def ranking_keys(self) -> dict[str, Any]:
-        """Return everything besides the corpus that determines the rankings, as JSON values."""
+        """Return all inputs that determine the rankings, except the corpus, as JSON values."""
         keys: dict[str, Any] = self.settings.ranking_keys()
         return keys
 
     def external_paths(self) -> dict[str, str]:
-        """Return external paths that opening the index needs; not part of its digest."""
+        """Return paths outside the index that opening the index needs. The digest does not depend on them."""
         return {}
 
     def digest(self, corpus: str) -> str:
-        """Return the digest of the retriever over the corpus with that digest."""
+        """Return the digest of the retriever; ``corpus`` is the digest of the corpus."""
         return digest_of(self.kind, self.ranking_keys(), corpus)
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
-        """Write the engine's files into a directory."""
+        """Write the engine's files to a directory."""
 
     def open(self, directory: Path, documents: MappedDocuments) -> Retriever:
-        """Open an index that `write` wrote; RetrievalError if a file is missing, broken, or of other documents."""
+        """Open an index. Raise RetrievalError if a file is missing, broken, or does not match the documents."""
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
-        """Return the engine that built an index."""
+        """Return an engine with the settings in the manifest."""
 
 
 class Manifest(BaseModel):
-    """Description of an index directory."""
+    """Content of manifest.json, which describes an index."""
 
     model_config = ConfigDict(frozen=True, strict=True)
 
     format: int = _FORMAT
-    engine: str  # kind of the retriever: bm25, dense ...
-    settings: dict[str, Any]  # everything besides the corpus that determines its rankings
-    versions: dict[str, str]  # of the packages that made it
+    engine: str  # retriever kind: bm25, dense ...
+    settings: dict[str, Any]  # see `IndexEngine.ranking_keys`
+    versions: dict[str, str]  # versions of the packages that wrote the index
     corpus: str  # digest of the corpus
     documents: int  # number of documents
-    digest: str  # of the retriever: engine, settings and corpus
-    places: dict[str, str]  # paths of a model, a downloaded index or parts; determine no ranking
-    files: dict[str, tuple[int, str]] = {}  # bytes and BLAKE2b digest of each file
+    digest: str  # digest of the retriever: engine, settings and corpus
+    places: dict[str, str]  # paths of models or of a composite's parts; rankings do not depend on paths
+    files: dict[str, tuple[int, str]] = {}  # size in bytes and BLAKE2b digest per file
 
     @classmethod
     def planned(cls, engine: IndexEngine, corpus: Documents) -> Manifest:
-        """Return the manifest, without files, of the index that an engine would build."""
+        """Return the manifest, without files, of the index that ``engine`` would build."""
         return cls(
             engine=engine.kind,
             settings=engine.ranking_keys(),
@@ -89,7 +89,7 @@ class Manifest(BaseModel):
         )
 
     def equals(self, other: Manifest) -> bool:
-        """Return whether building ``other`` would give this index again."""
+        """Return whether a build with the manifest ``other`` would reproduce this index."""
         decides = ("engine", "settings", "versions", "corpus", "documents", "digest")
         same_places = self.places.keys() == other.places.keys()
         return same_places and all(getattr(self, name) == getattr(other, name) for name in decides)
@@ -97,29 +97,29 @@ class Manifest(BaseModel):
     def require_corpus(self, corpus: Documents, directory: Path) -> None:
         if self.corpus != corpus.digest:
             raise RetrievalError(
-                f"{directory} is an index of another corpus ({self.documents} documents, digest {self.corpus}; "
-                f"this one has {len(corpus)}, digest {corpus.digest}); name another directory"
+                f"{directory} is an index of another corpus ({self.documents} documents, digest {self.corpus}; your "
+                f"corpus has {len(corpus)} documents, digest {corpus.digest}); set retriever.index to another directory"
             )
 
     def require_settings(self, planned: Manifest, directory: Path) -> None:
-        """Refuse an index with other settings; versions of packages may differ."""
+        """Raise RetrievalError if the index has other settings. Package versions may differ."""
         if (self.engine, self.digest) == (planned.engine, planned.digest):
             return
         differing = [
-            f"{name}: {self.settings.get(name)!r} there, {planned.settings.get(name)!r} in the recipe"
+            f"{name}: {self.settings.get(name)!r} in the index, {planned.settings.get(name)!r} in the recipe"
             for name in sorted({*self.settings, *planned.settings})
             if self.settings.get(name) != planned.settings.get(name)
         ]
         if self.engine != planned.engine:
-            differing = [f"kind: {self.engine} there, {planned.engine} in the recipe"]
+            differing = [f"kind: {self.engine} in the index, {planned.engine} in the recipe"]
         raise RetrievalError(
             f"{directory} is an index with other settings ({'; '.join(differing)}); "
-            "correct the recipe, or name another directory under retriever.index"
+            "change the recipe, or set retriever.index to another directory"
         )
 
 
 def write_index(engine: IndexEngine, corpus: Documents, directory: Path, progress: Progress | None = None) -> Manifest:
-    """Build an index in place of the directory's content."""
+    """Build an index, replacing the directory's content."""
     planned = Manifest.planned(engine, corpus)
     key = digest_of(planned.engine, planned.settings, planned.versions, planned.corpus)
     busy = RetrievalError(f"{directory}: another process is building this index; wait for it, then try again")
@@ -130,35 +130,35 @@ def write_index(engine: IndexEngine, corpus: Documents, directory: Path, progres
             write_manifest(planned, scratch)
     except OSError as error:
         raise RetrievalError(
-            f"{directory}: the index cannot be written ({error.strerror or error}); "
-            "free some space, or name a directory that can be written"
+            f"{directory}: cannot write the index ({error.strerror or error}); "
+            "free some space, or choose a writable directory"
         ) from error
     return read_manifest(directory)
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """Read a manifest; RetrievalError if the directory is not an index, is unfinished, or has another format."""
+    """Read a manifest. Raise RetrievalError if the directory is not a complete index in the current format."""
     path = directory / MANIFEST
     if (directory / "centroids.pt").exists() or (directory / "plaid").exists():
-        raise RetrievalError(f"{directory} is an index of colbert-ai, which leret no longer reads; build it again")
+        raise RetrievalError(f"{directory}: indexes of colbert-ai are no longer supported; build the index again")
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         if is_incomplete(directory):
-            raise RetrievalError(f"{directory}: its build was stopped before its end; run the build again") from error
-        raise RetrievalError(f"{directory} is not an index ({error}); build one, or name another directory") from error
+            raise RetrievalError(f"{directory}: the index is incomplete; run the build again") from error
+        raise RetrievalError(f"{directory} is not an index ({error}); build one, or choose another path") from error
     form = values.get("format") if isinstance(values, dict) else None
     if form != _FORMAT:
-        raise RetrievalError(f"{path} is not a manifest of format {_FORMAT} (format: {form!r}); build the index again")
+        raise RetrievalError(f"{path} has index format {form!r} instead of {_FORMAT}; build the index again")
     try:
-        return Manifest.model_validate_json(json.dumps(values))  # JSON mode takes lists for tuples
+        return Manifest.model_validate_json(json.dumps(values))  # JSON mode accepts lists for tuples
     except ValidationError as error:
         faults = "; ".join(f"{fault['loc'][0]}: {fault['msg'].lower()}" for fault in error.errors())
-        raise RetrievalError(f"{path}: the manifest is invalid ({faults}); build the index again") from error
+        raise RetrievalError(f"{path} is invalid ({faults}); build the index again") from error
 
 
 def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
-    """Write the manifest with a list of the directory's files, which finishes the index."""
+    """Write the manifest with a list of the directory's files. This step completes the index."""
     paths = {path.relative_to(directory): path for path in sorted(directory.rglob("*")) if path.is_file()}
     files = {
         name.as_posix(): (path.stat().st_size, _content(path))
@@ -171,22 +171,22 @@ def write_manifest(manifest: Manifest, directory: Path) -> Manifest:
 
 
 def open_documents(manifest: Manifest, engine: IndexEngine, directory: Path) -> MappedDocuments:
-    """Open the documents of an index; RetrievalError if its manifest does not match them and the engine."""
+    """Open the documents of an index. Raise RetrievalError if the manifest does not match the documents or engine."""
     documents = MappedDocuments(directory, manifest.corpus)
     problem = None
     if len(documents) != manifest.documents:
-        problem = f"documents: {manifest.documents}, but {len(documents)} are stored"
+        problem = f"it lists {manifest.documents} documents, but the index has {len(documents)}"
     elif engine.ranking_keys() != manifest.settings:
-        problem = f"settings: not those of an index of kind {manifest.engine}"
+        problem = f"its settings are incomplete or invalid for kind {manifest.engine}"
     elif engine.digest(manifest.corpus) != manifest.digest:
-        problem = "digest: not that of its settings and corpus"
+        problem = "its digest does not match its settings and corpus"
     if problem is not None:
-        raise RetrievalError(f"{directory / MANIFEST} does not fit the index ({problem}); build the index again")
+        raise RetrievalError(f"{directory / MANIFEST} does not match the index ({problem}); build the index again")
     return documents
 
 
 def check_files(manifest: Manifest, directory: Path, *, content: bool) -> list[str]:
-    """Return problems with the files of an index, one line each; without ``content``, compare sizes only."""
+    """Return one line per problem with the index files. Compare only sizes unless ``content`` is set."""
     problems = []
     for name, (size, digest) in manifest.files.items():
         path = directory / name
@@ -195,7 +195,7 @@ def check_files(manifest: Manifest, directory: Path, *, content: bool) -> list[s
         elif path.stat().st_size != size:
             problems.append(f"{name} has {path.stat().st_size} bytes instead of {size}")
         elif content and _content(path) != digest:
-            problems.append(f"{name} has changed: its digest differs")
+            problems.append(f"{name} has changed since the build")
     return problems
 
 

@@ -1,4 +1,4 @@
-"""Retrieval server: an aiohttp application around one retriever, and its process."""
+"""Retrieval server: an aiohttp application for one retriever, and the function that runs it."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ from leret.retrieval.server.schemas import (
 
 _LOG = logging.getLogger("leret")
 
-_MANY = 200  # documents from which on an answer is encoded in a thread (about 2 ms)
-_LONGEST_LINE = 1 << 18  # bytes of a request line, which holds the query of a GET
-_IDLE_S = 10.0  # until a connection without a complete request head is closed
-_FILES = 8192  # descriptors that the process asks for; a quarter of its limit is for connections
+_MANY = 200  # responses with this many documents or more (about 2 ms) are encoded in a thread
+_LONGEST_LINE = 1 << 18  # maximum bytes of a request line, which includes the query of a GET
+_IDLE_S = 10.0  # seconds until a connection without a complete request head is closed
+_FILES = 8192  # file descriptors that the process requests; a quarter is for connections
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -50,18 +50,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ServerSettings:
     """Limits of a server; see also `leret.retrieval.server.schemas.Limits`."""
 
-    token: str | None = None  # None admits clients that address the host by number or by a name below
-    host: str = "localhost"  # a name of the server besides localhost
-    max_waiting: int = 1024  # queries in the queue, and in a request
-    max_batch: int = 64  # queries per search of the engine
+    token: str | None = None  # None: no token, but requests must address localhost, `host` or an IP address
+    host: str = "localhost"  # host name of the server, in addition to localhost
+    max_waiting: int = 1024  # maximum number of queries in the queue, and in a request
+    max_batch: int = 64  # maximum number of queries per call to the engine
     max_k: int = 1000
-    max_documents: int = 64_000  # the most that leret's client asks by default
-    max_body: int = 4 << 20  # bytes per request
-    read_s: float = 60.0  # deadline for the body of a request
+    max_documents: int = 64_000  # maximum that leret's client requests by default
+    max_body: int = 4 << 20  # maximum bytes of a request body
+    read_s: float = 60.0  # seconds until reading a request body times out
 
 
 class _Metrics:
-    """Metrics under /metrics, in a separate registry for each server of a process."""
+    """Metrics for /metrics. Each server in a process has a separate registry."""
 
     def __init__(self, n_waiting: Callable[[], float]) -> None:
         self.registry = CollectorRegistry()
@@ -69,11 +69,11 @@ class _Metrics:
         self.requests = Counter("leret_requests", "Requests by path and status.", ("path", "status"), **new)
         self.queries = Counter("leret_queries", "Queries answered.", **new)
         self.rejected = Counter("leret_rejected", "Requests refused because the queue was full.", **new)
-        self.seconds = Histogram("leret_request_seconds", "Seconds of a search request, waiting included.", **new)
+        self.seconds = Histogram("leret_request_seconds", "Seconds per search request, including the queue.", **new)
         sizes = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-        self.batches = Histogram("leret_batch_queries", "Queries of a batch.", buckets=sizes, **new)
-        self.engine = Histogram("leret_engine_seconds", "Seconds of a batch in the engine.", **new)
-        Gauge("leret_queue_queries", "Queries that wait.", **new).set_function(n_waiting)
+        self.batches = Histogram("leret_batch_queries", "Queries per batch.", buckets=sizes, **new)
+        self.engine = Histogram("leret_engine_seconds", "Engine seconds per batch.", **new)
+        Gauge("leret_queue_queries", "Queries in the queue.", **new).set_function(n_waiting)
 
     def on_batch(self, n: int, seconds: float) -> None:
         self.queries.inc(n)
@@ -82,7 +82,7 @@ class _Metrics:
 
 
 class RetrieverServer:
-    """The application around one retriever; /health reports ``engine``, ``corpus`` and ``documents``."""
+    """Application for one retriever. GET /health reports ``engine``, ``corpus`` and ``documents``."""
 
     def __init__(
         self,
@@ -139,12 +139,12 @@ class RetrieverServer:
         except TimeoutError as error:
             raise web.HTTPRequestTimeout from error
         except web.RequestPayloadError as error:
-            raise BadRequestError(f"the body cannot be read ({' '.join(str(error).split())})") from error
+            raise BadRequestError(f"cannot read the request body ({' '.join(str(error).split())})") from error
         except (ValueError, RecursionError) as error:
-            raise BadRequestError(f"the request is not JSON ({error})") from error
+            raise BadRequestError(f"the request body is not valid JSON ({error}); send a JSON object") from error
 
     async def _encode(self, answer: Callable[..., bytes], rankings: list[Ranking], fact: Any) -> bytes:
-        """Encode an answer; a large one in a thread, so that others are answered meanwhile."""
+        """Encode a response. Large responses are encoded in a thread, so that they do not block the event loop."""
         if sum(map(len, rankings)) < _MANY:
             return answer(rankings, fact)
         return await asyncio.to_thread(answer, rankings, fact)
@@ -173,9 +173,9 @@ class RetrieverServer:
 
     async def _handled(self, request: web.Request, handler: Handler, path: str) -> web.StreamResponse:
         if self.settings.token is None and not _is_named(request.headers.get("Host"), self.settings.host):
-            return _error(403, "without a token this server answers only to localhost, its --host and IP addresses")
+            return _error(403, "unknown Host; use localhost, an IP address or --host, or start the server with a token")
         if path != "/health" and not self._is_allowed(request):
-            return _error(401, "this server expects a token; send it as Authorization: Bearer TOKEN")
+            return _error(401, "missing or wrong token; send the header Authorization: Bearer TOKEN")
         try:
             return await handler(request)
         except BadRequestError as error:
@@ -184,7 +184,7 @@ class RetrieverServer:
             self._metrics.rejected.inc()
             return _error(503, str(error), {"Retry-After": f"{error.wait_s:.0f}"})
         except web.HTTPRequestEntityTooLarge:
-            return _error(413, f"the request is larger than {self.settings.max_body} bytes")
+            return _error(413, f"the request body exceeds {self.settings.max_body} bytes; send fewer queries")
         except web.HTTPException as error:
             allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else None
             return _error(error.status, f"{error.reason}: {request.method} {request.path[:200]}", allowed)
@@ -192,7 +192,7 @@ class RetrieverServer:
             _LOG.error("the engine failed: %s", error)
             return _error(500, f"the engine failed: {error}")
         except (ConnectionError, TimeoutError):
-            raise  # the client is gone
+            raise  # the client closed the connection
         except Exception as error:
             _LOG.exception("the engine crashed")
             return _error(500, f"the engine crashed: {type(error).__name__}: {error}")
@@ -202,13 +202,13 @@ class RetrieverServer:
         if token is None:
             return True
         scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
-        # aiohttp and os.environ read bytes that are not UTF-8 as lone surrogates
+        # aiohttp and os.environ decode invalid UTF-8 to lone surrogates
         same = hmac.compare_digest(*(text.encode(errors="surrogateescape") for text in (sent.strip(), token)))
         return same and scheme.lower() == "bearer"
 
 
 def _is_named(header: str | None, host: str) -> bool:
-    """Return whether a request addresses this server; a web page's name that resolves to this machine does not."""
+    """Return whether a Host header names this server. Guards against DNS rebinding by web pages."""
     try:
         name = urlsplit(f"//{header or host}").hostname or ""
         return name in {"localhost", host.lower()} or ipaddress.ip_address(name) is not None
@@ -235,19 +235,19 @@ async def serve(
     stop: asyncio.Event | None = None,
     drain_s: float = 10.0,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or ``stop``, then answer pending requests for ``drain_s``.
+    """Serve until SIGTERM, SIGINT or ``stop``. Then finish pending requests within ``drain_s`` seconds.
 
-    Port 0 takes a free port; ``ready`` receives the URL once requests are accepted.
+    Port 0 selects a free port. ``ready`` is called with the URL when the server accepts requests.
     """
     stop = stop or asyncio.Event()
     runner = web.AppRunner(
         server.application(),
         handle_signals=False,
         keepalive_timeout=_IDLE_S,
-        handler_cancellation=True,  # no search for a client that has hung up
+        handler_cancellation=True,  # skip searches of clients that disconnected
         access_log=None,
         logger=_http_log(),
-        shutdown_timeout=max(drain_s / 2, 0.01),  # aiohttp waits this long twice, and forever if it is 0
+        shutdown_timeout=max(drain_s / 2, 0.01),  # aiohttp waits for this time twice; 0 means forever
         max_line_size=_LONGEST_LINE,
         max_field_size=_LONGEST_LINE,
     )
@@ -260,7 +260,7 @@ async def serve(
             try:
                 loop.add_signal_handler(number, stop.set)
             except RuntimeError:
-                break  # not in the main thread: the caller stops the server
+                break  # not in the main thread, so the caller sets ``stop``
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         ready(f"http://{shown}:{listener.sockets[0].getsockname()[1]}")
         await stop.wait()
@@ -276,12 +276,12 @@ async def _listen(runner: web.AppRunner, host: str, port: int) -> asyncio.Server
         return await asyncio.get_running_loop().create_server(factory, host, port, backlog=128)
     except OSError as error:
         raise RetrievalError(
-            f"{host}:{port}: cannot listen there ({error.strerror or error}); name another --port or --host"
+            f"cannot listen on {host}:{port} ({error.strerror or error}); choose another --host or --port"
         ) from error
 
 
 def _protocol_factory(runner: web.AppRunner) -> Callable[[], Any]:
-    """Return a factory of connections, which refuses beyond a limit; asyncio accepts 128 before it asks for one."""
+    """Return a connection factory that refuses connections over a limit, so that file descriptors do not run out."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = _FILES if resource.RLIM_INFINITY in (soft, hard) else min(_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < files:
@@ -297,7 +297,7 @@ class _Refusal(asyncio.Protocol):
 
 
 def _http_log() -> logging.Logger:
-    """Return a log without clients' faults: invalid HTTP gets a 400."""
+    """Return a logger that omits errors caused by clients, such as invalid HTTP (answered with 400)."""
     log, theirs = logging.getLogger("leret.server"), (HttpProcessingError, web.RequestPayloadError)
     log.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], theirs)))
     return log

@@ -1,4 +1,4 @@
-"""JSON requests and answers of the retrieval server."""
+"""JSON requests and responses of the retrieval server."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from leret.retrieval.base import to_valid_utf8
 
 
 class BadRequestError(Exception):
-    """A malformed request, or one beyond the limits."""
+    """The request is malformed or exceeds a limit."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a request."""
+    """Limits per request."""
 
-    max_k: int  # documents per query
+    max_k: int  # maximum number of documents per query
     max_queries: int
-    max_documents: int  # queries times k
+    max_documents: int  # maximum of queries x k
 
 
 def _number(value: Any) -> Any:
-    """Convert the text of a URL's value; null stands for the default."""
+    """Convert a number in a URL to int, and null to the default."""
     if value is None:
         return 10
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
@@ -40,7 +40,7 @@ CutOff = Annotated[StrictInt, BeforeValidator(_number), Field(ge=1)]
 
 
 class SingleRequest(BaseModel):
-    """A request in ColBERT's protocol, by URL or JSON."""
+    """Request in ColBERT's protocol, from a URL or JSON."""
 
     query: Query
     k: CutOff = 10
@@ -51,7 +51,7 @@ class SingleRequest(BaseModel):
 
 
 class BatchRequest(BaseModel):
-    """A request in protocol ``leret``, or with ``topk`` for ``k`` in that of the search-RL projects."""
+    """Request in protocol ``leret`` or ``retrieve`` (with ``topk`` instead of ``k``)."""
 
     queries: list[Query]
     k: CutOff = Field(10, validation_alias=AliasChoices("k", "topk"))
@@ -62,9 +62,9 @@ R = TypeVar("R", SingleRequest, BatchRequest)
 
 
 def parse(values: Any, model: type[R], limits: Limits) -> R:
-    """Read a request; BadRequestError if a key is missing or wrong, or a limit is exceeded."""
+    """Parse a request. Raise BadRequestError if a key is missing or invalid, or if a limit is exceeded."""
     if not isinstance(values, Mapping):
-        raise BadRequestError("the request is not a JSON object")
+        raise BadRequestError("the request body is not a JSON object")
     try:
         asked = model.model_validate(dict(values))
     except ValidationError as error:
@@ -73,13 +73,13 @@ def parse(values: Any, model: type[R], limits: Limits) -> R:
         raise BadRequestError(f"{key}: {fault['msg'].lower()}, not {str(fault['input'])[:40]!r}") from error
     n = len(asked.queries)
     if asked.k > limits.max_k:
-        raise BadRequestError(f"k: {str(asked.k)[:40]}; this server takes numbers from 1 to {limits.max_k}")
+        raise BadRequestError(f"k is {str(asked.k)[:40]}; the maximum is {limits.max_k}")
     if n > limits.max_queries:
-        raise BadRequestError(f"queries: {n}; this server takes {limits.max_queries} per request")
+        raise BadRequestError(f"{n} queries in one request; the maximum is {limits.max_queries}")
     if n * asked.k > limits.max_documents:
         raise BadRequestError(
-            f"queries: {n} with k {asked.k} are {n * asked.k} documents; this server takes "
-            f"{limits.max_documents} per request: send fewer queries or a smaller k"
+            f"{n} queries with k {asked.k} request {n * asked.k} documents; the maximum is {limits.max_documents}: "
+            "send fewer queries or a smaller k"
         )
     return asked
 
@@ -98,7 +98,7 @@ def leret_answer(rankings: list[Ranking], index: str) -> bytes:
 
 
 def colbert_answer(ranking: Ranking) -> bytes:
-    """Encode a ranking in ColBERT's protocol; clients read either ``text`` or ``long_text``."""
+    """Encode a ranking in ColBERT's protocol. Clients read either ``text`` or ``long_text``."""
     highest = max((passage.score for passage in ranking), default=0.0)
     weights = [math.exp(passage.score - highest) for passage in ranking]
     total = sum(weights)
@@ -120,7 +120,7 @@ def colbert_answer(ranking: Ranking) -> bytes:
 
 
 def retrieve_answer(rankings: list[Ranking], with_scores: bool) -> bytes:
-    """Encode rankings in the search-RL projects' protocol: the title in quotes on the first line of ``contents``."""
+    """Encode rankings in protocol ``retrieve``. ``contents`` starts with the title in quotes, on a separate line."""
 
     def entry(passage: Passage) -> dict[str, Any]:
         contents = f'"{passage.title}"\n{passage.text}' if passage.title else passage.text
@@ -131,6 +131,6 @@ def retrieve_answer(rankings: list[Ranking], with_scores: bool) -> bytes:
 
 
 def _with_lists(facts: dict[str, Any], name: str, lists: Iterable[list[Any]]) -> bytes:
-    """Encode ``facts`` with the lists under ``name``, one at a time: other threads wait while one is encoded."""
+    """Encode ``facts`` plus the lists with key ``name``. Encodes one list at a time, to release the GIL in between."""
     begun = encode({**facts, name: []}).removesuffix(b"]}")
     return begun + b",".join(map(encode, lists)) + b"]}"

@@ -146,7 +146,7 @@ def test_a_health_answer_with_wrong_facts_is_refused():
     with health as server, pytest.raises(RetrievalError, match=r"expects another token.*token_env") as caught:
         remote(server.url, retry_for_s=60).served()
     assert (caught.value.exit_code, len(server.asked)) == (2, 1)
-    with site(documents=float("inf")) as server, pytest.raises(RetrievalError, match="/health sent"):
+    with site(documents=float("inf")) as server, pytest.raises(RetrievalError, match="/health sent an invalid"):
         remote(server.url).served()
 
 

@@ -34,7 +34,7 @@ def test_documents_are_named_by_title_or_row():
     with topk(1, "Ed Wood | A film.") as server:
         assert colbert(server.url, doc_id="title").search(["q"], 1)[0][0].doc_id == "Ed Wood"
         assert colbert(server.url, doc_id="row", corpus=corpus).search(["q"], 1)[0][0].doc_id == "b"
-        with pytest.raises(RetrievalError, match="row '1' of a corpus of 1 documents"):
+        with pytest.raises(RetrievalError, match="row '1', but the corpus has 1 documents"):
             colbert(server.url, doc_id="row", corpus=Corpus([Document("a", "", "x")])).search(["q"], 1)
         with pytest.raises(RetrievalError, match="no corpus"):
             colbert(server.url, doc_id="row")

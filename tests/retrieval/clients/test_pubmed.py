@@ -54,7 +54,7 @@ def test_an_article_without_a_record_keeps_its_place(ids, caplog):
         ranking = pubmed(server.url).search(["q"], 9)[0]
     assert [a.params["id"] for a in server.asked if "efetch" in a.path] == [",".join(ids), "404,1"]
     assert ranking[len(ids) - 1][:2] == ("404", "")
-    assert "no record of 1 articles" in caplog.text
+    assert "no record for 1 search results" in caplog.text
 
 
 def test_missing_records_are_requested_again():
@@ -76,7 +76,7 @@ def test_too_few_ids_are_an_error():
     with loopback(esearch(["1", "2", "3"], count=500)) as server:
         engine = pubmed(server.url, texts=False)
         assert len(engine.search(["a"], 3)[0]) == 3
-        with pytest.raises(RetrievalError, match=r"sent 3 ids .*10 were requested"):
+        with pytest.raises(RetrievalError, match=r"sent 3 ids; 10 of 500 articles were requested"):
             engine.search(["a"], 10)
 
 
@@ -141,7 +141,7 @@ def test_a_400_is_an_empty_ranking_and_a_414_is_an_error():
 
 def test_k_is_bounded():
     for k in (0, 10_000):
-        with pytest.raises(RetrievalError, match="from 1 to 9999"):
+        with pytest.raises(RetrievalError, match="k from 1 to 9999"):
             pubmed("http://127.0.0.1:9").search(["a"], k)
 
 

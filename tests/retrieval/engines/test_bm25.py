@@ -40,7 +40,7 @@ def test_any_text_can_be_indexed_unless_all_lack_words(texts, query):
     if any(make_analyzer(BM25Settings())(text) for text in texts):
         assert all(passage.text in texts for passage in BM25.build(corpus).search([query], 3)[0])
     else:
-        with pytest.raises(RetrievalError, match="has a word to index"):
+        with pytest.raises(RetrievalError, match="contains a word to index"):
             BM25.build(corpus)
 
 
@@ -62,7 +62,7 @@ def test_stems_replace_words(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("key", "says"), [("stemmer", "no Snowball language 'klingon'"), ("stopwords", "no list 'klingon'")]
+    ("key", "says"), [("stemmer", "unknown language 'klingon'"), ("stopwords", "no list 'klingon'")]
 )
 def test_an_unknown_language_is_refused(key, says, monkeypatch):
     monkeypatch.setitem(sys.modules, "Stemmer", SimpleNamespace(Stemmer={}.__getitem__))

@@ -121,8 +121,8 @@ def test_an_unreadable_model_is_reported(tmp_path, modules, says):
 
 
 def test_settings_beyond_the_model_are_refused_before_a_build():
-    with pytest.raises(RetrievalError, match=r"correct retriever.device: gpu"):
+    with pytest.raises(RetrievalError, match=r"change retriever.device: gpu"):
         encoder(device="gpu")
-    with pytest.raises(RetrievalError, match=r"max_length: .* cannot read 513 tokens .*; its limit is 256"):
+    with pytest.raises(RetrievalError, match=r"max_length: .* cannot encode 513 tokens .*; set at most 256"):
         encoder(max_length=513)
     assert encoder(max_length=512).encode(["word " * 2000]).shape == (1, 384)

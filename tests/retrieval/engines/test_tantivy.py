@@ -41,5 +41,5 @@ def test_equal_scores_keep_the_order_of_the_corpus(tmp_path, in_order):
 
 
 def test_a_corpus_without_words_is_refused(tmp_path):
-    with pytest.raises(RetrievalError, match="has a word to index"):
+    with pytest.raises(RetrievalError, match="contains a word to index"):
         build(corpus("?!"), tmp_path)

@@ -24,7 +24,7 @@ def test_documents_are_read_as_written(folder):
         assert table.passages([2, 0], [2.0, 1.0]) == (first, last)
 
 
-@pytest.mark.parametrize(("place", "value", "match"), [(3, 0, "npy is not in order"), (0, 1, "fit"), (-1, 5, "fit")])
+@pytest.mark.parametrize(("place", "value", "match"), [(3, 0, "npy are not sorted"), (0, 1, "match"), (-1, 5, "match")])
 def test_mismatched_files_are_refused(folder, place, value, match):
     starts = np.load(folder / "documents.npy")
     starts[place] = value

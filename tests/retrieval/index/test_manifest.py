@@ -85,13 +85,13 @@ DATA, WORDS, MANIFEST = "data.csc.index.npy", "vocab.index.json", "manifest.json
 BROKEN = {
     "no manifest": (lambda d: (d / MANIFEST).unlink(), "is not an index"),
     "broken manifest": (lambda d: (d / MANIFEST).write_text("{"), "is not an index"),
-    "other format": (lambda d: (d / MANIFEST).write_text('{"format": 9}'), "not a manifest of format 2"),
+    "other format": (lambda d: (d / MANIFEST).write_text('{"format": 9}'), "format 9 instead of 2"),
     "no vocabulary": (lambda d: (d / WORDS).unlink(), "is missing.*build it again"),
-    "broken vocabulary": (fit(reword("{", "[")), "cannot be read"),
-    "word past the end": (fit(reword("11", "99")), "do not fit together"),
+    "broken vocabulary": (fit(reword("{", "[")), "cannot read"),
+    "word past the end": (fit(reword("11", "99")), "do not match"),
     "other weights": (change("data", 0, np.nan), f"{DATA} has changed"),
-    "place past the end": (fit(change("indices", 0, 9)), "document 9 of 9"),
-    "columns that fall": (fit(change("indptr", 1, 2**62)), "do not fit together"),
+    "place past the end": (fit(change("indices", 0, 9)), "row 9 but has 9 documents"),
+    "columns that fall": (fit(change("indptr", 1, 2**62)), "do not match"),
 }
 
 
@@ -108,7 +108,7 @@ def test_a_full_disk_leaves_the_old_index(saved, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(np, "save", full)
-    with pytest.raises(RetrievalError, match=r"cannot be written \(No space left on device\); free some space"):
+    with pytest.raises(RetrievalError, match=r"cannot write the index \(No space left on device\); free some space"):
         reopen(OTHER, saved)
     assert names(saved.parent) == ["bm25"]
     assert json.loads((saved / "manifest.json").read_text())["corpus"] == CORPUS.digest

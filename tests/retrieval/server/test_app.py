@@ -171,7 +171,7 @@ def test_the_command_serves_an_index_until_sigterm(tmp_path):
         assert asker.search(queries, 4) == engine.search(queries, 4)
         assert asker.digest == engine.digest
         taken = served(tmp_path / "index", port=int(url.rsplit(":", 1)[1]))
-        with pytest.raises(AssertionError, match="cannot listen there"), taken:
+        with pytest.raises(AssertionError, match="cannot listen on"), taken:
             pass
         process.terminate()
         assert process.wait(30) == 0
