@@ -72,7 +72,7 @@ def test_one_matrix_heads_pass_and_keep_their_weights(tmp_path, base, arch, keys
 def test_a_head_of_more_than_one_matrix_is_refused(tmp_path, base, algorithm):
     torch.manual_seed(0)
     bert = BertLMHeadModel(BertConfig(**SMALL, num_attention_heads=2, is_decoder=True))
-    with pytest.raises(TrainingError, match=r"TRL computes a loss of .* for BertLMHeadModel where the model itself"):
+    with pytest.raises(TrainingError, match=r"TRL computes a loss of .* for BertLMHeadModel, but the model's forward"):
         checked(bert, base, tmp_path, algorithm)
 
 
