@@ -91,7 +91,7 @@ def test_the_reference_answer_is_the_target_where_a_predictor_writes_it(sampled)
     assert predictors(run, examples) == {"answer"}
     assert {example.completions for example in examples} <= {(answer,) for answer in answers.values()}
     assert all(example.completions == (answers[example.task_id],) for example in examples)
-    with pytest.raises(TrainingError, match=r"writes story alone \(write writes query; answer writes answer\)"):
+    with pytest.raises(TrainingError, match=r"writes only 'story' \(write writes query; answer writes answer\)"):
         job_in(SFTRecipe(targets="answer", field="story"), run)
 
 

@@ -63,7 +63,8 @@ def loss(recipe: GRPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> 
 
 def _describe(recipe: GRPORecipe) -> str:
     penalty = f", KL penalty {recipe.beta:g} as in arXiv 2512.02556" if recipe.beta else ""
-    return f"group relative policy optimization (arXiv 2402.03300), {recipe.num_generations} completions per state{penalty}"
+    n = recipe.num_generations
+    return f"group relative policy optimization (arXiv 2402.03300), {n} completions per state{penalty}"
 
 
 OBJECTIVE = Objective(advantages, loss)

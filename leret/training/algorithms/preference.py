@@ -103,6 +103,7 @@ def collate_pairs(
 
 
 def examples(recipe: PairRecipe, samples: Samples) -> list[TrainingExample]:
+    """Return the pairs of chosen and rejected completions."""
     return list(samples.pairs())
 
 

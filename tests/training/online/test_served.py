@@ -73,7 +73,7 @@ def test_servers_write_each_round_with_the_adapter_as_it_is(run, base, monkeypat
 def test_what_the_servers_cannot_do_is_said(run, base):
     with pytest.raises(PolicyError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
         trained(run, base, Vllm(updates=False))
-    with pytest.raises(TrainingError, match=r"counts 7 tokens in a prompt of \d+: its chat template"):
+    with pytest.raises(TrainingError, match=r"counts 7 prompt tokens where leret counts \d+"):
         trained(run, base, Vllm(counted=7), changed(RECIPE, name="other"))
 
 
@@ -94,7 +94,7 @@ def test_token_ids_of_a_server_are_trained_where_they_are_the_text(run, base, id
     [
         (lambda ids: ([7, 8], [-1, -1]), "token ids of '.*' for the completion"),
         (lambda ids: ([*ids, 7], [-1, -1]), "3 token ids and 2 log-probabilities"),
-        (lambda ids: ([10_000_000], [-1]), r"token ids from 10000000 to 10000000, and the vocabulary has \d+"),
+        (lambda ids: ([10_000_000], [-1]), r"token ids from 10000000 to 10000000, but the vocabulary has \d+"),
         (lambda ids: ([-3, 5], [-1, -1]), "token ids from -3 to 5"),
     ],
 )
