@@ -55,9 +55,11 @@ KL = {"k1": k1, "k3": k3}
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """Return half the squared error (n, width), the maximum of the errors of the raw value and the clipped value.
+    """Return half the squared error (n, width), the maximum over the raw and the clipped value.
 
-    The value is clipped to within ``clip`` of the old value. Source: PPO's code (Engstrom et al. 2020, arXiv 2005.12729, section 3, item 1).
+    The value is clipped to within ``clip`` of the old value.
+
+    Source: PPO's code (Engstrom et al. 2020, arXiv 2005.12729, section 3, item 1).
     """
     near = old_values + (values - old_values).clamp(-clip, clip)
     return 0.5 * torch.max((values - returns) ** 2, (near - returns) ** 2)

@@ -196,7 +196,7 @@ class PickLearner:
 
 
 def values_of(picker: Picker, choices: Sequence[Choice], twin: bool = False) -> Tensor:
-    """Return Q-values (n_states, n_heads, width) on the CPU, padded with minus infinity after each choice's candidates."""
+    """Return Q-values (n_states, n_heads, width) on the CPU; padding is minus infinity."""
     rows = [values if twin else values[None] for values in picker.q(choices, twin)]
     return pad_sequence([values.T for values in rows], batch_first=True, padding_value=-math.inf).transpose(1, 2).cpu()
 

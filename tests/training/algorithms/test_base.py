@@ -32,7 +32,7 @@ def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch
     (tmp_path / "toy.yaml").write_text("algorithm: toy\nn: 3\nper_device_train_batch_size: 2\n")
     report = train(load_recipe(tmp_path / "toy.yaml", TrainingRecipe), run)
     assert (report.path.name, report.examples, report.steps) == ("toy", 3, 2)
-    assert "trained by leret: 3 of sft." in (report.path / "README.md").read_text()
+    assert "trained with leret: 3 of sft." in (report.path / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
