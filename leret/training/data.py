@@ -217,7 +217,7 @@ class TokenEncoder:
         return self._ids([self.render(messages)])[0]
 
     def _completion(self, prompt: list[int], whole: list[int], text: str) -> list[int]:
-        """Encode a completion, without its prompt if a token would span the boundary, as no sampler produces such a token."""
+        """Encode a completion; encode it alone if a token would span the prompt boundary, which sampling never does."""
         if whole[: len(prompt)] == prompt:
             return [*whole[len(prompt) :], self.end]
         return [*self._ids([text])[0], self.end]

@@ -139,7 +139,7 @@ class CheckpointDirectory:
         self._started = self.path / "started.json"
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Return the lock, which rank 0 holds during training; entering raises RunError if another process holds the lock."""
+        """Return the lock, held by rank 0 while it trains; entering raises RunError if another process has the lock."""
         busy = RunError(f"{self.path} is being trained by another process; wait for that process or stop it")
         return nullcontext() if os.environ.get("RANK", "0") != "0" else locked(self.path / "training.lock", busy)
 
@@ -274,8 +274,8 @@ class TrainingRecord:
 
 
 _USE = {
-    False: "The policy answers prompts in the format of the program's adapter. Any OpenAI-compatible server can serve it.",
-    True: "The picker answers the program's `leret.Pick`. Its encoders are sentence-transformers directories.",
+    False: "It answers prompts in the format of the program's adapter. Any OpenAI-compatible server can serve it.",
+    True: "It answers the program's `leret.Pick`. Its encoders are sentence-transformers directories.",
 }
 
 
