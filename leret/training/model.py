@@ -121,9 +121,7 @@ def training_record(directory: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise TrainingError(
-            f"{path} cannot be read ({error}); remove {directory} and train the policy again"
-        ) from error
+        raise TrainingError(f"{path} cannot be read ({error}); remove {directory} and train again") from error
 
 
 def _check_unchanged(run: Run, path: Path, digest: str, predictors: Collection[str] | None) -> None:

@@ -195,8 +195,8 @@ def _validation(log: Log, key: str) -> dict[str, str]:
         )
     if max(values[-2:]) < 0.8 * first:
         messages["validation"] = (
-            f"validation {name} is {last:.3g}, but was {first:.3g} before training; lower learning_rate, or raise beta or "
-            "the KL coefficient"
+            f"validation {name} is {last:.3g}, but was {first:.3g} before training; lower learning_rate, or raise beta "
+            "or the KL coefficient"
         )
     return messages
 

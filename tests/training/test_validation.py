@@ -145,5 +145,5 @@ def test_an_outage_is_not_scored_as_a_failure_to_find(world):
     lost = [Rollout(task.id, (), False, Failure("retrieval", "down")) for task in chosen.tasks]
     unparsed = [Rollout(task.id, (), False, Failure("parse", "?")) for task in chosen.tasks]
     assert chosen.figures([*unparsed[:3], lost[3]]) == {"eval_recall": 0.0, "eval_unparsed": 1.0}
-    with pytest.raises(RetrievalError, match="3 of 4 tasks validation tasks failed; the first failure: down"):
+    with pytest.raises(RetrievalError, match="3 of 4 validation tasks failed; the first failure: down"):
         chosen.figures([*lost[:3], unparsed[3]])

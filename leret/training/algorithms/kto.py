@@ -40,7 +40,7 @@ class KTORecipe(ExampleRecipe):
 
     algorithm: Literal["kto"] = "kto"
     per_device_train_batch_size: int = Field(16, ge=2, description="completions per batch and device")
-    beta: float = Field(0.1, gt=0, description="strength of the penalty for leaving the initial policy")
+    beta: float = Field(0.1, gt=0, description="strength of the pull to the initial policy")
     baseline: Literal["mean"] | float = Field(
         "mean", description="reward that separates desirable from undesirable: the state's mean, or a number"
     )
@@ -141,8 +141,7 @@ def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
 def kto_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
     """Return columns of ids for `collate_completions`, and empty text columns, which TRL requires.
 
-    The reference point is estimated on mismatched rows: a prompt with the completion of the previous row, truncated so
-    that no sequence exceeds the longest example.
+    KTO estimates its reference point on mismatched rows: each prompt with the previous row's (truncated) completion.
     """
     completions = [example.completions[0] for example in encoded]
     longest = max(example.length for example in encoded)

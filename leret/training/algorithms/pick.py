@@ -24,25 +24,19 @@ class PickRecipe(PickingRecipe):
 
     algorithm: Literal["pick"] = "pick"
     loss: Literal["grpo", "dpo", "ipo", "sft"] = Field(
-        "grpo",
-        description="grpo: group-relative advantages; dpo, ipo: pairs of best and other picks; sft: only best picks",
+        "grpo", description="grpo: group-relative advantages; dpo, ipo: pairs of best and other picks; sft: best picks"
     )
     scale_rewards: Literal["group", "batch", "none"] = Field(
-        "none",
-        description="for grpo: what divides the advantages: the standard deviation per group, per round, or nothing",
+        "none", description="for grpo: divide advantages by the standard deviation per group, per round, or by nothing"
     )
     epsilon: float = Field(0.2, gt=0, description="for grpo: clip range of the ratio to the sampling picker")
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus, for grpo")
-    beta: float = Field(
-        0.1, gt=0, description="for dpo and ipo: strength of the penalty for leaving the initial picker"
-    )
+    beta: float = Field(0.1, gt=0, description="for dpo and ipo: strength of the pull to the initial picker")
 
     @model_validator(mode="after")
     def _has_a_reference(self) -> PickRecipe:
         if changed_keys(self, ["beta"]) and self.loss in {"grpo", "sft"}:
-            raise ValueError(
-                f"beta applies only to loss dpo or ipo, but loss is {self.loss}; remove beta or change loss"
-            )
+            raise ValueError(f"beta needs loss dpo or ipo, but loss is {self.loss}; remove beta or change loss")
         return self
 
 

@@ -33,22 +33,15 @@ class PQNRecipe(PickingRecipe):
     max_grad_norm: float = Field(2.0, gt=0)
     questions_per_round: PositiveInt = Field(96, description="tasks per round, with one trajectory each")
     num_generations: Literal[1] = 1
-    temperature: float | None = Field(
-        0.05, gt=0, description="alpha, for sampling and values; decays with the learning rate"
-    )
+    temperature: float | None = Field(0.05, gt=0, description="alpha; decays with the learning rate")
     top_k: PositiveInt | None = Field(5, description="number of best candidates for sampling and for a state's value")
     learning_starts: int = Field(10, ge=0, description="number of initial rounds with random picks")
     gamma: float = Field(0.99, gt=0, le=1, description="discount per pick")
     lam: float = Field(0.5, ge=0, le=1, description="lambda of the returns: 0 trusts the values, 1 the rewards")
     tau: float = Field(
-        0.02,
-        gt=0,
-        le=1,
-        description="fraction of the gap that the target network closes per step; 1: no target network",
+        0.02, gt=0, le=1, description="interpolation factor of the target network per step; 1: no target network"
     )
-    soft_value: bool = Field(
-        True, description="true: a state's value is the soft maximum over candidates; false: the maximum"
-    )
+    soft_value: bool = Field(True, description="true: a state's value is the soft maximum; false: the maximum")
     twin: bool = Field(True, description="estimate values with two heads, one per half of the network")
 
     @model_validator(mode="after")

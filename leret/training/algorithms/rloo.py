@@ -24,9 +24,7 @@ class RLOORecipe(TRLKeys, WritingRecipe):
     not_in_trl: ClassVar[tuple[str, ...]] = (*TRLKeys.not_in_trl, "entropy_coef")
 
     algorithm: Literal["rloo"] = "rloo"
-    beta: float = Field(
-        0.05, ge=0, description="strength of the KL penalty, which is summed over tokens and subtracted from the reward"
-    )
+    beta: float = Field(0.05, ge=0, description="weight of the KL penalty (summed over tokens) in the reward")
     kl_estimator: Literal["k1", "k3"] = "k1"
 
     def trl_arguments(self) -> dict[str, Any]:

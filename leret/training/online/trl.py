@@ -69,9 +69,7 @@ class StoredStates(RoundSampler):
     ) -> list[float | None]:
         """Return the reward of each completion; None after an outage."""
         texts = [str(turns[0]["content"]) for turns in completions]
-        self.policy.renew(
-            digest("trl", trainer_state.global_step)
-        )  # with credit final, the policy continues the program
+        self.policy.renew(digest("trl", trainer_state.global_step))  # credit final continues with the policy
         groups = asyncio.run(self._score(texts, state, trainer_state.global_step))
         for _, samples in groups:
             self.stats.count(samples)
@@ -115,9 +113,7 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
     recipe: Any = job.recipe
     environment, initial, tasks = job.environment, job.initial, cast(Sequence[Task], job.inputs)
     if recipe.beta and recipe.lora is None and adapter_base(initial.directory) is not None:
-        raise TrainingError(
-            f"engine: trl would use the base of adapter {initial.directory} as reference; merge the adapter"
-        )
+        raise TrainingError(f"engine: trl cannot use adapter {initial.directory} as reference; merge the adapter")
     model, tokenizer = load_for_training(initial, recipe.lora, recipe.dtype)
     inputs = TrainerInputs(model, tokenizer, (), job.directory.path, device, recipe.n_steps(len(tasks)))
     states = StoredStates(recipe, environment, job.run, _live(job, model, tokenizer), tasks)

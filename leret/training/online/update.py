@@ -225,9 +225,7 @@ class Update:
         """
         n_sequences, n_tokens = len(batch.sequences), float(batch.mask.sum())
         if not (beta or self.recipe.entropy_coef or self.value_head is not None):
-            learnt = (
-                batch.advantages.abs().sum(1).nonzero()[:, 0]
-            )  # completions without an advantage do not affect the loss
+            learnt = batch.advantages.abs().sum(1).nonzero()[:, 0]  # advantages of 0 do not affect the loss
             if not len(learnt):
                 return {}
             batch = batch.rows(learnt)
