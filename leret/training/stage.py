@@ -117,7 +117,7 @@ def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> tuple[Tra
 
 
 def estimate(recipe: TrainingRecipe, run: Run) -> TrainEstimate:
-    """Estimate the size of a training without loading a model."""
+    """Estimate examples and steps of `train` without loading a model."""
     with open_environment(recipe, run) as environment:
         job = make_job(recipe, run, environment)
     done = job.directory.policy.is_dir()

@@ -57,7 +57,7 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    # Healthy trainings kept at least .79 of the reward; GRPO with faulty prompts had .6 after 20 rounds.
+    # Healthy training runs kept at least .79 of the reward; GRPO with faulty prompts had .6 after 20 rounds.
     Rule(
         "reward",
         _REWARDS,
@@ -65,7 +65,7 @@ RULES = (
         "the sample reward fell from {start:.3g} to {value:.3g}, so updates make the policy worse; "
         "lower learning_rate or raise the KL coefficient",
     ),
-    # Healthy trainings of the demo keep at least 40 % of their entropy, even at the highest useful learning rate.
+    # Healthy training runs of the demo keep at least 40 % of their entropy, even at the highest useful learning rate.
     Rule(
         "entropy",
         ("entropy", "policy/entropy"),
@@ -73,7 +73,7 @@ RULES = (
         "the policy's entropy fell from {start:.3g} to {value:.3g} nats per token, so completions hardly vary; "
         "lower learning_rate, raise the KL coefficient, or sample at a higher temperature",
     ),
-    # The demo's best trainings with groups of four end at .82.
+    # The demo's best training runs with groups of four end at .82.
     Rule(
         "zero_spread",
         ("frac_reward_zero_std",),
@@ -102,7 +102,7 @@ RULES = (
         "the mean completion length changed from {start:.3g} to {value:.3g} tokens; "
         "inspect recent completions, add the reward `length`, or raise the KL coefficient",
     ),
-    # Trainings of the demo that still gain recall reach .75 (GRPO) and 1.3 (PPO).
+    # Training runs of the demo that still gain recall reach .75 (GRPO) and 1.3 (PPO).
     Rule(
         "kl",
         ("kl",),

@@ -79,7 +79,7 @@ def collate_pairs(
     With ``sequence``, IPO is computed on sums of token log-probabilities, as in the paper. TRL divides a completion's
     log-ratio by the sum of its completion mask. Nothing else reads the mask's first column, so this function sets the
     column to ``1 - n_tokens``: the mask then sums to 1, and TRL's loss is on sums, with unchanged metrics.
-    `leret.training.algorithms.base.check_loss` verifies the loss before every training.
+    `leret.training.algorithms.base.check_loss` verifies the loss before training starts.
 
     ``margin`` (nats per unit of reward difference in a pair) is added to the reference's log-probability of the chosen
     completion. For DPO it is the offset of arXiv 2402.10571. IPO with reduction ``token`` divides the margin by the
