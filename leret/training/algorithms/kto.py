@@ -40,7 +40,7 @@ class KTORecipe(ExampleRecipe):
 
     algorithm: Literal["kto"] = "kto"
     per_device_train_batch_size: int = Field(16, ge=2, description="completions per batch and device")
-    beta: float = Field(0.1, gt=0, description="strength of the pull to the initial policy")
+    beta: float = Field(0.1, gt=0, description="strength of the regularization toward the initial policy")
     baseline: Literal["mean"] | float = Field(
         "mean", description="reward that separates desirable from undesirable: the state's mean, or a number"
     )

@@ -31,7 +31,7 @@ class PickRecipe(PickingRecipe):
     )
     epsilon: float = Field(0.2, gt=0, description="for grpo: clip range of the ratio to the sampling picker")
     entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus, for grpo")
-    beta: float = Field(0.1, gt=0, description="for dpo and ipo: strength of the pull to the initial picker")
+    beta: float = Field(0.1, gt=0, description="for dpo and ipo: regularization toward the initial picker")
 
     @model_validator(mode="after")
     def _has_a_reference(self) -> PickRecipe:

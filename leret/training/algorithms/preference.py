@@ -31,7 +31,7 @@ class PairRecipe(ExampleRecipe):
 
     learning_rates: ClassVar[tuple[float, float]] = (5e-4, 5e-7)
 
-    beta: float = Field(0.05, gt=0, description="strength of the pull to the initial policy")
+    beta: float = Field(0.05, gt=0, description="strength of the regularization toward the initial policy")
     reward_margin: float = Field(0.0, ge=0, description="margin in nats per unit of reward difference in a pair")
 
     @property
@@ -62,7 +62,7 @@ def pair_loss(kind: Literal["dpo", "ipo"], margins: torch.Tensor, beta: float) -
         kind: ``dpo``: the negative log-likelihood of the preference; ``ipo``: the squared distance from 1 / (2 beta).
         margins: (n_pairs,) differences of the two log-ratios to the reference model. A completion's log-probability is
             a sum over tokens, or their mean for ipo with reduction ``token``. A pick has one log-probability.
-        beta: strength of the pull to the reference; tau in the IPO paper.
+        beta: strength of the regularization toward the reference; tau in the IPO paper.
 
     Source: ``dpo``: Rafailov et al. 2023, arXiv 2305.18290, eq. 7; ``ipo``: Azar et al. 2023, arXiv 2310.12036, eq. 17.
     """
