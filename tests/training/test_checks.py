@@ -140,7 +140,7 @@ def count_other_tokens(run):
     [
         (lambda run: rewrite_program(run, "context", "passages"),
          r"the program no longer sends the sampled messages:\n(.|\n)*sampled: (.|\n)*today: "),
-        (lambda run: rewrite_program(run, "write_query", "ask"), "no longer has the predictor 'write_query'"),
+        (lambda run: rewrite_program(run, "write_query", "ask"), "no longer has the sampled predictor 'write_query'"),
         (lambda run: change_program(run, adapter={"kind": "compact", "words_per_item": 2}),
          "step 1: the program no longer sends the sampled messages"),
         (count_other_tokens, r"the sampler counted \d+ tokens in the zero-shot prompt, but .* to \d+"),

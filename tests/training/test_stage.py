@@ -82,7 +82,7 @@ def test_a_run_without_spread_has_nothing_to_train_on(tmp_path, base):
 
 def test_a_question_that_evaluation_holds_out_is_refused_and_so_is_a_run_that_does_not_say_which(run):
     run.held_out.write_text(json.dumps(["other", *train_ids(2)]))
-    with pytest.raises(TrainingError, match="2 questions of the training data, or their texts, are in the evaluation"):
+    with pytest.raises(TrainingError, match=r"2 training questions \(by id or text\) are also in the evaluation"):
         train(SFT, run)
     run.held_out.unlink()
     with pytest.raises(TrainingError, match=r"held_out\.json is missing.*`leret sample` writes it"):
@@ -92,5 +92,5 @@ def test_a_question_that_evaluation_holds_out_is_refused_and_so_is_a_run_that_do
 def test_under_deepspeed_a_last_checkpoint_is_refused_with_what_to_remove(tmp_path):
     engine = TRLEngine.__new__(TRLEngine)
     engine.trainer = SimpleNamespace(is_deepspeed_enabled=True)
-    with pytest.raises(TrainingError, match=f"remove {tmp_path}, and the same command goes on"):
+    with pytest.raises(TrainingError, match=f"delete {tmp_path} and run the command again"):
         engine.load(tmp_path)

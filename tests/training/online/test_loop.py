@@ -63,7 +63,7 @@ def test_the_penalty_keeps_the_policy_near_the_initial_one(run, beta, near):
 
 def test_several_processes_are_refused(run, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(TrainingError, match="one process: start it without --launch"):
+    with pytest.raises(TrainingError, match="one process; remove --launch"):
         train(PPO, run)
 
 

@@ -100,7 +100,7 @@ def test_token_ids_of_a_server_are_trained_where_they_are_the_text(run, base, id
 )
 def test_token_ids_of_a_server_that_are_not_the_text_are_refused(run, base, ids_of, tokens, says):
     server = Vllm(tokens=lambda text: tokens(ids_of(text)))
-    with pytest.raises(TrainingError, match=rf"http://127\.0\.0\.1:\d+/v1 sent {says}.*its tokenizer"):
+    with pytest.raises(TrainingError, match=rf"http://127\.0\.0\.1:\d+/v1 sent {says}.*Its tokenizer"):
         trained(run, base, server)
     assert not (run.policies / "grpo").exists()
 
@@ -115,5 +115,5 @@ def test_a_training_whose_every_sample_failed_is_refused(run, base):
 
 
 def test_a_policy_of_this_process_has_no_servers(run):
-    with pytest.raises(TrainingError, match="the run's policy has kind local"):
+    with pytest.raises(TrainingError, match="needs a run with policy kind openai, not local"):
         train(RECIPE, run)
