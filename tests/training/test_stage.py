@@ -85,7 +85,7 @@ def test_a_question_that_evaluation_holds_out_is_refused_and_so_is_a_run_that_do
     with pytest.raises(TrainingError, match=r"2 training questions \(by id or text\) are also in the evaluation"):
         train(SFT, run)
     run.held_out.unlink()
-    with pytest.raises(TrainingError, match=r"held_out\.json is missing.*`leret sample` writes it"):
+    with pytest.raises(TrainingError, match=r"held_out\.json .*is missing; write it with `leret sample`"):
         train(SFT, run)
 
 
