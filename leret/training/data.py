@@ -1,7 +1,7 @@
-"""Training examples: read from samples, encoded as token ids, and compared with the prompts that were sent.
+"""Training examples: read from samples, encoded as token ids, and checked against the sampled prompts.
 
-The ids are those that the sampler produces: prompt, generation prompt, completion, one end token. A conversation
-rendered by the chat template may have more after the last turn (a newline) or less, which is never sampled.
+The ids match the sampler's: prompt, generation prompt, completion, one end token. A chat template may end a rendered
+conversation differently (for example with a newline), but a sampler never produces that ending.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from leret.sampling.store.store import StateSamples
 
 _TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
-_STATES = 8  # compared with the prompts that were sent
-_EXAMPLES = 16  # compared with the sampler's token ids
+_STATES = 8  # number of states whose sampled prompts are checked
+_EXAMPLES = 16  # number of examples whose token ids are checked
 _COLUMNS = ("prompt", "chosen", "rejected", "question_id", "predictor", "score_chosen", "score_rejected")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingExample:
-    """A prompt with its completions: the target (SFT, KTO), or the chosen and then the rejected one.
+    """A prompt with its completions: the target (SFT, KTO), or the chosen and the rejected completion.
 
-    ``scores`` are the completions' rewards if the algorithm uses them; for KTO, rewards less the state's baseline.
+    ``scores`` are the completions' rewards if the algorithm uses rewards. For KTO, the baseline is subtracted.
     """
 
     task_id: str
@@ -45,10 +45,10 @@ class TrainingExample:
 
 @dataclass(frozen=True)
 class GroupSamples:
-    """Samples in memory; pairs are of adjacent reward levels, as in the paper."""
+    """Samples in memory; pairs have adjacent reward levels, as in the LeReT paper."""
 
     samples: Sequence[StateSamples]
-    unparsed_reward: float | None = None  # of completions that do not parse; None leaves them out
+    unparsed_reward: float | None = None  # reward of unparsable completions; None drops these completions
 
     def groups(self) -> Iterable[StateSamples]:
         return self.samples
@@ -64,7 +64,7 @@ class GroupSamples:
 
 @dataclass(frozen=True)
 class RunSamples:
-    """Samples of a run's finished tasks under the policy that sampled last, and the pairs of R/preferences."""
+    """Samples of a run's finished tasks from the last sampling policy, and pairs from ``R/preferences``."""
 
     run: Run
     predictors: Collection[str] | None = None  # None: all
@@ -90,29 +90,27 @@ class RunSamples:
         _check_predictors(self.predictors, sampled)
 
     def pairs(self) -> list[TrainingExample]:
-        """Return the pairs of ``R/preferences/train.parquet`` in the file's order."""
+        """Return the pairs in ``R/preferences/train.parquet``, in file order."""
         import pyarrow
         import pyarrow.parquet
 
         path = self.run.preferences / "train.parquet"
         if not path.is_file():
-            raise TrainingError(f"{path} is missing; `leret sample` writes it, `leret pairs` rebuilds it")
+            raise TrainingError(f"{path} is missing; write it with `leret sample`, or rebuild it with `leret pairs`")
         try:
             table = pyarrow.parquet.ParquetFile(path).read()  # read_table imports pandas, which takes a second
         except (OSError, pyarrow.ArrowException) as error:
-            raise TrainingError(
-                f"{path} cannot be read ({error}); `leret pairs` rebuilds it without sampling"
-            ) from error
+            raise TrainingError(f"{path} cannot be read ({error}); rebuild it with `leret pairs`") from error
         if missing := [name for name in _COLUMNS if name not in table.column_names]:
             raise TrainingError(
                 f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
-                "`leret pairs` rebuilds it"
+                "rebuild it with `leret pairs`"
             )
         rows = table.select(list(_COLUMNS)).to_pylist()
         if not rows:
             raise TrainingError(
-                f"{path} holds no pair: at no state did two different completions differ in reward. Sample more "
-                "questions, more prompts or samples a state, or at a higher temperature"
+                f"{path} holds no pairs, because no state has two completions with different rewards; sample more "
+                "questions, more prompts or samples per state, or at a higher temperature"
             )
         _check_predictors(self.predictors, {str(row["predictor"]) for row in rows})
         return [
@@ -131,14 +129,14 @@ Samples = GroupSamples | RunSamples
 
 
 def plain(messages: Sequence[Any]) -> Messages:
-    """Return messages with only role and content, as texts."""
+    """Return messages with only role and text content."""
     return tuple({"role": str(one["role"]), "content": text_of(one)} for one in messages)
 
 
 def _check_predictors(wanted: Collection[str] | None, sampled: Collection[str]) -> None:
     if missing := sorted(set(wanted or ()) - set(sampled)):
         raise TrainingError(
-            f"predictors: nothing to train on at {', '.join(missing)}; the run has "
+            f"predictors: the run has no samples of {', '.join(missing)}; choose from: "
             f"{', '.join(sorted(sampled)) or 'none'}"
         )
 
@@ -146,7 +144,7 @@ def _check_predictors(wanted: Collection[str] | None, sampled: Collection[str]) 
 def completion_rows(
     examples: Sequence[TrainingExample], *, labelled: bool
 ) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
-    """Return rows as TRL reads them, conversational, and their columns' types; ``label`` is KTO's."""
+    """Return rows in TRL's conversational format and the column types; ``labelled`` adds KTO's ``label``."""
     columns = {"prompt": "messages", "completion": "messages", "question_id": "string"}
     rows = (
         {
@@ -161,7 +159,7 @@ def completion_rows(
 
 
 def examples_digest(examples: Sequence[TrainingExample]) -> str:
-    """Return the name of the prompts, completions and scores, in their order."""
+    """Return a digest of all prompts, completions and scores; the order matters."""
     name = hashlib.blake2b(digest_size=16)
     for example in examples:
         row = json.dumps([example.task_id, example.prompt, example.completions, example.scores], sort_keys=True)
@@ -172,7 +170,7 @@ def examples_digest(examples: Sequence[TrainingExample]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An example as token ids; every completion ends in the end token."""
+    """An example as token ids; every completion ends with the end token."""
 
     prompt: list[int]
     completions: tuple[list[int], ...]
@@ -180,7 +178,7 @@ class Encoded:
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt and its longest completion."""
+        """Number of tokens in the prompt plus the longest completion."""
         return len(self.prompt) + max(len(ids) for ids in self.completions)
 
 
@@ -193,7 +191,7 @@ class TokenEncoder:
         self.enable_thinking = enable_thinking
 
     def encode(self, examples: Sequence[TrainingExample]) -> list[Encoded]:
-        messages = {str(example.prompt): example.prompt for example in examples}  # pairs of a state share it
+        messages = {str(example.prompt): example.prompt for example in examples}  # pairs of a state share a prompt
         rendered = {key: self.render(prompt) for key, prompt in messages.items()}
         prompts = [rendered[str(example.prompt)] for example in examples]
         texts = dict.fromkeys(prompts) | {
@@ -219,7 +217,7 @@ class TokenEncoder:
         return self._ids([self.render(messages)])[0]
 
     def _completion(self, prompt: list[int], whole: list[int], text: str) -> list[int]:
-        """Encode a completion; alone if a token would span its boundary to the prompt, which no sampler produces."""
+        """Encode a completion; encode it alone if a token would span the prompt boundary, which sampling never does."""
         if whole[: len(prompt)] == prompt:
             return [*whole[len(prompt) :], self.end]
         return [*self._ids([text])[0], self.end]
@@ -230,10 +228,10 @@ class TokenEncoder:
 
 
 def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
-    """Return the id of the token that ends a completion: the one of ``stops`` that the chat template writes.
+    """Return the end token's id: the token in ``stops`` with which the chat template ends a turn.
 
     Raises:
-        TrainingError: the template writes turns that the sampler cannot produce.
+        TrainingError: the template renders turns that the sampler cannot produce.
     """
     if not getattr(tokenizer, "chat_template", None):
         raise TrainingError(
@@ -242,7 +240,7 @@ def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
     known = list(stops) or ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
     if not known:
         raise TrainingError(
-            f"{tokenizer.name_or_path} names no end token; set eos_token_id in its generation_config.json"
+            f"{tokenizer.name_or_path} has no end token; set eos_token_id in its generation_config.json"
         )
     prompt = tokenizer.apply_chat_template(list(_TURNS[:1]), tokenize=True, add_generation_prompt=True)["input_ids"]
     whole = tokenizer.apply_chat_template(list(_TURNS), tokenize=True)["input_ids"]
@@ -250,12 +248,12 @@ def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
     length = next((place for place, token in enumerate(turn) if token in known), None)
     answer = [token for token in turn[:length] if token != tokenizer.unk_token_id]
     written = tokenizer.decode(answer)
-    # The empty thought of a hybrid model is text; a special token is not, and the sampler's text leaves it out.
+    # Empty thinking tags of a hybrid model are plain text. The sampler's text omits special tokens.
     if length is None or written != tokenizer.decode(answer, skip_special_tokens=True):
         raise TrainingError(
-            f"the chat template of {tokenizer.name_or_path} writes a turn as {written!r}; it must end in a token at "
-            f"which generation stops ({', '.join(tokenizer.convert_ids_to_tokens(known))}), with no other special "
-            "token before it; correct chat_template.jinja, or eos_token_id in its generation_config.json"
+            f"the chat template of {tokenizer.name_or_path} renders a turn as {written!r}, but a turn must end with "
+            f"a stop token ({', '.join(tokenizer.convert_ids_to_tokens(known))}) and contain no other special token; "
+            "fix chat_template.jinja, or eos_token_id in generation_config.json"
         )
     return int(turn[length])
 
@@ -268,7 +266,7 @@ def check_parity(
     encoded: Sequence[Encoded],
     predictors: Collection[str] | None = None,
 ) -> None:
-    """Compare some examples with the prompts that were sent; a `TrainingError` shows the first difference."""
+    """Check some examples against the sampled prompts; raise `TrainingError` with the first difference."""
     check_ids(examples, encoder, encoded)
     if not run.store.is_file():
         return
@@ -284,7 +282,7 @@ def check_parity(
 
 
 def check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encoded: Sequence[Encoded]) -> None:
-    """Compare the ids of some prompts with the sampler's; a `TrainingError` shows the first difference."""
+    """Check some prompts' ids against the sampler's; raise `TrainingError` with the first difference."""
     engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking)
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
         ours, theirs = encoded[index].prompt, list(engine.encode(examples[index].prompt).token_ids)
@@ -292,19 +290,18 @@ def check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encode
             shorter = min(len(ours), len(theirs))
             place = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), shorter)
             raise TrainingError(
-                f"question {examples[index].task_id}: the prompts of training and sampling differ from token {place} "
-                "on:\n"
+                f"question {examples[index].task_id}: training and sampling prompts differ from token {place} on:\n"
                 f"  training: {_tokens(encoder.tokenizer, ours, place)}\n"
                 f"  sampling: {_tokens(encoder.tokenizer, theirs, place)}\n"
-                "The chat template must render the same text, and the tokenizer encode it to the same ids, both times; "
-                f"correct the tokenizer of {encoder.tokenizer.name_or_path}"
+                "The chat template and tokenizer must give the same ids in training and sampling; "
+                f"fix the tokenizer of {encoder.tokenizer.name_or_path}"
             )
 
 
 def _check_counts(
     settings: Mapping[str, Any], initial: InitialPolicy, encoder: TokenEncoder, states: Sequence[StateSamples]
 ) -> None:
-    """Compare the tokens that the sampler counted in zero-shot prompts, if it was the same model."""
+    """Check token counts of zero-shot prompts against the sampler's counts, if the sampler used the same model."""
     served = str(settings.get("model", "")).rstrip("/").rpartition("/")[2]
     if initial.name != "base" and served != initial.directory.name:
         return  # another model has another tokenizer
@@ -315,9 +312,9 @@ def _check_counts(
         if other:
             raise TrainingError(
                 f"question {state.task_id}, step {state.step}: the sampler counted {other[0]} tokens in the "
-                f"zero-shot prompt; {initial.directory} makes {len(ids)} of the same messages:\n"
+                f"zero-shot prompt, but {initial.directory} encodes the same messages to {len(ids)}:\n"
                 f"  {_tokens(encoder.tokenizer, ids, 0)}\n  ... {_tokens(encoder.tokenizer, ids, len(ids))}\n"
-                "The server must use the same tokenizer and chat template; serve the model with them, and sample again"
+                "Serve the model with the tokenizer and chat template of that directory, and sample again"
             )
 
 
@@ -328,19 +325,19 @@ def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence
     for group in states:
         known[group.state.task_id].append(plain(group.state.messages))
     if len(states) == _STATES:
-        del known[states[-1].state.task_id]  # it may have further states
+        del known[states[-1].state.task_id]  # this task may have more states than were read
     for example in examples:
         sent, trained = known.get(example.task_id), example.prompt
         if sent and trained not in sent:
             raise TrainingError(
-                f"question {example.task_id}: the prompt of the training is not the one that was sent:\n"
+                f"question {example.task_id}: the training prompt differs from the sampled prompt:\n"
                 f"{message_difference(trained, sent[0], ('trained', 'sent'))}\n"
-                f"{run.preferences} was not made from this run's samples; `leret pairs --run {run.path}` rebuilds it"
+                f"{run.preferences} does not match the run's samples; rebuild it with `leret pairs --run {run.path}`"
             )
 
 
 def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
-    """Check that the program sends the sampled messages; the same program under the same versions does."""
+    """Check that the program still sends the sampled messages; skip the check if program and versions are unchanged."""
     from leret.programs.checks import message_difference
     from leret.rollouts.environment import Environment
 
@@ -357,15 +354,15 @@ def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
             today = plain(formatter.messages(formatter.need(state.predictor, state.inputs)))
         except KeyError:
             raise TrainingError(
-                f"question {state.task_id}: the program no longer has the predictor {state.predictor!r}, which was "
-                "sampled; restore the program, or sample a new run with this one"
+                f"question {state.task_id}: the program no longer has the sampled predictor {state.predictor!r}; "
+                "restore the program, or sample a new run with the current program"
             ) from None
         if today != plain(state.messages):
             raise TrainingError(
                 f"question {state.task_id}, step {state.step}: the program no longer sends the sampled messages:\n"
                 f"{message_difference(plain(state.messages), today, ('sampled', 'today'))}\n"
-                "A policy trained on these prompts would get others. Restore the program and its adapter, or sample a "
-                "new run with these"
+                "A policy trained on the sampled messages would receive different prompts. Restore the program and its "
+                "adapter, or sample a new run with the current program"
             )
 
 

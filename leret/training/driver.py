@@ -1,8 +1,8 @@
-"""The driver of every training: progress, validation, best step, alarms, interrupts, checkpoints, publication.
+"""Driver for all training: progress, validation, best step, alarms, interrupts, checkpoints, publication.
 
-It is a callback of transformers, so that TRL's trainers, our rounds (`leret.training.online.loop`) and the steps of
-``dspy.GRPO`` (`leret.optimize.reinforce`) are engines of the same driver. Trainer calls callbacks itself; `StepLoop`
-calls them in the same order for trainings outside Trainer.
+The driver is a transformers callback. It runs with TRL's trainers, with rounds (`leret.training.online.loop`) and with
+the steps of ``dspy.GRPO`` (`leret.optimize.reinforce`). The Trainer class calls callbacks itself; `StepLoop` calls
+callbacks in the same order for the engines that are not a Trainer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from leret.training.validation import Validation
 from leret.training.watch import Monitor, best_step, first_alarms, monitored
 
 N_CHECKPOINTS = 2
-"""Checkpoints that stay on disk, with the best one."""
+"""Number of checkpoints that stay on disk, including the best checkpoint."""
 
 _SHOWN = {
     "loss": "loss",
@@ -35,15 +35,15 @@ _SHOWN = {
     "reward": "reward",
     "objective/rlhf_reward": "reward",
 }
-"""Logged figures on the progress line."""
+"""Log figures on the progress line, with their labels."""
 
 
 class Engine(Protocol):
-    """A training that a `Driver` watches.
+    """Trains a policy under a `Driver`.
 
     Attributes:
-        state: step, log and best step, as transformers keeps them.
-        is_main: True in the process that writes.
+        state: step, log and best step, as in transformers.
+        is_main: True in the process that writes files.
         steps: optimizer steps so far.
         preflight: relative error of the trainer's loss (`leret.training.algorithms.base.check_loss`); None if unknown.
     """
@@ -62,7 +62,7 @@ class Engine(Protocol):
     def add_callback(self, callback: TrainerCallback) -> None: ...
 
     def train(self, checkpoint: Path | None) -> None:
-        """Take all remaining steps, after those of the checkpoint."""
+        """Take all remaining steps, from the checkpoint if there is one."""
         ...
 
     def log(self, figures: dict[str, float]) -> None: ...
@@ -72,7 +72,7 @@ class Engine(Protocol):
     def load(self, checkpoint: Path) -> None: ...
 
     def save(self, directory: Path) -> tuple[str, str]:
-        """Write the trained policy; return the name of its base model and the library that loads it."""
+        """Write the trained policy; return its base model's name and the library that loads the policy."""
         ...
 
 
@@ -94,7 +94,7 @@ class Driver(TrainerCallback):
             self.progress.advance(state.global_step)
         elif self.validate is not None:
             self._validate(self.validate, state, control)
-        if state.best_global_step:  # the run may have moved
+        if state.best_global_step:  # the run's directory may have moved
             state.best_model_checkpoint = os.path.join(args.output_dir, f"checkpoint-{state.best_global_step}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
@@ -104,7 +104,7 @@ class Driver(TrainerCallback):
         if self.validate is not None and (is_last or (self.eval_steps and state.global_step % self.eval_steps == 0)):
             self._validate(self.validate, state, control)
         if control.should_save:
-            control.should_log = True  # first, so that no checkpoint follows a loss that is not finite
+            control.should_log = True  # logging checks the loss before the checkpoint is written
         self.progress.advance(1, **self._facts)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -119,8 +119,8 @@ class Driver(TrainerCallback):
         self.progress.finish()
 
     def _validate(self, validate: Callable[[], dict[str, float]], state: Any, control: Any) -> None:
-        """Log a validation, and save the step if it is the best so far; the rotation never removes that checkpoint."""
-        should_log = control.should_log  # which the entry of the validation would reset
+        """Validate and log; save a checkpoint if the step is the best so far (rotation never removes the best)."""
+        should_log = control.should_log  # logging the validation resets this flag
         self.log(validate())
         control.should_log = should_log
         if state.global_step and best_step(state.log_history, self.monitor.measure) == state.global_step:
@@ -129,7 +129,7 @@ class Driver(TrainerCallback):
 
 
 class StepLoop:
-    """State and callbacks of a training that is not a `transformers.Trainer`, in Trainer's order of events."""
+    """State and callbacks of an engine that is not a `transformers.Trainer`, with Trainer's order of events."""
 
     def __init__(self, directory: Path, logging_steps: int, save_steps: int, max_steps: int = sys.maxsize) -> None:
         self.args = TrainingArguments(output_dir=str(directory), save_strategy="steps", use_cpu=True, report_to=[])
@@ -149,7 +149,7 @@ class StepLoop:
         self._handler.on_train_begin(self.args, self.state, self.control)
 
     def end_step(self, figures: Mapping[str, float], epoch: float = 0.0) -> bool:
-        """Count a step and log when it is time; return True if a checkpoint is to be written."""
+        """Count a step, and log if logging is due; return True if a checkpoint is due."""
         self._handler.on_step_begin(self.args, self.state, self.control)
         self._figures.append(figures)
         self.state.global_step, self.state.epoch = self.state.global_step + 1, epoch
@@ -165,7 +165,7 @@ class StepLoop:
         self._handler.on_log(self.args, self.state, self.control, figures)
 
     def save_state(self, checkpoint: Path) -> None:
-        """Write the state, which completes a checkpoint, and remove older checkpoints."""
+        """Complete a checkpoint by writing the trainer state, and remove older checkpoints."""
         best = self.state.best_global_step
         self.state.best_model_checkpoint = None if best is None else str(checkpoint.parent / f"checkpoint-{best}")
         self.state.save_to_json(str(checkpoint / "trainer_state.json"))
@@ -173,10 +173,10 @@ class StepLoop:
 
 
 def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Interrupt) -> int:
-    """Train from the last checkpoint to the end, and load the weights of the best validation.
+    """Train from the last checkpoint to the end, and load the weights with the best validation.
 
     Returns:
-        Step of the checkpoint that the training went on from; 0 without one.
+        Step of the checkpoint at which training resumed; 0 for a fresh start.
     """
     recipe, directory = job.recipe, job.directory
     directory.drop_broken()
@@ -201,7 +201,7 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
 
 
 def publish(engine: Engine, job: TrainingJob, method: str, seconds: float) -> TrainingRecord:
-    """Write the trained policy with its record and card, and make it the run's; return the record."""
+    """Write the trained policy with record and model card, and move it into the run; return the record."""
     recipe, measure, final = job.recipe, job.recipe.metric_for_best_model, job.directory.final
     log = [entry for entry in engine.state.log_history if "train_runtime" not in entry]
     record = TrainingRecord(

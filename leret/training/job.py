@@ -1,11 +1,11 @@
-"""A training job: its process, its directory, and the record and card of the finished policy.
+"""Training jobs: process, directory, and the finished policy's record and model card.
 
 ::
 
-    R/policies/.NAME/started.json      recipe and digests; another recipe is refused
-    R/policies/.NAME/checkpoint-N/     Hugging Face Trainer's: weights, optimizer, schedule, random states
-    R/policies/.NAME/final/            the finished policy, renamed to R/policies/NAME when it is complete
-    R/policies/NAME/training.json      the record, for programs; README.md, for people
+    R/policies/.NAME/started.json      recipe and digests; resuming with a different recipe is refused
+    R/policies/.NAME/checkpoint-N/     Hugging Face Trainer checkpoint: weights, optimizer, schedule, random states
+    R/policies/.NAME/final/            finished policy, renamed to R/policies/NAME when complete
+    R/policies/NAME/training.json      machine-readable record; README.md is the model card
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _DISK = ("No space left", "PytorchStreamWriter", "unexpected pos", "iostream err
 
 @contextmanager
 def training_process(threads: int | None) -> Iterator[None]:
-    """Set the number of threads (1 for equal bits) and silence libraries; restore both afterwards.
+    """Set the number of threads (1 for bit-identical results) and silence libraries; restore both settings afterwards.
 
-    A full disk, which each library reports in another way, raises an OSError.
+    Raise OSError if the disk is full; libraries report a full disk with different errors.
     """
     import datasets
     import torch
@@ -53,9 +53,9 @@ def training_process(threads: int | None) -> Iterator[None]:
 
     n_threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
     shown = not datasets.are_progress_bars_disabled(), transformers.logging.is_progress_bar_enabled()
-    state = random.getstate()  # trainers seed it, and others draw ids from it
+    state = random.getstate()  # trainers reseed it, but other code draws ids from it
     bars = os.environ.get("TQDM_DISABLE")
-    os.environ["TQDM_DISABLE"] = "1"  # TRL reads it for its bar of reference log-probabilities
+    os.environ["TQDM_DISABLE"] = "1"  # hides TRL's progress bar for reference log-probabilities
     with warnings.catch_warnings(), _disk_errors():
         warnings.simplefilter("ignore", FutureWarning)
         datasets.disable_progress_bars()
@@ -92,16 +92,16 @@ def _disk_errors() -> Iterator[None]:
 
 
 class Interrupt:
-    """SIGINT and SIGTERM end a training after its current step, with a checkpoint; a second one ends it at once."""
+    """SIGINT or SIGTERM stops training after the current step, with a checkpoint; a second signal stops at once."""
 
     def __init__(self) -> None:
         self.requested = False
 
     @contextmanager
     def handled(self) -> Iterator[None]:
-        """Catch the signals inside the block; raise KeyboardInterrupt at its end if one came."""
+        """Catch signals inside the block; raise KeyboardInterrupt at the end of the block if a signal came."""
         numbers = (signal.SIGINT, signal.SIGTERM)
-        main = threading.current_thread() is threading.main_thread()  # only this one gets signals
+        main = threading.current_thread() is threading.main_thread()  # only the main thread can handle signals
         before = {number: signal.signal(number, self._stop) for number in numbers if main}
         try:
             yield
@@ -118,21 +118,19 @@ class Interrupt:
 
 
 def n_processes() -> int:
-    """Return the number of processes of this training."""
+    """Return the number of training processes."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def refuse_processes(recipe: TrainingRecipe) -> None:
-    """Refuse several processes for an algorithm of our loop, which samples and trains in one."""
+    """Raise `TrainingError` if the algorithm samples and trains in one process."""
     if recipe.samples_in_process:
         other = ", or set engine: trl and states: stored" if "engine" in type(recipe).model_fields else ""
-        raise TrainingError(
-            f"algorithm: {recipe.algorithm} samples and trains in one process: start it without --launch{other}"
-        )
+        raise TrainingError(f"algorithm: {recipe.algorithm} samples and trains in one process; remove --launch{other}")
 
 
 class CheckpointDirectory:
-    """Directory in which one policy is trained: ``R/policies/.NAME``."""
+    """Working directory for training one policy: ``R/policies/.NAME``."""
 
     def __init__(self, policies: Path, name: str) -> None:
         self.path = policies / f".{name}"
@@ -141,30 +139,30 @@ class CheckpointDirectory:
         self._started = self.path / "started.json"
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Return the lock of a training, which its first process holds; RunError if another training holds it."""
-        busy = RunError(f"{self.path} is being trained by another process; wait for it, or stop it")
+        """Return the lock, held by rank 0 while it trains; entering raises RunError if another process has the lock."""
+        busy = RunError(f"{self.path} is being trained by another process; wait for that process or stop it")
         return nullcontext() if os.environ.get("RANK", "0") != "0" else locked(self.path / "training.lock", busy)
 
     def begun_with(self) -> dict[str, Any] | None:
-        """Return the recipe and digests of an unfinished training; None without one."""
+        """Return the recipe and digests of unfinished training; None if nothing was started."""
         return json.loads(self._started.read_text(encoding="utf-8")) if self._started.is_file() else None
 
     def begin(self, key: Mapping[str, Any]) -> None:
         write_atomically(self._started, json.dumps(key, indent=1, ensure_ascii=False))
 
     def checkpoint(self) -> Path | None:
-        """Return the last complete checkpoint. The trainer's state is written last, so a readable one is complete."""
+        """Return the last complete checkpoint: the trainer state, which is written last, is readable."""
         checkpoints = sorted(self.path.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
         return next((path for path in checkpoints if _is_complete(path)), None)
 
     def drop_broken(self) -> None:
-        """Remove checkpoints that a crash cut off, which the rotation would count."""
+        """Remove incomplete checkpoints left by a crash, because rotation would count them."""
         for path in self.path.glob("checkpoint-*"):
             if not _is_complete(path):
                 shutil.rmtree(path)
 
     def publish(self) -> None:
-        """Move the finished policy to its place in one step."""
+        """Move the finished policy to ``R/policies/NAME`` in one atomic step."""
         logs = self.path / "logs"
         if logs.is_dir():
             logs.rename(self.final / "logs")
@@ -190,11 +188,11 @@ def _is_complete(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """A training with its inputs, from a recipe and a run, or from other code.
+    """Inputs for training one policy, from a recipe and a run or from other code.
 
     Attributes:
-        inputs: examples, or the tasks that an online algorithm samples.
-        key: recipe and digests that decide the result; part of training.json.
+        inputs: examples, or tasks for an online algorithm.
+        key: recipe and digests that determine the result; part of training.json.
         max_steps: optimizer steps instead of the recipe's; 0 publishes the initial policy.
     """
 
@@ -215,21 +213,21 @@ class TrainReport:
     """Report of `leret train`."""
 
     path: Path
-    steps: int  # of this training, including those before an interruption
-    total_steps: int  # including those of the policies that it started from
+    steps: int  # optimizer steps, including steps before an interruption
+    total_steps: int  # optimizer steps since the base model
     seconds: float  # wall clock of this call
     examples: int
-    dropped: int  # examples longer than the policy or the recipe allows
+    dropped: int  # number of examples over the maximum length
     loss_first: float | None
     loss_last: float | None
     already: bool = False  # the policy existed, and nothing was done
-    resumed_from: int = 0  # step of the checkpoint that this call went on from
-    best_step: int | None = None  # of the published weights, by the validation
+    resumed_from: int = 0  # step of the checkpoint at which this call resumed
+    best_step: int | None = None  # step of the published weights, chosen by validation
     alarms: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
-        few = f"{self.examples} examples gave only {self.steps} steps; sample more questions"
+        few = f"{self.examples} examples gave only {self.steps} optimizer steps; sample more questions"
         return [few] if self.steps < 10 else []
 
 
@@ -239,9 +237,9 @@ class TrainingRecord:
 
     Attributes:
         preflight: relative error of `leret.training.algorithms.base.check_loss`.
-        log_history: one mapping a logged step, with the names of TRL and `leret.training.watch`.
-        best_step: step of the published weights, by the validation; None without one: the last step.
-        validation: ids of its tasks.
+        log_history: one mapping per logged step, with the names of TRL and `leret.training.watch`.
+        best_step: step of the published weights, chosen by validation; None without validation (last step).
+        validation: ids of validation tasks.
         weights: digest of the written weights.
     """
 
@@ -276,13 +274,13 @@ class TrainingRecord:
 
 
 _USE = {
-    False: "It answers prompts as the program's adapter formats them; any server of the OpenAI protocol can serve it.",
-    True: "It answers the program's `leret.Pick`; encoders of it are sentence-transformers directories.",
+    False: "It answers prompts in the format of the program's adapter. Any OpenAI-compatible server can serve it.",
+    True: "It answers the program's `leret.Pick`. Its encoders are sentence-transformers directories.",
 }
 
 
 def model_card(record: TrainingRecord, method: str, base_model: str, library: str) -> str:
-    """Return README.md of a policy, with the front matter of a Hugging Face model card."""
+    """Return the Hugging Face model card (README.md) of a policy."""
     last: Mapping[str, Any] = next((entry for entry in reversed(record.log_history) if "loss" in entry), {})
     figures = {name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)}
     picks = library not in {"peft", "transformers"}
@@ -296,10 +294,10 @@ tags: [leret, {"picker" if picks else "trl"}, {record.algorithm}]
 
 # {record.name}
 
-A {"picker of candidates" if picks else "policy that writes search queries"}, trained by leret: {method}.
+A {"picker of candidates" if picks else "policy that writes search queries"}, trained with leret: {method}.
 
-It started from `{record.parent}` and took {record.steps} steps ({record.total_steps} since the base) on \
-{record.examples} examples; {record.dropped} were too long and left out.{_outcome(record)}
+Training started from `{record.parent}` and took {record.steps} steps ({record.total_steps} since the base model) on \
+{record.examples} examples. {record.dropped} examples were too long and were skipped.{_outcome(record)}
 
 ## Recipe
 
@@ -321,7 +319,7 @@ def _outcome(record: TrainingRecord) -> str:
     if record.best_step is not None:
         figures = ((e["step"], n, v) for e in record.log_history for n, v in e.items() if n.startswith("eval_"))
         points = ", ".join(f"{value:.3f} at step {step}" for step, n, value in figures if n != "eval_unparsed")
-        paragraphs.insert(0, f"The weights are those of step {record.best_step}, the best of the validation: {points}.")
+        paragraphs.insert(0, f"The weights are from step {record.best_step}, which has the best validation: {points}.")
     return "".join(f"\n\n{line}" for line in paragraphs)
 
 

@@ -1,4 +1,4 @@
-"""The weights that a training starts from: the sampled policy, a trained one of the run, or a directory."""
+"""Initial weights for training: the sampled policy, a trained policy of the run, or a directory."""
 
 from __future__ import annotations
 
@@ -36,23 +36,23 @@ R = TypeVar("R", bound=OptimizerKeys)
 
 @dataclass(frozen=True, slots=True)
 class InitialPolicy:
-    """The policy that a training starts from."""
+    """Policy at the start of training."""
 
     name: str  # init_from: base, a policy of the run, or a directory
-    directory: Path  # of full weights, or of an adapter
-    digest: str  # of its weights
-    total_steps: int = 0  # optimizer steps since the base
+    directory: Path  # with full weights or an adapter
+    digest: str  # digest of the weights
+    total_steps: int = 0  # optimizer steps since the base model
     template: str | None = None  # as in policy.template
 
     @property
     def base_model(self) -> str:
-        """Name of a model of the hub, if its snapshot lies in ``models--OWNER--NAME``; else of the directory."""
+        """Hub name, if the directory is a snapshot in ``models--OWNER--NAME``; otherwise the directory's name."""
         of_hub = [part for part in self.directory.parts if part.startswith("models--")]
         return of_hub[-1].removeprefix("models--").replace("--", "/", 1) if of_hub else self.directory.name
 
 
 def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = None) -> InitialPolicy:
-    """Resolve the recipe's ``init_from``; refuse a policy that is unknown, damaged, or changed since sampling."""
+    """Resolve ``init_from``; raise `TrainingError` if the policy is unknown, damaged, or changed since sampling."""
     trained = run.policies / init_from
     if init_from == "base":
         model = sampled_model(run, predictors)
@@ -63,8 +63,8 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
     else:
         known = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))
         raise TrainingError(
-            f"init_from: {init_from!r} is not base, not a trained policy of {run.path} (it has "
-            f"{', '.join(known) or 'none yet'}) and not a directory; train {init_from} first, or name one of these"
+            f"init_from: {init_from!r} is not base, a trained policy of {run.path} (available: "
+            f"{', '.join(known) or 'none'}) or a directory; train {init_from} first, or change init_from"
         )
     path = find_model(model).resolve()
     digest = model_digest(path)
@@ -75,7 +75,7 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
 
 
 def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
-    """Return the recipe with a learning rate: its own, or the one for the model's size, which is logged."""
+    """Return the recipe with a learning rate; if none is set, choose and log a default for the model size."""
     if recipe.learning_rate is not None or not isinstance(recipe, WriterKeys):
         return recipe
     n_parameters = count_parameters(initial.directory)
@@ -87,14 +87,14 @@ def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
 
 
 def find_picker(run: Run, recipe: RoundRecipe) -> InitialPolicy:
-    """Return the picker that a training starts from: the run's, a trained one of the run, or one in a directory."""
+    """Return the initial picker: the run's picker, a trained picker of the run, or a picker in a directory."""
     settings = sampled_picker(sampling_recipe_of(run), recipe)
     places = (run.policies / recipe.init_from, Path(recipe.init_from))
     trained = next((place for place in places if (place / PICKER_RECORD).is_file()), None)
     if trained is None and recipe.init_from != "base":
         raise TrainingError(
-            f"init_from: {recipe.init_from!r} is neither base nor a picker of {run.path}, nor the directory of one; "
-            "train it first"
+            f"init_from: {recipe.init_from!r} is not base, a trained picker of {run.path} or a picker's directory; "
+            "train the picker first, or change init_from"
         )
     directory = trained or Path(settings.model)
     total = int(training_record(directory).get("total_steps", 0))
@@ -103,26 +103,25 @@ def find_picker(run: Run, recipe: RoundRecipe) -> InitialPolicy:
 
 
 def sampled_picker(sampling: SamplingRecipe, recipe: RoundRecipe) -> PickerSettings:
-    """Return the settings of the picker that a run was sampled with."""
+    """Return the settings of the picker with which the run was sampled."""
     settings = sampling.policy_of(recipe.predictors)
     if not isinstance(settings, PickerSettings):
         raise TrainingError(
-            f"algorithm: {recipe.algorithm} trains a picker, and the run has a policy of kind {settings.kind} there; "
-            "set policy.kind (or policies.NAME.kind, and predictors) to features or encoder in the recipe of `leret "
-            "sample`"
+            f"algorithm: {recipe.algorithm} trains a picker, but the run's policy has kind {settings.kind}; set "
+            "policy.kind (or policies.NAME.kind, and predictors) to features or encoder in the sampling recipe"
         )
     return settings
 
 
 def training_record(directory: Path) -> dict[str, Any]:
-    """Return the content of a policy's training.json; empty without one."""
+    """Return the content of a policy's training.json; {} if there is no such file."""
     path = directory / "training.json"
     if not path.is_file():
         return {}
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise TrainingError(f"{path} cannot be read ({error}); remove {directory} and train it again") from error
+        raise TrainingError(f"{path} cannot be read ({error}); remove {directory} and train again") from error
 
 
 def _check_unchanged(run: Run, path: Path, digest: str, predictors: Collection[str] | None) -> None:
@@ -131,16 +130,16 @@ def _check_unchanged(run: Run, path: Path, digest: str, predictors: Collection[s
     known = rounds and rounds[0].get("digests", {"": rounds[0]["digest"]})
     if local and known and digest not in {known.get(name, known[""]) for name in predictors or [""]}:
         raise TrainingError(
-            f"the policy in {path} is no longer the one that {run.path} was sampled from: its files have changed. "
-            "Restore them, or sample a new run with the new ones"
+            f"the policy in {path} is no longer the one that {run.path} was sampled from, because its files changed; "
+            "restore the files, or sample a new run with the changed policy"
         )
 
 
 def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: str) -> tuple[Any, Any]:
-    """Return the policy's model, in training mode, and its tokenizer.
+    """Return the policy's model in training mode, and its tokenizer.
 
-    Weights are float32 and autocast computes in bfloat16, because bfloat16 weights lose updates at small learning
-    rates; only the frozen base of an adapter is loaded in bfloat16.
+    Weights stay in float32 while autocast computes in bfloat16, because bfloat16 weights lose updates at small learning
+    rates. Only the frozen base of an adapter is loaded in bfloat16.
     """
     frozen = lora is not None and dtype == "bfloat16"
     base = adapter_base(initial.directory)
@@ -157,7 +156,7 @@ def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: 
 
 
 def _disable_dropout(model: Any) -> None:
-    """Set all dropout to 0. TRL does so only for modules of dropout; OPT's layers call the function."""
+    """Set all dropout to 0. TRL covers only dropout modules, but OPT's layers call the dropout function."""
     import torch
 
     for module in model.modules():
@@ -169,17 +168,17 @@ def _disable_dropout(model: Any) -> None:
 
 
 def quantized(kind: str) -> dict[str, Any]:
-    """Return arguments of ``from_pretrained`` that load a frozen base in four bits on this process's GPU.
+    """Return ``from_pretrained`` arguments that load a frozen base in 4 bits on this process's GPU.
 
-    Source: QLoRA, Dettmers et al. 2023, arXiv 2305.14314, section 3 (``nf4`` and doubly quantized scales).
+    Source: QLoRA, Dettmers et al. 2023, arXiv 2305.14314, section 3 (``nf4`` and double quantization).
     """
     import torch
     from transformers import BitsAndBytesConfig
 
     if not torch.cuda.is_available():
         raise TrainingError(
-            f"lora.quantization: {kind} needs a CUDA GPU, and there is none; remove it to load the base in the "
-            "recipe's dtype"
+            f"lora.quantization: {kind} needs a CUDA GPU, but no GPU is available; remove lora.quantization to load "
+            "the base in the recipe's dtype"
         )
     if find_spec("bitsandbytes") is None:
         raise MissingDependency("bitsandbytes", "train", command="pip install bitsandbytes")
@@ -193,7 +192,7 @@ def quantized(kind: str) -> dict[str, Any]:
 
 
 def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) -> Any:
-    """Put a saved adapter on its base model: trainable if the recipe has ``lora``, merged otherwise."""
+    """Add a saved adapter to its base model: trainable if the recipe has ``lora``, otherwise merged."""
     if settings is None:
         return merge_into(model, directory).requires_grad_(True)
     from peft import PeftModel
@@ -202,15 +201,15 @@ def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) ->
     saved: Any = loaded.peft_config["default"]
     if (saved.r, saved.lora_alpha) != (settings.r, settings.alpha):
         raise TrainingError(
-            f"{directory} is an adapter with r {saved.r} and alpha {saved.lora_alpha}, the recipe asks for r "
-            f"{settings.r} and alpha {settings.alpha}; set lora.r and lora.alpha to the adapter's, or remove lora to "
-            "merge it first"
+            f"the adapter in {directory} has r {saved.r} and alpha {saved.lora_alpha}, but the recipe has r "
+            f"{settings.r} and alpha {settings.alpha}; set lora.r and lora.alpha to the adapter's values, or remove "
+            "lora to merge the adapter"
         )
     return loaded
 
 
 def save_policy(model: Any, tokenizer: Any, directory: Path, state: Mapping[str, Any] | None = None) -> None:
-    """Write a model or an adapter with its tokenizer, as safetensors; ``state`` replaces the model's weights."""
+    """Write a model or adapter as safetensors, with its tokenizer; ``state`` replaces the model's weights."""
     peft = hasattr(model, "peft_config")
     only = {"selected_adapters": ["default"]} if peft else {}
     model.save_pretrained(directory, state_dict=state, safe_serialization=True, **only)
@@ -225,6 +224,6 @@ def library_of(model: Any) -> str:
 
 
 def stop_ids(model: Any) -> tuple[int, ...]:
-    """Return the ids at which generation stops."""
+    """Return the token ids that stop generation."""
     value = getattr(model.generation_config, "eos_token_id", None)
     return tuple(value) if isinstance(value, list) else () if value is None else (int(value),)

@@ -1,9 +1,9 @@
-"""Batches of token ids: padded, or packed so that a prompt runs once for all of its completions.
+"""Batches of token ids: padded, or packed so that completions share one forward pass over their prompt.
 
-TRL runs the prompt of a pair twice, and outside GPUs multiplies every position with the output matrix, although only
-those of completions count. For a policy of a few million parameters on a CPU this is most of the time. A packed batch
-holds only completions; hooks on the backbone replace its attention mask, a `Layout`, by rows of prompts with
-completions. Our loop and TRL's trainers use the same batches.
+TRL runs the prompt of a pair twice. On a CPU, TRL also multiplies every position by the output matrix, although only
+completion positions count. For policies of a few million parameters, this is most of the training time on a CPU. A
+packed batch holds only completions, and its attention mask is a `Layout`. Hooks on the backbone replace the batch with
+rows that hold prompts and completions. `RoundLoop` and TRL's trainers use the same batches.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from torch.nn.utils.rnn import pad_sequence
 Ids = Sequence[int]
 
 MODEL_TYPES = frozenset({"llama", "opt", "qwen2", "qwen3"})
-"""Model types with backbones that take a 4D mask and positions; tests compare each with the plain forward."""
+"""Model types whose backbone accepts a 4D mask and positions; tests compare each type with the plain forward pass."""
 
 
 class Layout(dict[str, torch.Tensor]):
     """Attention mask of a packed batch.
 
-    Keys: ``ids``, ``mask`` and ``positions`` of the rows that the backbone runs (`Packed`); ``places``, (n_sequences,
-    width) flat indices of the positions that predict each completion; ``n_tokens`` of all sequences.
+    Keys: ``ids``, ``mask`` and ``positions`` are the backbone's input rows (see `Packed`). ``places`` (n_sequences,
+    width) holds flat indices of the positions that predict each completion. ``n_tokens`` is the total token count.
     """
 
     def sum(self) -> torch.Tensor:
-        """Return the tokens of all sequences, which trainers count by the attention mask."""
+        """Return the total token count, because trainers count tokens by summing the attention mask."""
         return self["n_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows of prompts with their completions; a completion sees only its prompt and itself.
+    """Rows of prompts with their completions; a completion attends only to its prompt and itself.
 
     Attributes:
         ids: (n_rows, n_tokens) prompt, first completion, second completion ..., padding.
-        positions: (n_rows, n_tokens); those of every completion follow its prompt's.
-        mask: (n_rows, 1, n_tokens, n_tokens), 0 where a token sees another one, a large negative number elsewhere.
-        places: by prompt and completion, flat indices of the positions that predict the completion's tokens.
+        positions: (n_rows, n_tokens) position ids; each completion's positions start after its prompt.
+        mask: (n_rows, 1, n_tokens, n_tokens), 0 where a token attends to another token, else a large negative number.
+        places: per prompt and completion, flat indices of the positions that predict the completion's tokens.
     """
 
     ids: torch.Tensor
@@ -51,7 +51,7 @@ class Packed:
 
 
 def pack(trees: Sequence[tuple[Ids, Sequence[Ids]]], rows: Sequence[Sequence[int]] | None = None) -> Packed:
-    """Lay out prompts with their completions of at least one token; ``rows`` lists the trees that share a row."""
+    """Lay out prompts with non-empty completions; ``rows`` lists the indices of trees that share a row."""
     rows = rows or [[i] for i in range(len(trees))]
     lengths = [len(prompt) + sum(map(len, completions)) for prompt, completions in trees]
     width = max(sum(lengths[i] for i in row) for row in rows)
@@ -78,7 +78,7 @@ def pack(trees: Sequence[tuple[Ids, Sequence[Ids]]], rows: Sequence[Sequence[int
 
 
 def fill_rows(lengths: Sequence[int]) -> list[list[int]]:
-    """Fill rows no longer than the longest item, by first fit of the longest first.
+    """Group items into rows of at most the longest item's length; return item indices (first-fit decreasing).
 
     >>> fill_rows([9, 2, 8, 7])
     [[0], [2], [3, 1]]
@@ -96,12 +96,12 @@ def fill_rows(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def collate(sequences: Sequence[tuple[Ids, Ids]], pad: int, *, packed: bool) -> dict[str, Any]:
-    """Return a batch for a causal LM, as TRL's trainers take it.
+    """Return a batch for a causal LM, in the format of TRL's trainers.
 
     Returns:
-        ``input_ids``, ``attention_mask`` and ``completion_mask``, (n_sequences, length), right-padded, of whole
-        sequences. ``packed``, for a model prepared by `share_prompts`: of completions after the last token of their
-        prompts, with a `Layout` as the mask.
+        ``input_ids``, ``attention_mask`` and ``completion_mask``, each (n_sequences, length) and right-padded. With
+        ``packed`` (the model must be prepared with `share_prompts`), a sequence is the last prompt token and the
+        completion, and the attention mask is a `Layout`.
     """
     heads = [prompt[-1:] if packed else prompt for prompt, _ in sequences]
     whole = [torch.tensor([*head, *completion]) for head, (_, completion) in zip(heads, sequences, strict=True)]
@@ -117,7 +117,7 @@ def collate(sequences: Sequence[tuple[Ids, Ids]], pad: int, *, packed: bool) -> 
 
 
 def share_prompts(model: Any) -> bool:
-    """Let a model take packed batches, by hooks on its backbone; return False for other types than `MODEL_TYPES`."""
+    """Add hooks so that the model accepts packed batches; return False if its type is not in `MODEL_TYPES`."""
     inner = model.get_base_model() if hasattr(model, "peft_config") else model
     if inner.config.model_type not in MODEL_TYPES or getattr(inner.config, "use_sliding_window", False):
         return False
@@ -136,7 +136,7 @@ def share_prompts(model: Any) -> bool:
             output.last_hidden_state = output.last_hidden_state.flatten(0, 1)[places.pop()]
         return output
 
-    backbone = inner.get_decoder()  # called by the model with a head; OPT's is not its base_model
+    backbone = inner.get_decoder()  # the module that the LM head model calls; for OPT it is not base_model
     backbone.register_forward_pre_hook(before, with_kwargs=True)
     backbone.register_forward_hook(after)
     return True

@@ -1,7 +1,7 @@
-"""`leret train`: train a policy from a run's samples, or from fresh samples of its tasks.
+"""`leret train`: train a policy on a run's samples, or on fresh samples of the run's tasks.
 
-`train` makes a `TrainingJob` from a recipe and a run. `fit` trains it: the algorithm makes an engine
-(`leret.training.algorithms`), the driver runs it (`leret.training.driver`) and publishes the policy.
+`train` makes a `TrainingJob` from a recipe and a run. `fit` trains the job: the algorithm makes an engine
+(`leret.training.algorithms`), and the driver (`leret.training.driver`) runs the engine and publishes the policy.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ from leret.training.watch import check_trackers
 
 @dataclass(frozen=True, slots=True)
 class TrainEstimate:
-    """Figures of a training that has not run."""
+    """Estimate of `leret train --dry-run`."""
 
     name: str
     algorithm: str
     initial: str
-    examples: int  # with those that are too long; for an online algorithm, tasks
-    steps: int  # on one device, at most
+    examples: int  # including too long examples; for online algorithms, tasks
+    steps: int  # maximum number, on one device
     done: bool
-    resumes_at: int  # step of the checkpoint to go on from; 0 for a fresh start
+    resumes_at: int  # step of the checkpoint to resume from; 0 for a fresh start
 
 
 def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None) -> TrainReport:
-    """Train one policy, or resume its training; do nothing if it exists.
+    """Train one policy or resume its training; do nothing if the policy exists.
 
     Raises:
-        TrainingError: the run has nothing to train on, an example belongs to the evaluation split, or a check refuses.
+        TrainingError: the run has nothing to train on, an example is in the evaluation split, or a check fails.
         PolicyError: the initial policy cannot be loaded.
-        RunError: the run cannot be read or written, or the policy was begun with another recipe.
-        KeyboardInterrupt: SIGINT or SIGTERM came; a checkpoint was written first.
+        RunError: the run cannot be read or written, or training began with a different recipe.
+        KeyboardInterrupt: SIGINT or SIGTERM was received; a checkpoint was written first.
     """
     with open_environment(recipe, run) as environment:
         job = make_job(recipe, run, environment)
@@ -77,7 +77,7 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
 def train_job(
     job: TrainingJob, progress: Progress | None = None, *, interrupt: Interrupt | None = None
 ) -> tuple[TrainReport, bool]:
-    """Train a prepared job; return the report, and True in the process that writes."""
+    """Train a prepared job; return the report, and True in the process that writes files."""
     began = time.monotonic()
     directory = job.directory
     with nullcontext() if directory.policy.is_dir() else directory.lock():
@@ -97,13 +97,13 @@ def train_job(
                 if not out_of_memory(error):
                     raise
                 raise TrainingError(
-                    f"{job.recipe.policy_name} ran out of memory: lower per_device_train_batch_size (and raise "
+                    f"{job.recipe.policy_name} ran out of memory; lower per_device_train_batch_size (and raise "
                     "gradient_accumulation_steps) or max_length, set lora, or set optim: adafactor"
                 ) from error
 
 
 def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> tuple[TrainReport, bool]:
-    """Train and publish one policy, from its last checkpoint on; return what `train_job` does."""
+    """Train and publish one policy, from its last checkpoint if there is one; return the same values as `train_job`."""
     from leret.training.driver import drive, publish
 
     began = time.monotonic()
@@ -117,7 +117,7 @@ def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> tuple[Tra
 
 
 def estimate(recipe: TrainingRecipe, run: Run) -> TrainEstimate:
-    """Return the figures of `train` without loading a model."""
+    """Estimate examples and steps of `train` without loading a model."""
     with open_environment(recipe, run) as environment:
         job = make_job(recipe, run, environment)
     done = job.directory.policy.is_dir()
@@ -135,14 +135,14 @@ def estimate(recipe: TrainingRecipe, run: Run) -> TrainEstimate:
 
 
 def open_environment(recipe: TrainingRecipe, run: Run) -> AbstractContextManager[Environment | None]:
-    """Open the run's environment if the training samples, validates or chooses predictors; stored rows need none."""
+    """Open the run's environment if training samples, validates or chooses predictors; otherwise yield None."""
     several = run.section("sampling", "leret sample RECIPE").get("policies")
     needed = ALGORITHMS[recipe.algorithm].is_online or recipe.eval_steps or several
     return Environment.open(run) if needed else nullcontext()
 
 
 def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) -> TrainingJob:
-    """Resolve a recipe in a run, with its environment, see `open_environment`."""
+    """Resolve a recipe against a run; ``environment`` comes from `open_environment`."""
     check_trackers(recipe)
     algorithm = ALGORITHMS[recipe.algorithm]
     if environment is not None:
@@ -166,7 +166,7 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
         digests["validation"] = validation.digest
         inputs = [one for one in inputs if getattr(one, name) not in validation.ids]
         if not inputs:
-            raise TrainingError("eval_tasks: the validation takes all tasks of the training; lower eval_tasks")
+            raise TrainingError("eval_tasks: validation leaves no tasks for training; lower eval_tasks")
     return TrainingJob(
         recipe,
         initial,
@@ -182,14 +182,14 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
 
 
 def _refuse_leaks(run: Run, task_ids: Collection[str]) -> None:
-    """Refuse tasks that evaluation holds out, by their ids or their texts, as sampling noted them."""
+    """Raise `TrainingError` for tasks in the evaluation split, by the ids that sampling recorded."""
     if not run.held_out.is_file():
-        raise TrainingError(f"{run.held_out} is missing, which lists the tasks of evaluation; `leret sample` writes it")
+        raise TrainingError(f"{run.held_out} (list of evaluation tasks) is missing; write it with `leret sample`")
     held_out = set(json.loads(run.held_out.read_text(encoding="utf-8")))
     leaked = sorted(held_out.intersection(task_ids))
     if leaked:
         raise TrainingError(
-            f"{len(leaked)} questions of the training data, or their texts, are in the evaluation split: "
+            f"{len(leaked)} training questions (by id or text) are also in the evaluation split: "
             f"{', '.join(map(repr, leaked[:5]))}; sample a new run from split train"
         )
 
@@ -205,12 +205,12 @@ def _with_predictors(
     predictors = [name for name in fitting if name not in policies] or fitting
     if not predictors:
         policy = "a picker" if algorithm.picks else "a policy that writes"
-        raise TrainingError(f"algorithm: {recipe.algorithm} trains {policy}, and none answers in {run.path}")
+        raise TrainingError(f"algorithm: {recipe.algorithm} trains {policy}, but no predictor of {run.path} uses one")
     return recipe.model_copy(update={"predictors": tuple(predictors)})
 
 
 def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> int | None:
-    """Return the steps that are left to take as many in all as ``match_steps_of``."""
+    """Return the remaining steps until the total equals that of policy ``match_steps_of``; None if it is not set."""
     name = getattr(recipe, "match_steps_of", None)
     if name is None:
         return None
@@ -219,8 +219,8 @@ def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> 
         raise TrainingError(f"match_steps_of: {run.path} has no trained policy {name!r}; train it before this one")
     if total <= initial.total_steps:
         raise TrainingError(
-            f"match_steps_of: {name!r} took {total} steps in all, and {recipe.init_from!r}, where this training "
-            f"starts, {initial.total_steps} already; start from base"
+            f"match_steps_of: {name!r} took {total} steps in total, but init_from {recipe.init_from!r} already took "
+            f"{initial.total_steps}; set init_from: base"
         )
     return int(total) - initial.total_steps
 
@@ -229,7 +229,7 @@ def _finished_record(job: TrainingJob) -> TrainingRecord:
     value = training_record(job.directory.policy)
     if not value:
         raise TrainingError(
-            f"{job.directory.policy} is not a policy of this run (it has no training.json); give this one another name"
+            f"{job.directory.policy} is not a policy of this run (no training.json); choose another `name`"
         )
     _check_same(job, value["key"])
     refuse_changed_weights(job.directory.policy)
@@ -243,5 +243,5 @@ def _check_same(job: TrainingJob, before: dict[str, Any]) -> None:
         {**before["recipe"], "digest": before["digest"]},
         {**job.key["recipe"], "digest": job.key["digest"]},
         free_keys(type(job.recipe)),
-        otherwise="give this one another `name`, or remove that directory",
+        otherwise="choose another `name`, or remove that directory",
     )

@@ -1,7 +1,7 @@
-"""Validation during a training: the run's program on held-out tasks, greedy and zero-shot, as in `leret eval`.
+"""Validation during training: the run's program on held-out tasks, greedy and zero-shot, as in `leret eval`.
 
-Its tasks come from the data's split dev, or from split train (then they are not trained on), never from split test.
-They choose the best policy of a training, so `leret eval` refuses them.
+Validation tasks come from split dev, or from split train (and are then excluded from training), but never from split
+test. Training chooses its best step by these tasks, so `leret eval` refuses to use the tasks again.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 _SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 
-_OTHER = "set eval_split: train, which leaves eval_tasks tasks out of the training, or remove eval_steps"
+_OTHER = "set eval_split: train, which excludes eval_tasks tasks from training, or remove eval_steps"
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Tasks, and the environment in which a program answers them."""
+    """Validation tasks, and the environment that runs the program on the tasks."""
 
     environment: Environment
     tasks: Sequence[Task]
     measure: str
-    predictors: Sequence[str] | None = None  # those in training; None if the run has one policy
+    predictors: Sequence[str] | None = None  # predictors in training; None if the run has one policy
 
     @property
     def ids(self) -> frozenset[str]:
@@ -44,11 +44,11 @@ class Validation:
 
     @property
     def digest(self) -> str:
-        """Name of the tasks, and of the measure's source if it is a user's function."""
+        """Digest of the tasks, and of the measure's source code if the measure is a user's function."""
         return digest(sorted(self.ids), *filter(None, [sources_digest([self.measure])]))
 
     def run_model(self, model: Any, tokenizer: Any, step: int) -> dict[str, float]:
-        """Return ``eval_MEASURE`` and ``eval_unparsed`` of a causal LM: means over the tasks, in [0, 1]."""
+        """Return a causal LM's ``eval_MEASURE`` and ``eval_unparsed``, means over tasks in [0, 1]."""
         from leret.policies.local.policy import LocalPolicy
 
         thinking = self.environment.recipe.policy_of(self.predictors).model_dump().get("enable_thinking")
@@ -61,21 +61,21 @@ class Validation:
         return self.figures(asyncio.run(self._rollouts(policy)))
 
     def figures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Score rollouts; outages are not scored, and more outages than results are an error."""
+        """Return mean scores of rollouts without outages; raise an error if more than half have outages."""
         from leret.rollouts.failures import BOUNDARIES
 
         done = [rollout for rollout in rollouts if rollout.error is None]
         if 2 * len(done) < len(rollouts):
             failure = next(r.failure for r in rollouts if r.error is not None and r.failure)
             raise BOUNDARIES.get(failure.kind, PolicyError)(
-                f"{len(rollouts) - len(done)} of {len(rollouts)} tasks failed in the validation; the first: "
-                f"{failure.message}. Correct the cause and run the same command again"
+                f"{len(rollouts) - len(done)} of {len(rollouts)} validation tasks failed; the first failure: "
+                f"{failure.message}. Fix the cause and run the same command again"
             )
         tasks, value = {task.id: task for task in self.tasks}, scoring(self.measure)
         values = [value(_outcome(tasks[rollout.task_id], rollout)) for rollout in done]
         scored = [float(v) for v in values if v is not None]
         if not scored:
-            raise TrainingError(f"metric_for_best_model: no task of the validation has a {self.measure}; name another")
+            raise TrainingError(f"metric_for_best_model: no validation task has {self.measure}; choose another measure")
         unparsed = sum(rollout.unparsed for rollout in done) / len(done)
         return {f"eval_{self.measure}": sum(scored) / len(scored), "eval_unparsed": unparsed}
 
@@ -98,11 +98,11 @@ class Validation:
 
 
 def open_validation(recipe: TrainingRecipe, environment: Environment, trained: Collection[str]) -> Validation:
-    """Return the recipe's validation; from split train, tasks that are not ``trained`` come first."""
+    """Return the recipe's validation; it prefers tasks whose ids are not in ``trained``."""
     if any(os.environ.get(name) == "true" for name in _SHARDED):
         raise TrainingError(
-            "eval_steps: a validation needs the whole model in each process, which fsdp and zero3 shard; remove "
-            "eval_steps, and compare policies with leret eval"
+            "eval_steps: validation needs the whole model in each process, but fsdp and zero3 shard the model; remove "
+            "eval_steps and compare policies with `leret eval`"
         )
     scoring(recipe.metric_for_best_model, "metric_for_best_model")
     seed = environment.recipe.data.seed

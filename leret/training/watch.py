@@ -1,8 +1,8 @@
-"""The watch on a training's log: rules that raise alarms, and the monitor that applies them and fills trackers.
+"""Monitoring of training logs: rules that raise alarms, and a monitor that applies the rules and feeds trackers.
 
-An entry of a log has the names of TRL's trainers (`reward`, `kl`, `completions/mean_length` ..., `objective/kl` and
-`val/ratio` of PPO). leret adds `completions/unparsed` and `completions/distinct`, shares of the sampled completions,
-and for validations `eval_MEASURE` and `eval_unparsed`.
+Log entries use TRL's names (`reward`, `kl`, `completions/mean_length` ..., and `objective/kl` and `val/ratio` for PPO).
+leret adds `completions/unparsed` and `completions/distinct`, which are fractions of the sampled completions. For
+validation, leret adds `eval_MEASURE` and `eval_unparsed`.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _LOG = logging.getLogger("leret")
 Log = Sequence[Mapping[str, Any]]
 
 ROW = 3
-"""Consecutive logged values that must break a limit, so that one noisy batch raises no alarm; the first ones are
-averaged as the start of a training."""
+"""Number of consecutive logged values beyond a limit before an alarm, so that one noisy batch raises no alarm. The
+first values of a log, of the same number, are averaged as the starting value."""
 
 NOISE = 0.05
-"""Smallest fall of a validation measure that counts: about the standard error of the recall of 64 tasks."""
+"""Minimum drop of a validation measure that counts: about the standard error of recall on 64 tasks."""
 
 _REWARDS = ("reward", "objective/rlhf_reward")
 _SCORES = (*_REWARDS, "rewards/margins")
-"""Figures that a training raises: the reward, or the margin between chosen and rejected."""
+"""Figures that training should increase: the reward, or the margin of chosen over rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """A fault at a step; ``message`` says what is wrong and what to try."""
+    """A fault at a step; ``message`` states the fault and what to try."""
 
     name: str
     step: int
@@ -51,93 +51,93 @@ class Rule(NamedTuple):
     """A limit on one logged figure."""
 
     name: str
-    keys: tuple[str, ...]  # of the figure; an entry of the log has one of them
-    beyond: Callable[[float, float], bool]  # of the value and the value at the start
-    message: str  # what is wrong, and what to try
+    keys: tuple[str, ...]  # names of the figure; a log entry has at most one
+    beyond: Callable[[float, float], bool]  # takes the value and the starting value
+    message: str  # the fault and what to try
 
 
 RULES = (
-    # Noise in healthy trainings leaves .79 of it; GRPO with a fault in its prompts had .6 after 20 rounds.
+    # Healthy training runs kept at least .79 of the reward; GRPO with faulty prompts had .6 after 20 rounds.
     Rule(
         "reward",
         _REWARDS,
         lambda value, start: start > 0 and value < 2 / 3 * start,
-        "the reward of the samples fell from {start:.3g} to {value:.3g}: the updates make the policy worse; "
-        "lower learning_rate, or raise the KL coefficient",
+        "the sample reward fell from {start:.3g} to {value:.3g}, so updates make the policy worse; "
+        "lower learning_rate or raise the KL coefficient",
     ),
-    # The demo's healthy trainings keep at least 40 % of it, also at the highest rate that still gains recall.
+    # Healthy training runs of the demo keep at least 40 % of their entropy, even at the highest useful learning rate.
     Rule(
         "entropy",
         ("entropy", "policy/entropy"),
         lambda value, start: value < 0.2 * start,
-        "the policy's entropy fell from {start:.3g} to {value:.3g} nats a token: it writes one completion everywhere; "
+        "the policy's entropy fell from {start:.3g} to {value:.3g} nats per token, so completions hardly vary; "
         "lower learning_rate, raise the KL coefficient, or sample at a higher temperature",
     ),
-    # With groups of four, the demo's best trainings end at .82.
+    # The demo's best training runs with groups of four end at .82.
     Rule(
         "zero_spread",
         ("frac_reward_zero_std",),
         lambda value, start: value > 0.9,
-        "{value:.0%} of the groups have one reward for all of their samples, and teach nothing; "
-        "sample more completions a state, at a higher temperature, or choose a reward with more levels",
+        "{value:.0%} of the groups have the same reward for all samples and teach nothing; "
+        "sample more completions per state or at a higher temperature, or choose a reward with more levels",
     ),
     Rule(
         "duplicates",
         ("completions/distinct",),
-        lambda value, start: value < 0.2,  # 2 different completions in a group of 8 are at .25
-        "only {value:.0%} of the completions of a group are distinct; "
-        "sample at a higher temperature or with a larger top_p, or lower learning_rate",
+        lambda value, start: value < 0.2,  # 2 distinct completions in a group of 8 give .25
+        "only {value:.0%} of a group's completions are distinct; "
+        "raise the temperature or top_p, or lower learning_rate",
     ),
     Rule(
         "unparsed",
         ("completions/unparsed", "eval_unparsed"),
         lambda value, start: value > 0.2,
         "{value:.0%} of the completions are not in the program's format; "
-        "raise max_tokens where they are cut off, start from an sft policy, or lower learning_rate",
+        "raise max_tokens if completions are truncated, start from an sft policy, or lower learning_rate",
     ),
     Rule(
         "length",
         ("completions/mean_length",),
         lambda value, start: not 0.5 * start <= value <= 2 * start,
-        "the completions' mean length went from {start:.3g} to {value:.3g} tokens; "
-        "add the reward `length`, raise the KL coefficient, or look at what the policy writes now",
+        "the mean completion length changed from {start:.3g} to {value:.3g} tokens; "
+        "inspect recent completions, add the reward `length`, or raise the KL coefficient",
     ),
-    # On the demo, trainings that still gain recall are at .75 (GRPO) and 1.3 (PPO).
+    # Training runs of the demo that still gain recall reach .75 (GRPO) and 1.3 (PPO).
     Rule(
         "kl",
         ("kl",),
         lambda value, start: value > 2,
-        "the policy is {value:.3g} nats a token away from where it started; "
+        "the policy's KL from the initial policy is {value:.3g} nats per token; "
         "raise the KL coefficient, or lower learning_rate",
     ),
-    # KL of a sequence, for completions of at least about ten tokens; limits of TRL's PPO are of the same order.
+    # KL per sequence, for completions of about ten tokens or more; TRL's PPO has limits of the same order.
     Rule(
         "kl",
         ("objective/kl",),
         lambda value, start: value > 20,
-        "the policy is {value:.3g} nats a completion away from where it started; "
+        "the policy's KL from the initial policy is {value:.3g} nats per completion; "
         "raise the KL coefficient, or lower learning_rate",
     ),
-    # TRL's guide to PPO: near 1 is healthy; 2 or .1 means that the updates are too large.
+    # TRL's PPO guide: a ratio near 1 is healthy, and a ratio of 2 or .1 means that updates are too large.
     Rule(
         "ratio",
         ("val/ratio",),
         lambda value, start: not 0.5 <= value <= 2,
-        "the updated policy gives the samples {value:.3g} times the probability they were drawn with; "
-        "lower learning_rate, or take fewer epochs over a batch of samples",
+        "the ratio of the updated policy's to the sampling policy's probabilities is {value:.3g} instead of about 1; "
+        "lower learning_rate or take fewer passes over each batch of samples",
     ),
     Rule(
         "ratio",
         ("clip_ratio/region_mean",),
         lambda value, start: value > 0.4,
-        "the loss is clipped at {value:.0%} of the tokens: the policy moves too far between two samplings; "
-        "lower learning_rate, or take fewer epochs over a batch of samples",
+        "the loss is clipped at {value:.0%} of the tokens, so the policy changes too much between rounds; "
+        "lower learning_rate or take fewer passes over each batch of samples",
     ),
 )
 
 
 def alarms(log: Log, measure: str = "recall") -> list[Alarm]:
-    """Return the alarms of the last entry; ``measure`` is that of the validation."""
+    """Return alarms for the last log entry; ``measure`` is the validation measure."""
     if not log:
         return []
     step = int(log[-1]["step"])
@@ -147,7 +147,7 @@ def alarms(log: Log, measure: str = "recall") -> list[Alarm]:
 
 
 def first_alarms(log: Log, measure: str = "recall") -> list[Alarm]:
-    """Return every alarm of a training, at the step that first raised it."""
+    """Return each alarm in a log, with the first step that raised the alarm."""
     first: dict[str, Alarm] = {}
     for n in range(1, len(log) + 1):
         for alarm in alarms(log[:n], measure):
@@ -156,7 +156,7 @@ def first_alarms(log: Log, measure: str = "recall") -> list[Alarm]:
 
 
 def best_step(log: Log, measure: str = "recall") -> int | None:
-    """Return the step of the best validation, the first of equal ones; None without one. Step 0 does not count."""
+    """Return the first step with the best validation after step 0; None without validation."""
     validated = [entry for entry in log if f"eval_{measure}" in entry and entry["step"] > 0]
     return int(max(validated, key=lambda entry: entry[f"eval_{measure}"])["step"]) if validated else None
 
@@ -164,7 +164,7 @@ def best_step(log: Log, measure: str = "recall") -> int | None:
 def _check(rule: Rule, log: Log) -> str | None:
     key = next((key for key in rule.keys if log[-1].get(key) is not None), None)
     if key is None or (key == "entropy" and ("alpha" in log[-1] or not any(name in log[-1] for name in _REWARDS))):
-        return None  # imitation and a falling temperature lower the entropy on purpose
+        return None  # imitation and a decaying temperature lower the entropy on purpose
     last, first = (
         [float(entry[key]) for entry in islice((e for e in entries if e.get(key) is not None), ROW)]
         for entries in (reversed(log), log)
@@ -176,7 +176,7 @@ def _check(rule: Rule, log: Log) -> str | None:
 
 
 def _validation(log: Log, key: str) -> dict[str, str]:
-    """Check for a validation that fell twice in a row: below its first value, or while the reward rises."""
+    """Return alarms if the last two validations are far below the first, or fell while the reward rose."""
     if key not in log[-1]:
         return {}
     places = [place for place, entry in enumerate(log) if key in entry]
@@ -190,13 +190,13 @@ def _validation(log: Log, key: str) -> dict[str, str]:
     before, after = _scores(log[: top + 1])[-ROW:], _scores(log[top + 1 :])[-ROW:]
     if before and after and fmean(after) > fmean(before):
         messages["overfitting"] = (
-            f"validation {name} fell from {best:.3g} to {last:.3g} while the reward rose: the policy exploits "
-            "the reward; look at what it writes, correct the reward, or raise the KL coefficient"
+            f"validation {name} fell from {best:.3g} to {last:.3g} while the reward rose, so the policy "
+            "exploits the reward; inspect recent completions, fix the reward, or raise the KL coefficient"
         )
     if max(values[-2:]) < 0.8 * first:
         messages["validation"] = (
-            f"validation {name} is {last:.3g}, and was {first:.3g} before the training; lower learning_rate, or raise "
-            "beta or the KL coefficient"
+            f"validation {name} is {last:.3g}, but was {first:.3g} before training; lower learning_rate, or raise beta "
+            "or the KL coefficient"
         )
     return messages
 
@@ -207,18 +207,18 @@ def _scores(log: Log) -> list[float]:
 
 @dataclass
 class Monitor:
-    """Reads a training's log as it grows: refuses values that are not finite, raises alarms, fills trackers."""
+    """Reads each new log entry: raises an error for non-finite values, raises alarms, and feeds trackers."""
 
     name: str
     measure: str = "recall"
     on_alarm: Literal["warn", "stop"] = "warn"
-    event: Callable[..., None] | None = None  # writes an event of the run, given its kind and facts
-    trackers: Sequence[Any] = ()  # started trackers of accelerate
-    alarm: str | None = None  # message of the alarm that stops the training
+    event: Callable[..., None] | None = None  # writes a run event with a kind and facts
+    trackers: Sequence[Any] = ()  # started accelerate trackers
+    alarm: str | None = None  # message of the alarm that stops training
     _raised: set[str] = field(default_factory=set)
 
     def begin(self, log: Log) -> None:
-        """Read the log of a checkpoint; TrainingError if one of its alarms stops the training."""
+        """Read a checkpoint's log; raise TrainingError if an alarm in the log stops training."""
         before = first_alarms(log, self.measure)
         self._raised = {alarm.name for alarm in before}
         if before and self.on_alarm == "stop":
@@ -226,7 +226,7 @@ class Monitor:
             self.check()
 
     def see(self, log: Log) -> bool:
-        """Read the last entry of a log; return True if the training must save, stop and call `check`."""
+        """Read the last log entry; return True if the driver must save a checkpoint, stop and call `check`."""
         from transformers.integrations import rewrite_logs
 
         entry = log[-1]
@@ -234,7 +234,7 @@ class Monitor:
             if (value := entry.get(name)) is not None and not math.isfinite(float(value)):
                 raise TrainingError(
                     f"the {name} is {value} at step {entry['step']}; "
-                    "lower learning_rate or max_grad_norm, or look for a broken example"
+                    "lower learning_rate or max_grad_norm, or check the training examples"
                 ).failed()
         values = {n: float(v) for n, v in entry.items() if isinstance(v, int | float) and n not in ("step", "epoch")}
         for tracker in self.trackers:
@@ -255,8 +255,8 @@ class Monitor:
     def check(self) -> None:
         if self.alarm is not None:
             raise TrainingError(
-                f"stopped at an alarm of {self.alarm}. Resume from the checkpoint with --set on_alarm=warn; "
-                "to change other keys, give the policy another name"
+                f"stopped at an alarm: {self.alarm}. Resume from the checkpoint with --set on_alarm=warn; "
+                "to change other keys, choose another `name`"
             ).failed()
 
 
@@ -264,9 +264,9 @@ class Monitor:
 def monitored(
     recipe: TrainingRecipe, directory: Path, event: Callable[..., None] | None = None, *, writes: bool = True
 ) -> Iterator[Monitor]:
-    """Yield a monitor with the trackers of ``report_to``, and finish these afterwards.
+    """Yield a monitor with the trackers in ``report_to``; finish the trackers afterwards.
 
-    TensorBoard and W&B write to ``directory/logs``. ``writes`` is False in all but one of several processes.
+    TensorBoard and W&B write to ``directory/logs``. ``writes`` is True in one process.
     """
     trackers: list[Any] = []
     try:
@@ -290,9 +290,9 @@ def _tracker(name: str, recipe: TrainingRecipe, logs: Path) -> Any:
     from accelerate import PartialState
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    PartialState()  # accelerate's logger needs it
+    PartialState()  # required by accelerate's logger
     run_name, config = recipe.run_name or recipe.policy_name, recipe.model_dump(mode="json")
-    logs.mkdir(parents=True, exist_ok=True)  # W&B would write elsewhere
+    logs.mkdir(parents=True, exist_ok=True)  # otherwise W&B writes to another directory
     if name == "tensorboard":
         tracker = LOGGER_TYPE_TO_CLASS[name](run_name, os.environ.get("TENSORBOARD_LOGGING_DIR", str(logs)))
     else:

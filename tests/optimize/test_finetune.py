@@ -46,7 +46,7 @@ def test_a_finetuning_of_no_steps_gives_the_same_tokens(lm, weights, tmp_path, m
     ("keys", "message"),
     [
         ({"learning_rat": 1}, "train_kwargs: learning_rat: .*did you mean learning_rate"),
-        ({"algorithm": "grpo"}, "grpo samples a run's tasks afresh; for examples: sft, dpo, ipo"),
+        ({"algorithm": "grpo"}, "grpo needs a run's tasks to sample; for stored examples use sft, dpo or ipo"),
         ({"max_length": 2}, "none of 6 examples fits into 2 tokens"),
     ],
 )

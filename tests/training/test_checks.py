@@ -72,7 +72,7 @@ def test_one_matrix_heads_pass_and_keep_their_weights(tmp_path, base, arch, keys
 def test_a_head_of_more_than_one_matrix_is_refused(tmp_path, base, algorithm):
     torch.manual_seed(0)
     bert = BertLMHeadModel(BertConfig(**SMALL, num_attention_heads=2, is_decoder=True))
-    with pytest.raises(TrainingError, match=r"TRL computes a loss of .* for BertLMHeadModel where the model itself"):
+    with pytest.raises(TrainingError, match=r"TRL computes a loss of .* for BertLMHeadModel, but the model's forward"):
         checked(bert, base, tmp_path, algorithm)
 
 
@@ -140,10 +140,10 @@ def count_other_tokens(run):
     [
         (lambda run: rewrite_program(run, "context", "passages"),
          r"the program no longer sends the sampled messages:\n(.|\n)*sampled: (.|\n)*today: "),
-        (lambda run: rewrite_program(run, "write_query", "ask"), "no longer has the predictor 'write_query'"),
+        (lambda run: rewrite_program(run, "write_query", "ask"), "no longer has the sampled predictor 'write_query'"),
         (lambda run: change_program(run, adapter={"kind": "compact", "words_per_item": 2}),
          "step 1: the program no longer sends the sampled messages"),
-        (count_other_tokens, r"the sampler counted \d+ tokens in the zero-shot prompt; .* makes \d+"),
+        (count_other_tokens, r"the sampler counted \d+ tokens in the zero-shot prompt, but .* to \d+"),
     ],
 )  # fmt: skip
 def test_what_has_changed_since_sampling_is_refused(run, encoder, change, says):
@@ -153,7 +153,7 @@ def test_what_has_changed_since_sampling_is_refused(run, encoder, change, says):
 
 
 def test_what_was_not_sent_is_refused(original, encoder):
-    with pytest.raises(TrainingError, match=r"not the one that was sent(.|\n)*please(.|\n)*leret pairs"):
+    with pytest.raises(TrainingError, match=r"differs from the sampled prompt(.|\n)*please(.|\n)*leret pairs"):
         check(original, encoder, said=" please")
 
 
@@ -165,7 +165,7 @@ def test_a_tokenizer_that_encodes_prompts_in_two_ways_is_refused(original, encod
         def __call__(self, texts, **settings):
             return {"input_ids": [[5, *ids] for ids in encoder.tokenizer(texts, **settings)["input_ids"]]}
 
-    with pytest.raises(TrainingError, match="the prompts of training and sampling differ from token 0"):
+    with pytest.raises(TrainingError, match="training and sampling prompts differ from token 0"):
         check(original, TokenEncoder(Twofold(), encoder.end))
 
 

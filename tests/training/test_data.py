@@ -40,7 +40,7 @@ def test_a_policy_that_does_not_know_the_words_of_the_probe_has_an_end_token():
 @pytest.mark.parametrize(
     ("template", "says"),
     [
-        (TEMPLATE.replace("{{ '<|end|>' }}", "{{ ' .' }}"), r"'answer \.'.* generation stops \(<\|end\|>\)"),
+        (TEMPLATE.replace("{{ '<|end|>' }}", "{{ ' .' }}"), r"'answer \.'.* a stop token \(<\|end\|>\)"),
         (TEMPLATE.replace("m['content'] }}", "'<|system|>' + m['content'] }}"), r"'<\|system\|> answer'"),
         (TEMPLATE.replace("{{ '<|end|>' }}", "{{ '<|user|><|end|>' }}"), r"'answer <\|user\|>'"),
         (None, r"has no chat template; add chat_template\.jinja"),

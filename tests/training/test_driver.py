@@ -34,7 +34,7 @@ def test_an_alarm_in_a_training_stands_in_its_record_events_and_card(run, alarmi
 def test_a_stop_leaves_a_checkpoint_that_warn_goes_on_from(run, alarming):
     stop = changed(SFT, on_alarm="stop")
     for _ in range(2):  # asked again, it stands where it stood
-        with pytest.raises(TrainingError, match=r"alarm of step 5: it is 5; .* --set on_alarm=warn"):
+        with pytest.raises(TrainingError, match=r"alarm: step 5: it is 5; .* --set on_alarm=warn"):
             train(stop, run)
         assert estimate(stop, run).resumes_at == 5
     assert not (run.policies / "sft").exists()

@@ -138,7 +138,7 @@ QLORA = LoraSettings(r=4, alpha=8, quantization="nf4")
 
 
 def test_a_quantized_base_is_refused_without_a_gpu(adapted):
-    with pytest.raises(TrainingError, match=r"lora\.quantization: nf4 needs a CUDA GPU, and there is none"):
+    with pytest.raises(TrainingError, match=r"lora\.quantization: nf4 needs a CUDA GPU, but no GPU"):
         load_for_training(find_initial(adapted[0], "base"), QLORA, "bfloat16")
 
 
@@ -168,7 +168,7 @@ def test_full_training_from_an_adapter_merges_it(adapted, base):
 
 
 def test_an_adapter_of_another_shape_is_refused(adapted):
-    with pytest.raises(TrainingError, match=r"an adapter with r 4 and alpha 8, the recipe asks for r 2 and alpha 8"):
+    with pytest.raises(TrainingError, match=r"has r 4 and alpha 8, but the recipe has r 2 and alpha 8"):
         load_for_training(find_initial(adapted[0], "adapted"), LoraSettings(r=2, alpha=8), "float32")
 
 

@@ -51,7 +51,7 @@ def test_samples_of_the_named_predictors_alone_are_trained(sampled, recipe):
                      recipe(predictors=("write",)), run)  # fmt: skip
     assert predictors(run, named.inputs) == {"write"}
     missing = ("answer", "gone") if credit == "auto" else ("gone",)  # under auto nothing is learnt at answer
-    with pytest.raises(TrainingError, match=rf"predictors: nothing to train on at {', '.join(missing)}; the run has"):
+    with pytest.raises(TrainingError, match=rf"predictors: the run has no samples of {', '.join(missing)}; choose"):
         job_in(recipe(predictors=("write", *missing)), run)
 
 
@@ -91,7 +91,7 @@ def test_the_reference_answer_is_the_target_where_a_predictor_writes_it(sampled)
     assert predictors(run, examples) == {"answer"}
     assert {example.completions for example in examples} <= {(answer,) for answer in answers.values()}
     assert all(example.completions == (answers[example.task_id],) for example in examples)
-    with pytest.raises(TrainingError, match=r"writes story alone \(write writes query; answer writes answer\)"):
+    with pytest.raises(TrainingError, match=r"writes only 'story' \(write writes query; answer writes answer\)"):
         job_in(SFTRecipe(targets="answer", field="story"), run)
 
 
@@ -118,7 +118,7 @@ def test_each_predictor_may_have_its_own_policy(tmp_path):
         assert find_initial(run, "base", (name,)).directory == policy_directory(model).resolve()
     with pytest.raises(PolicyError, match="train them one by one"):
         job_in(IPORecipe(predictors=("write", "answer")), run)
-    with pytest.raises(TrainingError, match="pick trains a picker, and none answers"):
+    with pytest.raises(TrainingError, match="pick trains a picker, but no predictor"):
         job_in(PickRecipe(), run)
 
 

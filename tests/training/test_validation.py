@@ -64,7 +64,7 @@ def test_the_best_step_is_published_with_its_curve(run, tmp_path, base):
     assert curve(result) == [(0, 0.5), (2, 0.5), (4, 0.4), (6, 0.7), (8, 0.6), (10, 0.5), (12, 0.7)]
     assert (result["best_step"], result["steps"]) == (6, 12)
     assert weights != last
-    assert "those of step 6, the best of the validation" in (run.policies / "sft" / "README.md").read_text()
+    assert "from step 6, which has the best validation" in (run.policies / "sft" / "README.md").read_text()
     increasing, _ = trained(sampled_run(tmp_path / "up", base), SFT, *(0.1 * i for i in range(7)))
     assert increasing == last, "a validation changes no weight"
 
@@ -145,5 +145,5 @@ def test_an_outage_is_not_scored_as_a_failure_to_find(world):
     lost = [Rollout(task.id, (), False, Failure("retrieval", "down")) for task in chosen.tasks]
     unparsed = [Rollout(task.id, (), False, Failure("parse", "?")) for task in chosen.tasks]
     assert chosen.figures([*unparsed[:3], lost[3]]) == {"eval_recall": 0.0, "eval_unparsed": 1.0}
-    with pytest.raises(RetrievalError, match="3 of 4 tasks failed in the validation; the first: down"):
+    with pytest.raises(RetrievalError, match="3 of 4 validation tasks failed; the first failure: down"):
         chosen.figures([*lost[:3], unparsed[3]])

@@ -1,6 +1,6 @@
-"""The algorithms of `leret train`: on stored samples, or on fresh samples of the run's tasks.
+"""Algorithms of `leret train`, on stored samples or on fresh samples of the run's tasks.
 
-To add one: its file, with its entry, and a line in this table.
+To add an algorithm, define its entry in a new file and add the entry to this table.
 """
 
 from leret.config.training import TrainingRecipe

@@ -1,4 +1,4 @@
-"""Algorithms on stored samples: entries of the table, and their engine, a trainer of TRL."""
+"""Base class of algorithms on stored samples, and the engine that wraps their TRL trainer."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
     from leret.training.validation import Validation
 
 
-_ROWS = 4  # that the loss is checked on
-_SMALL = 1 << 20  # weights of a parameter
+_ROWS = 4  # number of rows in the loss check
+_SMALL = 1 << 20  # maximum number of weights in a small parameter
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerInputs:
-    """Arguments of a trainer that a recipe does not hold."""
+    """Trainer arguments that are not part of a recipe."""
 
     model: Any  # full weights, or a peft model
     tokenizer: Any
-    examples: Sequence[Encoded]  # none longer than the policy allows
-    directory: Path  # of checkpoints
+    examples: Sequence[Encoded]  # without examples that exceed the maximum length
+    directory: Path  # for checkpoints
     device: str  # cpu, cuda ...
     max_steps: int | None = None  # optimizer steps instead of the recipe's epochs
 
     def share_prompts(self) -> bool:
-        """Let the model take packed batches; only on a CPU, in one process."""
+        """Prepare the model for packed batches; return False with a GPU or several processes."""
         from leret.training.packing import share_prompts
 
         return self.device == "cpu" and n_processes() == 1 and share_prompts(self.model)
@@ -57,10 +57,10 @@ class StoredAlgorithm:
     """An algorithm on stored samples.
 
     Attributes:
-        settings: recipe class; its ``algorithm`` is a literal, the name in recipes.
-        make_trainer: makes a `transformers.Trainer` over token ids.
-        oracle_loss: computes the loss of rows of its data set by the model's plain forward, one sequence at a time.
-        describe: describes a recipe, with its source, for the model card.
+        settings: recipe class; the literal type of its ``algorithm`` field names the algorithm in recipes.
+        make_trainer: builds a `transformers.Trainer` over token ids.
+        oracle_loss: computes the loss of dataset rows with the model's plain forward pass, one sequence at a time.
+        describe: describes a recipe and cites its source, for the model card.
     """
 
     settings: type[ExampleRecipe]
@@ -106,18 +106,18 @@ class StoredAlgorithm:
             shortest = min(example.length for example in encoded)
             raise TrainingError(
                 f"none of {len(encoded)} examples fits into {limit} tokens (the shortest has {shortest}); raise "
-                f"max_length ({recipe.max_length}), up to the policy's {positions(model)}, or shorten the program's "
-                "prompts"
+                f"max_length ({recipe.max_length}; the policy's maximum is {positions(model)}) or shorten the "
+                "program's prompts"
             )
         return fitting
 
 
 def check_loss(trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., float]) -> float | None:
-    """Compare the trainer's loss with the oracle's, on weights that differ from the reference.
+    """Check the trainer's loss against the oracle's, on weights that differ from the reference.
 
-    TRL multiplies the last hidden state by the output matrix itself. For a model with a larger head its
-    log-probabilities are wrong, and yet the loss of DPO and IPO is right at the first step. Return the difference, as a
-    fraction of the loss or of 1, whichever is larger; None under ZeRO-3, which shards the weights between steps.
+    TRL multiplies the last hidden state by the output matrix. If a model's head does more, TRL's log-probabilities are
+    wrong, yet its DPO and IPO losses are correct until the first update. Return the difference relative to the oracle's
+    loss (or to 1, if the loss is smaller); None under ZeRO-3, which shards the weights between steps.
     """
     import torch
     from accelerate.utils import send_to_device
@@ -141,8 +141,8 @@ def check_loss(trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., f
     difference = abs(computed - expected) / max(1.0, abs(expected))
     if not difference <= (1e-4 if recipe.dtype == "float32" else 5e-2):
         raise TrainingError(
-            f"TRL computes a loss of {computed:.6g} for {type(model).__name__} where the model itself gives "
-            f"{expected:.6g}: its log-probabilities are not the last hidden state times one output matrix. Use an "
+            f"TRL computes a loss of {computed:.6g} for {type(model).__name__}, but the model's forward pass gives "
+            f"{expected:.6g}. TRL requires logits that are the last hidden state times one output matrix; use an "
             "architecture with such a head (Llama, Qwen, OPT ...)"
         )
     return difference
@@ -150,7 +150,7 @@ def check_loss(trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., f
 
 @contextmanager
 def _moved(model: Any) -> Iterator[None]:
-    """Add noise to the weights inside the block: to all small ones, and to all outside the backbone."""
+    """Add noise, for the duration of the block, to small parameters and to all parameters outside the backbone."""
     import torch
 
     inner = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -159,7 +159,7 @@ def _moved(model: Any) -> Iterator[None]:
     before: list[tuple[torch.nn.Parameter, torch.Tensor]] = []
     for parameter in model.parameters():
         if not parameter.is_floating_point() or (parameter.numel() > _SMALL and id(parameter) in backbone):
-            continue  # not a floating-point number: quantized
+            continue  # a quantized parameter is not floating-point
         before.append((parameter, parameter.detach().clone()))
         scale = 0.05 + 0.1 * float(parameter.detach().float().abs().mean())
         step = torch.randn(parameter.shape, generator=noise) * scale
@@ -172,7 +172,7 @@ def _moved(model: Any) -> Iterator[None]:
 
 
 class TRLEngine:
-    """A trainer of TRL as an engine of the driver (`leret.training.driver.Engine`)."""
+    """Engine (`leret.training.driver.Engine`) that wraps a TRL trainer."""
 
     def __init__(self, trainer: Any, tokenizer: Any, job: TrainingJob, examples: int, dropped: int = 0) -> None:
         from transformers import PrinterCallback
@@ -208,10 +208,10 @@ class TRLEngine:
     def log(self, figures: dict[str, float]) -> None:
         from transformers import Trainer
 
-        Trainer.log(self.trainer, figures)  # TRL's own would add the means of its training to this entry
+        Trainer.log(self.trainer, figures)  # TRL's override would add its training averages to this entry
 
     def validate(self, validation: Validation) -> dict[str, float]:
-        """Validate in the main process, and return its figures in all processes."""
+        """Validate in the main process and broadcast the figures to all processes."""
         from accelerate.utils import broadcast_object_list
 
         figures: list[Any] = [None]
@@ -223,8 +223,8 @@ class TRLEngine:
     def load(self, checkpoint: Path) -> None:
         if self.trainer.is_deepspeed_enabled:
             raise TrainingError(
-                "the training was stopped between its last step and its end, and DeepSpeed loads no weights outside a "
-                f"step: remove {checkpoint}, and the same command goes on from the checkpoint before it"
+                "training was interrupted after its last step, and DeepSpeed cannot load a finished checkpoint; "
+                f"delete {checkpoint} and run the command again to resume from the previous checkpoint"
             )
         self.trainer._load_from_checkpoint(str(checkpoint))
 
@@ -238,7 +238,7 @@ class TRLEngine:
 
 
 def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str, Any]:
-    """Return a recipe as arguments of `transformers.TrainingArguments`; `leret.training.watch` has the trackers."""
+    """Return arguments for `transformers.TrainingArguments`, without the trackers (see `leret.training.watch`)."""
     cpu, keys = inputs.device == "cpu", type(recipe).model_fields
     same = (
         "num_train_epochs learning_rate lr_scheduler_type optim weight_decay per_device_train_batch_size "
@@ -247,7 +247,7 @@ def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str
     return {name: getattr(recipe, name) for name in same.split() if name in keys} | {
         "output_dir": str(inputs.directory),
         "max_steps": inputs.max_steps or -1,
-        "warmup_steps": recipe.warmup_steps or recipe.warmup_ratio,  # transformers 5 takes a share below 1
+        "warmup_steps": recipe.warmup_steps or recipe.warmup_ratio,  # transformers 5 reads a value below 1 as a ratio
         "data_seed": recipe.seed,
         "use_cpu": cpu,
         "bf16": isinstance(recipe, WriterKeys) and recipe.dtype == "bfloat16",
@@ -268,7 +268,7 @@ def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str
 def build_trainer(
     kind: Any, recipe: Any, inputs: TrainerInputs, arguments: Any, rows: Mapping[str, list[Any]], **more: Any
 ) -> Any:
-    """Return a trainer of TRL's over rows, with a new adapter if the recipe asks for one."""
+    """Return a TRL trainer over the rows; it adds a new adapter if the recipe asks for an adapter."""
     return kind(
         model=inputs.model,
         args=arguments,
@@ -282,26 +282,26 @@ def build_trainer(
 def build_with_reference(
     kind: Any, recipe: Any, inputs: TrainerInputs, arguments: Any, rows: Mapping[str, list[Any]], **more: Any
 ) -> Any:
-    """Return `build_trainer` of a kind that computes the initial policy's log-probabilities as it is built.
+    """Return a TRL trainer whose rows include the initial policy's log-probabilities.
 
-    Under FSDP, TRL would load a second model for them by the name of the first one: for a merged adapter, the base.
-    With an adapter in training, TRL would run weights that are still on the CPU.
+    Under FSDP, TRL would load the reference model by name, which for a merged adapter names the base model. So this
+    function passes a copy of the policy. With a new adapter, TRL would run weights that are still on the CPU.
     """
     reference = None
     if n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
         if recipe.lora is not None:
             raise TrainingError(
-                f"lora: {recipe.algorithm} with an adapter does not train under FSDP (TRL issue 6470); --launch zero3 "
-                "shards its base, --launch multi has the base on each GPU"
+                f"lora: FSDP cannot train an adapter with {recipe.algorithm} (TRL issue 6470); use --launch zero3 "
+                "(shards the base model) or --launch multi (copies the base model to each GPU)"
             )
         reference = copy.deepcopy(inputs.model)
     trainer = build_trainer(kind, recipe, inputs, arguments, rows, ref_model=reference, **more)
-    trainer.ref_model = None  # the rows hold its log-probabilities
+    trainer.ref_model = None  # its log-probabilities are stored in the rows
     return trainer
 
 
 def _rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any) -> Any:
-    """Return the rows; several processes share them on disk, where TRL shares the reference's values."""
+    """Return the rows as a dataset, on disk if there are several processes (TRL then shares reference values there)."""
     from datasets import Dataset, load_from_disk
 
     if arguments.world_size == 1:
@@ -314,7 +314,7 @@ def _rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any
 
 
 def new_adapter(settings: LoraSettings | None, model: Any) -> Any:
-    """Return peft's configuration of a new adapter; None for full weights, or if the model already has an adapter."""
+    """Return the peft configuration for a new adapter; None for full weights or a model that already has an adapter."""
     if settings is None or hasattr(model, "peft_config"):
         return None
     from peft import LoraConfig
@@ -329,5 +329,5 @@ def new_adapter(settings: LoraSettings | None, model: Any) -> Any:
 
 
 def completion_logps(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:
-    """Return the (n_tokens,) float32 log-probabilities of a completion's tokens, by the model's plain forward."""
+    """Return the (n_tokens,) float32 log-probabilities of a completion's tokens, from a plain forward pass."""
     return architecture_of(model).logps(model, prompt, completion)

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 class GRPOKeys(Settings):
-    """Keys of GRPO's advantages and loss."""
+    """Keys for GRPO's advantages and loss."""
 
     loss_type: Literal["sequence", "token", "dapo"] = "dapo"
     scale_rewards: Literal["group", "batch", "none"] = Field(
-        "group", description="divisor of advantages: the standard deviation of a group, of the round, or none"
+        "group", description="divide advantages by the standard deviation per group, per round, or by nothing"
     )
 
     @field_validator("scale_rewards", mode="before")
@@ -44,7 +44,7 @@ class GRPORecipe(TRLKeys, WritingRecipe, GRPOKeys):
 
 
 def advantages(recipe: GRPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> RolloutBatch:
-    """Give all tokens of a completion its reward relative to its group."""
+    """Set the advantage of all tokens of a completion to the completion's group-relative reward."""
     from leret.training.online.advantages import group_relative
 
     values = group_relative(sampled.rewards.double(), sampled.groups, recipe.scale_rewards)
@@ -52,7 +52,7 @@ def advantages(recipe: GRPORecipe, sampled: Sampled, batch: RolloutBatch, beta: 
 
 
 def loss(recipe: GRPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> dict[str, Tensor]:
-    """Return the clipped surrogate of each token's ratio, with the KL penalty (arXiv 2402.03300, eq. 3)."""
+    """Return the clipped surrogate loss of token ratios, plus the KL penalty (arXiv 2402.03300, eq. 3)."""
     from leret.training.online.losses import clipped_loss
     from leret.training.online.update import penalized
 
@@ -63,9 +63,8 @@ def loss(recipe: GRPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> 
 
 def _describe(recipe: GRPORecipe) -> str:
     penalty = f", KL penalty {recipe.beta:g} as in arXiv 2512.02556" if recipe.beta else ""
-    return (
-        f"group relative policy optimization (arXiv 2402.03300), {recipe.num_generations} completions a state{penalty}"
-    )
+    n = recipe.num_generations
+    return f"group relative policy optimization (arXiv 2402.03300), {n} completions per state{penalty}"
 
 
 OBJECTIVE = Objective(advantages, loss)

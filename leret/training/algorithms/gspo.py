@@ -1,4 +1,4 @@
-"""GSPO: group sequence policy optimization, which is GRPO with one ratio for each completion."""
+"""GSPO: group sequence policy optimization, which is GRPO with one ratio per completion."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
 
 
 class GSPORecipe(WritingRecipe):
-    """Group sequence policy optimization; the clip range is the paper's."""
+    """Group sequence policy optimization; the default clip range is from the paper."""
 
     algorithm: Literal["gspo"] = "gspo"
-    num_mini_batches: PositiveInt = Field(4, description="optimizer steps a pass")
-    epsilon: float = Field(3e-4, gt=0, description="the length-normalized ratio is clipped at 1 - epsilon ...")
-    epsilon_high: float | None = Field(4e-4, gt=0, description="... and at 1 + epsilon_high; None: epsilon")
+    num_mini_batches: PositiveInt = Field(4, description="optimizer steps per pass")
+    epsilon: float = Field(3e-4, gt=0, description="lower clip bound of the length-normalized ratio: 1 - epsilon")
+    epsilon_high: float | None = Field(4e-4, gt=0, description="upper clip bound: 1 + epsilon_high; None: 1 + epsilon")
     scale_rewards: Literal["group", "batch", "none"] = Field(
-        "group", description="divisor of advantages: the standard deviation of a group, of the round, or none"
+        "group", description="divide advantages by the standard deviation per group, per round, or by nothing"
     )
 
 
 def loss(recipe: GSPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> dict[str, Tensor]:
-    """Return the clipped surrogate of each completion's length-normalized ratio (arXiv 2507.18071, eq. 5 and 7)."""
+    """Return the clipped surrogate loss of completions' length-normalized ratios (arXiv 2507.18071, eq. 5 and 7)."""
     from leret.training.online.losses import clipped_loss
     from leret.training.online.update import penalized
 
@@ -41,7 +41,7 @@ def loss(recipe: GSPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> 
 
 
 def _describe(recipe: GSPORecipe) -> str:
-    return f"group sequence policy optimization (arXiv 2507.18071), {recipe.num_generations} completions a state"
+    return f"group sequence policy optimization (arXiv 2507.18071), {recipe.num_generations} completions per state"
 
 
 OBJECTIVE = Objective(advantages, loss)

@@ -1,6 +1,6 @@
-"""KTO: Kahneman-Tversky optimization on single completions; desirable ones beat the mean reward of their state.
+"""KTO: Kahneman-Tversky optimization on single completions, with TRL's KTOTrainer.
 
-TRL's KTOTrainer takes the initial policy as the reference.
+Completions above their state's mean reward are desirable. The reference model is the initial policy.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class KTORecipe(ExampleRecipe):
     learning_rates: ClassVar[tuple[float, float]] = (5e-4, 5e-7)
 
     algorithm: Literal["kto"] = "kto"
-    per_device_train_batch_size: int = Field(16, ge=2, description="completions a batch and device")
-    beta: float = Field(0.1, gt=0, description="strength of the tie to the initial policy")
+    per_device_train_batch_size: int = Field(16, ge=2, description="completions per batch and device")
+    beta: float = Field(0.1, gt=0, description="strength of the regularization toward the initial policy")
     baseline: Literal["mean"] | float = Field(
-        "mean", description="reward that separates desirable from undesirable: the mean of the state, or this number"
+        "mean", description="reward that separates desirable from undesirable: the state's mean, or a number"
     )
     desirable_weight: float = Field(1.0, gt=0)
     undesirable_weight: float = Field(1.0, gt=0)
@@ -56,15 +56,15 @@ def kto_loss(
     beta: float,
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
-    """Return KTO's losses (n,): the weight of a completion less its value relative to the reference point ``kl``.
+    """Return KTO's losses (n,): each completion's weight minus its value, relative to the reference point ``kl``.
 
     Args:
         policy: (n,) log-probability of each completion under the policy, summed over its tokens.
-        reference: (n,) the same under the reference model.
-        desirable: (n,) of bool.
-        kl: () estimate of the policy's divergence from the reference, at least 0; no gradient goes through it.
+        reference: (n,) the same log-probabilities under the reference model.
+        desirable: (n,) bool.
+        kl: () non-negative estimate of the policy's divergence from the reference; detached from the gradient.
         beta: risk aversion.
-        weights: of desirable and of undesirable completions.
+        weights: weight of desirable and weight of undesirable completions.
 
     Source: Ethayarajh et al. 2024, arXiv 2402.01306, eq. 7.
     """
@@ -77,19 +77,19 @@ def kto_loss(
 def scored_completions(
     samples: Sequence[Sample], baseline: Literal["mean"] | float = "mean"
 ) -> Iterator[tuple[Sample, float]]:
-    """Yield the distinct completions of a state with their rewards less the baseline, without those at the mean."""
+    """Yield a state's distinct completions with reward minus baseline; skip completions at the mean."""
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     for sample in distinct(samples):
         score = float(sample.reward or 0.0) - (fmean(rewards) if baseline == "mean" else baseline)
-        # A mean of equal floats can differ from them in the last bit.
+        # The mean of equal floats can differ from the floats in the last bit.
         if baseline != "mean" or abs(score) > _ROUNDING * max(1.0, *map(abs, rewards)):
             yield sample, score
 
 
 def examples(recipe: KTORecipe, samples: Samples) -> list[TrainingExample]:
-    """Return the distinct completions of each state, without those at the state's mean.
+    """Return the distinct completions of each state, without completions at the state's mean reward.
 
-    The order is random and fixed here: TRL takes the neighbour of each row as its mismatched completion.
+    The order is shuffled once: TRL pairs each prompt with a neighbouring row's completion as its mismatch.
     """
     completions = [
         TrainingExample(group.state.task_id, plain(group.state.messages), (str(sample.completion),), (score,))
@@ -102,14 +102,14 @@ def examples(recipe: KTORecipe, samples: Samples) -> list[TrainingExample]:
     if n_desirable in (0, len(completions)):
         raise TrainingError(
             f"the run has {n_desirable} desirable and {len(completions) - n_desirable} undesirable completions, and "
-            "KTO needs both: sample more questions, prompts or samples a state, or set `baseline` between their rewards"
+            "KTO needs both kinds; sample more questions, prompts or samples per state, or change `baseline`"
         )
     random.Random(recipe.seed).shuffle(completions)
     return completions
 
 
 def collate_completions(rows: list[dict[str, Any]], pad: int, *, packed: bool = False) -> dict[str, Any]:
-    """Return a batch for TRL's KTOTrainer: sequences with their completions and, prefixed ``KL_``, mismatched ones."""
+    """Return a batch for TRL's KTOTrainer; the prefix ``KL_`` marks sequences with mismatched completions."""
     import torch
 
     from leret.training.packing import collate
@@ -123,7 +123,7 @@ def collate_completions(rows: list[dict[str, Any]], pad: int, *, packed: bool = 
 
 
 def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
-    """Return TRL's KTOTrainer over rows of ids, with the reference's log-probabilities."""
+    """Return TRL's KTOTrainer over rows of ids and the reference model's log-probabilities."""
     from trl import KTOConfig, KTOTrainer
 
     arguments = KTOConfig(
@@ -139,9 +139,9 @@ def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
 
 
 def kto_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
-    """Return columns of ids for `collate_completions`, and the text columns that TRL encodes, which are empty.
+    """Return columns of ids for `collate_completions`, and empty text columns, which TRL requires.
 
-    The reference point is estimated on each prompt with the previous row's completion, cut to the longest row's length.
+    KTO estimates its reference point on mismatched rows: each prompt with the previous row's (truncated) completion.
     """
     completions = [example.completions[0] for example in encoded]
     longest = max(example.length for example in encoded)
@@ -155,7 +155,7 @@ def kto_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
 
 
 def oracle_loss(recipe: KTORecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the mean of `kto_loss`, with the reference point of these rows' mismatched completions."""
+    """Return the mean of `kto_loss`, with the reference point from the rows' mismatched completions."""
     import torch
 
     def sums(column: str) -> torch.Tensor:

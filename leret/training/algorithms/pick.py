@@ -1,4 +1,4 @@
-"""`pick`: a picker learns from several picks at each state, compared by their rewards."""
+"""`pick`: train a picker on several picks per state, compared by reward."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
 
 
 class PickRecipe(PickingRecipe):
-    """Several picks at each state, compared by their rewards."""
+    """Train a picker on several picks per state, compared by reward."""
 
     algorithm: Literal["pick"] = "pick"
     loss: Literal["grpo", "dpo", "ipo", "sft"] = Field(
-        "grpo", description="grpo: group-relative advantages; dpo, ipo: the best over the others; sft: only the best"
+        "grpo", description="grpo: group-relative advantages; dpo, ipo: pairs of best and other picks; sft: best picks"
     )
     scale_rewards: Literal["group", "batch", "none"] = Field(
-        "none", description="for grpo: divisor of advantages: the deviation of a group, of the round, or none"
+        "none", description="for grpo: divide advantages by the standard deviation per group, per round, or by nothing"
     )
-    epsilon: float = Field(0.2, gt=0, description="for grpo: range of the ratio to the picker that sampled")
-    entropy_coef: float = Field(0.0, ge=0, description="for grpo")
-    beta: float = Field(0.1, gt=0, description="for dpo and ipo: strength of the tie to the initial picker")
+    epsilon: float = Field(0.2, gt=0, description="for grpo: clip range of the ratio to the sampling picker")
+    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus, for grpo")
+    beta: float = Field(0.1, gt=0, description="for dpo and ipo: regularization toward the initial picker")
 
     @model_validator(mode="after")
     def _has_a_reference(self) -> PickRecipe:
         if changed_keys(self, ["beta"]) and self.loss in {"grpo", "sft"}:
-            raise ValueError(f"beta needs loss dpo or ipo, and loss is {self.loss}; remove it, or set another loss")
+            raise ValueError(f"beta needs loss dpo or ipo, but loss is {self.loss}; remove beta or change loss")
         return self
 
 
 class GroupMethod:
-    """Losses of groups of picks (`leret.training.online.picking.Method`)."""
+    """Losses on groups of picks (`leret.training.online.picking.Method`)."""
 
     def __init__(self, recipe: PickRecipe, temperature: float) -> None:
         self.recipe, self.temperature = recipe, temperature
         self.reference: Picker | None = None
 
     def begin(self, picker: Picker) -> None:
-        """Copy the initial picker, the reference of pairs."""
+        """Copy the initial picker as the reference for dpo and ipo."""
         self.reference = picker.clone() if self.recipe.loss in {"dpo", "ipo"} else None
 
     def sampling(self, number: int, share: float) -> tuple[float, int | None]:
@@ -67,7 +67,7 @@ class GroupMethod:
         return replace(batch, targets=advantages, old_logps=old_logps), statistics
 
     def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
-        """Return (n_states,) means over a state's picks, or over its pairs of a best pick and another."""
+        """Return (n_states,) mean losses over a state's picks (grpo) or over its pairs of a best and another pick."""
         import torch
 
         from leret.training.online.losses import clipped_loss, entropy
@@ -98,10 +98,10 @@ class GroupMethod:
 
 
 def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pair each group's best samples with all others of it; ``groups`` (n,) numbers each sample's state.
+    """Pair the best samples of each group with the group's other samples; ``groups`` (n,) is the state of each sample.
 
     Returns:
-        Indices of the chosen and of the rejected, (n_pairs,) each, and the pairs' weights, which sum to 1 in a group.
+        Indices of chosen and of rejected samples and weights of pairs, (n_pairs,) each; weights sum to 1 per group.
     """
     import torch
 
@@ -121,7 +121,7 @@ def _describe(recipe: PickRecipe) -> str:
         "ipo": "identity preference optimization (arXiv 2310.12036)",
         "sft": "imitation of the best picks",
     }
-    return f"{names[recipe.loss]}, {recipe.num_generations} picks a state"
+    return f"{names[recipe.loss]}, {recipe.num_generations} picks per state"
 
 
 PICK = OnlineAlgorithm(PickRecipe, GroupMethod, _describe, picks=True)

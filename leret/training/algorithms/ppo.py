@@ -1,4 +1,4 @@
-"""PPO: values from a head on the policy, a KL penalty at each token, the reward at the last one."""
+"""PPO: a value head on the policy, a KL penalty per token, and the reward at the last token."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class PPORecipe(WritingRecipe):
     learning_rates: ClassVar[tuple[float, float]] = (5e-4, 1e-6)
 
     algorithm: Literal["ppo"] = "ppo"
-    num_generations: PositiveInt = Field(1, description="completions a state; PPO does not compare them")
-    temperature: float | None = Field(0.7, gt=0, description="None: the run's")
+    num_generations: PositiveInt = Field(1, description="completions per state; PPO does not compare completions")
+    temperature: float | None = Field(0.7, gt=0, description="None: the run's temperature")
     top_p: float | None = Field(0.9, gt=0, le=1)
     max_completion_length: PositiveInt | None = 32
     num_iterations: PositiveInt = Field(4, description="passes over the completions of a round")
     loss_type: Literal["sequence", "token", "dapo"] = "token"
     beta: float = Field(0.05, ge=0, description="strength of the KL penalty in the reward of each token")
     kl_estimator: Literal["k1", "k3"] = "k1"
-    gamma: float = Field(1.0, gt=0, le=1, description="discount a token")
+    gamma: float = Field(1.0, gt=0, le=1, description="discount per token")
     lam: float = Field(0.95, ge=0, le=1, description="lambda of GAE: 0 trusts the values, 1 the rewards")
-    vf_coef: float = Field(0.1, gt=0, description="weight of the loss of values")
-    cliprange_value: float = Field(0.2, gt=0, description="distance that a value moves in a round, at most")
+    vf_coef: float = Field(0.1, gt=0, description="weight of the value loss")
+    cliprange_value: float = Field(0.2, gt=0, description="maximum change of a value within a round")
     whiten_advantages: bool = True
 
 
 def advantages(recipe: PPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> RolloutBatch:
-    """Compute an advantage and a return at each token by GAE (arXiv 1506.02438)."""
+    """Compute the advantage and return of each token with GAE (arXiv 1506.02438)."""
     import torch
 
     from leret.training.online.advantages import lambda_returns, whiten
@@ -58,7 +58,7 @@ def advantages(recipe: PPORecipe, sampled: Sampled, batch: RolloutBatch, beta: f
 
 
 def loss(recipe: PPORecipe, batch: RolloutBatch, now: Forward, beta: float) -> dict[str, Tensor]:
-    """Return the clipped surrogate and the loss of the values (arXiv 1707.06347, eq. 9)."""
+    """Return the clipped surrogate loss and the value loss (arXiv 1707.06347, eq. 9)."""
     from leret.training.online.losses import clipped_loss, value_loss
     from leret.training.online.update import penalized
 

@@ -1,4 +1,4 @@
-"""`pqn`: a picker learns values from whole trajectories, as in Q-RAG (arXiv 2511.07328) and PQN (arXiv 2407.04811)."""
+"""`pqn`: train a picker's values on whole trajectories, as in Q-RAG (arXiv 2511.07328) and PQN (arXiv 2407.04811)."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ _UNIFORM = 1e9
 
 
 class PQNRecipe(PickingRecipe):
-    """Parallel Q-learning; defaults are Q-RAG's for E5 on HotpotQA: 96 is its 12 environments by 8 gradients."""
+    """Parallel Q-learning with Q-RAG's settings for E5 on HotpotQA (12 environments x 8 gradient steps = 96 tasks)."""
 
     algorithm: Literal["pqn"] = "pqn"
     learning_rate: float = Field(1.5e-5, gt=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "cosine"
-    min_lr_rate: float = Field(0.1, ge=0, le=1, description="for cosine: final share of the rate")
+    min_lr_rate: float = Field(0.1, ge=0, le=1, description="for cosine: final fraction of the learning rate")
     weight_decay: float = Field(5e-4, ge=0)
     adam_beta2: float = Field(0.98, ge=0, lt=1)
     adam_epsilon: float = Field(1e-6, gt=0)
     max_grad_norm: float = Field(2.0, gt=0)
-    questions_per_round: PositiveInt = Field(96, description="tasks, one trajectory each")
+    questions_per_round: PositiveInt = Field(96, description="tasks per round, with one trajectory each")
     num_generations: Literal[1] = 1
-    temperature: float | None = Field(0.05, gt=0, description="alpha, of sampling and values; falls with the rate")
-    top_k: PositiveInt | None = Field(5, description="best candidates that are sampled, and that make up a value")
-    learning_starts: int = Field(10, ge=0, description="first rounds, with random picks")
-    gamma: float = Field(0.99, gt=0, le=1, description="discount a pick")
+    temperature: float | None = Field(0.05, gt=0, description="alpha; decays with the learning rate")
+    top_k: PositiveInt | None = Field(5, description="number of best candidates for sampling and for a state's value")
+    learning_starts: int = Field(10, ge=0, description="number of initial rounds with random picks")
+    gamma: float = Field(0.99, gt=0, le=1, description="discount per pick")
     lam: float = Field(0.5, ge=0, le=1, description="lambda of the returns: 0 trusts the values, 1 the rewards")
     tau: float = Field(
-        0.02, gt=0, le=1, description="share of each step that the target network takes; 1: no target network"
+        0.02, gt=0, le=1, description="interpolation factor of the target network per step; 1: no target network"
     )
-    soft_value: bool = Field(True, description="value of a state: the soft maximum; false: the largest value")
-    twin: bool = Field(True, description="estimate the value with each half of the network")
+    soft_value: bool = Field(True, description="true: a state's value is the soft maximum; false: the maximum")
+    twin: bool = Field(True, description="estimate values with two heads, one per half of the network")
 
     @model_validator(mode="after")
     def _falls_to_a_share(self) -> PQNRecipe:
@@ -52,14 +52,14 @@ class PQNRecipe(PickingRecipe):
 
 
 class ValueMethod:
-    """Losses of the values of picks (`leret.training.online.picking.Method`); the reference is the target network."""
+    """Losses on values of picks (`leret.training.online.picking.Method`); the reference is the target network."""
 
     def __init__(self, recipe: PQNRecipe, temperature: float) -> None:
         self.recipe, self.temperature = recipe, temperature
         self.reference: Picker | None = None
 
     def begin(self, picker: Picker) -> None:
-        """Copy the picker as the target network, unless each step moves all of it."""
+        """Copy the picker as the target network; with tau 1 there is no target network."""
         self.reference = picker.clone() if self.recipe.tau < 1 else None
 
     def sampling(self, number: int, share: float) -> tuple[float, int | None]:
@@ -83,7 +83,7 @@ class ValueMethod:
         return replace(batch, targets=returns[mask]), entry
 
     def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
-        """Return (n_states,) squared errors, means over heads; only the picked candidates are encoded."""
+        """Return (n_states,) squared errors, averaged over heads; only picked candidates are encoded."""
         import torch
 
         q = torch.stack(picker.q(batch.choices, self.recipe.twin, batch.actions.tolist())).flatten(1).cpu()
@@ -100,9 +100,9 @@ class ValueMethod:
 
 
 def soft_value(q: Tensor, temperature: float, k: int | None = None) -> Tensor:
-    """Return the value (...) of states: ``temperature * log(sum(exp(q / temperature)))`` over their k best candidates.
+    """Return state values (...): ``temperature * log(sum(exp(q / temperature)))`` over the k best candidates.
 
-    ``q`` is (..., n_candidates). Temperature 0 gives the largest value.
+    ``q`` is (..., n_candidates). Temperature 0 gives the maximum.
     Source: Q-RAG, arXiv 2511.07328, section 3 (Haarnoja et al. 2017, arXiv 1702.08165, eq. 3).
     """
     if temperature == 0:

@@ -1,4 +1,4 @@
-"""DPO and IPO: preference optimization by TRL's DPOTrainer; the reference model is the initial policy."""
+"""DPO and IPO: preference optimization with TRL's DPOTrainer; the reference model is the initial policy."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _SIDES = ("chosen", "rejected")
 
 
 class PairRecipe(ExampleRecipe):
-    """Keys of algorithms on pairs."""
+    """Keys for algorithms on pairs."""
 
     learning_rates: ClassVar[tuple[float, float]] = (5e-4, 5e-7)
 
-    beta: float = Field(0.05, gt=0, description="strength of the tie to the initial policy")
-    reward_margin: float = Field(0.0, ge=0, description="nats of margin for a reward difference of 1 between a pair")
+    beta: float = Field(0.05, gt=0, description="strength of the regularization toward the initial policy")
+    reward_margin: float = Field(0.0, ge=0, description="margin in nats per unit of reward difference in a pair")
 
     @property
     def loss_weights(self) -> dict[str, float]:
-        """Weights by loss; that of the algorithm is 1 unless the recipe sets it."""
+        """Weights by loss; the default weight of the algorithm's loss is 1."""
         return {self.algorithm: 1.0, **getattr(self, "losses", {})}
 
 
@@ -44,25 +44,25 @@ class DPORecipe(PairRecipe):
     """Direct preference optimization."""
 
     algorithm: Literal["dpo"] = "dpo"
-    losses: dict[Literal["dpo", "sft"], Weight] = Field({}, description="weights; sft: likelihood of the chosen")
+    losses: dict[Literal["dpo", "sft"], Weight] = Field({}, description="weights; sft: likelihood of chosen")
 
 
 class IPORecipe(PairRecipe):
-    """Identity preference optimization: the log-ratios of a pair approach a difference of 1 / (2 beta)."""
+    """Identity preference optimization: pulls the difference of a pair's log-ratios to 1 / (2 beta)."""
 
     algorithm: Literal["ipo"] = "ipo"
     reduction: Literal["sequence", "token"] = Field("sequence", description="sum (the paper) or mean of log-probs")
-    losses: dict[Literal["ipo", "dpo", "sft"], Weight] = Field({}, description="weights; sft: likelihood of the chosen")
+    losses: dict[Literal["ipo", "dpo", "sft"], Weight] = Field({}, description="weights; sft: likelihood of chosen")
 
 
 def pair_loss(kind: Literal["dpo", "ipo"], margins: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return the losses (n_pairs,) of pairs, from the margins of chosen over rejected.
+    """Return pair losses (n_pairs,) from the margins of chosen over rejected completions.
 
     Args:
         kind: ``dpo``: the negative log-likelihood of the preference; ``ipo``: the squared distance from 1 / (2 beta).
-        margins: (n_pairs,) differences of the two log-ratios to the reference model. Log-probabilities are summed over
-            a completion's tokens, or averaged for ipo of reduction ``token``; a pick has one.
-        beta: strength of the tie to the reference, tau in IPO's paper.
+        margins: (n_pairs,) differences of the two log-ratios to the reference model. A completion's log-probability is
+            a sum over tokens, or their mean for ipo with reduction ``token``. A pick has one log-probability.
+        beta: strength of the regularization toward the reference; tau in the IPO paper.
 
     Source: ``dpo``: Rafailov et al. 2023, arXiv 2305.18290, eq. 7; ``ipo``: Azar et al. 2023, arXiv 2310.12036, eq. 17.
     """
@@ -76,14 +76,14 @@ def collate_pairs(
 ) -> dict[str, Any]:
     """Return a batch of ids for TRL's DPOTrainer: ``2 * len(rows)`` sequences, chosen ones first.
 
-    IPO is defined on the sum of token log-probabilities (``sequence``). TRL divides each completion's log-ratio by its
-    number of tokens, the sum of the completion mask with its first column, which nothing else reads. With
-    ``1 - n_tokens`` there the mask sums to 1, and TRL's loss becomes the one on sums, with the same metrics;
-    `leret.training.algorithms.base.check_loss` compares both before every training.
+    With ``sequence``, IPO is computed on sums of token log-probabilities, as in the paper. TRL divides a completion's
+    log-ratio by the sum of its completion mask. Nothing else reads the mask's first column, so this function sets the
+    column to ``1 - n_tokens``: the mask then sums to 1, and TRL's loss is on sums, with unchanged metrics.
+    `leret.training.algorithms.base.check_loss` verifies the loss before training starts.
 
-    ``margin``, in nats for a difference of 1 between a pair's rewards, is added to the reference's log-probability of
-    the chosen completion, which every loss subtracts: for DPO the offset of arXiv 2402.10571. IPO's mean over tokens
-    divides it by the tokens of the chosen completion. TRL logs rewards and accuracies less the margin.
+    ``margin`` (nats per unit of reward difference in a pair) is added to the reference's log-probability of the chosen
+    completion. For DPO it is the offset of arXiv 2402.10571. IPO with reduction ``token`` divides the margin by the
+    chosen completion's number of tokens. TRL logs rewards and accuracies with the margin subtracted.
     """
     import torch
 
@@ -101,12 +101,12 @@ def collate_pairs(
 
 
 def examples(recipe: PairRecipe, samples: Samples) -> list[TrainingExample]:
-    """Return the samples' pairs."""
+    """Return the pairs of chosen and rejected completions."""
     return list(samples.pairs())
 
 
 def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
-    """Return TRL's DPOTrainer over pairs of ids, with the reference's log-probabilities."""
+    """Return TRL's DPOTrainer over pairs of ids and the reference model's log-probabilities."""
     from trl import DPOConfig, DPOTrainer
 
     arguments = DPOConfig(
@@ -127,7 +127,7 @@ _TRL_NAMES = {"dpo": "sigmoid", "ipo": "ipo", "sft": "sft"}
 
 
 def preference_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
-    """Return columns of ids for `collate_pairs`, and the text columns that TRL requires, empty to save time."""
+    """Return columns of ids for `collate_pairs`, and empty text columns, which TRL requires."""
     return {name: [""] * len(encoded) for name in ("prompt", "chosen", "rejected")} | {
         "prompt_tokens": [example.prompt for example in encoded],
         "chosen_tokens": [example.completions[0] for example in encoded],
@@ -137,7 +137,7 @@ def preference_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
 
 
 def oracle_loss(recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the recipe's losses on sums of log-probabilities; IPO of reduction ``token`` on means."""
+    """Return the recipe's weighted loss on summed log-probabilities; IPO with reduction ``token`` averages them."""
     import torch
 
     device = next(model.parameters()).device

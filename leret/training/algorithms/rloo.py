@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 class RLOORecipe(TRLKeys, WritingRecipe):
-    """REINFORCE leave-one-out; the KL penalty is part of the reward, and the ratio is that of whole completions."""
+    """REINFORCE leave-one-out; the reward includes the KL penalty, and ratios are per completion."""
 
     not_in_trl: ClassVar[tuple[str, ...]] = (*TRLKeys.not_in_trl, "entropy_coef")
 
     algorithm: Literal["rloo"] = "rloo"
-    beta: float = Field(0.05, ge=0, description="strength of the KL penalty in the reward, a sum over tokens")
+    beta: float = Field(0.05, ge=0, description="weight of the KL penalty (summed over tokens) in the reward")
     kl_estimator: Literal["k1", "k3"] = "k1"
 
     def trl_arguments(self) -> dict[str, Any]:
@@ -32,7 +32,7 @@ class RLOORecipe(TRLKeys, WritingRecipe):
 
 
 def advantages(recipe: RLOORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> RolloutBatch:
-    """Give all tokens of a completion its reward less KL, relative to the others' mean."""
+    """Set all tokens' advantages to the completion's reward minus KL, relative to the group's other completions."""
     from leret.training.online.advantages import leave_one_out
     from leret.training.online.losses import KL
 
@@ -44,7 +44,7 @@ def advantages(recipe: RLOORecipe, sampled: Sampled, batch: RolloutBatch, beta: 
 
 
 def loss(recipe: RLOORecipe, batch: RolloutBatch, now: Forward, beta: float) -> dict[str, Tensor]:
-    """Return the clipped surrogate of each completion's ratio (arXiv 2402.14740, section 3)."""
+    """Return the clipped surrogate loss of completion ratios (arXiv 2402.14740, section 3)."""
     from leret.training.online.losses import clipped_loss
     from leret.training.online.update import penalized
 
@@ -55,7 +55,7 @@ def loss(recipe: RLOORecipe, batch: RolloutBatch, now: Forward, beta: float) -> 
 
 
 def _describe(recipe: RLOORecipe) -> str:
-    return f"REINFORCE leave-one-out (arXiv 2402.14740), {recipe.num_generations} completions a state"
+    return f"REINFORCE leave-one-out (arXiv 2402.14740), {recipe.num_generations} completions per state"
 
 
 OBJECTIVE = Objective(advantages, loss, penalty="reward")

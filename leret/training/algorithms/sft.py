@@ -1,4 +1,4 @@
-"""SFT: supervised fine-tuning on the best completions (LeReT's context distillation) or on reference answers."""
+"""SFT: supervised fine-tuning on best completions (LeReT's context distillation) or on reference answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leret.training.algorithms.base import (
 )
 from leret.training.data import Encoded, RunSamples, Samples, TrainingExample, plain
 
-IGNORED = -100  # label of a token without a loss, in torch and transformers
+IGNORED = -100  # label that torch and transformers exclude from the loss
 
 
 class SFTRecipe(ExampleRecipe):
@@ -28,11 +28,11 @@ class SFTRecipe(ExampleRecipe):
 
     algorithm: Literal["sft"] = "sft"
     targets: Literal["best", "random", "answer"] = Field(
-        "best", description="the best sample of a state, a random one (a control), or the task's reference answer"
+        "best", description="a state's best sample, a random sample (as a control), or the task's reference answer"
     )
-    field: str = Field("answer", description="for targets answer: the only output field of the predictor")
-    require_spread: bool = Field(True, description="take only states with different rewards")
-    max_targets: PositiveInt = Field(1, description="completions a state, at most")
+    field: str = Field("answer", description="with targets: answer, the predictor's only output field")
+    require_spread: bool = Field(True, description="use only states whose samples differ in reward")
+    max_targets: PositiveInt = Field(1, description="maximum completions per state")
 
     @property
     def is_control(self) -> bool:
@@ -40,7 +40,7 @@ class SFTRecipe(ExampleRecipe):
 
 
 def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
-    """Return the targets of the samples' states, under the zero-shot prompt."""
+    """Return target completions for the zero-shot prompt of each state."""
     if recipe.targets == "answer":
         return _reference_answers(recipe, samples)
     how = (recipe.targets, recipe.require_spread, recipe.max_targets, recipe.seed)
@@ -51,19 +51,19 @@ def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
     ]
     if not targets:
         raise TrainingError(
-            "the run has no target for SFT: no state whose samples differ in reward. Sample more questions, more "
-            "prompts or samples a state, or set require_spread: false to train on every state"
+            "the run has no targets for SFT: no state has samples that differ in reward. Sample more questions, "
+            "prompts or samples per state, or set require_spread: false to train on every state"
         )
     return targets
 
 
 def _reference_answers(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
-    """Return the first reference answer of each task, at the states of predictors that write only ``field``."""
+    """Return each task's first reference answer as the target, at states of predictors that write only ``field``."""
     from leret.rollouts.environment import Environment
     from leret.sampling.store.store import Store
 
     if not isinstance(samples, RunSamples):
-        raise TrainingError("targets: answer needs the tasks of a run of `leret sample`; set targets: best")
+        raise TrainingError("targets: answer needs tasks, which only runs of `leret sample` have; set targets: best")
     run, environment = samples.run, Environment.open(samples.run)
     formatter = environment.formatter
     answers = {task.id: task.answers[0] for task in environment.tasks(check=False) if task.answers}
@@ -82,15 +82,15 @@ def _reference_answers(recipe: SFTRecipe, samples: Samples) -> list[TrainingExam
     if not targets:
         written = "; ".join(f"{name} writes {', '.join(names)}" for name, names in fields.items())
         raise TrainingError(
-            f"targets: answer needs states of a predictor that writes {recipe.field} alone ({written}), of questions "
-            f"with reference answers ({len(answers)} have one); name its output in `field`, or set targets: best to "
-            "imitate whole completions"
+            f"targets: answer needs a predictor that writes only {recipe.field!r} ({written}) and questions with "
+            f"reference answers ({len(answers)} have an answer); set `field` to the predictor's output, or set "
+            "targets: best to imitate whole completions"
         )
     return targets
 
 
 def collate_targets(rows: list[dict[str, Any]], pad: int, *, packed: bool = False) -> dict[str, Any]:
-    """Return a batch of rows of `sft_rows`, ids with labels; ``packed`` for a model prepared by `share_prompts`."""
+    """Return a batch of `sft_rows` with ids and labels; ``packed`` requires a model prepared with `share_prompts`."""
     from leret.training.packing import collate
 
     batch = collate([_sequence(row) for row in rows], pad, packed=packed)
@@ -98,7 +98,7 @@ def collate_targets(rows: list[dict[str, Any]], pad: int, *, packed: bool = Fals
 
 
 def make_trainer(recipe: SFTRecipe, inputs: TrainerInputs) -> Any:
-    """Return TRL's SFTTrainer over rows of ids; the loss is on the completion and its end token."""
+    """Return TRL's SFTTrainer over rows of ids; the loss covers the completion and its end token."""
     from trl import SFTConfig, SFTTrainer
 
     arguments = SFTConfig(
@@ -111,7 +111,7 @@ def make_trainer(recipe: SFTRecipe, inputs: TrainerInputs) -> Any:
 
 
 def sft_rows(encoded: Sequence[Encoded]) -> dict[str, list[list[int]]]:
-    """Return columns ``input_ids`` and ``labels``; the labels of prompts are ignored."""
+    """Return columns ``input_ids`` and ``labels``; prompt labels are `IGNORED`."""
     return {
         "input_ids": [example.prompt + example.completions[0] for example in encoded],
         "labels": [[IGNORED] * len(example.prompt) + example.completions[0] for example in encoded],

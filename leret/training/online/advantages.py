@@ -1,7 +1,7 @@
-"""Estimators of the advantage of completions, and the filter of rollouts.
+"""Advantage estimators for completions, and the rollout filter.
 
-``groups`` (n,) numbers the state of each completion, from 0; members of a group need not be adjacent, and groups may
-differ in size. Tensors over tokens are as in `leret.training.online.losses`.
+``groups`` (n,) is the index of each completion's state, from 0. Group members need not be adjacent, and group sizes may
+differ. `leret.training.online.losses` describes the shapes of tensors over tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SMALL = 1e-4  # added to a standard deviation, as in TRL
 
 
 def group_means(values: Tensor, groups: Tensor) -> Tensor:
-    """Return the mean of its group for each of (n,) or (n, m) values."""
+    """Return each value's group mean; values are (n,) or (n, m)."""
     n_groups = int(groups.max()) + 1
     sums = values.new_zeros(n_groups, *values.shape[1:]).index_add_(0, groups, values)
     sizes = torch.bincount(groups, minlength=n_groups).to(values.dtype)
@@ -25,16 +25,16 @@ def group_means(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def group_deviations(values: Tensor, groups: Tensor) -> Tensor:
-    """Return the standard deviation (of a sample) of its group for each of (n,) values; 0 in a group of one."""
+    """Return each value's group sample standard deviation (n,); 0 in a group of one."""
     squares = group_means(centred(values, groups) ** 2, groups)
     sizes = torch.bincount(groups)[groups].to(values.dtype)
     return (squares * sizes / (sizes - 1).clamp(min=1)).sqrt()
 
 
 def centred(values: Tensor, groups: Tensor) -> Tensor:
-    """Return float64 values (n,) less the mean of their group, and exactly 0 for a rounding error.
+    """Return float64 values (n,) minus their group mean, with rounding errors set to exactly 0.
 
-    Adam would amplify a rounding error, and KTO would take its sign for a label.
+    Adam would amplify a rounding error, and KTO would use its sign as a label.
     """
     values = values.double()
     distance, scale = values - group_means(values, groups), group_means(values.abs(), groups)
@@ -42,9 +42,9 @@ def centred(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def group_relative(rewards: Tensor, groups: Tensor, scale: Literal["group", "batch", "none"]) -> Tensor:
-    """Return rewards (n,) less the mean of their group, divided by a standard deviation: group, batch or none.
+    """Return rewards (n,) minus their group mean, divided by the standard deviation of the group, the batch, or by 1.
 
-    Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2; without the deviation: Liu et al. 2025, arXiv 2503.20783.
+    Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2; undivided: Liu et al. 2025, arXiv 2503.20783.
     """
     distance = centred(rewards, groups)
     if scale == "none" or len(rewards) < 2:
@@ -54,7 +54,7 @@ def group_relative(rewards: Tensor, groups: Tensor, scale: Literal["group", "bat
 
 
 def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
-    """Return rewards (n,) less the mean of the others in their group; 0 in a group of one.
+    """Return rewards (n,) minus the mean of the group's other rewards; 0 in a group of one.
 
     Source: Ahmadian et al. 2024, arXiv 2402.14740, eq. 8 (Kool et al. 2019).
     """
@@ -63,11 +63,11 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
 
 
 def lambda_returns(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
-    """Return the lambda-returns of steps: ``G[t] = r[t] + gamma * ((1 - lam) * V[t + 1] + lam * G[t + 1])``.
+    """Return lambda-returns (n, width): ``G[t] = r[t] + gamma * ((1 - lam) * V[t + 1] + lam * G[t + 1])``.
 
-    Less the values, they are the generalized advantage estimates of Schulman et al. 2015, arXiv 1506.02438, eq. 16.
-    Tables are (n, width): the rewards of each step (a token, or a pick), the values of the state before it, and the
-    mask; returns are 0 off the mask.
+    Returns minus values are generalized advantage estimates (Schulman et al. 2015, arXiv 1506.02438, eq. 16).
+    ``rewards`` are per step (token or pick), ``values`` are of the state before the step, and ``mask`` is 1 at steps;
+    all are (n, width). Returns are 0 where the mask is 0.
 
     Source: Q-RAG, arXiv 2511.07328, section 3 (Daley and Amato 2019, arXiv 1810.09967, eq. 2).
     """
@@ -81,7 +81,7 @@ def lambda_returns(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, 
 
 
 def whiten(values: Tensor, mask: Tensor) -> Tensor:
-    """Scale values to mean 0 and sample variance 1 over the mask; a single one becomes 0."""
+    """Scale values to mean 0 and sample variance 1 over the mask; a single value becomes 0."""
     n = mask.sum()
     mean = (values * mask).sum() / n
     variance = (((values - mean) * mask) ** 2).sum() / (n - 1).clamp(min=1)
@@ -89,9 +89,9 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def same_side_of_mean(parts: Tensor, groups: Tensor, side: Literal["above", "below", "either"]) -> Tensor:
-    """Return (n,) True if all parts (n, n_parts) of a completion's reward are above (below) the mean of its group.
+    """Return (n,) bool: all of a completion's reward parts (n, n_parts) are above (or below) their group mean.
 
-    A part that is equal in the whole group, or NaN because it does not apply, is on both sides.
+    A part that is equal within the group, or NaN because it does not apply, counts as above and below.
     """
     parts = parts.double()  # in float32, equal parts differ from their mean by more than `close`
     known = (~parts.isnan()).to(parts)
@@ -104,9 +104,9 @@ def same_side_of_mean(parts: Tensor, groups: Tensor, side: Literal["above", "bel
 
 
 def group_statistics(rewards: Tensor, groups: Tensor) -> dict[str, float]:
-    """Return figures for the log: the rewards' mean, the groups' mean deviation, the share of groups with deviation 0.
+    """Return the mean reward, the mean standard deviation per group, and the fraction of groups without deviation.
 
-    The last two ignore groups of one sample.
+    The last two figures ignore groups of one sample.
     """
     several = [group for group, size in enumerate(torch.bincount(groups)) if size > 1]
     figures = {"reward": float(rewards.mean())}
@@ -119,7 +119,7 @@ def group_statistics(rewards: Tensor, groups: Tensor) -> dict[str, float]:
 
 
 def mini_batches(groups: Tensor, n: int, *seed: int) -> list[Tensor]:
-    """Return the indices of the samples of each of ``n`` optimizer steps, drawn by the seed; groups stay whole."""
+    """Return sample indices for each of ``n`` optimizer steps, shuffled with the seed; groups are not split."""
     if n == 1:
         return [torch.arange(len(groups), device=groups.device)]
     states = groups.unique(sorted=True)

@@ -1,4 +1,4 @@
-"""Entries of the table of algorithms that sample in rounds."""
+"""Base class of algorithms that sample in rounds."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class OnlineAlgorithm:
         return find_picker(run, recipe)
 
     def learner(self, *arguments: Any) -> WriterLearner | PickLearner:
-        """Return the policy in training; arguments are those of `WriterLearner` and `PickLearner`."""
+        """Return a `WriterLearner` or `PickLearner` with these arguments."""
         if self.picks:
             from leret.training.online.picking import PickLearner
 
@@ -58,7 +58,7 @@ class OnlineAlgorithm:
         recipe: Any = job.recipe
         if job.run is None:
             raise TrainingError(
-                f"algorithm: {recipe.algorithm} samples a run's tasks afresh; for examples: sft, dpo, ipo"
+                f"algorithm: {recipe.algorithm} needs a run's tasks to sample; for stored examples use sft, dpo or ipo"
             )
         if recipe.uses_trl:
             from leret.training.online.trl import trl_engine

@@ -1,4 +1,4 @@
-"""The objective of a training in rounds of a policy that writes."""
+"""Objectives for training a writing policy in rounds."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """Two pure functions that define the training of a policy that writes.
+    """Two pure functions that define how a writing policy is trained.
 
     Attributes:
-        advantages: takes the recipe, a round's samples, their `update.RolloutBatch` and the weight of the KL penalty;
-            returns the batch with advantages (and returns, if there are values).
-        loss: takes the recipe, a batch, the policy's `update.Forward` at its tokens and the weight of the KL penalty;
-            returns ``loss``, which is minimized, and terms for the log.
-        penalty: place of the KL penalty; in the reward, the weight that the loss gets is 0.
-        has_values: True for a value of each token, from a head on the policy.
+        advantages: takes the recipe, a round's samples, their `update.RolloutBatch` and the weight of the KL penalty.
+            It returns the batch with advantages, and with returns if the objective has values.
+        loss: takes the recipe, a batch, its `update.Forward` and the weight of the KL penalty. It returns ``loss``,
+            which is minimized, and other terms for the log.
+        penalty: where the KL penalty applies; with ``reward``, `loss` receives a weight of 0.
+        has_values: True if the policy has a value head, which gives a value per token.
     """
 
     advantages: Callable[[Any, Sampled, Any, float], Any]

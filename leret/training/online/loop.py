@@ -1,8 +1,7 @@
-"""The loop of rounds: sample, update, and again.
+"""Training loop of online algorithms: each round samples and then updates the policy.
 
-A checkpoint holds all that the next round depends on: the learner's state (weights, optimizer, schedule), the random
-state, the log. Seeds follow from the recipe's seed and the round's number, so a training that was killed and resumed
-ends in the same bits, on one thread.
+A checkpoint holds the learner's state (weights, optimizer, schedule), the random state and the log. Seeds depend only
+on the recipe's seed and the round number, so on one thread a killed and resumed training gives bit-identical weights.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _STATE = "state.pt"
 
 
 class RoundLoop(StepLoop):
-    """A policy in training round by round: an engine of the driver (`leret.training.driver.Engine`)."""
+    """Engine (`leret.training.driver.Engine`) that trains a policy in rounds."""
 
     is_main = True
     preflight: float | None = None
@@ -71,7 +70,7 @@ class RoundLoop(StepLoop):
         state = torch.load(checkpoint / _STATE, map_location=self._device, weights_only=True)
         self.learner.load_state(state, checkpoint)
         torch.set_rng_state(state["random"].cpu())
-        self.examples = max(self.examples, state["examples"])  # unchanged by a return to the best step
+        self.examples = max(self.examples, state["examples"])  # keeps the count when the best step is loaded
 
     def save(self, directory: Path) -> tuple[str, str]:
         return self.learner.save(directory)

@@ -1,4 +1,4 @@
-"""A picker in training: the batch of a round's picks, the protocol of its losses, and the optimizer's steps."""
+"""Online training of pickers: the batch of a round's picks, the protocol for losses, and the optimizer steps."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from leret.training.online.advantages import mini_batches
 from leret.training.online.update import make_optimizer, make_schedule
 from leret.training.validation import Validation
 
-_PICKER = "picker"  # in a checkpoint
+_PICKER = "picker"  # folder name in a checkpoint
 
 
 @dataclass(frozen=True, slots=True)
 class PickBatch:
-    """Picks with the targets of an update; tensors are (n,), an entry a pick.
+    """Picks with update targets; tensors are (n,), with one entry per pick.
 
     Attributes:
-        choices: one a state; all picks of a state are adjacent.
+        choices: one per state; a state's picks are adjacent.
         states: index of each pick's choice.
-        actions: index of the picked candidate in it.
-        rollouts: number of the run of the program.
-        step_rewards: each pick's part of its rollout's reward.
-        targets: advantages or returns, by the method.
-        old_logps: log-probabilities under the picker that sampled, or under the reference.
+        actions: index of the picked candidate in the choice.
+        rollouts: index of the pick's rollout.
+        step_rewards: each pick's part of the rollout's reward.
+        targets: advantages or returns, depending on the method.
+        old_logps: log-probabilities under the sampling picker or under the reference.
     """
 
     choices: Sequence[Choice]
@@ -61,7 +61,7 @@ class PickBatch:
         return cls([choices[i] for i in range(len(choices))], *picks, zeros, zeros)
 
     def at(self, states: Tensor) -> PickBatch:
-        """Return the picks at some states, which are in ascending order."""
+        """Return the picks at ``states``, which must be in ascending order."""
         rows = torch.isin(self.states, states).nonzero()[:, 0]
         names = ("actions", "rewards", "rollouts", "step_rewards", "targets", "old_logps")
         tables = {name: getattr(self, name)[rows] for name in names}
@@ -70,14 +70,14 @@ class PickBatch:
 
 
 class Method(Protocol):
-    """Losses of a picker; ``reference`` is a second one, if any: the initial picker, or a target network."""
+    """Losses for training a picker; ``reference`` is the initial picker, a target network, or None."""
 
     reference: Picker | None
 
     def begin(self, picker: Picker) -> None: ...
 
     def sampling(self, number: int, share: float) -> tuple[float, int | None]:
-        """Return temperature and top-k of a round; ``share`` is of the first learning rate."""
+        """Return temperature and top-k of round ``number``; ``share`` is the fraction of the initial learning rate."""
         ...
 
     def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
@@ -90,7 +90,7 @@ class Method(Protocol):
 
 
 class PickLearner:
-    """A picker in training; temperature and learning rate are those of the next round."""
+    """Trains a picker; `temperature` and `learning_rate` apply to the next round."""
 
     def __init__(
         self, method: Callable[[Any, float], Method], recipe: PickingRecipe, initial: InitialPolicy,
@@ -130,7 +130,7 @@ class PickLearner:
         return entry | {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
-        return validation.run_policy(self.policy.clone())  # which it closes
+        return validation.run_policy(self.policy.clone())  # `run_policy` closes the clone
 
     def state(self, directory: Path) -> dict[str, Any]:
         self.policy.save(directory / _PICKER)
@@ -166,20 +166,20 @@ class PickLearner:
 
     @property
     def _lr_fraction(self) -> float:
-        """Fraction of the first learning rate; 1 during the warm-up."""
+        """Fraction of the initial learning rate; 1 during warm-up."""
         warmup = self.recipe.warmup_steps or math.ceil(self.recipe.warmup_ratio * self._n_steps)
         if self._schedule is None or self._schedule.last_epoch < warmup:
             return 1.0
         return self.learning_rate / self.recipe.learning_rate
 
     def _next_round(self) -> None:
-        """Set temperature and top-k of the next round, and forget embeddings of earlier weights."""
+        """Set the next round's temperature and top-k, and drop embeddings from old weights."""
         self.temperature, top_k = self.method.sampling(self._rounds, self._lr_fraction)
         self.policy.settings = self.policy.settings.model_copy(update={"top_k": top_k})
         self.policy.renew(digest(self.policy.digest, self._rounds))
 
     def _step(self, batch: PickBatch) -> dict[str, float]:
-        """Take one step of the optimizer; the loss is the mean over states."""
+        """Take one optimizer step on the mean loss over states."""
         self._optimizer.zero_grad()
         n, total, picker = len(batch.choices), 0.0, self.policy
         for states in torch.arange(n).split(self.recipe.per_device_train_batch_size):
@@ -188,7 +188,7 @@ class PickLearner:
             total += float(loss.detach())
         norm = float(torch.nn.utils.clip_grad_norm_(picker.model.parameters(), self.recipe.max_grad_norm))
         if not math.isfinite(total + norm):
-            raise TrainingError(f"the loss is {total}, the norm of its gradient {norm}; lower learning_rate")
+            raise TrainingError(f"the loss is {total} and the gradient norm is {norm}; lower learning_rate")
         self._optimizer.step()
         self._schedule.step()
         self.method.after_step(picker)
@@ -196,15 +196,15 @@ class PickLearner:
 
 
 def values_of(picker: Picker, choices: Sequence[Choice], twin: bool = False) -> Tensor:
-    """Return Q-values (n_states, n_heads, width) on the CPU, minus infinity behind a choice's candidates."""
+    """Return Q-values (n_states, n_heads, width) on the CPU; padding is minus infinity."""
     rows = [values if twin else values[None] for values in picker.q(choices, twin)]
     return pad_sequence([values.T for values in rows], batch_first=True, padding_value=-math.inf).transpose(1, 2).cpu()
 
 
 def step_rewards(rewards: Tensor, rollouts: Tensor, at_end: bool = False) -> Tensor:
-    """Split the rewards (n,) of rollouts into those of their steps, which are adjacent and in order.
+    """Return step rewards (n,) from rollout rewards (n,) after each step; a rollout's steps are adjacent and in order.
 
-    A step gets what it adds to the reward; if rewards are those of the program's end, the last step gets all of it.
+    A step gets the increase of the reward. With ``at_end``, rewards are final, and the last step gets the whole reward.
     """
     starts = torch.cat([rollouts.new_ones(1, dtype=torch.bool), rollouts[1:] != rollouts[:-1]])
     if at_end:
@@ -213,7 +213,7 @@ def step_rewards(rewards: Tensor, rollouts: Tensor, at_end: bool = False) -> Ten
 
 
 def as_table(values: Tensor, rollouts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return values (n,) of steps as a table (n_rollouts, width), padded at the end, and its mask."""
+    """Return step values (n,) as a table (n_rollouts, width), padded at the end, and the table's mask."""
     sizes = torch.unique_consecutive(rollouts, return_counts=True)[1]
     mask = torch.arange(int(sizes.max())) < sizes[:, None]
     return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values), mask

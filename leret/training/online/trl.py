@@ -1,7 +1,7 @@
-"""TRL's GRPOTrainer and RLOOTrainer, unmodified, on a run's stored states: for several GPUs, and for comparison.
+"""Train on a run's stored states with TRL's unmodified GRPOTrainer or RLOOTrainer, on one or several GPUs.
 
-A row is the prompt of a state and its id. The reward function continues the program from the state with each
-completion of a generation batch, so that they share one call of the retriever, and scores them like our rounds.
+A row holds a state's prompt and id. The reward function continues the program from the state with each completion and
+scores the result as `RoundSampler` does. The completions of a generation batch share one retriever call.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from leret.training.model import load_for_training
 
 
 class _StateCollector(StateSampler):
-    """Collects the points of a path instead of sampling at them."""
+    """Collects a path's points instead of sampling completions there."""
 
     points: dict[str, tuple[Point, State]]
 
@@ -43,7 +43,7 @@ class _StateCollector(StateSampler):
 
 
 class StoredStates(RoundSampler):
-    """The states of a run's samples as rows, and TRL's reward function of completions at them."""
+    """A run's sampled states as dataset rows, and TRL's reward function for completions at these states."""
 
     __name__ = "reward"
 
@@ -67,9 +67,9 @@ class StoredStates(RoundSampler):
     def __call__(
         self, completions: Sequence[Any], state: Sequence[str], trainer_state: Any, log_metric: Any, **more: Any
     ) -> list[float | None]:
-        """Return a reward a completion, scored like our rounds; None after an outage."""
+        """Return the reward of each completion; None after an outage."""
         texts = [str(turns[0]["content"]) for turns in completions]
-        self.policy.renew(digest("trl", trainer_state.global_step))  # under credit final it continues the program
+        self.policy.renew(digest("trl", trainer_state.global_step))  # credit final continues with the policy
         groups = asyncio.run(self._score(texts, state, trainer_state.global_step))
         for _, samples in groups:
             self.stats.count(samples)
@@ -105,7 +105,7 @@ class StoredStates(RoundSampler):
 
 @contextmanager
 def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
-    """Yield TRL's trainer of the recipe's algorithm as an engine; it takes as many steps as our loop."""
+    """Yield an engine with TRL's trainer for the recipe's algorithm; it takes as many steps as `RoundLoop`."""
     import trl
 
     assert job.run is not None
@@ -113,7 +113,7 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
     recipe: Any = job.recipe
     environment, initial, tasks = job.environment, job.initial, cast(Sequence[Task], job.inputs)
     if recipe.beta and recipe.lora is None and adapter_base(initial.directory) is not None:
-        raise TrainingError(f"engine: trl would take the base of {initial.directory} as the reference; merge it first")
+        raise TrainingError(f"engine: trl cannot use adapter {initial.directory} as reference; merge the adapter")
     model, tokenizer = load_for_training(initial, recipe.lora, recipe.dtype)
     inputs = TrainerInputs(model, tokenizer, (), job.directory.path, device, recipe.n_steps(len(tasks)))
     states = StoredStates(recipe, environment, job.run, _live(job, model, tokenizer), tasks)
@@ -122,16 +122,16 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
         try:
             arguments = getattr(trl, f"{name}Config")(**_arguments(recipe, inputs, environment))
         except ValueError as error:
-            raise TrainingError(f"engine: trl refuses the recipe: {error}") from error
+            raise TrainingError(f"engine: TRL rejects the recipe: {error}") from error
         rows = states.rows
         if len(rows["state"]) * recipe.num_generations < arguments.generation_batch_size:
             raise TrainingError(
-                f"a batch of {arguments.generation_batch_size} completions, {recipe.num_generations} a state, needs "
-                f"more than the {len(rows['state'])} states of the run; lower per_device_train_batch_size, or sample "
-                "more"
+                f"a batch of {arguments.generation_batch_size} completions, {recipe.num_generations} per state, needs "
+                f"more states than the run's {len(rows['state'])}; lower per_device_train_batch_size or sample more "
+                "states"
             )
         trainer = build_trainer(getattr(trl, f"{name}Trainer"), recipe, inputs, arguments, rows, reward_funcs=states)
-        states.policy = _live(job, trainer.model, tokenizer)  # now on its device
+        states.policy = _live(job, trainer.model, tokenizer)  # the trainer moved the model to its device
         yield TRLEngine(trainer, tokenizer, job, len(rows["state"]))
         trainer.accelerator.wait_for_everyone()
 
@@ -144,7 +144,7 @@ def _live(job: TrainingJob, model: Any, tokenizer: Any) -> LocalPolicy:
 
 
 def _arguments(recipe: Any, inputs: TrainerInputs, environment: Environment) -> dict[str, Any]:
-    """Return the recipe in TRL's terms; a step takes ``per_device_train_batch_size`` completions a device."""
+    """Return TRL arguments for the recipe; ``per_device_train_batch_size`` counts completions per device."""
     lm, suppressed = environment.recipe.policy, inputs.model.generation_config.suppress_tokens
     thinking = getattr(lm, "enable_thinking", None)
     same = ["num_generations", "num_iterations", "epsilon", "epsilon_high", "beta"]

@@ -1,6 +1,6 @@
-"""One update of a policy by a batch of completions with advantages; a prompt is read once for its group.
+"""Policy updates from batches of completions with advantages, for `leret train` and ``dspy.GRPO``.
 
-`leret train` (`leret.training.online.loop`) and ``dspy.GRPO`` (`leret.optimize.reinforce`) share it.
+On a CPU, the completions of a group share one forward pass over their prompt.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ _REFERENCE = "reference"
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Sizes of one optimizer step, by which all of its micro-batches divide."""
+    """Divisors of all micro-batch losses in one optimizer step."""
 
     sequences: int
     tokens: float
-    round_tokens: float  # the step's share of the round's
-    learnt_tokens: float  # of completions that have a part in the loss
+    round_tokens: float  # the round's tokens divided by its number of steps
+    learnt_tokens: float  # of completions with an effect on the loss
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """Completions with the targets of an update; tensors over tokens are (n, width), as in `losses`.
+    """Completions with update targets; tensors over tokens are (n, width), as in `losses`.
 
     Attributes:
-        sequences: prompt and completion each; those of one prompt are adjacent.
-        groups: (n,) number of each completion's state.
-        old_logps: log-probabilities under the policy that sampled; None: those of the current policy.
+        sequences: prompt and completion ids; completions of one prompt are adjacent.
+        groups: (n,) index of each completion's state.
+        old_logps: log-probabilities under the sampling policy; None: use the current policy.
         reference: log-probabilities under the initial policy; None without a KL penalty.
-        values: values of each token before the update; None without a value head.
-        returns: targets of the values.
+        values: token values before the update; None without a value head.
+        returns: targets for the values.
     """
 
     sequences: list[tuple[Ids, Ids]]
@@ -63,13 +63,13 @@ class RolloutBatch:
 
     @classmethod
     def of(cls, sequences: Sequence[tuple[Ids, Ids]], groups: Tensor) -> RolloutBatch:
-        """Make a batch without advantages, on the groups' device."""
+        """Return a batch with zero advantages on the device of ``groups``."""
         lengths = torch.tensor([len(completion) for _, completion in sequences], device=groups.device)
         mask = (torch.arange(int(lengths.max()), device=groups.device) < lengths[:, None]).float()
         return cls(list(sequences), groups, mask, torch.zeros_like(mask))
 
     def rows(self, index: Tensor) -> RolloutBatch:
-        """Return some of the completions, no wider than the longest of them."""
+        """Return the completions at ``index``, truncated to the width of the longest completion."""
         width = int(self.mask[index].sum(1).max())
         names = ("mask", "advantages", "old_logps", "reference", "values", "returns")
         tables = {name: table[index, :width] for name in names if (table := getattr(self, name)) is not None}
@@ -77,43 +77,43 @@ class RolloutBatch:
         return replace(self, sequences=sequences, groups=self.groups[index], **tables)
 
     def log_ratio(self, logps: Tensor) -> Tensor:
-        """Return the log-ratios of tokens to the policy that sampled; 0 off the mask."""
+        """Return token log-ratios to the sampling policy; 0 where the mask is 0."""
         assert self.old_logps is not None
         return (logps - self.old_logps) * self.mask
 
     def mean(self, losses: Tensor, kind: LossType) -> Tensor:
-        """Return this micro-batch's part of the step's mean (`reduce_loss`)."""
+        """Return this micro-batch's share of the step's mean loss (`reduce_loss`)."""
         assert self.counts is not None
         n_tokens = self.counts.round_tokens if kind == "dapo" else self.counts.tokens
         return reduce_loss(losses, self.mask, kind, self.counts.sequences, n_tokens)
 
     def sequence_mean(self, losses: Tensor) -> Tensor:
-        """Return this micro-batch's part of the step's mean of (n, 1) losses of completions."""
+        """Return this micro-batch's share of the step's mean over completion losses (n, 1)."""
         assert self.counts is not None
         return losses.sum() / self.counts.sequences
 
     def token_mean(self, table: Tensor) -> Tensor:
-        """Return this micro-batch's part of the mean over the step's learnt tokens."""
+        """Return this micro-batch's share of the step's mean over learnt tokens."""
         assert self.counts is not None
         return (table * self.mask).sum() / self.counts.learnt_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """Outputs of the policy at a batch's tokens; tensors over tokens are (n, width)."""
+    """Policy outputs at a batch's tokens; tensors over tokens are (n, width)."""
 
     logits: Tensor  # (n, width, n_vocabulary) at the sampling temperature
     logps: Tensor
-    values: Tensor | None  # before the tokens; None without a value head
+    values: Tensor | None  # at the state before each token; None without a value head
 
 
 def penalized(
     policy: Tensor, recipe: Any, batch: RolloutBatch, now: Forward, beta: float, kind: LossType
 ) -> dict[str, Tensor]:
-    """Return a policy's loss plus the KL penalty less the entropy bonus as ``loss``, with its terms.
+    """Return ``loss`` (policy loss plus KL penalty minus entropy bonus) and its terms.
 
-    The KL estimate is multiplied by the ratio to the sampling policy, so its gradient is that of the KL: DeepSeek-V3.2,
-    arXiv 2512.02556, and TRL's default. GRPO's paper, arXiv 2402.03300, eq. 4, does not multiply.
+    The KL estimate is multiplied by the ratio to the sampling policy, which makes the gradient unbiased, as in
+    DeepSeek-V3.2 (arXiv 2512.02556) and TRL. The GRPO paper (arXiv 2402.03300, eq. 4) omits the ratio.
     """
     assert batch.old_logps is not None
     ratio = (now.logps - batch.old_logps).exp() * batch.mask
@@ -130,22 +130,22 @@ def penalized(
 
 
 def load_trainable(initial: InitialPolicy, lora: LoraSettings | None, dtype: str, device: str) -> tuple[Any, Any]:
-    """Return the policy on its device, with a new adapter if the recipe has ``lora``, and its tokenizer."""
+    """Return the policy on ``device``, with a new adapter if ``lora`` is set, and its tokenizer."""
     model, tokenizer = load_for_training(initial, lora, dtype)
     if (adapter := new_adapter(lora, model)) is not None:
         from peft import get_peft_model
 
         model = get_peft_model(model, adapter)
     if device != "cpu":
-        model.enable_input_require_grads()  # recomputation needs a gradient, which a frozen base lacks
+        model.enable_input_require_grads()  # checkpointing needs gradients, and a frozen base has none
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model.to(device), tokenizer
 
 
 class Reference:
-    """The initial policy beside the one in training: the base without its adapter, or else a copy.
+    """Initial policy during training: the base with the new adapter disabled, or a copy of full weights.
 
-    An adapter that the training starts from is loaded again under another name; memory holds one base.
+    If training starts from an adapter, the adapter is loaded a second time under another name on the same base.
     """
 
     def __init__(self, model: Any, initial: InitialPolicy, lora: LoraSettings | None) -> None:
@@ -173,7 +173,7 @@ class Reference:
 
 
 class Update:
-    """A model, its optimizer, and its steps; the recipe has the keys of the optimizer and of the objective."""
+    """Model, optimizer and optimizer steps; the recipe has the keys for optimizer and objective."""
 
     def __init__(
         self, model: Any, pad: int, recipe: Any, objective: Objective, *, temperature: float = 1.0,
@@ -188,7 +188,7 @@ class Update:
         self.value_head: torch.nn.Linear | None = None
         self._hidden: Tensor | None = None
         if objective.has_values:
-            size = inner.get_output_embeddings().weight.shape[1]  # for OPT-350m it is not hidden_size
+            size = inner.get_output_embeddings().weight.shape[1]  # differs from hidden_size in OPT-350m
             self.value_head = torch.nn.Linear(size, 1, device=self.device)
             torch.nn.init.zeros_(self.value_head.weight)
             torch.nn.init.zeros_(self.value_head.bias)
@@ -197,14 +197,14 @@ class Update:
         self.optimizer = kind(list(self.trainable_parameters().values()), **{**more, "lr": recipe.learning_rate})
 
     def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Return the trainable parameters by name, with those of the value head."""
+        """Return trainable parameters by name, including the value head."""
         weights = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
         head = {} if self.value_head is None else dict(self.value_head.named_parameters(prefix="value_head"))
         return weights | head
 
     @torch.no_grad()
     def evaluate(self, batch: RolloutBatch, *, reference: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return log-probabilities of a batch's tokens, and the values before them if there is a value head."""
+        """Return the log-probability of each token, and the value before each token (None without a value head)."""
         self.model.eval()
         chunks = [self._forward(self.model, part, reference) for part in self._micro_batches(batch)]
         self.model.train()
@@ -214,18 +214,18 @@ class Update:
         return logps, torch.cat(values) if values else None
 
     def step(self, batch: RolloutBatch, beta: float = 0.0, round_tokens: float | None = None) -> dict[str, float]:
-        """Take one step of the optimizer, with ``beta`` as the weight of the KL penalty in the loss.
+        """Take one optimizer step, with ``beta`` as the weight of the KL penalty in the loss.
 
-        ``round_tokens`` is the step's share of the round's tokens; None: the tokens of the batch. Return means over the
-        batch (``loss``, ``grad_norm``, terms of the objective), empty if no completion has an advantage; nothing
-        changes then.
+        ``round_tokens`` is the round's token count divided by its number of steps; None: the batch's token count.
+        Return batch means (``loss``, ``grad_norm``, the objective's terms). If no completion has an advantage, return
+        an empty dict and leave the weights unchanged.
 
         Raises:
-            TrainingError: the loss is not finite.
+            TrainingError: the loss or the gradient norm is not finite.
         """
         n_sequences, n_tokens = len(batch.sequences), float(batch.mask.sum())
         if not (beta or self.recipe.entropy_coef or self.value_head is not None):
-            learnt = batch.advantages.abs().sum(1).nonzero()[:, 0]  # the others have no part in the loss
+            learnt = batch.advantages.abs().sum(1).nonzero()[:, 0]  # advantages of 0 do not affect the loss
             if not len(learnt):
                 return {}
             batch = batch.rows(learnt)
@@ -242,7 +242,7 @@ class Update:
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
         norm = float(torch.nn.utils.clip_grad_norm_(self.trainable_parameters().values(), self.recipe.max_grad_norm))
         if not math.isfinite(sums["loss"] + norm):
-            raise TrainingError(f"the loss is {sums['loss']}, the norm of its gradient {norm}; lower learning_rate")
+            raise TrainingError(f"the loss is {sums['loss']} and the gradient norm is {norm}; lower learning_rate")
         self.optimizer.step()
         return {**sums, "grad_norm": norm}
 
@@ -279,7 +279,7 @@ class Update:
 
 
 def make_optimizer(recipe: Any, **adam: float) -> tuple[Any, Mapping[str, Any]]:
-    """Return transformers' optimizer class and arguments for the recipe's ``optim`` (``adam_beta1`` ...)."""
+    """Return the optimizer class and arguments that transformers uses for ``optim``; ``adam``: ``adam_beta1`` etc."""
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(
@@ -291,7 +291,7 @@ def make_optimizer(recipe: Any, **adam: float) -> tuple[Any, Mapping[str, Any]]:
 
 
 def make_schedule(recipe: RoundRecipe, optimizer: torch.optim.Optimizer, n: int, floor: float = 0.0) -> Any:
-    """Return the schedule of the learning rate over ``n`` steps; a cosine ends at the share ``floor`` of it."""
+    """Return the learning rate schedule over ``n`` steps; a cosine ends at the fraction ``floor`` of the rate."""
     from transformers import get_scheduler
 
     warmup = recipe.warmup_steps or math.ceil(recipe.warmup_ratio * n)

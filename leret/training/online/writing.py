@@ -1,4 +1,4 @@
-"""A policy that writes, in training: advantages of a round's completions, and its updates."""
+"""Online training of writing policies: advantages of a round's completions, and updates."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _LOGGED = {
     "loss": "loss", "grad_norm": "grad_norm", "clipped": "clip_ratio/region_mean", "ratio": "val/ratio", "kl": "kl",
     "policy_loss": "loss/policy_avg", "value_loss": "loss/value_avg",
 }  # fmt: skip
-"""Names of an update's figures in the log."""
+"""Log names of update figures."""
 
 
 class WriterLearner:
-    """A policy that writes, in training; temperature and learning rate are those of the next round."""
+    """Trains a writing policy; `temperature` and `learning_rate` apply to the next round."""
 
     def __init__(
         self, objective: Objective, recipe: WritingRecipe, initial: InitialPolicy, environment: Environment,
@@ -64,7 +64,7 @@ class WriterLearner:
             thinking = getattr(sampled, "enable_thinking", None)
             return LocalPolicy.over(self.model, self.tokenizer, enable_thinking=thinking, **identity)
         if not isinstance(sampled, OpenAIPolicySettings):
-            raise TrainingError(f"served: the run's policy has kind {sampled.kind}, not openai; remove served")
+            raise TrainingError(f"served: needs a run with policy kind openai, not {sampled.kind}; remove served")
         directory = environment.cache / f"served-{self.recipe.policy_name}"
         return ServedPolicy(sampled, self.model, self.tokenizer, directory, **identity)
 
@@ -100,7 +100,7 @@ class WriterLearner:
     def _entry(
         self, sampled: Sampled, batch: RolloutBatch, beta: float, figures: Sequence[Mapping[str, float]]
     ) -> dict[str, float]:
-        """Return the log entry of a round, and move the weight of the KL penalty."""
+        """Return a round's log entry, and adjust the weight of the KL penalty."""
         entry = group_statistics(sampled.rewards, sampled.groups)
         for name in figures[0] if figures else ():
             entry[_LOGGED[name]] = sum(step[name] for step in figures) / len(figures)
@@ -144,17 +144,17 @@ class WriterLearner:
 
 
 class ServedPolicy:
-    """The part of a `LocalPolicy` that rounds need, with completions of the run's servers.
+    """Samples rounds from the run's servers, with the `LocalPolicy` methods that rounds need.
 
-    They load its current adapter before each round.
+    The servers load the current adapter before each round.
 
     Args:
-        settings: of the servers, which hold the adapter's base.
-        model: an adapter of peft, in training.
-        tokenizer: with the servers' chat template.
-        directory: the servers read the adapter from it.
-        name: for reports.
-        digest: name of its current weights.
+        settings: settings of the servers, which serve the adapter's base model.
+        model: peft model in training.
+        tokenizer: tokenizer with the servers' chat template.
+        directory: folder from which the servers read the adapter.
+        name: policy name in reports.
+        digest: digest of the current weights.
     """
 
     def __init__(
@@ -162,27 +162,27 @@ class ServedPolicy:
     ) -> None:
         self.name, self.digest = name, digest
         self._model, self._tokenizer, self._directory = model, tokenizer, directory
-        self._settings = settings.model_copy(update={"logprobs": True})  # servers then send token ids too
+        self._settings = settings.model_copy(update={"logprobs": True})  # makes servers send token ids too
         self._encoder = PromptEncoder(tokenizer, positions(model), name, settings.enable_thinking)
         self._ends = stop_ids(model)
         self._end = end_token(tokenizer, self._ends)
 
     def renew(self, digest: str) -> None:
-        """Send the current weights, named ``digest``, to the servers; `PolicyError` says why that fails."""
+        """Load the current weights, with digest ``digest``, on the servers; raise `PolicyError` if a server fails."""
         self.digest = digest
         save_policy(self._model, self._tokenizer, self._directory)
         directory = str(self._directory)
         self._settings = refresh(self._settings, resolve_policy(directory), directory)
 
     def prompt_ids(self, messages: Messages) -> tuple[int, ...]:
-        """Return the prompt's ids; `PromptTooLongError` if it takes all of the model's positions."""
+        """Return prompt ids; raise `PromptTooLongError` if the prompt leaves no position for a completion."""
         return self._encoder.encode(messages).token_ids
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion] | BaseException]:
         return submit(self._complete(requests)).result()
 
     def close(self) -> None:
-        """Nothing is held between rounds."""
+        """Do nothing: no connection stays open between rounds."""
 
     async def _complete(self, requests: Sequence[Request]) -> list[list[Completion] | BaseException]:
         async with aclosing(OpenAIPolicy(self._settings)) as policy:
@@ -196,8 +196,8 @@ class ServedPolicy:
         n = len(self.prompt_ids(request.messages))
         if completion.n_prompt_tokens not in (0, n):
             raise TrainingError(
-                f"{self._settings.urls[0]} counts {completion.n_prompt_tokens} tokens in a prompt of {n}: its chat "
-                "template or tokenizer is not that of the training; serve the model with these"
+                f"{self._settings.urls[0]} counts {completion.n_prompt_tokens} prompt tokens where leret counts {n}; "
+                "serve the model with the tokenizer and chat template of the policy in training"
             )
         ids = completion.token_ids or self._tokenizer(completion.text, add_special_tokens=False)["input_ids"]
         if completion.token_ids:
@@ -207,10 +207,10 @@ class ServedPolicy:
         return replace(completion, token_ids=tuple(ids))
 
     def _check_ids(self, completion: Completion, ids: Sequence[int]) -> None:
-        """Refuse token ids of another text, which would be trained instead."""
+        """Raise `TrainingError` if the token ids do not match the completion's text."""
         size, n_logprobs = self._model.get_input_embeddings().num_embeddings, len(completion.logprobs or ids)
         if not all(0 <= one < size for one in ids):
-            fault = f"token ids from {min(ids)} to {max(ids)}, and the vocabulary has {size} tokens"
+            fault = f"token ids from {min(ids)} to {max(ids)}, but the vocabulary has {size} tokens"
         elif len(ids) != n_logprobs:
             fault = f"{len(ids)} token ids and {n_logprobs} log-probabilities for one completion"
         elif _letters(text := self._tokenizer.decode(ids, skip_special_tokens=True)) != _letters(completion.text):
@@ -218,11 +218,11 @@ class ServedPolicy:
         else:
             return
         raise TrainingError(
-            f"{self._settings.urls[0]} sent {fault}: its tokenizer is not that of the training, or it changes the "
-            "text; serve the model with its tokenizer and without a parser of reasoning or tools"
+            f"{self._settings.urls[0]} sent {fault}. Its tokenizer differs from the policy's, or it edits the text; "
+            "serve the model with the policy's tokenizer and without a reasoning or tool parser"
         )
 
 
 def _letters(text: str) -> str:
-    """Return a text without the parts that servers decode differently: white space, and a cut-off last letter."""
+    """Return the text without whitespace and a truncated last character, which servers decode differently."""
     return "".join(text.split()).rstrip("\ufffd")

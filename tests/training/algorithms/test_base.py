@@ -32,7 +32,7 @@ def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch
     (tmp_path / "toy.yaml").write_text("algorithm: toy\nn: 3\nper_device_train_batch_size: 2\n")
     report = train(load_recipe(tmp_path / "toy.yaml", TrainingRecipe), run)
     assert (report.path.name, report.examples, report.steps) == ("toy", 3, 2)
-    assert "trained by leret: 3 of sft." in (report.path / "README.md").read_text()
+    assert "trained with leret: 3 of sft." in (report.path / "README.md").read_text()
 
 
 @pytest.mark.parametrize(
@@ -92,5 +92,5 @@ def test_an_adapter_with_a_reference_is_refused_under_fsdp(tmp_path, monkeypatch
     for name, value in (("ACCELERATE_USE_FSDP", "true"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
     inputs = TrainerInputs(None, None, (), tmp_path, "cuda")
-    with pytest.raises(TrainingError, match=r"ipo with an adapter does not train under FSDP.*zero3"):
+    with pytest.raises(TrainingError, match=r"FSDP cannot train an adapter with ipo.*zero3"):
         build_with_reference(None, IPORecipe(lora={"r": 4, "alpha": 8}), inputs, None, {})

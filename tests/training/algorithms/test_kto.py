@@ -103,5 +103,5 @@ def test_what_does_not_parse_is_undesirable_where_it_has_a_price(run):
 @pytest.mark.parametrize("baseline", ["mean", -1.0])
 def test_completions_of_one_kind_alone_are_refused(tmp_path, base, baseline):
     run = sampled_run(tmp_path / "run", base, spread=False)
-    with pytest.raises(TrainingError, match=r"desirable and .* undesirable completions, and KTO needs both"):
+    with pytest.raises(TrainingError, match=r"desirable and .* undesirable completions, and KTO needs both kinds"):
         examples(KTORecipe(baseline=baseline), RunSamples(run))

@@ -63,7 +63,7 @@ def test_the_penalty_keeps_the_policy_near_the_initial_one(run, beta, near):
 
 def test_several_processes_are_refused(run, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(TrainingError, match="one process: start it without --launch"):
+    with pytest.raises(TrainingError, match="one process; remove --launch"):
         train(PPO, run)
 
 
@@ -81,7 +81,7 @@ def test_ppo_trains_a_base_model_without_a_chat_template(run, tmp_path):
 
 def test_an_alarm_stops_a_training_with_a_checkpoint(run):
     same = changed(GRPO, temperature=1e-3, on_alarm="stop", max_steps=8)  # all completions of a state are one
-    with pytest.raises(TrainingError, match=r"stopped at an alarm.*the groups have one reward"):
+    with pytest.raises(TrainingError, match=r"stopped at an alarm.*the groups have the same reward"):
         train(same, run)
     assert estimate(same, run).resumes_at == 3
     assert "alarm" in [event["event"] for event in run.events()]

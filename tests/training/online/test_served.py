@@ -73,7 +73,7 @@ def test_servers_write_each_round_with_the_adapter_as_it_is(run, base, monkeypat
 def test_what_the_servers_cannot_do_is_said(run, base):
     with pytest.raises(PolicyError, match="VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"):
         trained(run, base, Vllm(updates=False))
-    with pytest.raises(TrainingError, match=r"counts 7 tokens in a prompt of \d+: its chat template"):
+    with pytest.raises(TrainingError, match=r"counts 7 prompt tokens where leret counts \d+"):
         trained(run, base, Vllm(counted=7), changed(RECIPE, name="other"))
 
 
@@ -94,13 +94,13 @@ def test_token_ids_of_a_server_are_trained_where_they_are_the_text(run, base, id
     [
         (lambda ids: ([7, 8], [-1, -1]), "token ids of '.*' for the completion"),
         (lambda ids: ([*ids, 7], [-1, -1]), "3 token ids and 2 log-probabilities"),
-        (lambda ids: ([10_000_000], [-1]), r"token ids from 10000000 to 10000000, and the vocabulary has \d+"),
+        (lambda ids: ([10_000_000], [-1]), r"token ids from 10000000 to 10000000, but the vocabulary has \d+"),
         (lambda ids: ([-3, 5], [-1, -1]), "token ids from -3 to 5"),
     ],
 )
 def test_token_ids_of_a_server_that_are_not_the_text_are_refused(run, base, ids_of, tokens, says):
     server = Vllm(tokens=lambda text: tokens(ids_of(text)))
-    with pytest.raises(TrainingError, match=rf"http://127\.0\.0\.1:\d+/v1 sent {says}.*its tokenizer"):
+    with pytest.raises(TrainingError, match=rf"http://127\.0\.0\.1:\d+/v1 sent {says}.*Its tokenizer"):
         trained(run, base, server)
     assert not (run.policies / "grpo").exists()
 
@@ -115,5 +115,5 @@ def test_a_training_whose_every_sample_failed_is_refused(run, base):
 
 
 def test_a_policy_of_this_process_has_no_servers(run):
-    with pytest.raises(TrainingError, match="the run's policy has kind local"):
+    with pytest.raises(TrainingError, match="needs a run with policy kind openai, not local"):
         train(RECIPE, run)
