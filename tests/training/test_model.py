@@ -123,13 +123,13 @@ def test_merging_is_a_command_that_overwrites_nothing(adapted, tmp_path):
 
 
 def test_full_weights_have_nothing_to_merge(base, tmp_path):
-    with pytest.raises(PolicyError, match="holds full weights, not an adapter"):
+    with pytest.raises(PolicyError, match="is not an adapter but a full model"):
         write_merged(base, tmp_path / "out")
 
 
 def test_an_adapter_that_does_not_merge_is_refused_and_leaves_nothing(adapted, tmp_path, monkeypatch):
     monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)
-    with pytest.raises(PolicyError, match=r"logits that differ by .* of the largest"):
+    with pytest.raises(PolicyError, match=r"changes the logits by .* of the maximum"):
         write_merged(adapted[1].path, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
