@@ -70,7 +70,7 @@ def test_an_adapter_is_served_on_its_base_and_refused_without_it(adapter, copy):
     served = resolve_policy(str(adapter))
     assert served.weights == str(adapter.parent / "base")
     assert (served.adapter, served.tokenizer, served.rank) == (adapter, adapter, 4)
-    for base, says in (("/no/such/base", "no model directory"), (None, "names no base_model_name_or_path")):
+    for base, says in (("/no/such/base", "model directory"), (None, "does not set base_model_name_or_path")):
         set_config(copy, "adapter_config.json", base_model_name_or_path=base)
         with pytest.raises(PolicyError, match=says):
             resolve_policy(str(copy))
