@@ -16,7 +16,7 @@ class Request:
 
     messages: Messages
     seeds: tuple[int, ...]  # one 63-bit seed per completion; a completion depends only on its seed
-    temperature: float  # 0 is greedy, with one seed
+    temperature: float  # 0 is greedy: all completions are equal
     max_tokens: int  # maximum number of completion tokens
     top_p: float = 1.0
     stop: tuple[str, ...] = ()  # strings that end a completion; excluded from its text

@@ -179,7 +179,7 @@ def model_digest(path: Path) -> str:
 
 
 def policy_digest(path: Path) -> str:
-    """Return the digest of a trained policy: its `model_digest`, or a digest of all directories of a picker."""
+    """Return the digest of a trained policy: its `model_digest`, or, for a picker, a digest of its directories."""
     parts = sorted({path, *(file.parent for file in path.rglob("*.safetensors"))})
     names = {part.relative_to(path).as_posix(): model_digest(part) for part in parts}
     return digest(names) if len(names) > 1 else names["."]
@@ -247,7 +247,7 @@ def positions(model: Any) -> int | None:
 def load_tokenizer(path: Path, template: str | None = None) -> Any:
     """Load the tokenizer of a model directory or of an adapter's base; raise `PolicyError` without a chat template.
 
-    ``template`` plain sets a fixed chat template, and raises `PolicyError` if the tokenizer has another template. The
+    ``template="plain"`` sets a fixed chat template, and raises `PolicyError` if the tokenizer has another template. The
     template is fixed so that a digest of the files still identifies the policy.
     """
     from transformers import AutoTokenizer
@@ -277,9 +277,9 @@ def load_tokenizer(path: Path, template: str | None = None) -> Any:
 
 
 def read_picker(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any] | None]:
-    """Return a picker's settings, completed with its saved architecture, and its ``picker.json``.
+    """Return a picker's settings, with its saved architecture, and the record in its ``picker.json``.
 
-    The latter is None for a pretrained encoder and for a picker from scratch.
+    The record is None for a pretrained encoder and for a picker from scratch.
     """
     directory = Path(settings.model)
     if not (directory / PICKER_RECORD).is_file():

@@ -68,7 +68,7 @@ def policy_of(lm: dspy.BaseLM) -> Policy:
     engine = getattr(lm, "engine", None)
     if not isinstance(engine, PolicyEngine):
         raise PolicyError(
-            f"{lm.model} is a {type(lm).__name__}, which does not run a leret policy; create the LM with "
+            f"{lm.model} ({type(lm).__name__}) does not run a leret policy; create the LM with "
             "leret.LM(DIRECTORY), or with leret.policies.dspy_lm.policy_lm(SETTINGS) for a server"
         )
     return engine.policy(lm.model)
@@ -206,7 +206,7 @@ class PolicyEngine(SharedInstance):
 
     def _submit(self, model: str, request: Request) -> Future[list[Completion]]:
         policy = self.policy(model)
-        if isinstance(policy, LocalPolicy):  # runs in a thread of its worker
+        if isinstance(policy, LocalPolicy):  # completes requests in a worker thread
             try:
                 return policy.submit(request)
             except PolicyError:
@@ -253,7 +253,7 @@ class AsyncPolicyEngine(SharedInstance):
             yield event
 
     async def aclose(self) -> None:
-        """Do nothing: the policy belongs to its owner."""
+        """Do nothing: the owner of the policy closes it."""
 
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> AsyncPolicyEngine:

@@ -90,7 +90,7 @@ def compute_digest(settings: PolicySettings) -> str:
 
 
 def sampled_policy(settings: PolicySettings) -> Policy:
-    """Create a policy, or copy the policy of the model's server in `SERVED` with the digest of the weights."""
+    """Create a policy; if the model is in `SERVED`, copy that policy with the digest of the model's weights."""
     served = SERVED.get(settings.model) if isinstance(settings, LocalPolicySettings) else None
     if served is None:
         return make_policy(settings)
@@ -100,7 +100,7 @@ def sampled_policy(settings: PolicySettings) -> Policy:
 
 
 class PolicySet:
-    """A policy that selects a policy by predictor; the one with the key ``""`` is for all other predictors."""
+    """A policy that forwards requests to one policy per predictor; key ``""`` is for all other predictors."""
 
     def __init__(self, by_predictor: Mapping[str, Policy]) -> None:
         self.by_predictor = dict(sorted(by_predictor.items()))

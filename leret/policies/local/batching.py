@@ -42,7 +42,7 @@ class BatchWorker(Generic[Item, Result]):
         self.n_batches = 0
 
     def submit(self, items: Sequence[Item]) -> list[Future[Result]]:
-        """Queue items, to be planned together; raise `PolicyError` if the worker is closed."""
+        """Queue items, for one call of ``plan``; raise `PolicyError` if the worker is closed."""
         futures = [Future[Result]() for _ in items]
         with self._lock:
             if self.closed:

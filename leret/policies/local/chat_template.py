@@ -22,7 +22,7 @@ _BEGINNINGS = 256  # number of prompt beginnings cached as tokens
 def apply_template(
     tokenizer: Any, messages: Messages, name: str, *, enable_thinking: bool | None = None, **how: Any
 ) -> Any:
-    """Call ``tokenizer.apply_chat_template``. All of leret's prompts are made here.
+    """Call ``tokenizer.apply_chat_template``. All prompts in leret are created by this function.
 
     If the template rejects system messages (Gemma 2's does), the system message is prepended to the user message.
     If ``enable_thinking`` is None, the template's default applies. ``name`` is the model's name in errors.

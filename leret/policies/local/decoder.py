@@ -19,7 +19,7 @@ from torch import Tensor
 from leret.policies.local.kv_cache import KeyValues, PrefixCache, buffered_cache, gather_rows, layers_of, place
 from leret.policies.local.sampling import choose, step_keys
 
-MIN_PREFIX = 16  # minimum tokens of a shared prefix; sharing a shorter prefix costs more than it saves
+MIN_PREFIX = 16  # tokens; sharing a shorter prefix costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +243,7 @@ class Decoder:
             logits = self._forward(
                 chosen[:, None], running.mask[:, : running.length], running.positions[:, None], cache
             )
-            running.positions += alive  # keep finished rows in place: their positions could exceed the model's limit
+            running.positions += alive  # positions of finished rows could exceed the model's limit
         return _collect(ids, logprobs, lengths, ended)
 
     def _rows(self, owners: Sequence[tuple[Job, int]]) -> _Rows:

@@ -126,7 +126,7 @@ def load_model(path: Path, settings: LocalPolicySettings, name: str = "") -> Cau
 
 
 def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
-    """Load a network on the CPU, and raise PolicyError for missing weights, which transformers would initialize.
+    """Load a network on the CPU. Missing weights raise PolicyError; transformers would initialize them randomly.
 
     ``settings`` are passed to ``from_pretrained``.
     """

@@ -55,7 +55,7 @@ class LocalPolicy(SharedInstance):
         The network is switched to evaluation mode during decoding. While requests are pending, its weights must not
         change and no other thread may use the network.
 
-        ``model`` is a transformers model or a peft model, with the adapter active. ``digest`` is the digest of the
+        ``model`` is a transformers model, or a peft model with an active adapter. ``digest`` is the digest of the
         current weights.
         """
         self = cls.__new__(cls)

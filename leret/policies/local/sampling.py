@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _BLOCK = 1024
-"""Tokens per block. For a larger vocabulary, a block is drawn first, and then a token of it, to need less noise."""
+"""Tokens per block. With a larger vocabulary, a block is drawn and then a token in it, which needs less noise."""
 
 
 def step_keys(seeds: Sequence[int], n_steps: int) -> np.ndarray:

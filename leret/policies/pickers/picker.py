@@ -72,7 +72,7 @@ class Picker(SharedInstance):
 
     @property
     def fitted(self) -> bool:
-        """Whether the picker has a network; a picker from scratch gets its network from `fit`."""
+        """True if the picker has a network; a picker from scratch gets its network from `fit`."""
         return hasattr(self._function, "module")
 
     @property

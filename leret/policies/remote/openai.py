@@ -30,14 +30,14 @@ _FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", No
 _TOO_LONG = re.compile(r"(?i)context.(length|size|window)|maximum model length|`inputs` (must have less|tokens \+)")
 """Error messages of vLLM, SGLang, llama.cpp, OpenAI, TGI and Together for a prompt that is too long."""
 
-_ROUNDING = 1e-3  # a log-probability above 0 up to this value is a rounding error of half precision
+_ROUNDING = 1e-3  # maximum log-probability, to allow for rounding errors of half precision
 
 
 class OpenAIPolicy(SharedInstance):
     """Chat completions from OpenAI-compatible servers.
 
     One HTTP request asks for all samples of a prompt, with a single seed derived from the samples' seeds. If the server
-    rejects or ignores ``n`` in a probe of one token, each sample becomes an HTTP request with its seed.
+    rejects or ignores ``n`` in a probe of one token, each sample is a separate request with its seed.
     """
 
     def __init__(self, settings: OpenAIPolicySettings | TgiPolicySettings | TogetherPolicySettings) -> None:

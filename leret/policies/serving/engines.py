@@ -55,7 +55,7 @@ class ServerKind:
 
 def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
     command = ["serve", served.weights, "--host", at.host, "--port", str(at.port), "--generation-config", "vllm"]
-    command += ["--disable-uvicorn-access-log"]  # it has one line per request
+    command += ["--disable-uvicorn-access-log"]  # the access log has one line per request
     if served.adapter is None:
         command += ["--served-model-name", served.name]
     else:

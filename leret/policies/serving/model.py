@@ -113,7 +113,7 @@ def write_merged(adapter: Path, out: Path, dtype: str = "float32") -> float:
         )
     digest = model_digest(adapter)
     try:
-        with atomic_directory(out, digest, PolicyError(f"another process is writing {out}; try later")) as place:
+        with atomic_directory(out, digest, PolicyError(f"another process is writing {out}; try again later")) as place:
             merged.save_pretrained(place)
             tokenizer.save_pretrained(place)
             mark_completed(place, "merged", digest, {})
@@ -184,7 +184,7 @@ async def _check_all(settings: OpenAIPolicySettings, served: ServedModel, direct
 
 
 async def _load_adapter(policy: OpenAIPolicy, served: ServedModel) -> str:
-    """Request a server to load an adapter; return its answer, as the reason in case the adapter is not loaded."""
+    """Ask a server to load an adapter; return its answer, to explain a failure."""
     call = Call("POST", "/load_lora_adapter", json={"lora_name": served.name, "lora_path": str(served.adapter)})
     try:
         return await policy.client.request(call, lambda answer: f"it answered {answer.text!r}")

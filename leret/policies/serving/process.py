@@ -122,7 +122,7 @@ def _alive(group: int) -> bool:
 def wait_until_ready(
     server: ServerProcess, settings: OpenAIPolicySettings, *, timeout_s: float, tell: Callable[[str], None]
 ) -> None:
-    """Wait until the server is healthy and has completed one prompt; raise PolicyError if it fails to."""
+    """Wait until the server is healthy and has completed one prompt; raise PolicyError if the server fails."""
     began = time.monotonic()
     [url] = settings.urls
     _wait_for_health(server, url.removesuffix("/v1"), timeout_s, tell)
