@@ -118,7 +118,7 @@ def break_index(home):
 OF_DATA = dict.fromkeys([stage for stage in STAGES if stage != "load"], "its content has changed")
 GOLD = '"relevant_doc_ids": ["alpha", "beta"]', '"relevant_doc_ids": ["beta"]'
 OF_COPY = {"load": "an import has changed since"}
-OF_POLICY = "other weights, settings or tokenizer files than its training wrote"
+OF_POLICY = "have changed since training"
 CHANGES = {
     "gold": (replace("questions.jsonl", *GOLD), OF_DATA),
     "corpus": (replace("corpus.jsonl", "leads to beta", "leads to zeta"), OF_DATA | {"load": "of another corpus"}),

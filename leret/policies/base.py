@@ -1,4 +1,4 @@
-"""The protocol of policies: the LMs behind programs, for the sampler and the evaluator."""
+"""Policy protocol: the LMs that the sampler and the evaluator call for a program."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class Request:
 
     messages: Messages
     seeds: tuple[int, ...]  # one 63-bit seed per completion; a completion depends only on its seed
-    temperature: float  # 0 is greedy, with one seed
-    max_tokens: int  # most completion tokens
+    temperature: float  # 0 is greedy: all completions are equal
+    max_tokens: int  # maximum number of completion tokens
     top_p: float = 1.0
-    stop: tuple[str, ...] = ()  # strings that end a completion, excluded from its text
-    choice: Choice | None = None  # candidates in the messages; the text of the completion is the id of one
-    predictor: str = ""  # step of the program that asks; `PolicySet` selects the policy by it
+    stop: tuple[str, ...] = ()  # strings that end a completion; excluded from its text
+    choice: Choice | None = None  # candidates of a pick; the completion's text is a candidate's id
+    predictor: str = ""  # predictor of the program; `PolicySet` uses it to select the policy
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One completion; ``finish_reason`` is ``stop`` or ``length``.
 
-    ``token_ids`` and ``logprobs`` (natural logarithm, one per token, end token included) are None if a server sends
-    none. A picker's ``logprobs`` has one entry, for the choice, and ``value`` is its Q-value.
+    ``token_ids`` and ``logprobs`` (natural logarithm, one per token, end token included) are None if the server does
+    not send them. For a picker, ``logprobs`` has one entry (the choice) and ``value`` is the Q-value of the choice.
     """
 
     text: str
@@ -42,11 +42,11 @@ class Completion:
 
 
 class PromptTooLongError(PolicyError):
-    """A prompt without a position left for the answer."""
+    """A prompt that leaves no room for a completion."""
 
 
 class Policy(Protocol):
-    """Completion of prompts. Safe to call from many tasks of one event loop."""
+    """A model that completes prompts. Safe to call from many tasks of one event loop."""
 
     @property
     def name(self) -> str:
@@ -54,11 +54,11 @@ class Policy(Protocol):
 
     @property
     def digest(self) -> str:
-        """Digest of the weights (local) or of the served model's name (remote): part of each sample's id."""
+        """Digest of the weights (local) or of the model name (remote). It is part of each sample's id."""
 
     async def complete(self, request: Request) -> list[Completion]:
-        """Return one completion per seed, in their order; PolicyError instead of an empty one."""
+        """Return one completion per seed, in the order of the seeds; raise PolicyError if a completion is empty."""
         ...
 
     async def aclose(self) -> None:
-        """Release resources and the running event loop's connections. May be called twice."""
+        """Release resources, and close connections of the running event loop. May be called twice."""

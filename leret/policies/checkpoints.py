@@ -1,4 +1,4 @@
-"""Models on disk: resolution of names, checks, digests and tokenizers. Safetensors only."""
+"""Models on disk: lookup by name, checks, digests and tokenizers. Safetensors only."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ _PLAIN = (
     "{% for message in messages %}{{ message['content'] }}"
     "{{ eos_token if loop.last and message['role'] == 'assistant' else '\\n' }}{% endfor %}"
 )
-"""Template for models without turns: the messages' texts by lines, the answer with the end token."""
+"""Chat template for base models: one message per line, and the end token after the answer."""
 
 PICKER_RECORD = "picker.json"
-"""In a picker's directory: its kind and settings."""
+"""File in a picker's directory with its kind and settings."""
 
 PICKER_VERSION = 3
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -42,24 +42,24 @@ _digests: dict[tuple[str, int, int], bytes] = {}
 
 
 def policy_directory(name: str | Path) -> Path | None:
-    """Return the directory of a shipped policy; None for any other name."""
+    """Return the directory of a shipped policy; None for other names."""
     if not isinstance(name, str) or name not in POLICIES:
         return None
     path = Path(__file__).resolve().parents[1] / "demo" / POLICIES[name]
     if not (path / "config.json").is_file():
-        raise PolicyError(f"policy {name} is not in {path}; install leret again, or rebuild it with `leret pretrain`")
+        raise PolicyError(f"policy {name} is not in {path}; reinstall leret, or rebuild it with `leret pretrain`")
     return path
 
 
 def find_model(name: str | Path) -> Path:
-    """Return the directory of a model, given its path, its Hugging Face repository, or the name of a shipped one."""
+    """Return the directory of a model, given a path, a Hugging Face repository or the name of a shipped policy."""
     path = policy_directory(name) or Path(name)
     if not path.is_dir():
         path = _from_hub(str(name))
     if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
         raise PolicyError(
-            f"{path} holds neither config.json nor adapter_config.json: it is not a model directory; "
-            "give the directory that save_pretrained wrote"
+            f"{path} is not a model directory: it has neither config.json nor adapter_config.json; "
+            "give a directory that save_pretrained wrote"
         )
     weights = sorted(path.glob("*.safetensors"))
     if not weights:
@@ -70,48 +70,48 @@ def find_model(name: str | Path) -> Path:
     pickled = sorted(file.name for file in path.glob("*.bin") if file.name != "training_args.bin")
     if (path / "adapter_config.json").is_file() and (pickled or path / "adapter_model.safetensors" not in weights):
         raise PolicyError(
-            f"{path}: an adapter is adapter_model.safetensors, without pickled weights beside it "
-            f"({', '.join(pickled[:3]) or 'it is missing'}); save it again as safetensors"
+            f"{path}: an adapter must have adapter_model.safetensors and no pickled weights "
+            f"({', '.join(pickled[:3]) or 'adapter_model.safetensors is missing'}); save it again as safetensors"
         )
     refuse_changed_weights(path)
-    if (path / "state.safetensors").is_file():  # until the last step of `leret pretrain`
-        _LOG.warning("%s is unfinished: its pretraining was stopped; `leret pretrain` continues it", path)
+    if (path / "state.safetensors").is_file():  # deleted by the last step of `leret pretrain`
+        _LOG.warning("pretraining of %s was stopped before its end; run `leret pretrain` again to continue", path)
     return path
 
 
 def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:
-    """Return the policy section of a run's sampling recipe: that of some predictors, or ``policy`` itself."""
+    """Return the policy settings of the given predictors in a run's sampling recipe (default: ``policy``)."""
     section = run.section("sampling", "leret sample RECIPE")
     by_name, first = section.get("policies", {}), section.get("policy", {})
     settings = [by_name.get(name, first) for name in predictors or ()] or [first]
     if any(one != settings[0] for one in settings):
         names = ", ".join(predictors or ())
-        raise PolicyError(f"predictors: {names} have different policies in {run.path}; train them one by one")
+        raise PolicyError(f"predictors: {names} have different policies in {run.path}; train one predictor at a time")
     return dict(settings[0])
 
 
 def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
-    """Return the weights that a run was sampled from: a shipped policy, a directory, or a hub repository."""
+    """Return the model that a run was sampled from: a shipped policy, a directory, or a hub repository."""
     sampled = sampled_settings(run, predictors)
     model = str(sampled.get("model", ""))
     if model in POLICIES or Path(model).is_dir():
         return model
     kind = PolicySettings.table.get(str(sampled.get("kind")))
     if kind is not None and issubclass(kind.settings, PickerSettings):
-        raise PolicyError(f"{run.path} was sampled with a picker, which only algorithm: pqn and pick train")
+        raise PolicyError(f"{run.path} was sampled with a picker; train it with algorithm: pqn or pick")
     if sampled.get("kind") != "local":
         raise PolicyError(
-            f"{run.path} was sampled from {model!r} on a server, and the run does not know where its weights are; "
-            "give their directory instead of `base`, or demo or agent where that is the policy that was served"
+            f"{run.path} was sampled from {model!r} on a server, and does not record the path of its weights; instead "
+            "of `base`, give their directory, or demo or agent if the server ran that policy"
         )
     if not HUB_NAME.fullmatch(model):
-        raise PolicyError(f"the sampled policy {model} is gone; give a directory of its weights instead of `base`")
+        raise PolicyError(f"sampled policy {model} does not exist; give a directory of its weights instead of `base`")
     return model
 
 
 def _from_hub(name: str) -> Path:
     if name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise PolicyError(f"there is no model directory {name}; give one, or owner/name of the Hugging Face hub")
+        raise PolicyError(f"model directory {name} does not exist; give a directory, or a Hugging Face owner/name")
     from httpx import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
@@ -121,13 +121,13 @@ def _from_hub(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, HTTPError, OSError) as error:
         raise PolicyError(
-            f"{name} is not a directory, and the Hugging Face hub did not send it ({reason(error)}); "
-            "download it first, or correct the name"
+            f"{name} is not a directory, and cannot be downloaded from the Hugging Face hub ({reason(error)}); "
+            "download it first, or fix the name"
         ) from error
 
 
 def _check_whole(weights: list[Path]) -> None:
-    """Refuse files whose header or bytes are cut short."""
+    """Raise PolicyError for damaged or truncated files."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
@@ -138,11 +138,11 @@ def _check_whole(weights: list[Path]) -> None:
             with safe_open(str(file), framework="np"):  # torch takes seconds to import
                 pass
         except (SafetensorError, OSError) as error:
-            raise PolicyError(f"{file} is damaged or cut short ({error}); copy or save it again") from error
+            raise PolicyError(f"{file} is damaged or truncated ({error}); copy or save it again") from error
 
 
 def count_parameters(path: Path) -> int:
-    """Return the number of a model's weights, an adapter's base included, from the headers of its files."""
+    """Return a model's number of parameters from its file headers, including the base of an adapter."""
     from safetensors import safe_open
 
     base, total = adapter_base(path), 0
@@ -153,20 +153,20 @@ def count_parameters(path: Path) -> int:
 
 
 def read_model_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object of a model directory; `PolicyError` if the file is missing or is not one."""
+    """Read a JSON file of a model directory; raise `PolicyError` if it is missing or not a JSON object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise PolicyError(f"{path} cannot be read ({error}); save the model again") from error
+        raise PolicyError(f"cannot read {path} ({error}); save the model again") from error
     if not isinstance(value, dict):
-        raise PolicyError(f"{path} holds no JSON object; save the model again")
+        raise PolicyError(f"{path} is not a JSON object; save the model again")
     return value
 
 
 def model_digest(path: Path) -> str:
-    """Return a digest of a model directory: weights, configuration and tokenizer, and those of an adapter's base.
+    """Return a digest of a model's weights, configuration and tokenizer files, including the base of an adapter.
 
-    A file is read once per process, unless its size or modification time changes.
+    Each file is read once per process, and again if its size or modification time changes.
     """
     total = hashlib.blake2b(digest_size=16)
     patterns = ("*.safetensors", *_NAMED_FILES, *_TOKENIZER_FILES)
@@ -179,29 +179,29 @@ def model_digest(path: Path) -> str:
 
 
 def policy_digest(path: Path) -> str:
-    """Return the digest of a trained policy: its `model_digest`, or one over a picker's directories."""
+    """Return the digest of a trained policy: its `model_digest`, or, for a picker, a digest of its directories."""
     parts = sorted({path, *(file.parent for file in path.rglob("*.safetensors"))})
     names = {part.relative_to(path).as_posix(): model_digest(part) for part in parts}
     return digest(names) if len(names) > 1 else names["."]
 
 
 def refuse_changed_weights(path: Path) -> None:
-    """Refuse a trained policy with other files than its training wrote; a record without a digest allows any."""
+    """Raise PolicyError if a policy's files have changed since training; pass if training recorded no digest."""
     record = path / "training.json"
     written = read_model_json(record).get("weights") if record.is_file() else None
     if written and written != policy_digest(path):
         raise PolicyError(
-            f"{path} holds other weights, settings or tokenizer files than its training wrote (training.json has their "
-            "digest; so has an adapter's base); put the files back, or train the policy again"
+            f"weights, settings or tokenizer files of {path} or of its base have changed since training (their digest "
+            "differs from training.json); restore the files, or train the policy again"
         )
 
 
 def check_finite(model: Any, path: Path) -> None:
-    """Refuse NaN or infinite weights; the `PolicyError` names the first of them."""
+    """Raise `PolicyError`, with the name of the first bad tensor, if weights are NaN or infinite."""
     for name, weight in model.named_parameters():
         known = weight.is_floating_point() and weight.itemsize > 1 and weight.numel() and not weight.is_meta
         if known and not all(end.isfinite() for end in weight.detach().aminmax()):
-            raise PolicyError(f"{path}: {name} holds NaN or infinite weights; put the files back, or train it again")
+            raise PolicyError(f"{path}: {name} has NaN or infinite weights; restore the files, or train it again")
 
 
 def _file_digest(file: Path) -> bytes:
@@ -220,13 +220,13 @@ def adapter_base(path: Path) -> Path | None:
         return None
     name = read_model_json(config).get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
-        raise PolicyError(f"{config} names no base_model_name_or_path; set it, or save the adapter again")
+        raise PolicyError(f"{config} does not set base_model_name_or_path; set it, or save the adapter again")
     beside = path / name
     return find_model(beside if beside.is_dir() else name)
 
 
 def pick_device(device: str) -> str:
-    """Return a device; ``auto`` is a GPU if there is one. `PolicyError` if the device is missing."""
+    """Return the device, with ``auto`` resolved to cuda or cpu; raise `PolicyError` if it is not available."""
     import torch
 
     if device == "auto":
@@ -234,21 +234,21 @@ def pick_device(device: str) -> str:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise PolicyError(f"device: {device} is not available here ({reason(error)}); use auto or cpu") from error
+        raise PolicyError(f"device: {device} is not available ({reason(error)}); use auto or cpu") from error
     return device
 
 
 def positions(model: Any) -> int | None:
-    """Return a model's longest sequence in tokens; None if its configuration has no limit."""
+    """Return a model's maximum sequence length in tokens; None if its configuration has no limit."""
     n = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return n if isinstance(n, int) and n > 0 else None
 
 
 def load_tokenizer(path: Path, template: str | None = None) -> Any:
-    """Load the tokenizer of a model directory, or of an adapter's base; `PolicyError` without a chat template.
+    """Load the tokenizer of a model directory or of an adapter's base; raise `PolicyError` without a chat template.
 
-    With ``template`` plain, a tokenizer without a template gets one that is the same for all models, so that a digest
-    of the files still identifies the policy. A tokenizer with another template is refused.
+    ``template="plain"`` sets a fixed chat template, and raises `PolicyError` if the tokenizer has another template. The
+    template is fixed so that a digest of the files still identifies the policy.
     """
     from transformers import AutoTokenizer
 
@@ -259,48 +259,47 @@ def load_tokenizer(path: Path, template: str | None = None) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
     except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
         raise PolicyError(
-            f"{source} has no tokenizer that can be loaded ({reason(error)}); "
-            "save it there with tokenizer.save_pretrained"
+            f"cannot load the tokenizer of {source} ({reason(error)}); save it there with tokenizer.save_pretrained"
         ) from error
     if template == "plain" and tokenizer.chat_template not in {None, _PLAIN}:
         raise PolicyError(
-            f"policy.template: plain is for models without a chat template, and the tokenizer of {source} has one; "
-            "leave policy.template out"
+            f"policy.template: plain is for models without a chat template, but the tokenizer of {source} has a chat "
+            "template; remove policy.template"
         )
     if template == "plain":
         tokenizer.chat_template = _PLAIN
     if not tokenizer.chat_template:
         raise PolicyError(
-            f"the tokenizer of {source} has no chat template, so messages cannot become a prompt; set policy.template: "
-            "plain for a base model, or set tokenizer.chat_template and save it"
+            f"the tokenizer of {source} has no chat template; set policy.template: plain for a base model, or set "
+            "tokenizer.chat_template and save the tokenizer"
         )
     return tokenizer
 
 
 def read_picker(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any] | None]:
-    """Return a picker's settings, with the architecture that leret saved, and its record.
+    """Return a picker's settings, with its saved architecture, and the record in its ``picker.json``.
 
-    A pretrained encoder and a picker from scratch have no record.
+    The record is None for a pretrained encoder and for a picker from scratch.
     """
     directory = Path(settings.model)
     if not (directory / PICKER_RECORD).is_file():
         if isinstance(settings, FeaturesSettings) and settings.model != "scratch":
             raise PolicyError(
-                f"policy.model: {directory} holds no picker of kind features; name a directory that "
-                "`leret train` wrote, or leave it out to start from nothing"
+                f"policy.model: {directory} has no picker of kind features; set it to a directory from "
+                "`leret train`, or remove it to start from scratch"
             )
         return settings, None
     record = read_model_json(directory / PICKER_RECORD)
     if record.get("version") != PICKER_VERSION:
-        raise PolicyError(f"{directory} was written by another version of leret; train the picker again")
+        raise PolicyError(f"{directory} is from another version of leret; train the picker again")
     if record.get("kind") != settings.kind:
-        raise PolicyError(f"{directory} is a picker of kind {record.get('kind')}; set policy.kind to that")
+        raise PolicyError(f"{directory} has a picker of kind {record.get('kind')}; set policy.kind to this kind")
     refuse_changed_weights(directory)
     return type(settings).model_validate({**settings.model_dump(), **record["settings"]}), record
 
 
 def picker_digest(settings: PickerSettings) -> str:
-    """Return a name for the picker's weights, architecture, decoding and feature function."""
+    """Return a digest of the picker's weights, architecture, decoding settings and feature function."""
     model, (settings, record) = settings.model, read_picker(settings)
     content = None if model == "scratch" else bundled.model_digest(Path(model) if record else find_model(model))
     source = source_digest(settings.features) if isinstance(settings, FeaturesSettings) else None

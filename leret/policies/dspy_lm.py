@@ -1,7 +1,7 @@
-"""Policies as DSPy language models, with weights that follow the LM's name.
+"""DSPy language models that run policies. The LM's name selects the weights.
 
-DSPy's optimizers put new weights into a program by a name: ``lm.copy(model=new)``, or ``lm.model = new``. So the engine
-of an LM looks the policy up by the name in each request: ``leret/DIRECTORY``, or ``leret/demo``.
+DSPy's optimizers set new weights by changing the name: ``lm.copy(model=new)``, or ``lm.model = new``. An LM's engine
+therefore looks up the policy by the name in each request: ``leret/DIRECTORY``, or ``leret/demo``.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from leret.policies.local.policy import LocalPolicy
 
 
 def policy_lm(policy: Policy | PolicySettings, **kwargs: Any) -> dspy.LM:
-    """Return a DSPy language model over a policy.
+    """Return a DSPy language model that runs a policy.
 
-    DSPy's response cache is off by default: it identifies a model by its name, not by its weights.
+    DSPy's response cache is off by default, because its keys have the model's name but not a digest of its weights.
 
     Args:
         policy: a loaded policy, or settings. Equal settings share one policy per process.
-        kwargs: of ``dspy.LM``; ``temperature`` and ``max_tokens`` override the settings'.
+        kwargs: arguments of ``dspy.LM``; ``temperature`` and ``max_tokens`` override the settings.
 
     Returns:
-        For settings of kind openai with one URL, a plain ``dspy.LM`` on that endpoint; else a `PolicyLM`.
+        A plain ``dspy.LM`` for settings of kind openai with one URL; otherwise a `PolicyLM`.
 
     Raises:
         PolicyError: the model cannot be loaded.
@@ -64,11 +64,11 @@ def _engine(policy: Policy | PolicySettings) -> PolicyEngine:
 
 
 def policy_of(lm: dspy.BaseLM) -> Policy:
-    """Return the policy behind a leret LM's name, which stays open until `N_OPEN` others have been used."""
+    """Return the policy that a leret LM runs. It stays open until `N_OPEN` other models have been used."""
     engine = getattr(lm, "engine", None)
     if not isinstance(engine, PolicyEngine):
         raise PolicyError(
-            f"{lm.model} is a {type(lm).__name__} without a leret policy; make it with "
+            f"{lm.model} ({type(lm).__name__}) does not run a leret policy; create the LM with "
             "leret.LM(DIRECTORY), or with leret.policies.dspy_lm.policy_lm(SETTINGS) for a server"
         )
     return engine.policy(lm.model)
@@ -93,7 +93,7 @@ def _served_lm(settings: OpenAIPolicySettings, asked: dict[str, Any]) -> dspy.LM
 
 @dataclass
 class _Call:
-    """Arguments of an LM call that DSPy does not pass to an engine, and candidates that are still to be returned."""
+    """Arguments of an LM call that DSPy does not pass to engines, and the completions not yet returned."""
 
     n: int = 1
     rollout_id: Any = None
@@ -104,9 +104,9 @@ _call: ContextVar[_Call | None] = ContextVar("leret_lm_call", default=None)
 
 
 class PolicyLM(dspy.LM):
-    """A ``dspy.LM`` that decodes the ``n`` candidates of a call together, each with its seed.
+    """A ``dspy.LM`` that decodes the ``n`` completions of a call in one batch, each with a different seed.
 
-    DSPy asks an engine for one candidate at a time and does not pass on ``n`` and ``rollout_id``; this class does.
+    DSPy requests one completion at a time from an engine, without ``n`` and ``rollout_id``. This class passes both on.
     """
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
@@ -128,12 +128,11 @@ class PolicyLM(dspy.LM):
 
 
 class PolicyEngine(SharedInstance):
-    """DSPy's engine protocol over policies by name; batches requests from many threads.
+    """DSPy engine that looks up policies by name, and batches requests from many threads.
 
-    A model of this process is named by its directory; another policy by ``model``. Without a seed, equal calls are
-    counted, so that repeated calls at a temperature above 0 are different draws, independent of other threads. A
-    ``seed`` or a ``rollout_id`` makes the draw repeatable. ``policy`` answers requests under its name; ``settings`` are
-    the device, dtype and enable_thinking of models that are looked up.
+    Requests with the name `model` go to ``policy``; any other name is a model directory, loaded with the device, dtype
+    and enable_thinking of ``settings``. Repeated calls at a temperature above 0 give different completions: the engine
+    counts equal calls and derives the seed from the count. A ``seed`` or a ``rollout_id`` makes calls repeatable.
     """
 
     supported_params = frozenset({"temperature", "max_tokens", "top_p", "stop", "seed", "n"})
@@ -150,22 +149,22 @@ class PolicyEngine(SharedInstance):
         self._closed = False
 
     def arguments(self) -> dict[str, Any]:
-        """Return arguments of ``dspy.LM``. The policy retries; retries of DSPy would multiply the attempts."""
+        """Return arguments for ``dspy.LM``. Retries by DSPy are off, because the policy retries."""
         return {"engine": self, "async_engine": AsyncPolicyEngine(self), "num_retries": 0}
 
     def policy(self, model: str) -> Policy:
-        """Return the policy of a model name; PolicyError if it cannot be loaded."""
+        """Return the policy with this model name; raise PolicyError if it cannot be loaded."""
         if self._policy is not None and model == self.model:
             return self._policy
         name = model.removeprefix("leret/")
         return SERVED.get(name) or shared_policy(self.settings.model_copy(update={"model": name}))
 
     def release(self, model: str) -> None:
-        """Close the model of that name in this process; the next request loads it again."""
+        """Close the model with this name in this process; the next request loads it again."""
         close_shared(self.settings.model_copy(update={"model": model.removeprefix("leret/")}))
 
     def complete(self, request: lm15.Request) -> lm15.Response:
-        """Return one candidate; the first request of a call decodes all candidates."""
+        """Return one completion; the first request of an LM call decodes all of its completions."""
         call = _call.get() or _Call()
         if not call.ready:
             with _dspy_errors():
@@ -178,14 +177,14 @@ class PolicyEngine(SharedInstance):
             with _dspy_errors():
                 future = self._submit(request.model, self._request(request, call))
                 completions = await asyncio.wrap_future(future)
-            call.ready = list(completions)  # a copy: the policy counts its list, perhaps later
+            call.ready = list(completions)  # copy it: the policy's usage meter may read the list later
         return _response(request, call)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
         yield from lm15.response_to_events(self.complete(request))
 
     def close(self) -> None:
-        """Cancel waiting requests and close their connections; the policy belongs to its owner."""
+        """Cancel waiting requests and close their connections, but leave a local policy open for its owner."""
         with self._lock:
             self._closed = True
             for future in list(self._waiting):
@@ -199,7 +198,7 @@ class PolicyEngine(SharedInstance):
 
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> PolicyEngine:
-        """Return an engine over the policy of a state; a model of this process is loaded by the first request."""
+        """Return an engine from its state; the first request loads a local model."""
         return _engine(PolicySettings.model_validate(state))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -207,16 +206,16 @@ class PolicyEngine(SharedInstance):
 
     def _submit(self, model: str, request: Request) -> Future[list[Completion]]:
         policy = self.policy(model)
-        if isinstance(policy, LocalPolicy):  # has a thread
+        if isinstance(policy, LocalPolicy):  # completes requests in a worker thread
             try:
                 return policy.submit(request)
             except PolicyError:
                 if not policy.closed or policy is self._policy:
                     raise
-                return self._submit(model, request)  # it was closed because others were opened
+                return self._submit(model, request)  # it was closed because other models were opened
         with self._lock:
             if self._closed:
-                raise PolicyError("the policy's engine is closed; make another one with policy_lm")
+                raise PolicyError("the LM's engine is closed; create another LM with policy_lm")
             future = submit(policy.complete(request))
             self._waiting.add(future)
         return future
@@ -239,7 +238,7 @@ class PolicyEngine(SharedInstance):
 
 
 class AsyncPolicyEngine(SharedInstance):
-    """The async counterpart of a `PolicyEngine`, on the same policy."""
+    """Async interface of a `PolicyEngine`."""
 
     def __init__(self, engine: PolicyEngine) -> None:
         self.engine = engine
@@ -254,7 +253,7 @@ class AsyncPolicyEngine(SharedInstance):
             yield event
 
     async def aclose(self) -> None:
-        """Do nothing: the policy belongs to its owner."""
+        """Do nothing: the owner of the policy closes it."""
 
     @classmethod
     def load_state(cls, state: dict[str, Any]) -> AsyncPolicyEngine:
@@ -281,7 +280,7 @@ def _refuse_unsupported(request: lm15.Request, extensions: dict[str, Any]) -> No
     refused = sorted(name for name, value in asked.items() if value)
     if refused:
         raise lm15.UnsupportedFeatureError(
-            f"a leret policy does not take {', '.join(refused)}; leave it out, or serve the model and use dspy.LM",
+            f"leret policies do not support {', '.join(refused)}; omit the setting, or serve the model and use dspy.LM",
             feature=refused[0],
         )
 
@@ -293,4 +292,4 @@ def _dspy_errors() -> Iterator[None]:
     except PromptTooLongError as error:
         raise lm15.ContextLengthError(str(error)) from error
     except (LeretError, CancelledError) as error:
-        raise lm15.ProviderError(str(error) or "the policy's engine was closed during a request") from error
+        raise lm15.ProviderError(str(error) or "the LM's engine was closed during a request") from error

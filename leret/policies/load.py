@@ -1,4 +1,4 @@
-"""Policies from settings: the table of kinds, sets of policies, and policies shared by a process."""
+"""Creation of policies from settings: kinds of policies, policies per predictor, and policies shared per process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from leret.policies.checkpoints import find_model, model_digest, picker_digest
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote.openai import OpenAIPolicy
 
-PROBE_S = 8.0  # deadline of a probe's completion of one token
+PROBE_S = 8.0  # timeout of a probe, which requests one completion token
 _OF_REQUESTS = {"temperature", "top_p", "max_tokens"}
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors", "picker.json")
 
@@ -43,7 +43,7 @@ def _picker(settings: PickerSettings) -> Policy:
 
 @dataclass(frozen=True)
 class PolicyKind:
-    """One kind of policy: the class of its section in a recipe, its constructor, and a digest that loads no weights."""
+    """A kind of policy: its settings class, its constructor, and a digest function that does not load weights."""
 
     settings: type[PolicySettings]
     make: Callable[[Any], Policy]
@@ -58,39 +58,39 @@ POLICIES = {
     "features": PolicyKind(FeaturesSettings, _picker, picker_digest),
     "encoder": PolicyKind(EncoderSettings, _picker, picker_digest),
 }
-"""Kinds of policies, by `policy.kind`."""
+"""Policy kinds by `policy.kind`."""
 
 PolicySettings.table = POLICIES
 
 N_OPEN = 4
-"""Models from `shared_policy` that stay open in this process."""
+"""Maximum number of local models that `shared_policy` keeps open."""
 
 SERVED: dict[str, Policy] = {}
-"""Policies of servers that were started for an LM, by its model directory; they answer instead of this process."""
+"""Policies of servers that leret started, by model directory; used instead of a model in this process."""
 
-_shared: dict[tuple[Any, ...], Policy] = {}  # the last used one is last
+_shared: dict[tuple[Any, ...], Policy] = {}  # in order of last use
 _shared_lock = threading.Lock()
 
 
 def make_policy(settings: PolicySettings) -> Policy:
-    """Make the policy of a recipe's settings.
+    """Create a policy from its settings.
 
     Raises:
-        ConfigError: a URL is invalid, or the key's variable is not set.
-        MissingDependency: the kind needs a package that is not installed.
+        ConfigError: a URL is invalid, or the variable with the API key is not set.
+        MissingDependency: a package for this kind of policy is not installed.
         PolicyError: the model cannot be loaded.
     """
     return POLICIES[settings.kind].make(settings)
 
 
 def compute_digest(settings: PolicySettings) -> str:
-    """Return the digest of the policy that `make_policy` makes, without loading weights of this process."""
+    """Return the digest of the policy from `make_policy`, without loading local weights."""
     kind = POLICIES[settings.kind]
     return kind.make(settings).digest if kind.digest is None else kind.digest(settings)
 
 
 def sampled_policy(settings: PolicySettings) -> Policy:
-    """Make a policy, or use the server that was started here for the model, under the weights' digest."""
+    """Create a policy; if the model is in `SERVED`, copy that policy with the digest of the model's weights."""
     served = SERVED.get(settings.model) if isinstance(settings, LocalPolicySettings) else None
     if served is None:
         return make_policy(settings)
@@ -100,7 +100,7 @@ def sampled_policy(settings: PolicySettings) -> Policy:
 
 
 class PolicySet:
-    """One policy made of a policy per predictor of a program; ``""`` is for all other predictors."""
+    """A policy that forwards requests to one policy per predictor; key ``""`` is for all other predictors."""
 
     def __init__(self, by_predictor: Mapping[str, Policy]) -> None:
         self.by_predictor = dict(sorted(by_predictor.items()))
@@ -124,19 +124,19 @@ class PolicySet:
 
 
 def combine_policies(by_predictor: Mapping[str, Policy]) -> Policy:
-    """Return a `PolicySet`, or the only policy."""
+    """Return a `PolicySet`; a single policy is returned as it is."""
     return PolicySet(by_predictor) if len(by_predictor) > 1 else by_predictor[""]
 
 
 def policy_for(policy: Policy, predictor: str) -> Policy:
-    """Return the policy for a predictor."""
+    """Return the policy for a predictor: ``policy`` itself, unless it is a `PolicySet`."""
     if not isinstance(policy, PolicySet):
         return policy
     return policy.by_predictor.get(predictor, policy.by_predictor[""])
 
 
 def open_policies(by_predictor: Mapping[str, PolicySettings], make: Callable[[PolicySettings], Policy]) -> Policy:
-    """Open the policies of settings by predictor, equal ones once."""
+    """Open policies by predictor; predictors with equal settings share a policy."""
     policies = {settings: make(settings) for settings in dict.fromkeys(by_predictor.values())}
     return combine_policies({predictor: policies[settings] for predictor, settings in by_predictor.items()})
 
@@ -144,7 +144,7 @@ def open_policies(by_predictor: Mapping[str, PolicySettings], make: Callable[[Po
 async def probe(settings: PolicySettings) -> None:
     """Check that all servers of a policy answer, accept the key and know the model.
 
-    A server that is still loading is waited for a few seconds, and a slow one passes.
+    The check waits a few seconds for a server that is loading, and passes if a server is slow.
     """
     if not isinstance(settings, ServedPolicySettings):
         return
@@ -159,9 +159,9 @@ async def probe(settings: PolicySettings) -> None:
 
 
 def shared_policy(settings: PolicySettings) -> Policy:
-    """Return the policy of settings, loaded once per process until the files of its weights change.
+    """Return the policy with these settings, loaded once per process, and again if its weight files change.
 
-    The last `N_OPEN` models in this process stay open; the least recently used one is closed.
+    At most `N_OPEN` local models stay open: the least recently used model is closed.
     """
     key = _key(settings)
     with _shared_lock:
@@ -176,7 +176,7 @@ def shared_policy(settings: PolicySettings) -> Policy:
 
 
 def close_shared(settings: LocalPolicySettings) -> None:
-    """Close a model of this process, if it is open, and free its memory; the next request loads it again."""
+    """Close a local model if it is open, and free its memory; the next request loads it again."""
     with _shared_lock:
         old = _shared.pop(_key(settings), None)
     _close([old] if old else [])
@@ -195,12 +195,12 @@ def _close(policies: Sequence[Any]) -> None:
     for policy in policies:
         policy.close()
     if policies:
-        gc.collect()  # a policy and its worker hold each other
+        gc.collect()  # a policy and its worker reference each other
 
 
 def policy_state(policy: object) -> dict[str, Any]:
-    """Return the settings that load this policy again, for `PolicySettings.model_validate`, without secrets."""
+    """Return the policy's settings for `PolicySettings.model_validate`, without secrets."""
     settings = getattr(policy, "settings", None)
     if settings is None:
-        raise PolicyError(f"a {type(policy).__name__} cannot be saved by name; save the program without its LM")
+        raise PolicyError(f"a {type(policy).__name__} has no settings to save; save the program without its LM")
     return {"kind": settings.kind, **settings.model_dump(mode="json", exclude_defaults=True)}

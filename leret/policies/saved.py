@@ -1,7 +1,7 @@
-"""LMs of saved programs: their records, and how a record becomes an LM in this process or on a server.
+"""Saving and loading of a program's LMs, as JSON records.
 
-The record of a leret policy holds its settings and a name with the digest of its weights; that of another ``dspy.LM``
-holds its model, endpoint and settings. Keys are never written: `leret.load` is told which variable holds one.
+The record of a leret policy has its settings, and a name with the digest of its weights. The record of any other
+``dspy.LM`` has the model, endpoint and settings. API keys are not saved: pass the name of a variable to `leret.load`.
 """
 
 from __future__ import annotations
@@ -34,33 +34,33 @@ from leret.policies.local.chat_template import PromptEncoder
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.serving.launch import BackgroundServer
 
-_PROBE = ({"role": "user", "content": "Which city?"},)  # its length depends on the chat template
+_PROBE = ({"role": "user", "content": "Which city?"},)  # its number of tokens depends on the chat template
 _SAVED = LM_ATTRIBUTES | {
     *("api_base", "cache", "engine", "extra_body", "n", "rollout_id", "timeout", "use_developer_role"),
     *("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop", "seed", "response_format"),
     *("frequency_penalty", "presence_penalty", "reasoning_effort"),
 }
-"""Settings of a ``dspy.LM`` that are saved and loaded. Others may hold a secret or redirect its requests."""
+"""Settings of a ``dspy.LM`` that are saved and loaded. Other settings may hold a secret or redirect requests."""
 
 _NO_KEY = {None, "", "none", "None", "EMPTY"}
 
 
 class Servers(SharedInstance, ExitStack):
-    """Servers that run for a program. Copies of the program share them; other processes do not."""
+    """Servers that a loaded program started. Copies of the program share them; copies in other processes do not."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Servers, ()
 
 
 def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
-    """Return the JSON values that `open_lm` needs, and copy weights that leret trained into ``directory``.
+    """Return an LM's record for `open_lm`, and copy weights that leret trained into ``directory``.
 
     Raises:
-        ProgramError: the LM is of another class, or has settings that may hold a secret.
+        ProgramError: leret cannot save LMs of this class, or a setting of the LM may hold a secret.
         PolicyError: the weights are missing.
     """
     name = f"the LM {getattr(lm, 'model', type(lm).__name__)}"
-    instead = "set it to None before the program is saved, and pass it as leret.load(..., lm=...)"
+    instead = "set it to None before saving the program, and pass it to leret.load(..., lm=...)"
     try:
         state = lm.dump_state()
         json.dumps(state)
@@ -69,18 +69,18 @@ def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
     engine, _ = state.pop("engine", "auto"), state.pop("async_engine", None)
     if str(state["model"]).startswith("leret/") and isinstance(engine, dict):
         settings = PolicySettings.model_validate(engine["state"])
-        if isinstance(settings, LocalPolicySettings):  # the weights follow the LM's name
+        if isinstance(settings, LocalPolicySettings):  # the LM's name selects the weights
             settings = settings.model_copy(update={"model": state["model"].removeprefix("leret/")})
         config = {key: value for key, value in state.items() if key not in LM_ATTRIBUTES}
         record = policy_record(settings, directory, config, keep=True)
         return record if type(lm) is PolicyLM else {**record, "class": path_of(type(lm))}
     if type(lm) is not dspy.LM or isinstance(engine, dict):
-        raise ProgramError(f"{name} cannot be saved: its class {type(lm).__name__} or its engine is its own; {instead}")
+        raise ProgramError(f"{name} cannot be saved: its class {type(lm).__name__} or its engine is custom; {instead}")
     if url := state.pop("base_url", None) or state.get("api_base"):
         state["api_base"] = url
     unknown = _unknown_settings(state)
     if unknown or "@" in str(url):
-        raise ProgramError(f"{name} may hold a secret ({', '.join(unknown) or 'in its URL'}); {instead}")
+        raise ProgramError(f"{name} may hold a secret in {', '.join(unknown) or 'its URL'}; {instead}")
     return {"lm": {**state, "engine": engine}, "has_key": lm.kwargs.get("api_key") not in _NO_KEY}
 
 
@@ -91,9 +91,9 @@ def _unknown_settings(state: Mapping[str, Any]) -> list[str]:
 def policy_record(
     settings: PolicySettings, directory: Path, config: Mapping[str, Any], keep: bool = False
 ) -> dict[str, Any]:
-    """Return the JSON values that `open_lm` needs for a leret policy.
+    """Return a policy's record for `open_lm` or `open_policy`.
 
-    ``config`` holds keyword arguments of the LM's requests. With ``keep``, trained weights are copied into
+    ``config`` has the keyword arguments of the LM's requests. With ``keep``, weights that leret trained are copied into
     ``directory``.
     """
     record: dict[str, Any] = {"config": dict(config)}
@@ -111,7 +111,7 @@ def policy_record(
 
 
 def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
-    """Open the policy that answers picks; PolicyError if its files are missing."""
+    """Open the policy of a record, for picks; raise PolicyError if its files are missing."""
     settings = resolve_paths(PolicySettings.model_validate(record["policy"]), directory)
     if isinstance(settings, LocalPolicySettings):
         _check_files(settings, record)
@@ -121,11 +121,11 @@ def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
 def open_lm(
     record: Mapping[str, Any], directory: Path, serve: str | None, servers: Servers, api_key_env: str | None
 ) -> dspy.LM:
-    """Open the LM of a record in ``directory``; ``serve`` and ``api_key_env`` as in `leret.load`.
+    """Open the LM of a record in ``directory``; ``serve`` and ``api_key_env`` have the meaning of `leret.load`.
 
     Raises:
-        ConfigError: the LM was saved with a key, and ``api_key_env`` does not name one.
-        PolicyError: the weights are missing, the server does not have them, or the chat template differs.
+        ConfigError: the LM was saved with an API key, and ``api_key_env`` does not name a variable with a key.
+        PolicyError: the weights are missing or not on the server, or the server's chat template differs.
     """
     if "policy" not in record:
         return _plain_lm(record, api_key_env)
@@ -133,8 +133,8 @@ def open_lm(
     local = isinstance(settings, LocalPolicySettings)
     if serve in {"local", "vllm"} and not local:
         raise PolicyError(
-            f"the policy {settings.model} was on a server when the program was saved, and its weights are unknown "
-            "here; load with serve=None, or serve=URL of a server that has it"
+            f"policy {settings.model} was on a server when the program was saved, so the program does not have its "
+            "weights; load it with serve=None, or with serve=URL of a server that has this policy"
         )
     if serve in {None, "local", "vllm"} and local:
         _check_files(settings, record)
@@ -158,8 +158,8 @@ def open_lm(
 
 
 def _copy(path: Path, target: Path) -> Path:
-    """Copy a model directory, by hard links where the file system has them."""
-    if not target.is_dir():  # the name holds the digest of the weights
+    """Copy a model directory, with hard links if the file system supports them."""
+    if not target.is_dir():  # an existing target has the same weights: its name has their digest
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.")
         try:
@@ -171,20 +171,20 @@ def _copy(path: Path, target: Path) -> Path:
 
 
 def _check_files(settings: PolicySettings, record: Mapping[str, Any]) -> None:
-    name, again = record["name"], "or say where it is served: leret.load(..., serve=URL)"
+    name, again = record["name"], "or use a server: leret.load(..., serve=URL)"
     try:
         path = find_model(settings.model)
     except PolicyError as error:
-        raise PolicyError(f"the policy {name} of this program is missing: {error}; put it back, {again}") from error
+        raise PolicyError(f"policy {name} of this program is missing ({error}); restore it, {again}") from error
     if not name.endswith(f"-{model_digest(path)[:8]}"):
         raise PolicyError(
-            f"the weights, tokenizer or chat template in {path} are not those that {name} was saved with; put them "
-            f"back, or save the program again; {again}"
+            f"weights, tokenizer or chat template in {path} have changed since {name} was saved; restore the files, "
+            f"save the program again, {again}"
         )
 
 
 async def _served_name(settings: OpenAIPolicySettings, record: Mapping[str, Any]) -> str:
-    """Return the name of the policy on a server, after a check that the server uses the same chat template."""
+    """Return the policy's name on a server; raise PolicyError if it is missing or has another chat template."""
     settings = settings.model_copy(update={"retry_for_s": PROBE_S})
     [url] = settings.urls
     async with aclosing(OpenAIPolicy(settings)) as policy:
@@ -193,31 +193,31 @@ async def _served_name(settings: OpenAIPolicySettings, record: Mapping[str, Any]
     names = [name for name in served if name == settings.model] or [name for name in served if name.endswith(ends)]
     if len(names) != 1:
         raise PolicyError(
-            f"{url} serves {', '.join(served) or 'no model'}, and not {settings.model}; start it by `leret serve "
-            "policy DIR`, or give the server's model this name (--served-model-name)"
+            f"{url} serves {', '.join(served) or 'no model'}, but not {settings.model}; start the server with `leret "
+            "serve policy DIR`, or with this model name (--served-model-name)"
         )
     if (expected := record.get("n_tokens")) is not None:
         async with aclosing(OpenAIPolicy(settings.model_copy(update={"model": names[0]}))) as policy:
             [one] = await policy.complete(Request(_PROBE, (0,), 0.0, 1))
-        if one.n_prompt_tokens not in {0, expected}:  # 0: the server does not count
+        if one.n_prompt_tokens not in {0, expected}:  # 0: the server does not report it
             raise PolicyError(
-                f"{url} makes {one.n_prompt_tokens} tokens of a prompt that is {expected} under the chat template of "
-                f"{settings.model}; let the server use the template of the policy's directory"
+                f"{url} uses another chat template than {settings.model}: a prompt has {one.n_prompt_tokens} tokens "
+                f"instead of {expected}; start the server with the chat template in the policy's directory"
             )
     return names[0]
 
 
 def _plain_lm(record: Mapping[str, Any], api_key_env: str | None) -> dspy.LM:
-    """Return a ``dspy.LM`` at its saved endpoint, with the key that the caller names."""
+    """Return a ``dspy.LM`` for its saved endpoint, with the API key from the variable ``api_key_env``."""
     state, has_key = dict(record["lm"]), record["has_key"]
     url, name = state.get("api_base"), f"the LM {state['model']} of this program"
     if unknown := _unknown_settings(state):
-        raise ProgramError(f"{name} sets {', '.join(unknown)}; load it with lm=...")
+        raise ProgramError(f"{name} sets {', '.join(unknown)}, which may be unsafe; use leret.load(..., lm=...)")
     if has_key and api_key_env is None:
         raise ConfigError(
-            f"{name} was saved with a key for {url or 'its provider'}; name the variable that holds it: "
-            "leret.load(..., api_key_env=...), or pass another LM: lm=..."
+            f"{name} needs an API key for {url or 'its provider'}; pass the name of a variable that holds it: "
+            "leret.load(..., api_key_env=...), or pass another LM: leret.load(..., lm=...)"
         )
-    if has_key or url:  # without its own key, an endpoint gets none: litellm would send OPENAI_API_KEY
+    if has_key or url:  # an endpoint without a key gets "none": litellm would send OPENAI_API_KEY
         state["api_key"] = (has_key and ApiKey.from_env(api_key_env, "api_key_env").reveal()) or "none"
     return dspy.LM.load_state(state)

@@ -107,7 +107,7 @@ def test_the_printed_commands_take_every_recipe_of_init(folder, policy, monkeypa
 @pytest.mark.parametrize(
     ("flags", "says"),
     [(["--policy", "gone"], "--policy policy.model: no model directory 'gone'"),
-     (["--policy", "."], "it is not a model directory"),
+     (["--policy", "."], "is not a model directory"),
      (["--policy", "http://x/v1"], "--model NAME"), (["--model", "x"], "--policy URL"),
      (["--policy", URL, "--model", "x", "--weights", "gone"], "--weights policy.model: no model directory 'gone'")],
 )  # fmt: skip

@@ -77,7 +77,7 @@ def test_a_served_policy_stays_served_under_the_name_of_its_weights(tmp_path, we
     name = resolve_policy(str(directory)).name
     policy = asyncio.run(asked_of("m", name))
     assert (policy.kind, policy.model) == ("openai", name)
-    with pytest.raises(PolicyError, match=rf"does not serve {name}.*serves m.*leret serve policy .*sft` in its place"):
+    with pytest.raises(PolicyError, match=rf"does not serve {name}.*serves m.*with `leret serve policy .*sft`"):
         asyncio.run(asked_of("m"))
 
 

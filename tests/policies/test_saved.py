@@ -54,7 +54,7 @@ def test_a_missing_policy_and_a_changed_template_are_refused(record, policy, tmp
     with pytest.raises(PolicyError, match=r"chat template in .*policies/ipo.*serve=URL"):
         loaded(record, tmp_path, serve)
     policy.rename(tmp_path / "away")
-    with pytest.raises(PolicyError, match=r"policy ipo-\w{8} of this program is missing.*put it back"):
+    with pytest.raises(PolicyError, match=r"policy ipo-\w{8} of this program is missing.*restore it"):
         loaded(record, tmp_path, serve)
 
 
@@ -69,7 +69,7 @@ def test_a_server_answers_without_local_weights(record, policy, tmp_path):
 
 @pytest.mark.parametrize(
     ("names", "more", "says"),
-    [((), 0, "serves no model"), (("other",), 0, "serves other, and not ipo-"), (None, 3, "let the server use")],
+    [((), 0, "serves no model"), (("other",), 0, "serves other, but not ipo-"), (None, 3, "another chat template")],
 )
 def test_a_server_with_another_model_or_template_is_refused(record, tmp_path, names, more, says):
     with closing(SeededServer()) as server:
@@ -110,7 +110,7 @@ def test_an_lm_returns_to_its_endpoint_with_a_named_key(tmp_path, monkeypatch):
     again = loaded(record, tmp_path, "local", "MY_KEY")
     keys = ("api_base", "api_key", "temperature", "max_tokens")
     assert (again.model, [again.kwargs[key] for key in keys]) == (lm.model, [lm.kwargs[key] for key in keys])
-    with pytest.raises(ConfigError, match=r"a key for http://127\.0\.0\.1:9/v1.*api_key_env=.*lm="):
+    with pytest.raises(ConfigError, match=r"API key for http://127\.0\.0\.1:9/v1.*api_key_env=.*lm="):
         loaded(record, tmp_path)
     monkeypatch.delenv("MY_KEY")
     with pytest.raises(ConfigError, match="MY_KEY is not set"):

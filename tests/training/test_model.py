@@ -123,13 +123,13 @@ def test_merging_is_a_command_that_overwrites_nothing(adapted, tmp_path):
 
 
 def test_full_weights_have_nothing_to_merge(base, tmp_path):
-    with pytest.raises(PolicyError, match="holds full weights, not an adapter"):
+    with pytest.raises(PolicyError, match="is not an adapter but a full model"):
         write_merged(base, tmp_path / "out")
 
 
 def test_an_adapter_that_does_not_merge_is_refused_and_leaves_nothing(adapted, tmp_path, monkeypatch):
     monkeypatch.setattr(LoraModel, "merge_and_unload", LoraModel.unload)
-    with pytest.raises(PolicyError, match=r"logits that differ by .* of the largest"):
+    with pytest.raises(PolicyError, match=r"changes the logits by .* of the maximum"):
         write_merged(adapted[1].path, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
@@ -178,7 +178,7 @@ SERVED = {"kind": "openai", "model": "big", "urls": ["http://127.0.0.1:1/v1"]}
 @pytest.mark.parametrize(
     ("policy", "says"),
     [
-        ({"kind": "local", "model": "/gone"}, "gone is gone; give a directory"),
+        ({"kind": "local", "model": "/gone"}, "gone does not exist; give a directory"),
         (SERVED, "sampled from 'big' on a server, .* give their directory"),
     ],
 )
@@ -233,7 +233,7 @@ def test_plain_is_the_texts_of_the_messages_by_lines(gpt2):
 def test_a_template_is_asked_for_and_none_is_replaced(gpt2, base):
     with pytest.raises(PolicyError, match=r"no chat template.*set policy\.template: plain"):
         sampled(gpt2, None)
-    with pytest.raises(PolicyError, match=r"has one; leave policy\.template out"):
+    with pytest.raises(PolicyError, match=r"remove policy\.template"):
         sampled(base, "plain")
 
 

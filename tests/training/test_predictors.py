@@ -116,7 +116,7 @@ def test_each_predictor_may_have_its_own_policy(tmp_path):
     assert predictors(run, job.inputs) == {"write"}
     for name, model in (("write", "demo"), ("answer", "agent")):
         assert find_initial(run, "base", (name,)).directory == policy_directory(model).resolve()
-    with pytest.raises(PolicyError, match="train them one by one"):
+    with pytest.raises(PolicyError, match="train one predictor at a time"):
         job_in(IPORecipe(predictors=("write", "answer")), run)
     with pytest.raises(TrainingError, match="pick trains a picker, but no predictor"):
         job_in(PickRecipe(), run)

@@ -1,4 +1,4 @@
-"""One thread that makes batches of all waiting requests."""
+"""A thread that batches waiting requests."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _LINGER_S = 0.002
 
 
 class BatchWorker(Generic[Item, Result]):
-    """Runs ``process`` on batches that ``plan`` makes of the waiting items, from any thread.
+    """Processes items from many threads in batches, in one thread.
 
-    ``process`` returns a result or an exception for each item; ``start`` runs first.
+    ``plan`` returns the batches, as indices of the waiting items. ``process`` returns a result or an exception per
+    item. ``start`` is called once, when the thread starts.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class BatchWorker(Generic[Item, Result]):
         self.n_batches = 0
 
     def submit(self, items: Sequence[Item]) -> list[Future[Result]]:
-        """Queue items, which are planned together; `PolicyError` if the worker is closed."""
+        """Queue items, for one call of ``plan``; raise `PolicyError` if the worker is closed."""
         futures = [Future[Result]() for _ in items]
         with self._lock:
             if self.closed:
@@ -53,7 +54,7 @@ class BatchWorker(Generic[Item, Result]):
         return futures
 
     def close(self) -> None:
-        """Finish the queue, then stop. May be called twice, and from any thread."""
+        """Finish the queued items, then stop the thread. May be called twice, and from any thread."""
         with self._lock:
             self.closed = True
             thread, self._thread = self._thread, None
@@ -73,7 +74,7 @@ class BatchWorker(Generic[Item, Result]):
                 self._serve(live)
 
     def _take(self) -> tuple[list[tuple[Item, Future[Result]]], bool]:
-        """Take all waiting items, at least one; False means that the worker stops after them."""
+        """Wait for items and return all that are queued, with False if the worker must stop after this batch."""
         waiting: list[tuple[Item, Future[Result]]] = []
         timeout: float | None = None
         while True:
@@ -84,7 +85,7 @@ class BatchWorker(Generic[Item, Result]):
             if entry is None:
                 return waiting, False
             waiting += entry
-            # Callers that were answered together ask again together: wait while more arrive.
+            # Callers whose requests finished in one batch send their next requests together: wait for them briefly.
             timeout = _LINGER_S
 
     def _serve(self, live: list[tuple[Item, Future[Result]]]) -> None:

@@ -1,4 +1,4 @@
-"""Chat templates: messages as prompts, the same in sampling, training and evaluation."""
+"""Conversion of messages to prompts by chat templates, shared by sampling, training and evaluation."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from leret.policies.base import Completion, PromptTooLongError
 if TYPE_CHECKING:
     from leret.policies.local.decoder import Generated
 
-_BEGINNINGS = 256  # prompt beginnings with their tokens in memory
+_BEGINNINGS = 256  # number of prompt beginnings cached as tokens
 
 
 def apply_template(
     tokenizer: Any, messages: Messages, name: str, *, enable_thinking: bool | None = None, **how: Any
 ) -> Any:
-    """Call ``tokenizer.apply_chat_template``; no other code turns messages into a prompt.
+    """Call ``tokenizer.apply_chat_template``. All prompts in leret are created by this function.
 
-    If a template refuses a system message (Gemma 2's does), its text goes to the head of the user's turn, as in LeReT.
-    ``enable_thinking`` None leaves it to the template. ``name`` of the model stands in messages.
+    If the template rejects system messages (Gemma 2's does), the system message is prepended to the user message.
+    If ``enable_thinking`` is None, the template's default applies. ``name`` is the model's name in errors.
     """
     from jinja2 import TemplateError
 
@@ -40,20 +40,20 @@ def apply_template(
             with suppress(*refusals):
                 return tokenizer.apply_chat_template([first, *messages[2:]], **how)
         roles = ", ".join(str(one.get("role")) for one in messages)
-        raise PolicyError(f"the chat template of {name} refuses messages of roles {roles} ({error})") from error
+        raise PolicyError(f"{name}'s chat template rejects the roles {roles} ({error}); use another model") from error
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedPrompt:
-    """A prompt in tokens."""
+    """A prompt as token ids."""
 
     token_ids: tuple[int, ...]
-    n_shared: int  # tokens before the last message: demonstrations, which many states share
-    room: int  # completion tokens that still fit the model's positions
+    n_shared: int  # number of tokens before the last message: demonstrations, shared by many states
+    room: int  # maximum number of completion tokens that fit after the prompt
 
 
 class PromptEncoder:
-    """Prompts under one tokenizer; ``n_positions`` is the model's longest sequence, None for no limit."""
+    """Encodes messages with one tokenizer; ``n_positions`` is the model's maximum length, None for no limit."""
 
     def __init__(self, tokenizer: Any, n_positions: int | None, name: str, enable_thinking: bool | None = None) -> None:
         self._tokenizer = tokenizer
@@ -61,12 +61,12 @@ class PromptEncoder:
         self._name = name
         self._enable_thinking = enable_thinking
         self._ends: frozenset[int] = frozenset()
-        # A fast tokenizer cannot be changed and read at the same time, and a call changes its padding settings.
+        # A call changes the padding settings of a fast tokenizer, which is not thread-safe.
         self._lock = threading.RLock()
         self._beginning = lru_cache(_BEGINNINGS)(self._render_beginning)
 
     def set_ends(self, ids: int | Sequence[int] | None) -> list[int]:
-        """Take the end tokens of the generation configuration and the tokenizer's; `PolicyError` if there are none."""
+        """Set the end tokens to ``ids`` and the tokenizer's, and return them; raise `PolicyError` if there are none."""
         configured = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
         end = self._tokenizer.eos_token_id
         self._ends = frozenset([*configured, *([] if end is None else [end])])
@@ -75,28 +75,28 @@ class PromptEncoder:
         return sorted(self._ends)
 
     def encode(self, messages: Messages) -> EncodedPrompt:
-        """Return the prompt for the next assistant message; `PromptTooLongError` if it takes all positions."""
+        """Return the prompt for the next assistant message; raise `PromptTooLongError` if no completion token fits."""
         with self._lock:
             ids = self._render(messages)
             before = tuple(tuple(message.items()) for message in messages[:-1])
             n_shared = n_common(ids, self._beginning(before)) if before else 0
         if self._n_positions is not None and len(ids) >= self._n_positions:
             raise PromptTooLongError(
-                f"a prompt of {len(ids)} tokens does not fit {self._name}, which has {self._n_positions} positions; "
+                f"the prompt of {len(ids)} tokens does not fit {self._name}, which has {self._n_positions} positions; "
                 "send fewer or shorter passages and demos (adapter.items, adapter.words_per_item, sampling.prompts)"
             )
         room = 2**31 if self._n_positions is None else self._n_positions - len(ids)
         return EncodedPrompt(tuple(ids), n_shared, room)
 
     def to_text(self, ids: Sequence[int]) -> str:
-        """Decode tokens without special tokens and the end token, with spaces as the tokenizer writes them."""
+        """Decode token ids to text, without the end token and other special tokens."""
         content = ids[:-1] if ids and ids[-1] in self._ends else ids
         with self._lock:
             text: str = self._tokenizer.decode(list(content), skip_special_tokens=True)
         return text
 
     def completion(self, n_prompt: int, generated: Generated, stop: Sequence[str]) -> Completion:
-        """Return generated tokens as a completion with the text up to the first stop string."""
+        """Convert generated tokens to a completion; its text ends before the first stop string."""
         return Completion(
             text=before_stop(self.to_text(generated.token_ids), stop),
             finish_reason=generated.finish_reason,
@@ -115,7 +115,7 @@ class PromptEncoder:
         try:
             return self._render(tuple(map(dict, messages)), add_generation_prompt=False)
         except PolicyError:
-            return []  # some templates require a user message at the end; then nothing is shared
+            return []  # some templates require a last user message: share no tokens then
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:
@@ -128,7 +128,7 @@ def before_stop(text: str, stop: Sequence[str]) -> str:
 
 
 def n_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return the number of tokens that two texts share at their beginning."""
+    """Return the length of the longest common prefix of two token sequences."""
     n = 0
     for a, b in zip(one, other, strict=False):
         if a != b:

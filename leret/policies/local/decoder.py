@@ -1,8 +1,7 @@
-"""Decoding of many prompts at once, for any Hugging Face causal LM with a key-value cache.
+"""Batched decoding for any Hugging Face causal LM with a key-value cache.
 
-Unlike in ``model.generate``, seeds belong to samples instead of batches; samples of one prompt share its prefill;
-prompts with the same beginning (the demonstrations of one few-shot prompt) share that too; finished rows leave the
-batch.
+Differences from ``model.generate``: each sample has its own seed. A prompt is prefilled once for all its samples, and a
+common beginning (the demonstrations of a few-shot prompt) once for all its prompts. Finished rows leave the batch.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from torch import Tensor
 from leret.policies.local.kv_cache import KeyValues, PrefixCache, buffered_cache, gather_rows, layers_of, place
 from leret.policies.local.sampling import choose, step_keys
 
-MIN_PREFIX = 16  # tokens below which sharing a prefix costs more than it saves
+MIN_PREFIX = 16  # tokens; sharing a shorter prefix costs more than it saves
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt to complete ``len(seeds)`` times; other prompts probably begin with the same ``n_shared`` ids."""
+    """One prompt to complete ``len(seeds)`` times. Other prompts may share its first ``n_shared`` tokens."""
 
     token_ids: tuple[int, ...]
     n_shared: int
@@ -37,13 +36,13 @@ class Job:
 
     @property
     def n_rows(self) -> int:
-        """Number of completions to decode; greedy ones are equal."""
+        """Number of completions to decode: 1 if greedy, because all are then equal."""
         return len(self.seeds) if self.temperature > 0 else 1
 
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One completion in tokens, including the end token if it was reached."""
+    """One completion as token ids, including the end token if there is one."""
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -52,7 +51,7 @@ class Generated:
 
 @dataclass
 class _Prefilled:
-    """Prompts after their forward pass; the last slot of ``mask`` is each prompt's last token."""
+    """Prompts after the forward pass, left-padded: the last slot of ``mask`` is each prompt's last token."""
 
     prompts: list[tuple[int, ...]]
     layers: KeyValues
@@ -62,7 +61,7 @@ class _Prefilled:
 
 @dataclass
 class _Running:
-    """Rows in decoding; ``length`` slots of ``layers`` and ``mask`` are in use."""
+    """Rows being decoded; the first ``length`` slots of ``layers`` and ``mask`` are in use."""
 
     layers: KeyValues
     mask: Tensor
@@ -72,7 +71,7 @@ class _Running:
 
 @dataclass
 class _Rows:
-    """Settings of each row, and its ``place`` in the output tables."""
+    """Settings of each row, and its row number in the output tables (``place``)."""
 
     place: Tensor
     keys: np.ndarray
@@ -93,8 +92,8 @@ class _Rows:
 class Decoder:
     """Completes batches of prompts with one model.
 
-    ``to_text`` is called only for jobs with stop strings. ``prefill_tokens`` limits the tokens per forward pass over
-    prompts, padding included.
+    ``to_text`` decodes tokens to find stop strings; jobs without stop strings do not need it. ``prefill_tokens`` is the
+    maximum number of tokens per forward pass over prompts, padding included.
     """
 
     def __init__(
@@ -120,7 +119,7 @@ class Decoder:
 
     @torch.inference_mode()
     def run(self, jobs: Sequence[Job]) -> list[list[Generated]]:
-        """Complete prompts together; return one completion per seed for each job, in the order of the seeds."""
+        """Complete all prompts in one batch; return one completion per seed for each job, in order."""
         prefilled = self._prefill(jobs)
         owners = [(job, seed) for job in jobs for seed in job.seeds[: job.n_rows]]
         running, logits = self._start(
@@ -184,7 +183,7 @@ class Decoder:
         return known
 
     def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Any) -> Tensor:
-        """Return the last slot's logits, (n_rows, n_vocabulary) float32, which may be overwritten."""
+        """Return the logits of the last slot, (n_rows, n_vocabulary) float32; the caller may overwrite them."""
         keep = {"logits_to_keep": 1} if self._keeps_last else {}
         output = self.model(
             input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True, **keep
@@ -244,7 +243,7 @@ class Decoder:
             logits = self._forward(
                 chosen[:, None], running.mask[:, : running.length], running.positions[:, None], cache
             )
-            running.positions += alive  # a row that has ended might pass the model's last position
+            running.positions += alive  # positions of finished rows could exceed the model's limit
         return _collect(ids, logprobs, lengths, ended)
 
     def _rows(self, owners: Sequence[tuple[Job, int]]) -> _Rows:

@@ -1,4 +1,4 @@
-"""Keys and values of attention: buffers filled in place, and prefixes that many prompts share."""
+"""Key-value caches: buffers that are filled in place, and a cache of prompt prefixes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ KeyValues = list[tuple[Tensor, Tensor]]
 
 
 class BufferLayer(DynamicLayer):
-    """A layer with room for keys and values, so that no step copies them.
+    """A cache layer with preallocated buffers for keys and values.
 
-    transformers' layer concatenates at each token, which costs more than the model if the model is small.
+    The layer of transformers concatenates at each token, which takes longer than the forward pass of a small model.
     """
 
     keys: Tensor
@@ -51,21 +51,21 @@ class BufferLayer(DynamicLayer):
 
 
 def buffered_cache(layers: KeyValues | None = None, length: int = 0) -> Cache:
-    """Return a cache for the model's forward pass, empty or over buffers with ``length`` slots in use."""
+    """Return a cache for the model's forward pass: empty, or over buffers with ``length`` slots in use."""
     if layers is None:
         return Cache(layer_class_to_replicate=BufferLayer)
     return Cache(layers=[BufferLayer(keys, values, length) for keys, values in layers])
 
 
 def layers_of(cache: Cache) -> KeyValues:
-    """Return the buffers behind a cache."""
+    """Return the key and value buffers of a cache."""
     return [(layer.keys, layer.values) for layer in cache.layers if isinstance(layer, BufferLayer)]
 
 
 class PrefixCache:
-    """Keys and values of prompt beginnings, evicted by last use.
+    """LRU cache of the keys and values of prompt prefixes.
 
-    A prefix is stored from its second occurrence on, so that prompts which share nothing cost nothing.
+    Prefixes are stored when they occur for the second time, so that a prefix of a single prompt takes no memory.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -75,7 +75,7 @@ class PrefixCache:
         self._sightings: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
     def wanted(self, prefix: tuple[int, ...], n_sightings: int) -> bool:
-        """Count prompts with this beginning; return whether there have been two."""
+        """Count ``n_sightings`` prompts with this prefix; return whether the prefix has occurred at least twice."""
         if prefix in self._entries:
             return True
         seen = self._sightings.pop(prefix, 0) + n_sightings
@@ -85,7 +85,7 @@ class PrefixCache:
         return seen > 1
 
     def get(self, prefix: tuple[int, ...]) -> KeyValues | None:
-        """Return the keys and values of a prefix, one row per tensor; None if they are not stored."""
+        """Return the keys and values of a prefix, with one row per tensor; None if the prefix is not stored."""
         entry = self._entries.get(prefix)
         if entry is None:
             return None
@@ -94,7 +94,7 @@ class PrefixCache:
         return entry[0]
 
     def put(self, prefix: tuple[int, ...], layers: KeyValues) -> None:
-        """Store a prefix, and evict others beyond ``max_bytes``."""
+        """Store a prefix, and evict the least recently used prefixes beyond ``max_bytes``."""
         n_bytes = sum(tensor.numel() * tensor.element_size() for pair in layers for tensor in pair)
         if n_bytes > self.max_bytes:
             return
@@ -109,20 +109,21 @@ class PrefixCache:
 
 
 def gather_rows(layers: KeyValues, rows: Tensor) -> KeyValues:
-    """Return the buffers with these rows only."""
+    """Return copies of the given rows of the buffers."""
     return [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in layers]
 
 
 def place(parts: Sequence[tuple[KeyValues, Tensor, Tensor]], n_rows: int, end: int, capacity: int) -> KeyValues:
-    """Put several prefilled parts into common buffers, aligned at their last slot.
+    """Copy prefilled parts into common buffers, aligned at their last prompt token.
 
-    ``parts`` are keys and values, source rows (n,), target rows (n,). ``end`` is the slot after the last prompt token.
+    Each part has keys and values, source rows (n,) and target rows (n,). ``end`` is the slot after the last prompt
+    token; ``capacity`` is the number of slots.
     """
     placed: KeyValues = []
     for layer, pair in enumerate(parts[0][0]):
         buffers = []
         for side, example in enumerate(pair):
-            # Zeros, not empty: a masked slot still enters as 0 * value, and garbage may be NaN.
+            # Zeros, not empty: masked slots are multiplied by 0, which does not remove NaN.
             buffer = example.new_zeros((n_rows, example.shape[1], capacity, example.shape[3]))
             for layers, source, target in parts:
                 tensor = layers[layer][side]

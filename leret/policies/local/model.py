@@ -1,4 +1,4 @@
-"""Models of a policy: one class for each architecture, which loads, encodes, generates and gives log-probabilities."""
+"""Models in this process: one class per architecture, for loading, encoding, generation and log-probabilities."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
     from leret.policies.local.decoder import Job
 
-_PREFIX_BYTES = 256 * 2**20  # memory for the keys and values of shared prompt beginnings
+_PREFIX_BYTES = 256 * 2**20  # maximum size of the cache of shared prompt prefixes
 
 
 class CausalModel:
-    """Decoder-only models, for sampling and training: prompt and completion are one sequence.
+    """A decoder-only model, for sampling and training: prompt and completion are one sequence.
 
     Attributes:
-        auto_class: class of transformers that loads the weights.
-        network: in evaluation mode, or in training between two batches of completions.
-        tokenizer: has a chat template.
+        auto_class: transformers class that loads the weights.
+        network: a transformers model, in evaluation mode during generation.
+        tokenizer: a tokenizer with a chat template.
     """
 
     auto_class: ClassVar[str] = "AutoModelForCausalLM"
@@ -55,23 +55,23 @@ class CausalModel:
             end_ids=self.encoder.set_ends(settings.eos_token_id),
             suppressed=settings.suppress_tokens or (),
             to_text=self.encoder.to_text,
-            # A shared prefix leaves padding behind it, which a sliding window would count as tokens.
+            # A shared prefix is followed by padding, which a sliding window would count as tokens.
             prefixes=None if sliding else PrefixCache(_PREFIX_BYTES),
         )
 
     def encode(self, messages: Messages) -> EncodedPrompt:
-        """Return the prompt's tokens; `PromptTooLongError` if no position is left for a completion."""
+        """Return the prompt's tokens; raise `PromptTooLongError` if no completion token fits."""
         return self.encoder.encode(messages)
 
     def generate(self, jobs: Sequence[Job]) -> list[list[Completion]]:
-        """Complete prompts together: one completion per seed, in the order of the seeds."""
+        """Complete all prompts in one batch; return one completion per seed for each job, in order."""
         return [
             [self.encoder.completion(len(job.token_ids), one, job.stop) for one in generated]
             for job, generated in zip(jobs, self.decoder.run(jobs), strict=True)
         ]
 
     def renew(self) -> None:
-        """Drop everything that was computed with earlier weights."""
+        """Clear the caches after a change of the weights."""
         if self.decoder.prefixes is not None:
             self.decoder.prefixes.clear()
 
@@ -86,11 +86,11 @@ class CausalModel:
 
 
 ARCHITECTURES = {"decoder": CausalModel}
-"""Classes by the parts of a network: ``decoder`` or ``encoder-decoder``."""
+"""Model classes by architecture: ``decoder`` or ``encoder-decoder``."""
 
 
 def architecture_of(network: Any) -> type[CausalModel]:
-    """Return the class for a network in memory; PolicyError if there is none."""
+    """Return the model class for a loaded network; raise PolicyError if leret does not support the architecture."""
     return _architecture(network.config.is_encoder_decoder, network.config.model_type, network.config.name_or_path)
 
 
@@ -103,16 +103,16 @@ def _architecture(is_encoder_decoder: bool, kind: object, place: object) -> type
 
 def _unsupported(place: object, kind: object, part: str) -> PolicyError:
     return PolicyError(
-        f"{place} ({kind}) has {part}, which the in-process engine does not batch; serve it (vLLM, SGLang) and use "
-        "kind: openai"
+        f"{place} ({kind}) has {part}, which policies of kind local do not support; serve the model with vLLM or "
+        "SGLang, and set policy.kind: openai"
     )
 
 
 def load_model(path: Path, settings: LocalPolicySettings, name: str = "") -> CausalModel:
-    """Load a model directory, or an adapter directory merged into its base, in evaluation mode.
+    """Load a model directory in evaluation mode; an adapter is merged into its base model.
 
-    ``device`` auto is CUDA if available, ``dtype`` auto is float32 on a CPU, else the saved one. ``name`` stands in
-    messages.
+    ``device: auto`` selects CUDA if available. ``dtype: auto`` selects float32 on a CPU, and the saved dtype elsewhere.
+    ``name`` is the model's name for errors.
     """
     place, base = pick_device(settings.device), adapter_base(path)
     dtype = "float32" if settings.dtype == "auto" and place == "cpu" else settings.dtype
@@ -120,15 +120,15 @@ def load_model(path: Path, settings: LocalPolicySettings, name: str = "") -> Cau
     if base is not None:
         network = merge_into(network, path)
     tokenizer = load_tokenizer(path, settings.template)
-    tokenizer.model_max_length = 2**62  # lengths are checked against the model, with advice in the message
+    tokenizer.model_max_length = 2**62  # PromptEncoder checks lengths against the model's limit
     network.eval().requires_grad_(False)
     return architecture_of(network)(network.to(place), tokenizer, name or str(path), settings.enable_thinking)
 
 
 def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
-    """Load a network on the CPU. Missing weights are refused; transformers would fill them with random numbers.
+    """Load a network on the CPU. Missing weights raise PolicyError; transformers would initialize them randomly.
 
-    ``settings`` are further arguments of ``from_pretrained``.
+    ``settings`` are passed to ``from_pretrained``.
     """
     import transformers
     from safetensors import SafetensorError
@@ -143,24 +143,24 @@ def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
         )
     except (ValueError, KeyError, AttributeError, TypeError, OSError, RuntimeError, SafetensorError) as error:
         raise PolicyError(
-            f"{path} cannot be loaded by {architecture.auto_class} ({reason(error)}); "
-            "check its config.json, or serve it with an engine that supports it and use kind: openai"
+            f"{architecture.auto_class} cannot load {path} ({reason(error)}); check its config.json, or serve the "
+            "model with an engine that supports it, and set policy.kind: openai"
         ) from error
     network, info = loaded
     missing = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if missing:
-        raise PolicyError(f"{path} lacks {len(missing)} weights ({', '.join(missing[:3])}); save the whole model again")
+        raise PolicyError(f"{path} lacks {len(missing)} weights ({', '.join(missing[:3])}); save the model again")
     check_finite(network, path)
     return network
 
 
 def merge_into(network: Any, path: Path) -> Any:
-    """Merge the adapter of a directory into its base network; `PolicyError` if it does not fit."""
+    """Merge the adapter in ``path`` into its base network; raise `PolicyError` if the adapter does not fit."""
     from peft import PeftModel
 
     try:
         merged = PeftModel.from_pretrained(network, str(path)).merge_and_unload()
     except (ValueError, KeyError, OSError, RuntimeError) as error:
-        raise PolicyError(f"the adapter {path} does not fit its base ({reason(error)}); train it again") from error
+        raise PolicyError(f"adapter {path} does not fit its base ({reason(error)}); train the adapter again") from error
     check_finite(merged, path)
     return merged

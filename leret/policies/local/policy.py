@@ -1,4 +1,4 @@
-"""Policy in this process, with dynamic batching: requests that wait together are decoded together."""
+"""Policy in this process, with dynamic batching: all waiting requests are decoded together."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from leret.policies.local.model import CausalModel, architecture_of, load_model
 if TYPE_CHECKING:
     from leret.policies.local.decoder import Job
 
-_TINY = 10_000_000  # parameters below which a model is faster in one thread than in several
+_TINY = 10_000_000  # parameters; a smaller model is faster with one thread
 
 
 class LocalPolicy(SharedInstance):
-    """Completions of a Hugging Face model in this process. Safe for several threads and event loops.
+    """A Hugging Face model in this process. Safe to use from several threads and event loops.
 
-    The model's ``generation_config`` gives the end tokens and the suppressed ones; temperature, top-p and lengths come
+    End tokens and suppressed tokens come from the model's ``generation_config``. Temperature, top-p and lengths come
     from each request.
     """
 
@@ -50,12 +50,13 @@ class LocalPolicy(SharedInstance):
         digest: str,
         enable_thinking: bool | None = None,
     ) -> LocalPolicy:
-        """Return a policy over a network in memory, which may be in training: call `renew` after each update.
+        """Return a policy over a loaded network, which may be in training: call `renew` after each update.
 
-        The network is in evaluation mode while it decodes, then in its former mode; an adapter of peft is active. Until
-        all requested completions are there, its weights must not change and no other thread may use it.
+        The network is switched to evaluation mode during decoding. While requests are pending, its weights must not
+        change and no other thread may use the network.
 
-        ``model`` is a network of transformers, or an adapter of peft on one; ``digest`` is that of the present weights.
+        ``model`` is a transformers model, or a peft model with an active adapter. ``digest`` is the digest of the
+        current weights.
         """
         self = cls.__new__(cls)
         network = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -68,18 +69,18 @@ class LocalPolicy(SharedInstance):
     ) -> None:
         import torch
 
-        self.settings = settings.model_copy(update={"device": "auto"})  # what is saved may be opened elsewhere
+        self.settings = settings.model_copy(update={"device": "auto"})  # saved settings may be loaded elsewhere
         self.name, self.digest, self.model = name, digest, model
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.device = str(next(model.network.parameters()).device)
-        self.max_batch_tokens = 16_384 if self.device == "cpu" else 131_072  # prompts, completions and padding
+        self.max_batch_tokens = 16_384 if self.device == "cpu" else 131_072  # counts prompts, completions and padding
         start = None if threads is None else partial(torch.set_num_threads, threads)
         self._worker: BatchWorker[Job, list[Completion]] = BatchWorker(
             self._process, self._plan, name=f"policy {name}", start=start
         )
 
     def renew(self, digest: str) -> None:
-        """Take the digest of changed weights, and drop what was computed with the old ones."""
+        """Set the digest of the updated weights, and clear the caches."""
         self.digest = digest
         self.model.renew()
 
@@ -95,11 +96,11 @@ class LocalPolicy(SharedInstance):
         return await asyncio.wrap_future(self.submit(request))
 
     def submit(self, request: Request) -> Future[list[Completion]]:
-        """Queue a request from any thread; `PolicyError` if it does not fit the model or the policy is closed."""
+        """Queue a request from any thread; raise `PolicyError` if the prompt is too long or the policy is closed."""
         return self._submit([request])[0]
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """Complete requests from code that is not async; batches then depend on the requests, not on the clock."""
+        """Complete requests synchronously. The batches depend only on the requests, not on timing."""
         return [future.result() for future in self._submit(requests)]
 
     def _submit(self, requests: Sequence[Request]) -> list[Future[list[Completion]]]:
@@ -110,7 +111,7 @@ class LocalPolicy(SharedInstance):
         return futures
 
     def prompt_ids(self, messages: Messages) -> tuple[int, ...]:
-        """Return the prompt's tokens; `PromptTooLongError` if no position is left for a completion."""
+        """Return the prompt's tokens; raise `PromptTooLongError` if no completion token fits."""
         return self.model.encode(messages).token_ids
 
     def close(self) -> None:
@@ -135,8 +136,8 @@ class LocalPolicy(SharedInstance):
 
         if not request.seeds or request.max_tokens < 1:
             raise PolicyError(
-                f"a request asks for {len(request.seeds)} completions of {request.max_tokens} tokens; "
-                "ask for at least one of each"
+                f"the request has {len(request.seeds)} seeds and max_tokens={request.max_tokens}; "
+                "pass at least one seed, and max_tokens of at least 1"
             )
         prompt = self.model.encode(request.messages)
         return Job(
@@ -182,10 +183,10 @@ class LocalPolicy(SharedInstance):
             job = jobs[0]
             too_large = PolicyError(
                 f"{self.name} ran out of memory on one request ({len(job.token_ids)} prompt tokens, "
-                f"{len(job.seeds)} samples of {job.max_tokens} tokens); lower max_tokens or the samples per prompt"
+                f"{len(job.seeds)} samples of {job.max_tokens} tokens); reduce max_tokens or the samples per prompt"
             )
             too_large.__cause__ = error
-            return [too_large]  # the others of the batch may still fit
+            return [too_large]  # other requests of the batch may still fit
         half = len(jobs) // 2
         self.max_batch_tokens = max(256, self.max_batch_tokens // 2)  # for later batches
         return [*self._process(jobs[:half]), *self._process(jobs[half:])]

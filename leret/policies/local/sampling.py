@@ -1,4 +1,4 @@
-"""Draws of the next token. A draw depends only on its seed and step, not on the batch."""
+"""Random choice of the next token. A choice depends only on its seed and step, not on the batch."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 
 _BLOCK = 1024
-"""Tokens per block. In a larger vocabulary a block is drawn first, so that no step needs noise for all tokens."""
+"""Tokens per block. With a larger vocabulary, a block is drawn and then a token in it, which needs less noise."""
 
 
 def step_keys(seeds: Sequence[int], n_steps: int) -> np.ndarray:
-    """Return the keys of the noise of each completion's steps: (n_seeds, n_steps) uint64."""
+    """Return one noise key per seed and step: (n_seeds, n_steps) uint64."""
     return _mix(_mix(np.array(seeds, dtype=np.uint64))[:, None] + np.arange(n_steps, dtype=np.uint64))
 
 
 def exponentials(keys: np.ndarray, n: int) -> Tensor:
-    """Return positive noise of mean 1, (n_keys, n) float64; each number depends only on its key and place."""
+    """Return exponential noise with mean 1, (n_keys, n) float64. Each number depends only on its key and column."""
     bits = _mix(keys[:, None] + np.arange(n, dtype=np.uint64))
-    uniform = ((bits >> 12) + 0.5) * 2.0**-52  # 52 bits and a half: exact, and never 0 or 1
+    uniform = ((bits >> 12) + 0.5) * 2.0**-52  # 52 bits plus one half: exact in float64, and never 0 or 1
     return -torch.log(torch.from_numpy(uniform))
 
 
 def _mix(numbers: np.ndarray) -> np.ndarray:
-    """Mix 64-bit numbers one to one; products wrap.
+    """Apply a bijective hash to 64-bit numbers; products wrap around.
 
     Source: the output function of SplitMix64 (Steele, Lea and Flood, doi 10.1145/2660193.2660195).
     """
@@ -45,16 +45,16 @@ def _mix(numbers: np.ndarray) -> np.ndarray:
 def choose(
     logits: Tensor, keys: np.ndarray, temperature: Tensor, top_p: Tensor, suppressed: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Draw one token per row by a race: the greatest quotient of probability and exponential noise.
+    """Draw one token per row: the token with the maximum of probability / exponential noise.
 
-    This is Gumbel-max: its logarithm is logit plus Gumbel noise. A model's float32 results differ in their last digits
-    with the batch; that changes a draw only if the two best quotients agree in all other digits.
+    This is the Gumbel-max trick without its logarithm. The batch changes the last digits of float32 logits; this
+    changes a draw only if the two largest quotients are equal in all other digits.
 
     Args:
         logits: (n_rows, n_vocabulary) float32; overwritten at the suppressed tokens.
-        keys: (n_rows,) uint64, of this step.
-        temperature: (n_rows,) float32; 0 takes the likeliest token.
-        top_p: (n_rows,) float32 in (0, 1]; draws from the smallest set of likeliest tokens with this mass.
+        keys: (n_rows,) uint64, the noise keys of this step.
+        temperature: (n_rows,) float32; 0 selects the most likely token.
+        top_p: (n_rows,) float32 in (0, 1]; draws from the smallest set of most likely tokens with this mass.
         suppressed: (n,) int64, tokens that are never chosen.
 
     Returns:

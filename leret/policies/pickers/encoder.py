@@ -1,4 +1,4 @@
-"""Pickers by embeddings: Q(s, a) is the inner product of a state's and a candidate's (arXiv 2511.07328)."""
+"""Embedding pickers: Q(s, a) is the inner product of the state's and the candidate's embeddings (arXiv 2511.07328)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from leret.core.errors import PolicyError, import_optional, reason
 from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.checkpoints import find_model, pick_device
 
-_TITLE = ". "  # between a candidate's title and text, as in `DenseSettings.separator`
+_TITLE = ". "  # between a candidate's title and text, like `DenseSettings.separator`
 _CHUNK_TEXTS = 128
-_CHUNK_NUMBERS = 2**19  # numbers of embeddings compared at once without gradients: the cache of a core
+_CHUNK_NUMBERS = 2**19  # floats per batch of inner products without gradients, to fit a core's cache
 _CACHE_BYTES = 2**28
-_CACHE_TEXTS = 2**16  # texts with cached token ids; beyond it, the cache is emptied
-_BASE = 1000.0  # of the rotations: the slowest turns once in about 6,000 positions
+_CACHE_TEXTS = 2**16  # maximum number of texts with cached token ids; the cache is emptied when full
+_BASE = 1000.0  # base of the rotation speeds: the slowest plane turns once per 6,000 positions (approximately)
 _SCRATCH_TOKENS = 256
 _SPECIALS = ("[PAD]", "[UNK]", "[SEP]")
 _HEAD = 32
 
 
 class EncoderQ:
-    """Q-function of kind ``encoder``: one encoder for states, one for candidates."""
+    """Q-function of kind ``encoder``, with one encoder for states and one for candidates."""
 
     module: nn.ModuleDict
 
@@ -43,7 +43,7 @@ class EncoderQ:
             import_optional("sentence_transformers", "sentence-transformers", "dense")
 
     def fit(self, choices: Sequence[Choice]) -> None:
-        """Make encoders from scratch, with the words of these choices."""
+        """Create untrained encoders, with the vocabulary of these choices."""
         texts = [text for choice in choices for text in (self._state(choice, " "), *self._actions([choice]))]
         self._take([scratch_encoder(texts, self.settings, self.settings.seed + i) for i in range(2)])
 
@@ -61,7 +61,7 @@ class EncoderQ:
             at = None if self.settings.positions == "none" else positions[part]
             asked = states if len(states) == 1 else states[whose[part]]
             taken = rows[part]
-            in_order = bool((taken.diff() == 1).all())  # a whole document, which needs no copy
+            in_order = bool((taken.diff() == 1).all())  # rows of a whole document: slice them without a copy
             actions = embeddings[taken[0] : taken[-1] + 1] if in_order else embeddings[taken]
             values.append(rotated_products(asked, actions, at))
         return torch.cat(values, dim=1)
@@ -97,7 +97,7 @@ class EncoderQ:
 
 
 class Embedder:
-    """Embeddings by a sentence-transformers model, with gradients if they are enabled."""
+    """Computes embeddings with a sentence-transformers model, with gradients if enabled."""
 
     def __init__(self, model: Any, max_length: int | None) -> None:
         self._model, self._ids = model, TokenIds(model, max_length)
@@ -108,9 +108,9 @@ class Embedder:
         self._cache: Tensor | None = None
 
     def __call__(self, texts: Sequence[str], cached: bool = False) -> tuple[Tensor, Tensor]:
-        """Return embeddings (n, d) of distinct texts, and the row of each text in them (n_texts,).
+        """Return embeddings (n, d) without duplicates, and the row of each text's embedding (n_texts,).
 
-        With ``cached``, they include those of earlier calls, and new ones are added to the cache.
+        With ``cached``, the embeddings are the whole cache, after new texts have been added to it.
         """
         if not cached or (self._cache is not None and self._cache.nbytes > _CACHE_BYTES):
             places, embeddings = dict[str, int](), None
@@ -144,7 +144,7 @@ class Embedder:
 
 
 class TokenIds(SharedInstance):
-    """Cached token ids of texts; training and its target network read a text many times."""
+    """Cache of token ids by text. Training and its target network read each text many times."""
 
     def __init__(self, model: Any, max_length: int | None) -> None:
         self._tokenizer = deepcopy(model.tokenizer.backend_tokenizer)
@@ -161,11 +161,11 @@ class TokenIds(SharedInstance):
 
 
 def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
-    """Return (n,) float32 positions of the candidates of all choices, 0 for those without a place.
+    """Return the positions of all choices' candidates, (n,) float32; 0 for candidates without a position.
 
-    Absolute positions are places in the document. A relative one gives the interval between picked chunks and the
-    place in it: at place i between those at b_j and b_{j+1}, it is 10 j + 9 (i - b_j) / (b_{j+1} - b_j), with b_0
-    before the first place, and the last b after the last one.
+    Absolute positions are positions in the document. Relative positions depend on the sorted positions b_1, b_2, ... of
+    the picked chunks: position i between b_j and b_{j+1} becomes 10 j + 9 (i - b_j) / (b_{j+1} - b_j). Here b_0 is -1,
+    and the final b is the last position + 1.
 
     Source: relative positional encoding of Q-RAG, arXiv 2511.07328, section 3.
     """
@@ -182,15 +182,15 @@ def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
 
 
 def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) -> Tensor:
-    """Return inner products over sqrt(d) of states and position-rotated actions, in two heads.
+    """Return inner products of states and position-rotated actions, divided by sqrt(d), for two heads.
 
-    A vector is (2, 2, d / 4): coordinates of a plane, heads, planes. Each plane rotates at its own speed; speeds
-    alternate between the heads. Each head counts twice: their mean is the whole product.
+    A vector has shape (2, 2, d / 4): coordinates of a plane, heads, planes. Each plane rotates at a different speed,
+    and speeds alternate between the heads. Heads are doubled, so that their mean is the full product.
 
     Args:
-        states: (n, d), d a multiple of 4; (1, d): one for all actions.
+        states: (n, d), d a multiple of 4; (1, d) is one state for all actions.
         actions: (n, d).
-        positions: (n,); None rotates nothing.
+        positions: (n,); None for no rotation.
 
     Returns:
         (2, n).
@@ -216,7 +216,7 @@ def _text(candidate: Candidate) -> str:
 
 
 def _load(directory: Path) -> Any:
-    """Load a sentence-transformers model without a normalizing last layer."""
+    """Load a sentence-transformers model, without its normalization layer."""
     from transformers.utils import logging
 
     library = import_optional("sentence_transformers", "sentence-transformers", "dense")
@@ -224,16 +224,16 @@ def _load(directory: Path) -> Any:
     try:
         model = library.SentenceTransformer(str(directory), device="cpu", local_files_only=True)
     except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError) as error:
-        raise PolicyError(f"{directory} cannot be opened as a sentence-transformers model ({reason(error)})") from error
+        raise PolicyError(f"policy.model: sentence-transformers cannot load {directory} ({reason(error)})") from error
     if type(model[-1]).__name__ == "Normalize":  # inner products of unit vectors are at most 1 / sqrt(d)
         model = library.SentenceTransformer(modules=list(model)[:-1], device="cpu")
     return model.float()
 
 
 def scratch_encoder(texts: Iterable[str], settings: EncoderSettings, seed: int) -> Any:
-    """Return a sentence-transformers model with random weights for the lower-case words of some texts.
+    """Return a sentence-transformers model with random weights and a vocabulary of the texts' lower-case words.
 
-    Words that occur once are unknown, and so are those beyond the ``vocab_size`` most frequent.
+    The vocabulary has at most ``vocab_size`` entries: the most frequent words that occur at least twice.
     """
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Dense, Pooling, Transformer
@@ -250,7 +250,7 @@ def scratch_encoder(texts: Iterable[str], settings: EncoderSettings, seed: int) 
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(seed)
-        DistilBertModel(config).save_pretrained(folder)  # the library loads its modules from directories
+        DistilBertModel(config).save_pretrained(folder)  # sentence-transformers loads modules from directories
         tokenizer.save_pretrained(folder)
         parts = [Transformer(folder), Pooling(size, "mean"), Dense(size, size, activation_function=nn.Identity())]
         return SentenceTransformer(modules=parts, device="cpu")
@@ -267,7 +267,7 @@ def _tokenizer(texts: Iterable[str], vocab_size: int) -> Any:
         vocab_size=vocab_size, min_frequency=2, special_tokens=list(_SPECIALS), show_progress=False
     )
     backend.train_from_iterator(texts, trainer)
-    # Even a text without words has one token.
+    # End each text with [SEP], so that a text without words has a token.
     backend.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", 2)])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,

@@ -1,4 +1,4 @@
-"""Pickers by named features of (state, candidate): a linear layer beside a small network."""
+"""Pickers from named features of (state, candidate): a linear layer plus a small network."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from leret.core.types import Choice
 from leret.rewards.functions import load_function
 
 Numbers = tuple[Sequence[str], NDArray[np.float32]]
-"""Names of features, and their values (n_candidates, n_features)."""
+"""Feature names, and feature values (n_candidates, n_features)."""
 
 
 def mentions(choice: Choice) -> Numbers:
-    """Return the features from `leret.programs.mentions` in the candidates' ``data``, and of the earlier picks."""
+    """Return the features in ``data`` (see `leret.programs.mentions`), the step, and the overlap with earlier picks."""
     names = sorted({name for one in choice.candidates for name in one.data})
     step = float(len(choice.picked))
     used = {word for one in choice.picked for word in one.text.lower().split()}
@@ -34,13 +34,13 @@ def mentions(choice: Choice) -> Numbers:
 
 
 FEATURES: dict[str, Callable[[Choice], Numbers]] = {"mentions": mentions}
-"""Shipped feature functions; a user's is named ``module:function`` or ``FILE.py:function``."""
+"""Built-in feature functions; name other functions ``module:function`` or ``FILE.py:function``."""
 
 _WEIGHTS = "model.safetensors"
 
 
 class FeatureNetwork(nn.Module):
-    """w·x + c + v·gelu(Ax + b) of standardised x; w, c and v start at 0, so that all candidates have the same value."""
+    """w·x + c + v·gelu(Ax + b) of standardised x; w, c and v start at 0, so that all values are equal at first."""
 
     mean: Tensor
     scale: Tensor
@@ -56,7 +56,7 @@ class FeatureNetwork(nn.Module):
             nn.init.zeros_(weights)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Map (n, n_features) to (2, n): each head reads the whole linear layer, and half of the hidden units twice."""
+        """Map (n, n_features) to (2, n): each head adds the linear layer and twice the sum of half the hidden units."""
         x = (features - self.mean) / self.scale
         hidden = nn.functional.gelu(self.hidden(x)) * self.out.weight
         heads: Tensor = self.linear(x).T + 2 * hidden.unflatten(1, (2, -1)).sum(2).T
@@ -73,7 +73,7 @@ class FeatureQ:
         self._function = FEATURES.get(settings.features) or load_function(settings.features, "policy.features")
 
     def fit(self, choices: Sequence[Choice]) -> None:
-        """Standardise each feature over these choices; a constant one only loses its mean."""
+        """Create the network, and standardise each feature over these choices; constant features are only centred."""
         self._make(list(dict.fromkeys(name for choice in choices for name in self._function(choice)[0])))
         rows = np.concatenate([self._rows(choice) for choice in choices]).astype(np.float64)
         deviations = rows.std(axis=0)
@@ -103,7 +103,7 @@ class FeatureQ:
             self.module = FeatureNetwork(len(names), self._settings.hidden_size)
 
     def _rows(self, choice: Choice) -> NDArray[np.float32]:
-        """Return the network's features in its order; 0 for missing ones."""
+        """Return features in the network's order, with 0 for missing features."""
         names, rows = self._function(choice)
         if list(names) == self._names:
             return rows

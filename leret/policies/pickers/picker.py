@@ -1,4 +1,4 @@
-"""Policies that choose: values of candidates, draws by a request's seeds, and beam search over several picks."""
+"""Pickers: policies that score candidates, draw from them by seed, or plan several picks by beam search."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ _AT_ONCE = 2**16
 class QFunction(Protocol):
     """The part of a picker that depends on its kind."""
 
-    module: nn.Module  # made by `fit` or `load`, or by the constructor for a pretrained model
+    module: nn.Module  # set by `fit` or `load`, or by the constructor for a pretrained model
 
     def fit(self, choices: Sequence[Choice]) -> None: ...
 
     def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False) -> Tensor:
-        """Return values (2, n) of all candidates, or of ``only`` some; ``cached`` uses earlier embeddings."""
+        """Return values (2, n) of all candidates, or of those at ``only``; ``cached`` reuses earlier embeddings."""
         ...
 
     def renew(self) -> None:
         """Empty the cache."""
 
     def save(self, directory: Path) -> dict[str, Any]:
-        """Write the weights; return what `load` needs besides them and the settings."""
+        """Write the weights; return the ``record`` for `load`."""
         ...
 
     def load(self, directory: Path, record: dict[str, Any]) -> None: ...
@@ -56,11 +56,10 @@ Q_FUNCTIONS: dict[str, type[Any]] = {"features": FeatureQ, "encoder": EncoderQ}
 
 
 class Picker(SharedInstance):
-    """A policy that chooses one of a request's candidates; the text of a completion is its id.
+    """A policy that chooses one of a request's candidates; the completion's text is the candidate's id.
 
-    The probability of a candidate is softmax(Q / temperature) over the request's candidates, or the best ``top_k``;
-    temperature 0 takes the first of the best. A draw depends only on its seed and the values. Safe for several
-    threads.
+    A candidate's probability is softmax(Q / temperature) over all candidates, or over the best ``top_k``. Temperature
+    0 selects the best candidate. A draw depends only on its seed and the values. Thread-safe.
     """
 
     def __init__(self, settings: PickerSettings, function: QFunction, name: str, digest: str) -> None:
@@ -73,12 +72,12 @@ class Picker(SharedInstance):
 
     @property
     def fitted(self) -> bool:
-        """True once there is a network: a picker from scratch gets it in `fit`."""
+        """True if the picker has a network; a picker from scratch gets its network from `fit`."""
         return hasattr(self._function, "module")
 
     @property
     def model(self) -> nn.Module:
-        """The trainable network; PolicyError before `fit`."""
+        """The trainable network; raises PolicyError before `fit`."""
         return self._fitted().module
 
     @property
@@ -86,15 +85,15 @@ class Picker(SharedInstance):
         return self._worker.closed
 
     def fit(self, choices: Sequence[Choice]) -> None:
-        """Make the network of a picker from scratch: its vocabulary, or the scale of its features."""
+        """Create the network of a picker from scratch, with the vocabulary or feature scales of these choices."""
         if not self.fitted:
             self._function.fit(choices)
 
     def q(self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None) -> list[Tensor]:
         """Return values with gradients: (n_candidates,) float32 per choice, or (2, n_candidates) with ``twin``.
 
-        The two rows are the heads of the network; without ``twin`` their mean is returned. ``at`` selects the value of
-        one candidate per choice: (1,) or (2, 1).
+        ``twin`` returns both heads of the network instead of their mean. ``at`` is the index of one candidate per
+        choice; the values are then (1,) or (2, 1).
         """
         starts = accumulate([0, *(len(choice.candidates) for choice in choices)])
         only = None if at is None else [start + i for start, i in zip(starts, at, strict=False)]
@@ -102,7 +101,7 @@ class Picker(SharedInstance):
         return _split(values if twin else values.mean(0), choices if at is None else None)
 
     def score(self, choices: Sequence[Choice]) -> list[Tensor]:
-        """Return values without gradients, in evaluation mode: (n_candidates,) float32 on the CPU per choice."""
+        """Return values per choice without gradients, in evaluation mode: (n_candidates,) float32 on the CPU."""
         if not self.fitted:
             return [torch.zeros(len(choice.candidates)) for choice in choices]
         with self._lock, torch.no_grad():
@@ -122,25 +121,25 @@ class Picker(SharedInstance):
         return await asyncio.wrap_future(self._worker.submit([request])[0])
 
     def complete_many(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """Complete requests from code that is not async; batches then depend on the requests, not on the clock."""
+        """Complete requests synchronously. The batches depend only on the requests, not on timing."""
         choices = [self._choice(request) for request in requests]
         values = self.score(choices)
         return [self._completions(*one) for one in zip(requests, choices, values, strict=True)]
 
     def renew(self, digest: str) -> None:
-        """Take the digest of changed weights, and drop what was computed with the old ones."""
+        """Set the digest of the updated weights, and clear the cache."""
         self.digest = digest
         if self.fitted:
             self._function.renew()
 
     def clone(self) -> Picker:
-        """Return an independent picker with equal weights, as a target network."""
+        """Return an independent copy, for use as a target network."""
         copy = Picker(self.settings, deepcopy(self._function), self.name, self.digest)
         copy.renew(self.digest)
         return copy
 
     def save(self, directory: Path) -> None:
-        """Write a directory for `open_picker`, with an encoder's models as sentence-transformers' folders."""
+        """Write a directory for `open_picker`; encoders are saved as sentence-transformers models."""
         directory.mkdir(parents=True, exist_ok=True)
         values = self._fitted().save(directory)
         record = {
@@ -159,14 +158,14 @@ class Picker(SharedInstance):
 
     def _fitted(self) -> QFunction:
         if not self.fitted:
-            raise PolicyError(f"the picker {self.name} has no network yet; call fit with some choices first")
+            raise PolicyError(f"picker {self.name} has no network yet; call fit(choices) first")
         return self._function
 
     def _choice(self, request: Request) -> Choice:
         if request.choice is None:
             raise PolicyError(
-                f"the picker {self.name} was asked for a text, but only chooses among the candidates of a "
-                "leret.Pick; name a policy that writes for this predictor"
+                f"picker {self.name} got a request without candidates from predictor {request.predictor!r}, and a "
+                "picker only answers leret.Pick; set a policy of another kind for this predictor"
             )
         return request.choice
 
@@ -190,17 +189,17 @@ def _split(values: Tensor, choices: Sequence[Choice] | None) -> list[Tensor]:
 def draw(
     q: Tensor, seeds: Sequence[int], temperature: float, top_k: int | None = None, top_p: float = 1.0
 ) -> list[tuple[int, float]]:
-    """Draw one candidate per seed, by the race of `leret.policies.local.sampling`.
+    """Draw one candidate per seed, by the Gumbel-max trick as in `leret.policies.local.sampling`.
 
     Args:
         q: values (n_candidates,).
-        seeds: of the draws.
-        temperature: 0 takes the greatest value, the first of equal ones.
-        top_k: draws from this many of the greatest values.
-        top_p: of these, draws from the smallest set of the likeliest with this mass.
+        seeds: one per draw.
+        temperature: 0 selects the maximum, or the first of several maxima.
+        top_k: draws from this many candidates with the largest values.
+        top_p: draws from the smallest set of most likely candidates with this mass, after ``top_k``.
 
     Returns:
-        For each draw, the place and the natural logarithm of its probability.
+        Per draw, the candidate's index and the natural logarithm of its probability.
     """
     values = q.double().numpy()
     if temperature == 0:
@@ -218,22 +217,22 @@ def draw(
 
 
 class Picks(NamedTuple):
-    """Picks in order, each with its Q-value."""
+    """A sequence of picks with their Q-values."""
 
     picked: tuple[Candidate, ...] = ()
     q_values: tuple[float, ...] = ()
 
     @property
     def value(self) -> float:
-        """Mean of the Q-values, comparable between shorter and longer sequences."""
+        """Mean of the Q-values, to compare sequences of different lengths."""
         return sum(self.q_values) / max(1, len(self.q_values))
 
 
 def plan(score: Callable[[Sequence[Choice]], list[Tensor]], choice: Choice, n_picks: int, width: int) -> list[Picks]:
-    """Search the picks that follow a choice by a beam; return them best first. Width 1 is greedy.
+    """Plan the next ``n_picks`` picks by beam search; return the sequences best first. Width 1 is greedy.
 
-    A step scores all sequences in one batch. Of sequences with the same candidates, the best one stays. ``score``
-    returns the values of each candidate of some choices; ``width`` is the number of sequences in the beam.
+    Each step scores all sequences in one batch. Among sequences of the same candidates, only the best is kept.
+    ``score`` returns the candidates' values per choice; ``width`` is the maximum number of sequences.
     """
     beam = [Picks()]
     for _ in range(max(1, min(n_picks, len(choice.candidates)))):
@@ -257,7 +256,7 @@ def _after(choice: Choice, picked: tuple[Candidate, ...]) -> Choice:
 
 
 def open_picker(settings: PickerSettings) -> Picker:
-    """Open the picker of settings: a saved one, an encoder on a pretrained model, or one from scratch."""
+    """Open a picker from its settings: saved, with pretrained encoders, or from scratch."""
     (saved, record), directory = read_picker(settings), Path(settings.model)
     if record is None:
         name = settings.kind if settings.model == "scratch" else f"{settings.kind} {directory.name}"

@@ -1,4 +1,4 @@
-"""Policy behind servers with OpenAI's chat completions: vLLM, SGLang, TGI, llama.cpp, OpenAI, Together AI."""
+"""Policy on OpenAI-compatible chat completion servers: vLLM, SGLang, TGI, llama.cpp, OpenAI, Together AI."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ from leret.policies.local.chat_template import before_stop
 if TYPE_CHECKING:
     from leret.config.policy import OpenAIPolicySettings, TgiPolicySettings, TogetherPolicySettings
 
-_LONGEST_TOKEN = 128  # characters, as in runs of spaces; a longer text is not a completion
-_SEED_BITS = 2**31 - 1  # bits of a sample's 63-bit seed that are sent; some servers refuse larger numbers
-LIST_S = 3.0  # deadline for the list of models
+_LONGEST_TOKEN = 128  # maximum characters per token (a run of spaces); a longer text is not a completion
+_SEED_BITS = 2**31 - 1  # mask for the 63-bit seeds: some servers reject larger numbers
+LIST_S = 3.0  # timeout for the list of models
 _FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", None})
-"""Finish reasons of OpenAI, Together and TGI; some servers give none."""
+"""Finish reasons of OpenAI, Together and TGI; some servers send no reason."""
 
 _TOO_LONG = re.compile(r"(?i)context.(length|size|window)|maximum model length|`inputs` (must have less|tokens \+)")
-"""Error texts of vLLM, SGLang, llama.cpp, OpenAI, TGI and Together for a prompt that does not fit."""
+"""Error messages of vLLM, SGLang, llama.cpp, OpenAI, TGI and Together for a prompt that is too long."""
 
-_ROUNDING = 1e-3  # largest log-probability taken for a rounding error of half precision
+_ROUNDING = 1e-3  # maximum log-probability, to allow for rounding errors of half precision
 
 
 class OpenAIPolicy(SharedInstance):
     """Chat completions from OpenAI-compatible servers.
 
-    The samples of a prompt are one request with a seed derived from theirs: a sample then depends on the seeds with it.
-    If a server refuses or ignores ``n``, each sample is a request with its own seed; one probe of a token finds out.
+    One HTTP request asks for all samples of a prompt, with a single seed derived from the samples' seeds. If the server
+    rejects or ignores ``n`` in a probe of one token, each sample is a separate request with its seed.
     """
 
     def __init__(self, settings: OpenAIPolicySettings | TgiPolicySettings | TogetherPolicySettings) -> None:
         self.settings = settings
         self.name = settings.model
-        # The weights behind a name are invisible here: serve new weights under a new name.
+        # A client cannot see the weights of a served model: serve new weights with a new name.
         self.digest = digest(settings.kind, settings.model)
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.client = Client(
@@ -56,14 +56,14 @@ class OpenAIPolicy(SharedInstance):
             meter=self.meter,
         )
         self._extensions = settings.request_keys()
-        self._refused: set[str] = set()  # optional keys that the servers refuse
-        self._takes_n: bool | None = None  # until a probe
+        self._refused: set[str] = set()  # optional keys that the servers have rejected
+        self._takes_n: bool | None = None  # None before the probe
         self._probe: asyncio.Task[bool] | None = None
 
     async def complete(self, request: Request) -> list[Completion]:
         seeds = request.seeds if request.temperature > 0 else request.seeds[:1]
         if not seeds:
-            raise PolicyError("a request asks for no completion; add at least one seed")
+            raise PolicyError("the request has no seeds; pass one seed per completion")
         try:
             completions = await (self._ask(request, seeds) if len(seeds) == 1 else self._ask_several(request, seeds))
         except HttpError as error:
@@ -73,7 +73,7 @@ class OpenAIPolicy(SharedInstance):
     async def check(self) -> None:
         """Check that the server answers, accepts the key and knows the model.
 
-        A list of models that has the model is enough; otherwise a completion of one token decides.
+        If the model is not in the server's list of models, request a completion of one token.
         """
         served = await self.served()
         if self.name in served:
@@ -82,16 +82,16 @@ class OpenAIPolicy(SharedInstance):
         try:
             await self.complete(Request((message,), (0,), self.settings.temperature, 1, self.settings.top_p))
         except PolicyError as error:
-            if getattr(error.__cause__, "kind", "") in {"incomplete", "timeout"}:  # late, or needs more than a token
+            if getattr(error.__cause__, "kind", "") in {"incomplete", "timeout"}:  # slow, or needs more tokens
                 return
             hint = f"; it serves {', '.join(served)}" if served else ""
             if getattr(error.__cause__, "status", 0) in {404, 405} and "/v1" not in self.client.urls[0]:
-                hint += "; is /v1 missing at the end of policy.urls?"
+                hint += "; make policy.urls end in /v1"
             error.args = (f"{error}{hint}",)
             raise
 
     async def served(self) -> list[str]:
-        """Return the server's list of models; empty if it has none, PolicyError if the server is away."""
+        """Return the names of the server's models; empty if it lists none. Raise PolicyError if it is unreachable."""
         try:
             return await self.client.request(Call("GET", "/models"), _model_names, timeout_s=LIST_S, retry_for_s=LIST_S)
         except RejectedError:
@@ -106,7 +106,7 @@ class OpenAIPolicy(SharedInstance):
 
     async def _ask_several(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         if await self._honours_n(request):
-            with suppress(RejectedError):  # a faulty request is refused with one choice too
+            with suppress(RejectedError):  # if the request is invalid, the calls below are rejected too
                 completions = await self._ask(request, seeds)
                 if len(completions) == len(seeds):
                     return completions
@@ -115,7 +115,7 @@ class OpenAIPolicy(SharedInstance):
         return [completion for one in each for completion in one]
 
     async def _honours_n(self, request: Request) -> bool:
-        """Return whether two choices come back when two are requested; all waiting requests share one probe."""
+        """Return whether the server sends two choices for ``n=2``; all waiting requests share one probe."""
         if self._takes_n is not None:
             return self._takes_n
         if self._probe is None or self._probe.get_loop() is not asyncio.get_running_loop():
@@ -133,7 +133,7 @@ class OpenAIPolicy(SharedInstance):
             call = Call("POST", "/chat/completions", json=body)
             self._takes_n = await self.client.request(call, lambda answer: len(answer.json["choices"])) == 2
         except RejectedError:
-            self._takes_n = False  # if the request itself is at fault, the samples show it
+            self._takes_n = False  # an invalid request is rejected again when samples are requested
         return self._takes_n
 
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
@@ -159,24 +159,24 @@ class OpenAIPolicy(SharedInstance):
         try:
             return await self.client.request(Call("POST", "/chat/completions", json=body), read)
         except RejectedError as error:
-            refused = {"return_token_ids"} & set(body)  # vLLM's extension, which strict servers refuse
-            if body.get("top_p") == 1 and "top_p" in str(error):  # TGI refuses the default
+            refused = {"return_token_ids"} & set(body)  # an extension of vLLM, which strict servers reject
+            if body.get("top_p") == 1 and "top_p" in str(error):  # TGI rejects the default
                 refused.add("top_p")
             if not refused:
                 raise
             fewer = {key: value for key, value in body.items() if key not in refused}
             completions = await self.client.request(Call("POST", "/chat/completions", json=fewer), read)
-            self._refused |= refused  # a faulty request is refused without these keys too
+            self._refused |= refused  # only after success: an invalid request fails above
         return completions
 
 
 def _model_names(answer: Answer) -> list[str]:
-    models = answer.json  # Together sends the list itself
+    models = answer.json  # Together sends a list instead of an object
     return [str(model["id"]) for model in (models["data"] if isinstance(models, dict) else models)]
 
 
 def policy_error(error: HttpError) -> PolicyError:
-    """Convert a failed request into the policy's error."""
+    """Convert a failed HTTP request to a PolicyError."""
     message = str(error)
     if isinstance(error, RejectedError) and error.status in {400, 413, 422} and _TOO_LONG.search(message):
         return PromptTooLongError(f"{message}; send fewer or shorter passages and demos")
@@ -190,22 +190,22 @@ def completions_of(
 ) -> list[Completion]:
     """Return the choices of a chat completion, in the order of their index; some servers send fewer than ``n``.
 
-    If a server counts the tokens of all choices together, each choice gets a share by the length of its text, and the
-    shares add up to the count. Texts end before the first of the ``stop`` strings, which TGI sends too.
+    A token count for all choices together is divided among them in proportion to the lengths of their texts. Texts end
+    before the first ``stop`` string, which TGI includes.
 
     Raises:
-        RetryableError: a choice is incomplete. Errors in `MALFORMED` are raised for an unexpected shape.
+        RetryableError: a choice is incomplete. A body of an unexpected shape raises one of the errors in `MALFORMED`.
     """
     body = answer.json
     if body.get("error"):
-        raise RetryableError(f"{answer.url} answered 200 with an error: {error_text(answer.body)}", "server")
+        raise RetryableError(f"{answer.url} sent status 200 with an error: {error_text(answer.body)}", "server")
     choices: list[dict[str, Any]] = body["choices"]
     if not 1 <= len(choices) <= n:
         raise answer.malformed(f"{len(choices)} choices for n={n}")
     usage = body.get("usage") or {}
     n_prompt, n_written = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
     if min(n_prompt, n_written) < 0:
-        raise ValueError("a number of tokens is below 0")
+        raise ValueError("a token count is below 0")
     counts = [n_written]
     if len(choices) > 1:
         choices = _by_index(choices)
@@ -231,12 +231,12 @@ def completions_of(
 
 def _by_index(choices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     if len({choice.get("index", place) for place, choice in enumerate(choices)}) < len(choices):
-        raise ValueError("two choices have one index")
+        raise ValueError("two choices have the same index")
     return sorted(choices, key=lambda choice: choice.get("index", 0))
 
 
 def _check_choice(choice: Mapping[str, Any], max_tokens: int, url: str) -> None:
-    """Refuse a choice that is not a completion."""
+    """Raise an error if a choice is not a valid completion."""
     message, reason = choice["message"], choice.get("finish_reason")
     text, error = message.get("content"), choice.get("error")
     if error or reason not in _FINISHED:
@@ -244,14 +244,14 @@ def _check_choice(choice: Mapping[str, Any], max_tokens: int, url: str) -> None:
         raise RetryableError(f"{url} sent a completion with {fault}", "incomplete")
     if not text and (message.get("reasoning_content") or message.get("reasoning")):
         raise RetryableError(
-            f"{url} sent reasoning and no content (finish_reason {reason}); raise policy.max_tokens, or turn the "
-            "model's reasoning or the server's parser of it off",
+            f"{url} sent reasoning without content (finish_reason {reason}); increase policy.max_tokens, or turn off "
+            "the model's reasoning or the server's reasoning parser",
             "incomplete",
         )
     if not isinstance(text, str):
         raise TypeError("message.content is not text")
     if len(text) > _LONGEST_TOKEN * max_tokens:
-        raise ValueError(f"{len(text)} characters for max_tokens={max_tokens}")
+        raise ValueError(f"a text of {len(text)} characters exceeds max_tokens={max_tokens}")
 
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
@@ -266,7 +266,7 @@ def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[fl
 
 
 def shared(lengths: Sequence[int], total: int) -> list[int]:
-    """Split ``total`` in proportion to lengths, in whole numbers that add up to it.
+    """Split ``total`` in proportion to ``lengths``, into integers with the sum ``total``.
 
     >>> shared([1, 1, 2], 10)
     [2, 3, 5]

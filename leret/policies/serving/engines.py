@@ -1,8 +1,8 @@
-"""Servers that leret starts: their executables and command lines.
+"""Inference servers that leret can start: their executables and command lines.
 
-All options are documented by the engines. Two options are required: engines take sampling settings that a request
-leaves out (``top_k``, ``repetition_penalty``) from the model's generation_config.json unless told otherwise, and the
-samples would then not be the policy's.
+``--generation-config vllm`` and ``--sampling-defaults openai`` are required. Without them, the server takes settings
+that a request omits (``top_k``, ``repetition_penalty``) from the model's generation_config.json, and samples come from
+another distribution than the policy's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _VLLM_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Address of a server."""
+    """Address that a server listens on."""
 
     host: str
     port: int
@@ -38,24 +38,24 @@ class ServerKind:
     """A server that leret can start."""
 
     name: str
-    executable: str  # searched for on PATH; the environment's ``LERET_NAME`` names another
-    install: str  # instructions
+    executable: str  # name on PATH, unless the variable LERET_NAME is set
+    install: str  # instructions for the user
     arguments: Callable[[str, ServedModel, Listening, bool], list[str]]  # for (executable, model, address, on a GPU)
-    environment: Mapping[str, str] = field(default_factory=dict)  # set unless the user has set them
-    cpu_environment: Mapping[str, str] = field(default_factory=dict)  # likewise, without a GPU
-    adapter_name: str = "{name}"  # ``model`` in requests for an adapter
-    key_variable: str | None = None  # where the server looks for the key of its clients
-    takes_adapters: bool = True  # serves an adapter on its base; otherwise it is merged
+    environment: Mapping[str, str] = field(default_factory=dict)  # defaults; the user's variables take precedence
+    cpu_environment: Mapping[str, str] = field(default_factory=dict)  # further defaults without a GPU
+    adapter_name: str = "{name}"  # the ``model`` key of requests to an adapter
+    key_variable: str | None = None  # variable from which the server reads its API key
+    takes_adapters: bool = True  # False: adapters must be merged first
 
     @property
     def variable(self) -> str:
-        """Environment variable that names the executable."""
+        """Environment variable with the path of the executable."""
         return f"LERET_{self.name.upper()}"
 
 
 def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> list[str]:
     command = ["serve", served.weights, "--host", at.host, "--port", str(at.port), "--generation-config", "vllm"]
-    command += ["--disable-uvicorn-access-log"]  # one line per request, hundreds of thousands in a run
+    command += ["--disable-uvicorn-access-log"]  # the access log has one line per request
     if served.adapter is None:
         command += ["--served-model-name", served.name]
     else:
@@ -64,9 +64,9 @@ def _vllm(executable: str, served: ServedModel, at: Listening, gpu: bool) -> lis
         command += ["--lora-modules", f"{served.name}={served.adapter}"]
     if served.tokenizer is not None:
         command += ["--tokenizer", str(served.tokenizer)]
-    # As on a CPU in process; compilation takes longer there than small models gain by it.
-    # With chunked prefill, vLLM rewinds a seeded generator, which PyTorch's CPU generator cannot do: the engine ends
-    # (0.32.0, "CPU Generator does not use offset").
+    # On a CPU, use float32 like policies in this process. Compilation takes longer than it saves for small models.
+    # Chunked prefill rewinds seeded generators, which PyTorch does not support on a CPU: vLLM 0.32.0 exits with
+    # "CPU Generator does not use offset".
     return command if gpu else [*command, "--dtype", "float32", "--enforce-eager", "--no-enable-chunked-prefill"]
 
 
@@ -89,10 +89,10 @@ SERVERS = {
     "vllm": ServerKind(
         "vllm",
         "vllm",
-        "`pip install vllm` in a separate environment, or its CPU build where there is no GPU",
+        "`pip install vllm` in a separate environment, or the CPU build of vLLM without a GPU",
         _vllm,
         environment={"VLLM_NO_USAGE_STATS": "1"},
-        cpu_environment={"VLLM_CPU_KVCACHE_SPACE": "1"},  # GiB; the default is half of the machine
+        cpu_environment={"VLLM_CPU_KVCACHE_SPACE": "1"},  # GiB; the default is half of the memory
         key_variable="VLLM_API_KEY",
     ),
     "sglang": ServerKind(
@@ -105,7 +105,7 @@ SERVERS = {
     "tgi": ServerKind(
         "tgi",
         "text-generation-launcher",
-        "it comes as a container: ghcr.io/huggingface/text-generation-inference",
+        "use the container ghcr.io/huggingface/text-generation-inference",
         lambda _, served, at, gpu: ["--model-id", served.weights, "--hostname", at.host, "--port", str(at.port)],
         key_variable="API_KEY",
         takes_adapters=False,
@@ -114,15 +114,15 @@ SERVERS = {
 
 
 def find_executable(kind: ServerKind, executable: str | None, environment: Mapping[str, str]) -> str:
-    """Return the server's executable: the argument, the environment's, or the one on PATH."""
+    """Return the path of the server's executable: from the argument, the environment variable, or PATH."""
     named = executable or environment.get(kind.variable)
     path = shutil.which(named or kind.executable, path=environment.get("PATH"))
     if path is not None:
         return path
     if named is None:
         raise PolicyError(
-            f"{kind.executable} is not on PATH; install it ({kind.install}), or name it with --executable or in "
-            f"{kind.variable}"
+            f"{kind.executable} is not on PATH; install it ({kind.install}), or set --executable or {kind.variable} "
+            "to its path"
         )
     origin = "--executable" if executable else kind.variable
     fault = "cannot be executed" if Path(named).exists() else "does not exist"
@@ -130,7 +130,7 @@ def find_executable(kind: ServerKind, executable: str | None, environment: Mappi
 
 
 def has_gpu(environment: Mapping[str, str] = os.environ, devices: Path = Path("/dev")) -> bool:
-    """Return whether this process sees an NVIDIA or AMD device."""
+    """Return whether this process can use an NVIDIA or AMD GPU."""
     hidden = environment.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and hidden.strip() in {"", "-1"}:
         return False
@@ -138,7 +138,7 @@ def has_gpu(environment: Mapping[str, str] = os.environ, devices: Path = Path("/
 
 
 def without_repeats(command: Sequence[str], extra: Sequence[str]) -> list[str]:
-    """Remove options that the user overrides.
+    """Remove options of ``command`` that ``extra`` sets again.
 
     >>> without_repeats(["serve", "--port", "1", "--enforce-eager"], ["--port", "2"])
     ['serve', '--enforce-eager']

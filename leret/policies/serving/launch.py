@@ -1,4 +1,4 @@
-"""Servers of policies: the command line, the checks before the start, the process, and its end."""
+"""Start and stop of inference servers: checks, command line, and a context manager for the process."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _HOST = "127.0.0.1"
 
 _OURS = {"-p": "--port", "--hostname": "--host", "--served-model-name": "--name", "--api-key": "--api-key-env"}
 _OURS |= {"--port": "--port", "--host": "--host"}
-"""Options of the engines that leret sets, and its flags for them."""
+"""Flags of ``leret serve`` by the engine option that they set."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerPlan:
-    """The start of a server, and its use: ``model`` is its name in requests and recipes."""
+    """The command, environment and address of a server. ``model`` is its model name in requests and recipes."""
 
     kind: ServerKind
     served: ServedModel
@@ -44,7 +44,7 @@ class ServerPlan:
 
     @property
     def line(self) -> str:
-        """Command for a shell."""
+        """Command line for a shell, with environment variables."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in sorted(self.environment.items())]
         return " ".join([*settings, shlex.join(self.command)])
 
@@ -54,7 +54,7 @@ class ServerPlan:
 
     @property
     def recipe(self) -> str:
-        """Line of a recipe that samples from this server."""
+        """Recipe line to sample from this server."""
         key = f", api_key_env: {self.api_key_env}" if self.api_key_env else ""
         return f'policy: {{kind: openai, urls: ["{self.at.url}/v1"], model: "{self.model}"{key}}}'
 
@@ -71,18 +71,18 @@ def plan(
     dry: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> ServerPlan:
-    """Return the plan of a server.
+    """Return the plan for a server.
 
-    ``extra`` arguments for the engine override leret's; ``merge`` serves an adapter as full weights. With ``dry`` the
-    command is only shown: nothing is merged, and the executable may be missing.
+    Engine arguments in ``extra`` override leret's. ``merge`` serves an adapter as full weights. ``dry`` is for display:
+    it merges no weights and allows a missing executable.
     """
     kind = SERVERS[engine]
     for argument in extra:
         ours = _OURS.get(argument.split("=", 1)[0])
         if ours:
-            raise ConfigError(f"{argument}: leret sets this option; use {ours} before the --")
+            raise ConfigError(f"{argument}: leret sets this option; use its flag {ours} before the --")
     if api_key_env is not None and kind.key_variable is None:
-        raise ConfigError(f"--api-key-env: {engine} takes a key only on its command line, which all users can read")
+        raise ConfigError(f"--api-key-env: {engine} takes keys only on its command line, visible to all users; omit it")
     gpu = has_gpu(environment)
     try:
         program = find_executable(kind, executable, environment)
@@ -109,17 +109,17 @@ def run_server(
     log: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[ServerProcess]:
-    """Start a server; it is ready and warm inside the block, and stopped after it.
+    """Start a server, wait until it is warm, run the block, and stop the server.
 
-    Call it from a thread that lives as long: if leret is killed, the kernel ends a server with the thread that started
-    it. The server must answer within ``timeout_s``, and has ``grace_s`` to end in. The default log is a temporary file.
+    The calling thread must outlive the block: Linux kills the server when that thread ends. ``timeout_s`` limits the
+    time to the first completion. The server is killed ``grace_s`` after SIGTERM. The default log is a temporary file.
     """
     key = ApiKey.from_env(plan.api_key_env, "--api-key-env")
     environment = {**os.environ, **plan.environment}
     if (secret := key.reveal()) is not None and plan.kind.key_variable is not None:
         environment[plan.kind.key_variable] = secret
     with _bound(plan.at.host, plan.at.port):
-        pass  # refuse a port in use: another server's answers would be taken for ours
+        pass  # raise if the port is in use: another server would answer our requests
     server = ServerProcess(plan.command, environment, log or _new_log(plan.served.name), key)
     began = time.monotonic()
     try:
@@ -134,9 +134,9 @@ def run_server(
 
 
 class BackgroundServer:
-    """A server in a separate thread, which is ready after construction and runs until it is closed.
+    """A server that a background thread controls. It is ready after construction, and runs until `close`.
 
-    ``settings`` of a policy name it; ``arguments`` are those of `plan`.
+    ``settings`` are the settings of a policy on this server; ``arguments`` are passed to `plan`.
     """
 
     def __init__(self, policy: str, engine: str, timeout_s: float = 600.0, **arguments: Any) -> None:
@@ -165,7 +165,7 @@ class BackgroundServer:
 
 
 def free_port(host: str) -> int:
-    """Return a free port; ConfigError if the host is not an address of this machine."""
+    """Return a free port; raise ConfigError if ``host`` is not an address of this machine."""
     with _bound(host, 0) as held:
         return int(held.getsockname()[1])
 
@@ -184,8 +184,8 @@ def _bound(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} of {host} is in use; name another --port, or 0 for a free one") from error
-        raise ConfigError(f"--host {host} --port {port} cannot be listened on: {error.strerror or error}") from error
+            raise ConfigError(f"--port {port} is in use on {host}; choose another port, or 0 for a free one") from error
+        raise ConfigError(f"cannot listen on --host {host} --port {port}: {error.strerror or error}") from error
     return held
 
 

@@ -1,4 +1,4 @@
-"""Served models: full weights, or an adapter on its base, under a name with a digest of the weights."""
+"""Models for inference servers: full weights or an adapter, with a name that includes a digest of the weights."""
 
 from __future__ import annotations
 
@@ -34,26 +34,25 @@ _PROBE = "Which river flows through the city where the author of the book was bo
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A policy for an engine.
+    """A model for an inference server.
 
-    ``name`` holds a digest of the weights, unless chosen by the user, so that samples of other weights are never taken
-    for this policy's.
+    Unless the user chose it, ``name`` includes a digest of the weights, so that other weights get another name.
     """
 
     name: str
-    weights: str  # of the model or of an adapter's base: an absolute path, or a repository of the hub
+    weights: str  # absolute path, or hub repository, of the model or the adapter's base
     adapter: Path | None = None  # directory of a LoRA adapter
-    tokenizer: Path | None = None  # directory of the adapter's tokenizer; None for the base's
-    rank: int = 0  # largest rank in the adapter; 0 for full weights
+    tokenizer: Path | None = None  # directory of the adapter's tokenizer; None for the base model's tokenizer
+    rank: int = 0  # maximum rank of the adapter's matrices; 0 for full weights
 
 
 def resolve_policy(policy: str, run: Run | None = None, name: str | None = None) -> ServedModel:
-    """Resolve ``demo``, a model or adapter directory or a hub repository; with a run, ``base`` or one of its policies.
+    """Resolve a shipped policy, a model or adapter directory, a hub repository, or (with ``run``) a policy of a run.
 
-    The default name on the server is the directory's name with a digest of the weights.
+    A run's policies include ``base``. The default name is the directory's name with a digest of the weights.
     """
     if name is not None and not _FIT_NAME.fullmatch(name):
-        raise ConfigError(f"--name {name!r}: use letters and digits, with - _ . / between them")
+        raise ConfigError(f"--name {name!r} is invalid; use only letters, digits, and the characters - _ . /")
     stem, model = (policy, _of_run(policy, run)) if run is not None else _resolve(policy)
     if model not in POLICIES and not Path(model).is_dir():
         return ServedModel(name or model, model)
@@ -70,12 +69,12 @@ def resolve_policy(policy: str, run: Run | None = None, name: str | None = None)
 
 
 def merged_directory(adapter: Path) -> Path:
-    """Return the directory for an adapter's merged weights; hidden, so that no stage takes them for another policy."""
+    """Return the directory for an adapter's merged weights. It is hidden, so that it is not listed as a policy."""
     return adapter.parent / f".{adapter.name}-merged"
 
 
 def merge_adapter(served: ServedModel) -> ServedModel:
-    """Return the policy as full weights in a directory, merged again only if adapter or base have changed."""
+    """Return the model as a directory of full weights, and merge the adapter if it or its base has changed."""
     assert served.adapter is not None
     target, digest = merged_directory(served.adapter), model_digest(served.adapter)
     if completed(target, "merged", digest) is None:
@@ -86,21 +85,21 @@ def merge_adapter(served: ServedModel) -> ServedModel:
 
 
 def write_merged(adapter: Path, out: Path, dtype: str = "float32") -> float:
-    """Write an adapter merged into its base as a model directory.
+    """Merge an adapter into its base, and write the merged model to the directory ``out``.
 
     Returns:
-        The largest difference between their logits on a short text, as a fraction of the largest logit.
+        The maximum difference between logits before and after merging on a short text, divided by the maximum logit.
 
     Raises:
-        PolicyError: ``adapter`` is not an adapter, does not fit its base, or merges to another model (a difference
-            above 1e-4 in float32, or above 5e-2), and nothing is written; or there is no room.
+        PolicyError: ``adapter`` is not an adapter, does not fit its base, or changes the logits when merged (by more
+            than 1e-4 in float32, 5e-2 in other dtypes); or ``out`` cannot be written.
     """
     import torch
     from peft import PeftModel
 
     base, tokenizer = adapter_base(adapter), load_tokenizer(adapter)
     if base is None:
-        raise PolicyError(f"{adapter} holds full weights, not an adapter; use it as it is")
+        raise PolicyError(f"{adapter} is not an adapter but a full model; serve it without merging")
     ids = tokenizer(_PROBE, add_special_tokens=False, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         model = PeftModel.from_pretrained(load_weights(base, dtype), str(adapter)).eval()
@@ -109,19 +108,19 @@ def write_merged(adapter: Path, out: Path, dtype: str = "float32") -> float:
         difference = float((merged(input_ids=ids).logits - before).abs().max() / before.abs().max())
     if not difference <= (1e-4 if dtype == "float32" else 5e-2):
         raise PolicyError(
-            f"{adapter} merged into {base} gives logits that differ by {difference:.1e} of the largest: the adapter "
-            "does not merge exactly; serve it as an adapter"
+            f"merging {adapter} into {base} changes the logits by {difference:.1e} of the maximum logit; serve the "
+            "adapter without merging"
         )
     digest = model_digest(adapter)
     try:
-        with atomic_directory(out, digest, PolicyError(f"another process is writing {out}")) as place:
+        with atomic_directory(out, digest, PolicyError(f"another process is writing {out}; try again later")) as place:
             merged.save_pretrained(place)
             tokenizer.save_pretrained(place)
             mark_completed(place, "merged", digest, {})
     except OSError as error:
         raise PolicyError(
-            f"{out} cannot be written ({error.strerror or error}); merging needs room for full weights: free some, or "
-            "serve the adapter as it is"
+            f"cannot write {out} ({error.strerror or error}); free disk space for the full weights, or serve the "
+            "adapter without merging"
         ).failed() from error
     return difference
 
@@ -131,13 +130,13 @@ def _resolve(policy: str) -> tuple[str, str]:
         return policy, policy
     path = Path(policy)
     if (path / "run.yaml").is_file():
-        raise PolicyError(f"{policy} is a run, not a policy; name one of its policies: {_known(Run(path))}")
+        raise PolicyError(f"{policy} is a run, not a policy; choose a policy of the run: {_known(Run(path))}")
     if path.is_dir():
         return path.resolve().name, policy
     if not HUB_NAME.fullmatch(policy) or len(path.parts) != 2 or path.parent.is_dir():
         raise PolicyError(
-            f"there is no policy {policy}; give a model directory, `demo`, `agent`, a repository of the hub, "
-            "or a policy of a run with --run R"
+            f"policy {policy} does not exist; give a model directory, `demo`, `agent`, a Hugging Face repository, or "
+            "a policy of a run with --run R"
         )
     return policy, policy
 
@@ -147,7 +146,7 @@ def _of_run(policy: str, run: Run) -> str:
         return sampled_model(run)
     path = run.policies / policy
     if not path.is_dir():
-        raise PolicyError(f"{run.path} has no policy {policy!r}; it has {_known(run)}")
+        raise PolicyError(f"{run.path} has no policy {policy!r}; available: {_known(run)}")
     return str(path)
 
 
@@ -157,10 +156,10 @@ def _known(run: Run) -> str:
 
 
 def refresh(settings: OpenAIPolicySettings, served: ServedModel, directory: str) -> OpenAIPolicySettings:
-    """Return settings for the policy in ``directory`` on the same servers, by the name of its weights.
+    """Return settings for the next policy, in ``directory``, on the servers of ``settings``.
 
-    A server that lists the name has it. A vLLM that was started with ``--enable-lora`` and
-    ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`` loads an adapter, from the same path.
+    The servers must list the policy's name, or load its adapter from the same path: vLLM does with ``--enable-lora``
+    and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``. Raises PolicyError otherwise.
     """
     refreshed = settings.model_copy(update={"model": served.name})
     asyncio.run(_check_all(refreshed, served, directory))
@@ -172,22 +171,22 @@ async def _check_all(settings: OpenAIPolicySettings, served: ServedModel, direct
         one = settings.model_copy(update={"urls": (url,), "retry_for_s": PROBE_S})
         async with aclosing(OpenAIPolicy(one)) as policy:
             names = await policy.served()
-            why = "weights are taken when a server starts"
+            why = "a server loads full weights only when it starts"
             if served.name not in names and served.adapter is not None:
                 why = await _load_adapter(policy, served)
                 names = await policy.served()
         if served.name not in names:
             raise PolicyError(
                 f"{url} does not serve {served.name}, the policy of the next round (it serves "
-                f"{', '.join(names) or 'no model'}; {why}); start `leret serve policy {directory}` in its place, and "
-                "run the same command again, which continues from here"
+                f"{', '.join(names) or 'no model'}; {why}); replace the server with `leret serve policy {directory}`, "
+                "and run the same command again to continue"
             )
 
 
 async def _load_adapter(policy: OpenAIPolicy, served: ServedModel) -> str:
-    """Ask a server to load an adapter; return why it may not have done so."""
+    """Ask a server to load an adapter; return its answer, to explain a failure."""
     call = Call("POST", "/load_lora_adapter", json={"lora_name": served.name, "lora_path": str(served.adapter)})
     try:
         return await policy.client.request(call, lambda answer: f"it answered {answer.text!r}")
     except HttpError as error:
-        return f"vLLM loads adapters with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1: {error}"
+        return f"to load adapters, start vLLM with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1: {error}"

@@ -1,4 +1,4 @@
-"""Servers as child processes in a process group, with a log, a wait until they are warm, and no orphans."""
+"""Servers as child processes: start, log, health checks, and stop without orphans."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _REPORT_S, _ANSWER_S, _DYING_S = 15.0, 5.0, 2.0
 
 
 class ServerProcess:
-    """A process that is started once and stopped once.
+    """A server process with a log of its output. Start it once and stop it once.
 
-    It has its own process group, so that Ctrl-C at a terminal reaches only leret, which then ends the group. On Linux
-    the kernel ends it when leret is killed. The log gets all output; the key is removed from everything read from it.
+    The process has a separate process group: Ctrl-C at a terminal reaches only leret, which then stops the group. On
+    Linux, the kernel stops the process when leret is killed. Log lines are returned without the API key.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, key: ApiKey) -> None:
@@ -41,8 +41,8 @@ class ServerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start the process; PolicyError if the program or its log cannot be opened."""
-        # Looked up here, since little may be done between fork and exec.
+        """Start the process; raise PolicyError if the program or the log cannot be opened."""
+        # Look it up before the fork: few calls are safe between fork and exec.
         prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -53,20 +53,20 @@ class ServerProcess:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=self._environment,
-                    # A group, so that Ctrl-C does not reach the server. Not a session: Linux shares processors out by
-                    # session, and a server that spins (vLLM on CPUs) would starve a client in another one.
+                    # A new group keeps Ctrl-C from the server. A new session would too, but Linux divides CPU time
+                    # between sessions, so that a busy-waiting server (vLLM on CPUs) would starve its client.
                     process_group=0,
                     preexec_fn=prctl and (lambda: prctl(_SET_DEATH_SIGNAL, signal.SIGTERM)),  # noqa: PLW1509
                 )
         except OSError as error:
             raise PolicyError(
-                f"{error.filename or self._command[0]} cannot be opened ({error.strerror}); see that it can be run, "
-                "and that the log's folder can be written"
+                f"cannot open {error.filename or self._command[0]} ({error.strerror}); check that the program is "
+                f"executable, and that {self.log.parent} is writable"
             ) from error
 
     def exit_code(self) -> int | None:
-        """Return None while it runs, and a negative code if a signal ended it."""
-        assert self._process is not None, "start() comes first"
+        """Return the exit code, negative if a signal ended the process; None while it runs."""
+        assert self._process is not None, "call start() first"
         return self._process.poll()
 
     def check_alive(self) -> None:
@@ -74,13 +74,13 @@ class ServerProcess:
         code = self.exit_code()
         if code is not None:
             raise self.failure(
-                "the server " + (f"was ended by signal {-code}" if code < 0 else f"exited with code {code}")
+                "the server " + (f"was killed by signal {-code}" if code < 0 else f"exited with code {code}")
             )
 
     def failure(self, what: str) -> PolicyError:
         lines = self.tail()
         return PolicyError(
-            f"{what}; its log is {self.log}" + (f". It ends with:\n{lines}" if lines else ", and is empty")
+            f"{what}; see its log {self.log}" + (f", which ends with:\n{lines}" if lines else " (empty)")
         ).failed()
 
     def tail(self, n_lines: int = 15) -> str:
@@ -90,7 +90,7 @@ class ServerProcess:
         return self.key.redact("\n".join([line.rstrip() for line in lines if line.strip()][-n_lines:]))
 
     def stop(self, grace_s: float) -> bool:
-        """End the group, by force after ``grace_s`` seconds; return whether it ended by itself."""
+        """Terminate the process group, and kill it after ``grace_s`` seconds; return whether it ended before that."""
         if self._process is None:
             return True
         group, deadline = self._process.pid, time.monotonic() + grace_s
@@ -98,7 +98,7 @@ class ServerProcess:
         try:
             while time.monotonic() < deadline and (self._process.poll() is None or _alive(group)):
                 time.sleep(_POLL_S)
-        finally:  # a second Ctrl-C ends the wait and leaves no orphan
+        finally:  # also after a second Ctrl-C
             ended = self._process.poll() is not None and not _alive(group)
             _signal(group, signal.SIGKILL)
             self._process.wait()
@@ -106,12 +106,12 @@ class ServerProcess:
 
 
 def _signal(group: int, which: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):  # macOS refuses if only zombies are left
+    with suppress(ProcessLookupError, PermissionError):  # macOS raises PermissionError if only zombies are left
         os.killpg(group, which)
 
 
 def _alive(group: int) -> bool:
-    """Return whether a process of the group, orphans included, is left; zombies do not count."""
+    """Return whether any process of the group is running, orphans included; zombies do not count."""
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
             if os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE:
@@ -122,20 +122,20 @@ def _alive(group: int) -> bool:
 def wait_until_ready(
     server: ServerProcess, settings: OpenAIPolicySettings, *, timeout_s: float, tell: Callable[[str], None]
 ) -> None:
-    """Wait until the server at ``settings.urls`` has answered one chat completion."""
+    """Wait until the server is healthy and has completed one prompt; raise PolicyError if the server fails."""
     began = time.monotonic()
     [url] = settings.urls
     _wait_for_health(server, url.removesuffix("/v1"), timeout_s, tell)
-    tell(f"healthy after {time.monotonic() - began:.0f} s; one completion to warm it")
+    tell(f"healthy after {time.monotonic() - began:.0f} s; requesting a first completion")
     left = max(1.0, began + timeout_s - time.monotonic())
     try:
         asyncio.run(_complete(settings.model_copy(update={"timeout_s": left, "retry_for_s": 0.0})))
     except PolicyError as error:
         until = time.monotonic() + _DYING_S
-        while time.monotonic() < until:  # connections close a moment before the process ends
+        while time.monotonic() < until:  # a dying process closes its connections first
             server.check_alive()
             time.sleep(_POLL_S)
-        raise server.failure(f"{url} is healthy, but sent no completion ({error}); raise --timeout") from error
+        raise server.failure(f"{url} is healthy, but sent no completion ({error}); increase --timeout") from error
     server.check_alive()
 
 
@@ -145,12 +145,12 @@ def _wait_for_health(server: ServerProcess, url: str, timeout_s: float, tell: Ca
         server.check_alive()
         status = _health(url, min(_ANSWER_S, max(0.1, began + timeout_s - time.monotonic())))
         if status == 200:
-            server.check_alive()  # another server may have taken the port
+            server.check_alive()  # if not, the answer came from another server on the port
             return
         now = time.monotonic()
         if now > began + timeout_s:
             state = f"answers {status}" if status else "does not answer"
-            raise server.failure(f"{url}/health {state} after {timeout_s:g} s; allow more with --timeout")
+            raise server.failure(f"{url}/health {state} after {timeout_s:g} s; increase --timeout")
         if now - reported > _REPORT_S:
             reported = now
             tell(f"waiting for {url}, {now - began:.0f} s: {server.tail(1)[:160]}")
@@ -158,10 +158,10 @@ def _wait_for_health(server: ServerProcess, url: str, timeout_s: float, tell: Ca
 
 
 def _health(url: str, timeout_s: float) -> int:
-    """Return the status of the server's /health; 0 if there is no answer."""
+    """Return the status code of the server's /health; 0 if it does not answer."""
     import httpx
 
-    try:  # not by a proxy, which does not see this machine's ports
+    try:  # ignore proxy settings: the server is local
         return httpx.get(f"{url}/health", timeout=timeout_s, trust_env=False).status_code
     except (httpx.HTTPError, httpx.InvalidURL):
         return 0

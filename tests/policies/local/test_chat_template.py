@@ -96,7 +96,7 @@ def test_system_text_joins_the_users_turn_if_refused(model_of, tmp_path):
         "<bos><start_of_turn>user\nwrite a query\n\nwho wrote the book ?<end_of_turn>\n<start_of_turn>model\n"
     )
     assert apply_template(policy.model.tokenizer, FEW_SHOT, "gemma", **how).count("write a query") == 1
-    with pytest.raises(PolicyError, match=r"gemma refuses messages of roles system, assistant \(System role"):
+    with pytest.raises(PolicyError, match=r"gemma's chat template rejects the roles system, assistant \(System role"):
         apply_template(policy.model.tokenizer, (MESSAGES[0], FEW_SHOT[2]), "gemma", **how)
     [[completion]] = policy.complete_many([Request(FEW_SHOT, (1,), 1.0, 4)])
     policy.close()

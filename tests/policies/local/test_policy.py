@@ -66,7 +66,7 @@ def test_a_sliding_window_shares_no_prefixes(llama_dir, window, shares):
 def test_empty_requests_and_closed_policies_are_refused(llama_dir):
     policy = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
     policy.max_batch_tokens = 64
-    with pytest.raises(PolicyError, match="0 completions"):
+    with pytest.raises(PolicyError, match="0 seeds"):
         policy.complete_many([Request(({"role": "user", "content": "the city"},), (), 1.0, 8)])
     policy.complete_many([ask("the city", i) for i in range(16)])  # 4 + 8 tokens a row: 5 rows a batch
     assert policy.n_batches >= 4

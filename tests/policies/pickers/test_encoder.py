@@ -137,7 +137,7 @@ def test_a_pretrained_encoder_loses_its_normalization(picker):
     assert one.fitted
     assert [type(part).__name__ for part in one.model["state"]] == ["Transformer", "Pooling"]
     assert one.digest != make_policy(EncoderSettings(model=str(minilm()), query_prefix="query: ")).digest
-    with pytest.raises(PolicyError, match="no model directory nowhere"):
+    with pytest.raises(PolicyError, match="model directory nowhere does not exist"):
         make_policy(EncoderSettings(model="nowhere"))
 
 

@@ -42,7 +42,7 @@ def test_options_that_leret_sets_are_refused(argument):
 
 def test_a_taken_port_is_refused_before_anything_starts(serve):
     planned = plan(ServedModel("m", "/m"), "vllm", Listening("127.0.0.1", serve.port), executable=str(serve.executable))
-    refused = pytest.raises(ConfigError, match=f"port {serve.port} of 127.0.0.1 is in use")
+    refused = pytest.raises(ConfigError, match=f"port {serve.port} is in use on 127.0.0.1")
     with socket.create_server(("127.0.0.1", serve.port)), refused, run_server(planned):
         raise AssertionError("it was started")
     assert not serve.record.exists()
@@ -85,7 +85,7 @@ def test_a_server_that_dies_later_ends_the_command(serve):
     assert served(serve).urls == (f"http://127.0.0.1:{serve.port}/v1",)
     os.kill(serve.recorded("pids.json")[0], signal.SIGKILL)
     assert serve.end() == 1
-    assert "ended by signal 9" in serve.err
+    assert "killed by signal 9" in serve.err
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL])
@@ -105,7 +105,7 @@ def test_no_server_outlives_leret(serve, stop):
         ("demo", {"PATH": "/nowhere"}, "vllm is not on PATH; install it (`pip install vllm`"),
         (f"demo --executable {__file__}", {}, "cannot be executed"),
         ("demo --engine tgi --executable /no/x", {}, "--executable /no/x does not exist"),
-        ("/no/such/policy", {}, "there is no policy /no/such/policy"),
+        ("/no/such/policy", {}, "policy /no/such/policy does not exist"),
         ("demo --name a:b", {}, "--name 'a:b'"),
         ("demo --executable /bin/true --host 192.0.2.1", {}, "--host 192.0.2.1"),
         ("demo --engine sglang --api-key-env K --print", {}, "only on its command line"),

@@ -57,9 +57,9 @@ def test_the_policies_of_a_run_and_its_base(llama_dir, tmp_path):
     assert resolve_policy("base", run).weights == str(llama_dir)
     assert resolve_policy("ipo", run).weights == str((run.policies / "ipo").resolve())
     assert resolve_policy(str(run.policies / "ipo")) == resolve_policy("ipo", run)
-    with pytest.raises(PolicyError, match=r"no policy 'dpo'; it has --run .* with base, ipo"):
+    with pytest.raises(PolicyError, match=r"no policy 'dpo'; available: --run .* with base, ipo"):
         resolve_policy("dpo", run)
-    with pytest.raises(PolicyError, match="is a run, not a policy; name one of its policies"):
+    with pytest.raises(PolicyError, match="is a run, not a policy; choose a policy of the run"):
         resolve_policy(str(run.path))
     run.update(sampling={"policy": {"kind": "openai", "model": "llama-8b"}})
     with pytest.raises(PolicyError, match="was sampled from 'llama-8b' on a server"):
@@ -70,7 +70,7 @@ def test_an_adapter_is_served_on_its_base_and_refused_without_it(adapter, copy):
     served = resolve_policy(str(adapter))
     assert served.weights == str(adapter.parent / "base")
     assert (served.adapter, served.tokenizer, served.rank) == (adapter, adapter, 4)
-    for base, says in (("/no/such/base", "no model directory"), (None, "names no base_model_name_or_path")):
+    for base, says in (("/no/such/base", "model directory"), (None, "does not set base_model_name_or_path")):
         set_config(copy, "adapter_config.json", base_model_name_or_path=base)
         with pytest.raises(PolicyError, match=says):
             resolve_policy(str(copy))
@@ -151,7 +151,7 @@ def test_every_server_gets_the_adapter_once():
     ("served", "why", "asked"),
     [
         (ADAPTER, "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.*404", ["/v1/models", "/v1/load_lora_adapter", "/v1/models"]),
-        (ServedModel("ipo-0123abcd", "/run/policies/ipo"), "taken when a server starts", ["/v1/models"]),
+        (ServedModel("ipo-0123abcd", "/run/policies/ipo"), "only when it starts", ["/v1/models"]),
     ],
     ids=["adapter", "weights"],
 )
