@@ -117,7 +117,7 @@ class Answer:
             raise self.malformed(f"invalid JSON ({error})") from error
 
     def malformed(self, fault: str) -> RetryableError:
-        """Return the error for an answer with status 200 and an unusable body."""
+        """Return the error for a successful answer with an unusable body."""
         return RetryableError(f"{self.url} sent {fault}: {one_line(self.body)}", "malformed")
 
     def check(self, advice: Mapping[bool, str]) -> None:

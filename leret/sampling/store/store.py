@@ -58,7 +58,7 @@ CREATE TABLE visits (
     parent TEXT REFERENCES samples (id), chosen TEXT REFERENCES samples (id),
     outcome TEXT NOT NULL CONSTRAINT "the outcome is valid" CHECK (outcome IN ('next', 'finished', 'solved', 'stuck')),
     PRIMARY KEY (question_id, step, policy_digest),
-    CONSTRAINT "only solved or stuck steps have no chosen sample" CHECK ((chosen IS NULL) = (outcome IN ('solved', 'stuck'))),
+    CONSTRAINT "only solved or stuck steps choose no sample" CHECK ((chosen IS NULL) = (outcome IN ('solved', 'stuck'))),
     CONSTRAINT "only the first step has no parent" CHECK ((parent IS NULL) = (step = 0)),
     FOREIGN KEY (state_id, question_id) REFERENCES states (id, question_id)
 ) STRICT, WITHOUT ROWID;

@@ -43,13 +43,13 @@ ONE = "WHERE rowid = (SELECT min(rowid) FROM samples WHERE reward IS NOT NULL)"
 @pytest.mark.parametrize(
     ("sql", "says"),
     [
-        ("DELETE FROM states WHERE id = (SELECT min(id) FROM states)", "state or sample that is missing"),
-        (f"UPDATE samples SET question_id = 'other' {ONE}", "state or sample that is missing"),
-        ("UPDATE visits SET chosen = 'x' WHERE outcome = 'next'", "state or sample that is missing"),
-        (f"UPDATE visits SET chosen = (SELECT id FROM samples {ONE}) WHERE outcome = 'next'", "of another state"),
+        ("DELETE FROM states WHERE id = (SELECT min(id) FROM states)", "missing state or sample"),
+        (f"UPDATE samples SET question_id = 'other' {ONE}", "missing state or sample"),
+        ("UPDATE visits SET chosen = 'x' WHERE outcome = 'next'", "missing state or sample"),
+        (f"UPDATE visits SET chosen = (SELECT id FROM samples {ONE}) WHERE outcome = 'next'", "has another state"),
         ("DELETE FROM visits WHERE outcome = 'next'", "parent is not the sample chosen at the previous step"),
-        (f"UPDATE samples SET reward = reward / 3 + 0.1 {ONE}", "reward does not follow"),
-        (f"UPDATE samples SET doc_ids = '[\"none\"]', scores = '[1.0]', reward = 1 {ONE}", "reward does not follow"),
+        (f"UPDATE samples SET reward = reward / 3 + 0.1 {ONE}", "reward does not match"),
+        (f"UPDATE samples SET doc_ids = '[\"none\"]', scores = '[1.0]', reward = 1 {ONE}", "reward does not match"),
     ],
 )
 def test_every_kind_of_damage_is_found(run, sql, says):

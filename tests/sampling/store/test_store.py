@@ -151,7 +151,7 @@ REFUSED = {
     "NOT NULL|cannot store TEXT": [made("x", index=1, prompt=None), made("x", index=1, step="first")],
     "UNIQUE": [made("x", index=0)],
     "the outcome is valid": [VISIT._replace(outcome="bored")],
-    "only solved or stuck steps have no chosen sample": [VISIT._replace(chosen=None), VISIT._replace(outcome="solved")],
+    "only solved or stuck steps choose no sample": [VISIT._replace(chosen=None), VISIT._replace(outcome="solved")],
     "only the first step has no parent": [VISIT._replace(parent="a")],
 }  # fmt: skip
 
