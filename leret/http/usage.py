@@ -20,7 +20,6 @@ _STEPS_A_DOUBLING = 8
 _EVENT_S = 30.0
 _FACTS_S = 1.0
 
-
 _COUNTS = ("calls", "completions", "prompt_tokens", "completion_tokens", "failed")
 
 

@@ -45,8 +45,7 @@ class Environment:
 
     Attributes:
         role: returns the role for a call, given the policy in training; None uses the recipe's policies.
-        skipped: number of invalid records that the last call of `tasks` skipped, by kind.
-        held_out: see `leret.datasets.load.Loaded`.
+        skipped: invalid records skipped by the last `tasks`, by kind; ``held_out``: see `leret.datasets.load.Loaded`.
     """
 
     role: Callable[[NeedsCompletion, Policy], Role] | None = None

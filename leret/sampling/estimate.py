@@ -36,7 +36,6 @@ class SampleEstimate:
         lm_calls: completions, including completions for the prompt bank.
         stored_samples: samples in the store, of all policies.
         prompt_tokens: length of the longest few-shot prompt tried; None if the policy is not in a local directory.
-        positions: context length of the policy.
     """
 
     questions: int

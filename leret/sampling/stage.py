@@ -119,7 +119,7 @@ async def sample_tasks(
     check = _path_check(other, runner, plan.prompts)
     scheduler = Scheduler(runner, sampler, store, plan.seed, *rates, check, facts)
     stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
-    why = "no search follows it, and there is no final reward; set a final reward with credit final to sample it"
+    why = "no search follows it, and there is no final reward; use credit final to sample it"
     for name, role in plan.roles(runner).items():
         if not role.sampled and plan.role(runner.formatter.need(name, {})).sampled:
             stats.notes.append(f"{name} is not sampled: {why}")

@@ -210,7 +210,7 @@ def outage_of(error: BaseException) -> LeretError | None:
 
 
 class RetrievalStudent(dspy.Module):
-    """Runs a program and returns its ``result``, its ``ranking``, and ``complete`` (whether the run reached its end)."""
+    """Runs a program and returns its ``result`` and ``ranking``, and ``complete`` (whether the run reached its end)."""
 
     def __init__(self, program: dspy.Module, monitor: RunMonitor) -> None:
         super().__init__()

@@ -70,8 +70,7 @@ class PreferenceReport:
     """Counts of the dataset.
 
     Attributes:
-        no_spread: states where all rewards are equal.
-        unscored: states without rewards.
+        no_spread: states where all rewards are equal; ``unscored``: states without rewards.
         unparsed_reward: reward of unparsed completions in pairs; None excludes unparsed completions.
         histogram: number of samples per tenth of ``reward_range``, which includes 0 to 1.
     """

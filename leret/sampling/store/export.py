@@ -62,13 +62,13 @@ def export_rows(
     if out.exists() and not force:
         raise ConfigError(f"--out {out} already exists; name another file, or add --force to replace it")
     if out.is_dir() or not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: not a file in an existing directory; name a file in one")
+        raise ConfigError(f"--out {out}: not a file in an existing directory; choose another path")
     try:
         with atomic_file(out, "wb" if to == "parquet" else "w") as file:
             return write_parquet(rows, file, columns) if to == "parquet" else _write_lines(rows, file)
     except OSError as error:
         reason = error.strerror or error
-        raise RunError(f"{out} cannot be written ({reason}), no partial file remains; name another").failed() from error
+        raise RunError(f"{out} cannot be written ({reason}); choose another path").failed() from error
 
 
 def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapping[str, str]) -> int:

@@ -1,7 +1,7 @@
 """The store: states and samples in one SQLite file, written in batches, read by id and in order.
 
-One process writes; other processes may read. All samples of a prompt at a state are in the same transaction, so a kill
-never stores part of a group. Ids are digests of the row's content, so adding or merging a row twice has no effect.
+One process writes; other processes may read. The samples of a prompt at a state share a transaction, so a kill loses
+all or none of the samples. Ids are digests of the row's content, so adding or merging a row twice has no effect.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CREATE TABLE visits (
     parent TEXT REFERENCES samples (id), chosen TEXT REFERENCES samples (id),
     outcome TEXT NOT NULL CONSTRAINT "the outcome is valid" CHECK (outcome IN ('next', 'finished', 'solved', 'stuck')),
     PRIMARY KEY (question_id, step, policy_digest),
-    CONSTRAINT "only solved or stuck steps choose no sample" CHECK ((chosen IS NULL) = (outcome IN ('solved', 'stuck'))),
+    CONSTRAINT "only solved or stuck steps choose none" CHECK ((chosen IS NULL) = (outcome IN ('solved', 'stuck'))),
     CONSTRAINT "only the first step has no parent" CHECK ((parent IS NULL) = (step = 0)),
     FOREIGN KEY (state_id, question_id) REFERENCES states (id, question_id)
 ) STRICT, WITHOUT ROWID;

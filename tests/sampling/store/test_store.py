@@ -151,7 +151,7 @@ REFUSED = {
     "NOT NULL|cannot store TEXT": [made("x", index=1, prompt=None), made("x", index=1, step="first")],
     "UNIQUE": [made("x", index=0)],
     "the outcome is valid": [VISIT._replace(outcome="bored")],
-    "only solved or stuck steps choose no sample": [VISIT._replace(chosen=None), VISIT._replace(outcome="solved")],
+    "only solved or stuck steps choose none": [VISIT._replace(chosen=None), VISIT._replace(outcome="solved")],
     "only the first step has no parent": [VISIT._replace(parent="a")],
 }  # fmt: skip
 
@@ -174,7 +174,9 @@ def test_another_schema_is_refused(tmp_path, version):
     with closing(sqlite3.connect(tmp_path / "db")) as database, database:
         database.execute(f"PRAGMA user_version = {version}")
     for read_only in (True, False, False):  # the lock is let go
-        with pytest.raises(RunError, match=f"schema {version}, but this version of leret reads schema {STORE_SCHEMA}.*sample again"):
+        with pytest.raises(
+            RunError, match=f"schema {version}, but this version of leret reads schema {STORE_SCHEMA}.*sample again"
+        ):
             Store(tmp_path / "db", read_only)
 
 
