@@ -1,4 +1,4 @@
-"""A client of equal servers: limits concurrency, picks the least busy server, and retries through outages."""
+"""An HTTP client for interchangeable servers: limits concurrency, picks the least busy server, retries in outages."""
 
 from __future__ import annotations
 
@@ -35,36 +35,36 @@ _LOG = logging.getLogger("leret")
 T = TypeVar("T")
 
 CONNECT_SHARE = 0.4
-"""Share of an attempt's time for connecting: a server that does not accept in time is down, not slow."""
+"""Fraction of an attempt's timeout allowed for connecting. A server that does not accept by then counts as down."""
 
 _BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 10.0
 _UNUSABLE = frozenset({"malformed", "incomplete"})
-_MAX_UNUSABLE = 3  # such answers to one request after which the client gives up
+_MAX_UNUSABLE = 3  # unusable answers to a request before the client gives up
 
 encode_json = json_encoder(separators=(",", ":"), ensure_ascii=False)
 
 MALFORMED = (ValueError, LookupError, TypeError, AttributeError, RecursionError, OverflowError)
-"""Exceptions from reading an answer of unexpected shape."""
+"""Exceptions raised by code that reads an answer with an unexpected structure."""
 
 MAX_BYTES = 64 * 2**20
-"""Largest decompressed answer: room for 64 completions of 8,000 tokens with log-probabilities."""
+"""Maximum size of a decompressed answer: enough for 64 completions of 8,000 tokens with log-probabilities."""
 
 _MAX_RETRY_AFTER_S = 120.0
-_RETRIED = frozenset({408, 409, 424, 425, 429})  # 424: TGI failed to generate
+_RETRIED = frozenset({408, 409, 424, 425, 429})  # TGI sends 424 if generation failed
 _KINDS = {429: "rate_limit", 503: "overloaded", 408: "timeout", 504: "timeout"}
 
 
 class HttpError(LeretError):
-    """A request without a usable answer; clients turn it into the error of their boundary."""
+    """A request failed. Clients raise it again as their own error, such as PolicyError."""
 
     kind: str = "rejected"
 
 
 class RetryableError(HttpError):
-    """A failure that may pass, after ``wait_s`` if the server names a time (Retry-After).
+    """A failure that a retry may fix, after ``wait_s`` seconds if the server sent Retry-After.
 
-    Its kind is rate_limit, overloaded, server, timeout, connection, malformed, or incomplete (the server says so).
+    Kinds: rate_limit, overloaded, server, timeout, connection, malformed, incomplete (reported by the server).
     """
 
     exit_code = 1
@@ -76,7 +76,7 @@ class RetryableError(HttpError):
 
 
 class RejectedError(HttpError):
-    """A request that the server will never accept; ``status`` is 0 if no server was asked."""
+    """A request that the server will never accept; ``status`` is 0 if the request was not sent."""
 
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
@@ -85,7 +85,7 @@ class RejectedError(HttpError):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A request without its server, with a body of JSON, of a form, or none."""
+    """A request without the base URL. The body is JSON, form data or empty."""
 
     method: str
     path: str = ""
@@ -96,13 +96,13 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """A complete answer; ``url`` is without its query, which may hold a key."""
+    """A complete answer. ``url`` omits the query string, which may contain a key."""
 
     url: str
     status: int
     headers: Mapping[str, str]
     body: bytes
-    seconds: float = 0.0  # since the request
+    seconds: float = 0.0  # from sending the request to the end of the answer
 
     @property
     def text(self) -> str:
@@ -110,20 +110,20 @@ class Answer:
 
     @cached_property
     def json(self) -> Any:
-        """The parsed body; RetryableError if it is not JSON."""
+        """The parsed body; raises RetryableError if the body is not JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError) as error:
-            raise self.malformed(f"no JSON ({error})") from error
+            raise self.malformed(f"invalid JSON ({error})") from error
 
     def malformed(self, fault: str) -> RetryableError:
-        """Build the error of an answer with status 200 and an unusable body."""
+        """Return the error for a successful answer with an unusable body."""
         return RetryableError(f"{self.url} sent {fault}: {one_line(self.body)}", "malformed")
 
     def check(self, advice: Mapping[bool, str]) -> None:
-        """Raise RetryableError for 429, a timeout or a server error, and RejectedError for any other refusal.
+        """Raise RetryableError for 429, a timeout or a server error, and RejectedError for any other failed status.
 
-        ``advice`` says what to correct after a rejection, under True after one of the credentials.
+        ``advice`` holds what to fix after a rejection: ``advice[True]`` for status 401 or 403, else ``advice[False]``.
         """
         if 200 <= self.status < 300:
             return
@@ -135,7 +135,7 @@ class Answer:
 
 @dataclass(slots=True)
 class _PerLoop:
-    # The objects that event loops cannot share.
+    # Objects that cannot be shared between event loops.
     session: aiohttp.ClientSession
     slots: asyncio.Semaphore
     pool: EndpointPool
@@ -145,10 +145,10 @@ class Client:
     """A client that retries requests until they are answered.
 
     Args:
-        setting: the recipe's section, for messages: ``policy`` or ``retriever``.
-        secret: in requests, and removed from messages like the key.
-        timeout_s: deadline of one attempt.
-        retry_for_s: how long to wait in an outage, from the last answer on; 0 tries once.
+        setting: section of the recipe, ``policy`` or ``retriever``; used in messages.
+        secret: another key sent in requests; like ``key``, it is removed from messages.
+        timeout_s: timeout of each attempt.
+        retry_for_s: seconds to keep retrying after the last answer; 0 tries once.
         concurrency: maximum number of requests in flight per event loop.
     """
 
@@ -171,15 +171,15 @@ class Client:
         self.key = key or ApiKey()
         self._secret = secret or ApiKey()
         self._advice = {
-            True: f"correct the key (api_key_env or token_env of the {setting})",
-            False: f"correct {setting}.urls or the settings of the {setting}",
+            True: f"fix the key (api_key_env or token_env of the {setting})",
+            False: f"fix {setting}.urls or other {setting} settings",
         }
         self._timeout_s, self._retry_for_s = timeout_s, retry_for_s
         self._concurrency = concurrency
         self._rate = rate
         self._meter = meter
         self._clock, self._sleep = clock, sleep
-        self._answered_at = float("-inf")  # time of the last answer to any request
+        self._answered_at = float("-inf")  # time of the last answer
         self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _PerLoop] = weakref.WeakKeyDictionary()
         weakref.finalize(self, _close_all, self._loops, os.getpid())
 
@@ -191,14 +191,14 @@ class Client:
         timeout_s: float | None = None,
         retry_for_s: float | None = None,
     ) -> T:
-        """Send a request until it is answered; RejectedError at once, RetryableError at the deadline.
+        """Send a request until it succeeds. Raise RejectedError at once, RetryableError at the deadline.
 
-        An attempt also fails with the exceptions of ``read``: `HttpError`, or those of an unexpected shape.
+        An attempt also fails if ``read`` raises `HttpError` or one of `MALFORMED`.
         """
         local, began = self._loops.get(asyncio.get_running_loop()) or self._open(), self._clock()
         once = partial(self._attempt, local, call, read, timeout_s or self._timeout_s)
         try:
-            return await once()  # without tenacity, which takes a third of the CPU of a successful request
+            return await once()  # tenacity would take a third of the CPU time of a successful request
         except RetryableError as error:
             first = [error]
 
@@ -207,12 +207,12 @@ class Client:
                 raise first.pop()
             return await once()
 
-        # In an outage, most of a large batch waits for a slot: the outage began at the last answer.
+        # In an outage, most requests of a large batch wait for a slot, so the outage is timed from the last answer.
         left_s = self._retry_for_s if retry_for_s is None else retry_for_s
         return await self._retrying(local.pool, max(began, self._answered_at) + left_s)(attempt)
 
     async def aclose(self) -> None:
-        """Close the running event loop's connections. May be called twice."""
+        """Close the connections of the running event loop. A second call does nothing."""
         local = self._loops.pop(asyncio.get_running_loop(), None)
         if local is not None:
             await local.session.close()
@@ -228,7 +228,7 @@ class Client:
                 try:
                     value = read(answer)
                 except MALFORMED as error:
-                    raise answer.malformed(f"an unexpected answer ({one_line(repr(error))})") from error
+                    raise answer.malformed(f"an answer in an unexpected format ({one_line(repr(error))})") from error
             except HttpError as error:
                 error.args = (self._secret.redact(self.key.redact(str(error))),)
                 if isinstance(error, RetryableError):
@@ -250,7 +250,7 @@ class Client:
         return endpoint
 
     def _retrying(self, pool: EndpointPool, deadline: float) -> AsyncRetrying:
-        """Return tenacity's attempts until the deadline on the client's clock, or too many unusable answers."""
+        """Return a tenacity retrier that stops at the deadline (client's clock) or after too many unusable answers."""
         from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
         backoff_s, unusable = wait_exponential(_BACKOFF_S, _LONGEST_BACKOFF_S), count(1)
@@ -278,7 +278,7 @@ class Client:
 
         session = aiohttp.ClientSession(
             headers={"Content-Type": "application/json", **self.key.headers()},
-            connector=aiohttp.TCPConnector(limit=0),  # the slots limit it
+            connector=aiohttp.TCPConnector(limit=0),  # `slots` is the limit
             cookie_jar=aiohttp.DummyCookieJar(),
         )
         local = _PerLoop(session, asyncio.Semaphore(self._concurrency), EndpointPool(self.urls, self._clock))
@@ -292,7 +292,7 @@ async def _by_aiohttp(session: aiohttp.ClientSession, call: Call, base: str, tim
 
     url, began, body = base + call.path, time.monotonic(), bytearray()
     query = f"?{urlencode(call.params, errors='replace', quote_via=quote)}" if call.params else ""
-    # Lone surrogates, which UTF-8 lacks, are escaped in JSON and replaced in a form.
+    # UTF-8 cannot encode lone surrogates: escape them in JSON, replace them in form data.
     form = None if call.form is None else urlencode(call.form, errors="replace").encode()
     data = form if call.json is None else encode_json(call.json).encode("utf-8", "backslashreplace")
     try:
@@ -307,7 +307,7 @@ async def _by_aiohttp(session: aiohttp.ClientSession, call: Call, base: str, tim
             async for chunk in response.content.iter_any():
                 body += chunk
                 if len(body) > MAX_BYTES:
-                    raise RejectedError(f"{url} sent more than {MAX_BYTES} bytes; request less at once", 200).failed()
+                    raise RejectedError(f"{url} sent more than {MAX_BYTES} bytes; request less per call", 200).failed()
             return Answer(url, response.status, response.headers, bytes(body), time.monotonic() - began)
     except (aiohttp.ClientError, ConnectionError) as error:
         cause = f"{type(error).__name__}: {error}"
@@ -317,7 +317,7 @@ async def _by_aiohttp(session: aiohttp.ClientSession, call: Call, base: str, tim
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds of a ``Retry-After`` header, two minutes at most; None without a valid one.
+    """Return the seconds in the ``Retry-After`` header, at most 120; None if the header is missing or invalid.
 
     >>> retry_after_s({"Retry-After": "1.5"})
     1.5
@@ -337,7 +337,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def error_text(body: str | bytes) -> str:
-    """Return the error message in the body of a failure as one line."""
+    """Return the error message in the body of a failed request, as one line."""
     try:
         value = json.loads(body)
         if isinstance(value, dict) and isinstance(value.get("error"), dict):
@@ -349,7 +349,7 @@ def error_text(body: str | bytes) -> str:
 
 
 def one_line(text: str | bytes) -> str:
-    """Return text as one line of at most 300 characters."""
+    """Return text as one line, cut after 300 characters."""
     if isinstance(text, bytes):
         text = text[:2000].decode(errors="replace")
     line = " ".join(text[:2000].split())
@@ -369,7 +369,7 @@ def _give_up(state: RetryCallState) -> NoReturn:
 
 
 def _close_all(loops: Mapping[asyncio.AbstractEventLoop, _PerLoop], pid: int) -> None:
-    """Close the connections of a client that is garbage, or still open when the process ends."""
+    """Close a client's connections when it is garbage-collected or the process exits."""
     try:
         running: object = asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Equal servers of one client, their key, and rate limits."""
+"""A client's interchangeable servers, API keys and rate limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Clock = Callable[[], float]
 
 _FIRST_PAUSE_S = 0.5
 _LONGEST_PAUSE_S = 30.0
-_BLAMELESS = frozenset({"rate_limit", "incomplete"})  # failures of a server that is up
+_BLAMELESS = frozenset({"rate_limit", "incomplete"})  # failures that do not mean the server is down
 
 
 @dataclass(slots=True, eq=False)
@@ -28,19 +28,19 @@ class Endpoint:
     n_in_flight: int = 0
     n_failures: int = 0
     failed_at: float = float("-inf")
-    paused_until: float = 0.0  # out of rotation after a failure, unless all others have failed too
-    closed_until: float = 0.0  # the server refuses requests before then (Retry-After)
+    paused_until: float = 0.0  # no requests until then after a failure, unless all endpoints have failed
+    closed_until: float = 0.0  # the server refuses requests until then (Retry-After)
 
 
 class EndpointPool:
-    """The endpoints of a client: a request takes the least busy one; each failure pauses a server for longer."""
+    """Endpoints of a client. A request goes to the least busy one; consecutive failures lengthen a server's pause."""
 
     def __init__(self, urls: Sequence[str], clock: Clock = time.monotonic) -> None:
         self.all = [Endpoint(url) for url in urls]
         self._clock = clock
 
     def take(self) -> Endpoint | None:
-        """Take an endpoint for a request, which lowers its ``n_in_flight`` at the end; None if all are closed."""
+        """Return the endpoint for a request, or None if all are closed. The caller decrements ``n_in_flight`` after."""
         endpoint: Endpoint | None = self.all[0] if len(self.all) == 1 else self._best()
         if endpoint is None or (endpoint.closed_until and endpoint.closed_until > self._clock()):
             return None
@@ -48,17 +48,17 @@ class EndpointPool:
         return endpoint
 
     def opens_in_s(self) -> float:
-        """Return the seconds until `take` returns an endpoint."""
+        """Return the seconds until `take` can return an endpoint."""
         if self._best() is not None:
             return 0.0
         opens = min(max(endpoint.closed_until, endpoint.paused_until) for endpoint in self.all)
         return max(0.01, opens - self._clock())
 
     def failed(self, endpoint: Endpoint, began: float, kind: str, wait_s: float | None) -> None:
-        """Note a failure of a server; a request that ``began`` before its last failure counts as that one."""
+        """Record a server's failure. Requests that ``began`` before its last failure do not lengthen the pause."""
         now = self._clock()
         if wait_s:
-            # A random delay spreads the next requests of all clients.
+            # The random extra delay keeps clients from retrying at the same moment.
             endpoint.closed_until = max(endpoint.closed_until, now + wait_s * random.uniform(1.0, 1.1))
         if kind not in _BLAMELESS and began >= endpoint.failed_at:
             endpoint.paused_until = now + min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0**endpoint.n_failures)
@@ -72,13 +72,13 @@ class EndpointPool:
             return min(candidates, key=lambda endpoint: endpoint.paused_until, default=None)
         for endpoint in candidates:
             if endpoint.n_failures and endpoint.paused_until <= now and not endpoint.n_in_flight:
-                return endpoint  # one request tests the server after its pause
+                return endpoint  # after the pause, a single request tests the server
         healthy = (endpoint for endpoint in candidates if not endpoint.n_failures)
         return min(healthy, key=lambda endpoint: endpoint.n_in_flight, default=None)
 
 
 class ApiKey:
-    """A server's key, ``Basic ...``, or None: sent in one header, never printed or pickled."""
+    """A bearer token, ``Basic`` credentials or None. The key is never printed or pickled."""
 
     __slots__ = ("_value",)
 
@@ -87,7 +87,7 @@ class ApiKey:
 
     @classmethod
     def from_env(cls, variable: str | None, setting: str) -> ApiKey:
-        """Read the key from the environment variable that the recipe's ``setting`` names; ConfigError if unusable."""
+        """Read the key from an environment variable, named in the recipe's ``setting``; ConfigError if unusable."""
         if variable is None:
             return cls()
         value = os.environ.get(variable, "").strip()
@@ -95,7 +95,7 @@ class ApiKey:
             raise ConfigError(f"{setting}: the environment variable {variable} is not set; export the key")
         if not value.isascii() or not value.isprintable():
             fault = (
-                f"the environment variable {variable} holds line breaks or other characters that headers cannot carry"
+                f"the environment variable {variable} contains line breaks or other characters not allowed in headers"
             )
             raise ConfigError(f"{setting}: {fault}; export only the key")
         return cls(value)
@@ -115,7 +115,7 @@ class ApiKey:
         return {"Authorization": self._value if self._value.startswith("Basic ") else f"Bearer {self._value}"}
 
     def redact(self, message: str) -> str:
-        """Remove the key from a message, even a part of it before the cut of `one_line`.
+        """Remove the key from a message, including a beginning of the key that `one_line` cut off.
 
         >>> ApiKey("s3cret").redact("key s3cret: no; key s3cr...")
         'key [key]: no; key [key]...'
@@ -132,7 +132,7 @@ class ApiKey:
 def checked_urls(urls: Sequence[str], setting: str) -> tuple[str, ...]:
     """Return base URLs without a trailing slash; ConfigError for an empty list or an invalid URL."""
     if not urls:
-        raise ConfigError(f"{setting} is empty; name the server's base URL, as in http://127.0.0.1:8000")
+        raise ConfigError(f"{setting} is empty; set the server's base URL, such as http://127.0.0.1:8000")
     for url in urls:
         try:
             parts = urlsplit(url)
@@ -140,12 +140,12 @@ def checked_urls(urls: Sequence[str], setting: str) -> tuple[str, ...]:
         except ValueError:
             valid = False
         if not valid or parts.query or parts.fragment or any(char.isspace() for char in url):
-            raise ConfigError(f"{setting}: {url!r} is not a URL; write it as in http://127.0.0.1:8000")
+            raise ConfigError(f"{setting}: {url!r} is not a base URL; write it like http://127.0.0.1:8000")
     return tuple(url.rstrip("/") for url in urls)
 
 
 class RateLimit:
-    """A rate limit: requests start at least ``1 / per_s`` seconds apart. Safe for threads and event loops."""
+    """Keeps requests at least ``1 / per_s`` seconds apart, also across threads and event loops."""
 
     def __init__(self, per_s: float, clock: Clock = time.monotonic) -> None:
         self.per_s = per_s
@@ -154,7 +154,7 @@ class RateLimit:
         self._next = float("-inf")
 
     def wait_s(self) -> float:
-        """Return 0 to start a request now, else the seconds until the next try."""
+        """Return 0 if a request may start now, else the seconds to wait before the next call."""
         with self._lock:
             now = self._clock()
             if now < self._next:
@@ -165,5 +165,5 @@ class RateLimit:
 
 @cache
 def shared_rate(url: str, per_s: float) -> RateLimit:
-    """Return the limit that all clients of a site in this process share."""
+    """Return the rate limit shared by all clients of a site in this process."""
     return RateLimit(per_s)

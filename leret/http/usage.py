@@ -1,4 +1,4 @@
-"""Usage of a policy: calls, tokens, faults by kind, latencies, cost."""
+"""Usage of a policy: calls, tokens, errors by kind, latencies, cost."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from typing import Any, Self
 
 from leret.core.runs import Run
 
-# Buckets of latencies per factor of 2: percentiles are right to about 5 % in constant memory.
+# Histogram buckets per doubling of latency: percentiles are accurate to about 5 % in constant memory.
 _STEPS_A_DOUBLING = 8
 
 _EVENT_S = 30.0
 _FACTS_S = 1.0
-
 
 _COUNTS = ("calls", "completions", "prompt_tokens", "completion_tokens", "failed")
 
 
 @dataclass
 class Usage:
-    """Thread-safe counts. ``calls`` were answered or failed for good; the tokens of a prompt count once per call."""
+    """Thread-safe counts. ``calls`` includes calls that failed after all retries. Prompt tokens count once per call."""
 
     calls: int = 0
     completions: int = 0
@@ -39,7 +38,7 @@ class Usage:
     def answered(
         self, seconds: float, n_prompt_tokens: int = 0, n_completion_tokens: int = 0, n_completions: int = 0
     ) -> None:
-        """Count an answered call; its prompt counts once, its completions together."""
+        """Count an answered call; ``n_completion_tokens`` is the sum over its completions."""
         with self.lock:
             self.calls += 1
             self.prompt_tokens += n_prompt_tokens
@@ -48,13 +47,13 @@ class Usage:
             self.latencies[round(math.log2(max(seconds, 1e-6)) * _STEPS_A_DOUBLING)] += 1
 
     def lost(self, n_completions: int) -> None:
-        """Count a call that failed for good."""
+        """Count a call that failed after all retries."""
         with self.lock:
             self.calls += 1
             self.failed += n_completions
 
     def percentile(self, percent: float) -> float:
-        """Return the duration in seconds that ``percent`` of the calls did not exceed; 0 without calls."""
+        """Return a percentile of the calls' latencies in seconds; 0 without calls."""
         rank, seen = self.latencies.total() * percent / 100, 0
         for bucket, n in sorted(self.latencies.items()):
             seen += n
@@ -63,7 +62,7 @@ class Usage:
         return 0.0
 
     def facts(self, prices: tuple[float, float]) -> dict[str, float | int]:
-        """Return the counts, percentiles of latencies if any, and ``cost`` if a price per million tokens is set."""
+        """Return the counts, latency percentiles (if there are calls) and ``cost`` (if a price is set)."""
         facts: dict[str, float | int] = {name: getattr(self, name) for name in _COUNTS}
         if self.latencies:
             facts |= {f"latency_p{percent}_s": self.percentile(percent) for percent in (50, 90, 99)}
@@ -73,7 +72,7 @@ class Usage:
 
 
 class UsageMeter(Usage):
-    """Usage of one policy, with its retries and faults. Prices are per million tokens."""
+    """Usage, retries and errors of a policy. Prices are per million tokens."""
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
         super().__init__()
@@ -90,14 +89,14 @@ class UsageMeter(Usage):
             self._retries += 1
 
     def snapshot(self) -> dict[str, float]:
-        """Return `Usage.facts` so far, with ``retries`` and ``fault_KIND``."""
+        """Return the current `Usage.facts`, ``retries``, and ``fault_KIND`` for each kind of error."""
         with self.lock:
             facts = self.facts(self._prices) | {"retries": self._retries}
             return facts | {f"fault_{kind}": n for kind, n in sorted(self._faults.items())}
 
 
 class UsageByPrompt(defaultdict[tuple[int, str], Usage]):
-    """Usage of a session by step (number of LM calls before it) and prompt; its seconds include waiting and retries."""
+    """Usage of a session by step (number of LM calls before it) and prompt. Latencies include waiting and retries."""
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
         super().__init__(Usage)
@@ -111,13 +110,13 @@ class UsageByPrompt(defaultdict[tuple[int, str], Usage]):
         return total.facts(self._prices)
 
     def rows(self) -> Iterator[dict[str, Any]]:
-        """Yield `Usage.facts` by step and prompt, in order."""
+        """Yield a row of `Usage.facts` per step and prompt, in order."""
         for step, prompt in sorted(self, key=lambda key: (key[0], len(key[1]), key[1])):
             yield {"step": step, "prompt": prompt, **self[step, prompt].facts(self._prices)}
 
 
 class UsageEvents:
-    """An async context around a session that writes an ``accounts`` event every 30 seconds and at the end."""
+    """Async context manager that writes an ``accounts`` event every 30 seconds and at the end of a session."""
 
     def __init__(
         self, run: Run, usage: UsageByPrompt, policy: object, searches: Callable[[], Mapping[str, int]]
@@ -140,7 +139,7 @@ class UsageEvents:
         }
 
     def facts(self) -> dict[str, float | int | str]:
-        """Return figures for the progress line, computed at most once per second."""
+        """Return the figures in the progress line; they are updated at most once per second."""
         now = time.monotonic()
         if now - self._facts_at >= _FACTS_S:
             total, retries = self._usage.total, int(self._snapshot().get("retries", 0))
@@ -163,7 +162,7 @@ class UsageEvents:
 
     async def __aexit__(self, *_: object) -> None:
         self._writer.cancel()
-        with suppress(asyncio.CancelledError, Exception):  # the last event repeats its counts
+        with suppress(asyncio.CancelledError, Exception):  # the event below has the same counts
             await self._writer
         self._run.event("sample", "accounts", **self.account())
 

@@ -1,4 +1,4 @@
-"""Answering the steps of a program: actors of rollouts, and the roles of predictors where states are sampled."""
+"""Actors that answer a program's LM calls in rollouts, and the roles of its predictors in sampling."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from leret.rewards import Scoring, scoring
 
 
 class Actor(Protocol):
-    """Answers the steps of a program: a policy or a rule."""
+    """Answers the LM calls of a program with a policy or a rule."""
 
     async def act(self, task: Task, need: NeedsCompletion, step: int, index: int) -> tuple[LMCall, Step]: ...
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """Settings of completions; temperature 0 is greedy. ``limits`` holds ``max_tokens`` of single predictors."""
+    """Decoding settings; temperature 0 is greedy. ``limits`` overrides ``max_tokens`` per predictor."""
 
     max_tokens: int
     temperature: float = 0.0
@@ -31,14 +31,14 @@ class Decoding:
     limits: Mapping[str, int] = field(default_factory=dict, hash=False)
 
     def request(self, need: NeedsCompletion, messages: Messages, *parts: Any) -> Request:
-        """Return a request for one completion, with a seed from the parts."""
+        """Return a request for one completion, with a seed derived from ``seed`` and ``parts``."""
         seeds, max_tokens = (seed_of(self.seed, *parts),), self.limits.get(need.predictor, self.max_tokens)
         return Request(messages, seeds, self.temperature, max_tokens, self.top_p, (), need.choice, need.predictor)
 
 
 @dataclass(frozen=True)
 class PolicyActor:
-    """Answers with a policy under one prompt. Seed, task, step, prompt and index make each completion's seed."""
+    """Answers with a policy and one prompt. Each completion's seed depends on seed, task, step, prompt and index."""
 
     policy: Policy
     formatter: Formatter
@@ -57,14 +57,14 @@ class PolicyActor:
 
 @dataclass(frozen=True)
 class Role:
-    """The policy that answers a predictor, and the credit of its completions; None takes the plan's setting.
+    """The policy for a predictor, its decoding settings (None: the plan's), and the credit of its completions.
 
     Attributes:
-        sampled: False: one completion under the zero-shot prompt continues the path and is not learnt from.
-            Predictors that a program makes inside ``forward`` are never sampled.
-        credit: ``step``: reward of the documents retrieved by the end of the step; ``final``: final reward of the
-            program, which is run to its end from each sample; ``both``: their weighted mean; ``auto``: ``step`` if a
-            search follows the predictor, else ``final``, or not sampled without a final reward.
+        sampled: False takes one zero-shot completion, which continues the path but is not trained on. Predictors
+            created inside ``forward`` are never sampled.
+        credit: ``step``: reward of the documents retrieved by the end of the step. ``final``: final reward after
+            running the program to its end from each sample. ``both``: weighted mean of the step and final reward.
+            ``auto``: ``step`` if a search follows the predictor; else ``final``, or not sampled without final reward.
     """
 
     policy: Policy
@@ -77,13 +77,13 @@ class Role:
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """Samples of every state, ``n_samples`` completions a prompt, and their reward.
+    """Settings for sampling states, with ``n_samples`` completions per state and prompt, and for rewarding samples.
 
     Attributes:
-        final: reward of the program's end, with an outcome that has the ``prediction``. Called in a thread.
-        n_continuations: runs to the end from each sample under credit ``final`` and ``both``; the mean counts.
-        final_weight: weight of ``final`` under credit ``both``, 0 to 1.
-        searched: predictors with True if a search follows, as far as known; None: not looked at yet.
+        final: final reward; it scores an outcome that includes the program's ``prediction``. Called in a thread.
+        n_continuations: runs to the end from each sample for credit ``final`` and ``both``; their rewards are averaged.
+        final_weight: weight of the final reward for credit ``both``, 0 to 1.
+        searched: whether a search follows each predictor reached so far; None if no program run was checked yet.
     """
 
     prompts: tuple[Prompt, ...]
@@ -100,7 +100,7 @@ class SamplingPlan:
     searched: Mapping[str, bool] | None = None
 
     def role_of(self, need: NeedsCompletion) -> Role:
-        """Return the role at a step, with its credit decided: ``final``, if possible, for predictors never reached."""
+        """Return the role with ``auto`` credit resolved; a predictor never reached gets ``final`` if possible."""
         role = self.role(need)
         if need.predictor.startswith("("):
             return replace(role, sampled=False)

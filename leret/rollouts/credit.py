@@ -1,7 +1,7 @@
-"""Credit of a sample: the reward of its step, of the program's end, or of both.
+"""Credit of a sample: its step reward, the final reward, or a weighted mean.
 
-A group's rewards follow from its samples' components: the parts of the step's reward by name; ``final``, and its parts
-as ``final.NAME`` if there are several; ``step`` if both count.
+Rewards of a group are computed from the components of its samples: the parts of the step reward by name, ``final``,
+``final.NAME`` for each part of a final reward with several parts, and ``step`` for credit ``both``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from leret.rewards import REWARDS, Reward, Scoring
 PREFIX = "final."
 
 REPORTED: Mapping[str, Reward] = {name: REWARDS[name] for name in ("recall", "ap")}
-"""Measures stored beside the reward; a part of the step's reward with the same name replaces one."""
+"""Measures stored with every reward. A part of the step reward replaces the measure with the same name."""
 
 
 @dataclass(frozen=True)
 class Crediting:
-    """Mixes parts into rewards; ``final`` is None if its value is kept, ``final_weight`` (0 to 1) counts for both."""
+    """Combines parts into rewards. ``final`` is None if stored final rewards stay; ``final_weight`` is for ``both``."""
 
     step: Scoring
     final: Scoring | None = None
@@ -36,7 +36,7 @@ class Crediting:
         return self.step.needs_group or (self.final is not None and self.final.needs_group)
 
     def final_components(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return a final reward's parts as components: under their names, or a single one as ``final``."""
+        """Return components for a final reward: ``final.NAME`` per part, or ``final`` if there is one part."""
         assert self.final is not None
         if len(self.final.parts) > 1:
             return {f"{PREFIX}{name}": value for name, value in values.items()}
@@ -51,7 +51,7 @@ class Crediting:
     def mixed(
         self, group: Sequence[Mapping[str, float]], credit: str, question_id: str
     ) -> list[tuple[float, dict[str, float]]]:
-        """Return reward and components of each sample of one state, given its parts."""
+        """Return the reward and components of each sample of a state, given the parts of each sample."""
         values = [dict(parts) for parts in group]
         if credit != "step" and self.final is not None and len(self.final.parts) > 1:
             named = [{n.removeprefix(PREFIX): v for n, v in one.items() if n.startswith(PREFIX)} for one in values]
@@ -70,13 +70,13 @@ class Crediting:
             else:
                 name = " + ".join((self.final if step is not None and self.final else self.step).parts)
                 raise ConfigError(
-                    f"sampling.reward: {name} has no value for question {question_id}; give the data what it is "
-                    "computed from (relevant documents, reference answers), or use credit final"
+                    f"sampling.reward: {name} has no value for question {question_id}; add the labels that it needs "
+                    "(relevant documents or reference answers) to the data, or use credit final"
                 )
         return rewards
 
     def regrouped(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return all samples of a state, with rewards mixed over the group of those that have one."""
+        """Return all samples of a state, with rewards computed again over the group of rewarded samples."""
         group = [sample for sample in samples if sample.reward is not None and sample.is_sampled]
         if not group:
             return list(samples)
@@ -90,7 +90,7 @@ def credit_of(sample: Sample) -> str:
 
 
 def with_unparsed_reward(samples: Sequence[Sample], unparsed_reward: float | None) -> list[Sample]:
-    """Return samples with ``unparsed_reward`` for unparsed completions, which keep their failure."""
+    """Return samples with ``unparsed_reward`` as the reward of unparsed completions; their failures remain."""
     if unparsed_reward is None:
         return list(samples)
     return [replace(sample, reward=unparsed_reward) if sample.is_unparsed else sample for sample in samples]

@@ -1,4 +1,4 @@
-"""The environment of a sampling recipe: corpus, tasks, retriever, program. Evaluation opens it from the sampled run."""
+"""The environment of a sampling recipe (corpus, tasks, retriever, program), also opened from a run by later stages."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ if TYPE_CHECKING:
 
 
 class Environment:
-    """Everything behind a program except its policy; each part is opened on first use.
+    """Corpus, tasks, retriever and program of a sampling recipe, each loaded on first use.
 
     Attributes:
-        role: returns the role at a call, given the policy in training; None if the recipe's policies decide.
-        skipped: invalid records left out by the last `tasks`, by kind; ``held_out``: see `leret.datasets.load.Loaded`.
+        role: returns the role for a call, given the policy in training; None uses the recipe's policies.
+        skipped: invalid records skipped by the last `tasks`, by kind; ``held_out``: see `leret.datasets.load.Loaded`.
     """
 
     role: Callable[[NeedsCompletion, Policy], Role] | None = None
@@ -64,7 +64,7 @@ class Environment:
     def tasks(
         self, split: str | None = None, limit: int | None = None, part: str | None = None, *, check: bool = True
     ) -> list[Task]:
-        """Read the tasks of a split, by default the recipe's; ``check`` refuses gold ids that the corpus lacks."""
+        """Read the tasks of a split (default: the recipe's); ``check`` rejects gold ids missing from the corpus."""
         data = self.recipe.data
         chosen = data.model_copy(update={"split": split or data.split, "limit": limit, "part": part})
         loaded = load_tasks(chosen, self.corpus if check and self._has_corpus else None)
@@ -81,7 +81,7 @@ class Environment:
 
     @cached_property
     def retriever(self) -> Retriever:
-        """The search engine over `corpus`; a missing index is built."""
+        """The retriever over `corpus`, with a cache; builds the index if it is missing."""
         from leret.retrieval.caching import with_cache
 
         return with_cache(self.engine, self.recipe.retriever)
@@ -114,19 +114,19 @@ class Environment:
         names = self.replay.names if policies else ()
         if unknown := [name for name in policies if name not in names]:
             raise ConfigError(
-                f"policies.{unknown[0]}: the program has no predictor or pick of that name; it has {', '.join(names)}"
+                f"policies.{unknown[0]}: unknown predictor or pick; available in the program: {', '.join(names)}"
             )
 
     def policies(self, policy: Policy, predictors: Collection[str] | None) -> Policy:
-        """Return the policies while ``policy`` is trained for some predictors: the recipe's for all others."""
+        """Return the policies for training: ``policy`` for ``predictors``, the recipe's for all other predictors."""
         settings = by_predictor(self.recipe.policy, self.recipe.policies, None, predictors)
         return combine_policies({name: policy if one is None else shared_policy(one) for name, one in settings.items()})
 
     def notes(self) -> list[str]:
-        """Return notes on records left out, and on a ``k`` of the program that differs from the recipe's."""
+        """Return notes on skipped records, and on a program's ``k`` that differs from the recipe's."""
         from leret.programs.load import differing_k
 
-        left_out = [f"data: {n:,} records are left out: {kind}" for kind, n in self.skipped.items()]
+        left_out = [f"data: {n:,} records skipped ({kind})" for kind, n in self.skipped.items()]
         return left_out + differing_k(self.replay.program, self.source.arguments, self.recipe.retriever.k)
 
     @cached_property
@@ -173,42 +173,42 @@ class Environment:
 
 
 def questions_digest(questions: Sequence[Task]) -> str:
-    """Return a digest of everything that questions are scored with."""
+    """Return a digest of the questions and their labels."""
     return digest([[q.id, q.text, list(q.gold), *([q.relevance] if q.relevance else [])] for q in questions])
 
 
 def scorable(tasks: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
-    """Return the tasks that a part of the reward applies to: with gold documents for ``ap``, references for ``f1``."""
+    """Return the tasks with labels for the reward: gold documents for ``ap``, reference answers for ``f1``."""
     spec = recipe.sampling.whole_reward
-    if function_names(spec):  # with unknown needs
+    if function_names(spec):  # custom functions may need any label
         return list(tasks)
     reward = scoring(spec, "sampling.reward")
     known = [task for task in tasks if reward.values(Outcome(task, prediction=""))]
     if not known:
         raise DataError(
-            f"data: no question of split {recipe.data.split} has what {' + '.join(reward.parts)} is computed from: "
-            "relevant documents for a ranking, reference answers for an answer "
-            f"({len(tasks)} questions read); name another split or file"
+            f"data: no question of split {recipe.data.split} has the labels that {' + '.join(reward.parts)} needs "
+            "(relevant documents to score rankings, reference answers to score answers); "
+            f"{len(tasks)} questions read; use another split or file"
         )
     return known
 
 
 def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str]) -> None:
-    """Refuse to mix samples of two recipes in one run. The policy may change (another round), and what is `Free`."""
+    """Refuse to mix samples of two recipes in a run. The policy (for another round) and `Free` keys may change."""
     before, digests_before = run.manifest.sampling, run.manifest.digests
     if before is not None:
-        with suppress(ValidationError):  # keys newer than the run have their defaults
+        with suppress(ValidationError):  # keys added after the run get their defaults
             before = SamplingRecipe.model_validate(before).model_dump(mode="json")
         known = {name: value for name, value in digests_before.items() if name in digests}
         now = {**recipe.model_dump(mode="json"), "digest": {name: digests[name] for name in known}}
         check_resumable(run.path, {**before, "digest": known}, now, free_keys(SamplingRecipe))
 
 
-_OTHERWISE = "name a new run directory; `leret rescore` takes another reward"
+_OTHERWISE = "name a new run directory, or change the reward with `leret rescore`"
 
 
 def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = True) -> None:
-    """Refuse another program, reward, corpus or questions than the run was sampled with, unless stamps are equal."""
+    """Refuse a program, reward, corpus or questions changed since sampling. Equal file stamps skip the comparison."""
     known, before = run.manifest.digests, run.manifest.sampling
     key = stage_key(environment.recipe, input_stamps(*recipe_files(environment.recipe)))
     if before is None or completed(run.path, "sample", key):
@@ -226,7 +226,7 @@ def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = T
 
 
 def refuse_changes_since_sampling(run: Run, stage: str) -> None:
-    """Refuse changed files for a stage that reads stored samples, and so works without program and data."""
+    """Refuse changed files in a stage that reads stored samples. Missing programs or data only write an event."""
     try:
         with Environment.open(run) as environment:
             refuse_changed_files(run, environment)
@@ -235,21 +235,21 @@ def refuse_changes_since_sampling(run: Run, stage: str) -> None:
 
 
 def recipe_files(recipe: SamplingRecipe) -> list[Path]:
-    """Return the files of a recipe, and the modules that they import."""
+    """Return the files of a recipe and the modules imported by its Python files."""
     modules = (source_of(name) for spec in recipe.sampling.rewards for name in function_names(spec))
     files = [Path(path) for path in (*(path for _, path, _ in paths_in(recipe)), *modules) if path]
     return [*files, *(helper for file in files for helper in source_files(file)[1:])]
 
 
 def training_tasks(environment: Environment, recipe: RoundRecipe) -> list[Task]:
-    """Return the tasks of the run's sampling that the reward applies to; DataError if there are none."""
+    """Return the run's tasks with labels for the reward; DataError if there are none."""
     data, settings = environment.recipe.data, scored_by(environment, recipe)
     tasks = environment.tasks(data.split, recipe.limit or data.limit, part=data.part)
     return scorable(tasks, environment.recipe.model_copy(update={"sampling": settings}))
 
 
 def scored_by(environment: Environment, recipe: RoundRecipe) -> SamplingSettings:
-    """Return the run's sampling settings with the training's reward and credit."""
+    """Return the run's sampling settings with the reward and credit of the training recipe."""
     keys = {"credit": recipe.credit, "reward": recipe.reward, "final": recipe.reward}
     update = {name: value for name, value in keys.items() if value is not None}
     return environment.recipe.sampling.model_copy(update=update)

@@ -1,4 +1,4 @@
-"""Records of what fails in a rollout, the counts of a session, and the limits that stop it."""
+"""Failures in rollouts: their records, a session's counts, and the limits that stop a session."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ BOUNDARIES: Mapping[str, type[LeretError]] = {
 FAILURES = (PolicyError, RetrievalError, ProgramError)
 
 _MIN_SAMPLES, _MIN_UNPARSED = 50, 5
-"""Samples before a share of failures stops a session; unparsed ones before that, if none parses."""
+"""Minimum samples before the failure rate can stop a session; minimum unparsed samples if none parses."""
 
 
 def failure_of(error: PolicyError | RetrievalError | ProgramError) -> Failure:
-    """Return the record of an outage, a crash, or a prompt that does not fit the model."""
+    """Return the failure record for an outage, a crash, or a prompt that is too long for the model."""
     kind = next(kind for kind, boundary in BOUNDARIES.items() if isinstance(error, boundary))
     return Failure("prompt" if isinstance(error, PromptTooLongError) else kind, str(error))
 
 
 def unparsed(formatter: Formatter, predictor: str, completion: str) -> Failure:
-    """Return the record of a completion that is not in the adapter's format, with an example of that format."""
+    """Return the failure record for a completion that does not parse, with an example of the adapter's format."""
     example = ""
     if predictor in formatter.picks:
         return Failure("parse", f"{completion[:200]!r} is not the id of a candidate of {predictor}")
@@ -42,7 +42,7 @@ def unparsed(formatter: Formatter, predictor: str, completion: str) -> Failure:
 class SamplingStats:
     """Counts of one session.
 
-    ``waiting`` questions met an outage and continue at the next resume; ``notes`` are for the user.
+    ``waiting`` counts questions that an outage stopped; a resume continues them. ``notes`` are for the user.
     """
 
     questions: int = 0
@@ -91,7 +91,7 @@ class SamplingStats:
 
 
 def refuse_failures(stats: SamplingStats, max_error_rate: float, max_unparsed_rate: float, last: bool = False) -> None:
-    """Raise an error if too much failed, or, at the end of a session, if everything did."""
+    """Raise an error if too many samples failed, or if ``last`` and no sample has a reward."""
     n_failed, n_samples = stats.n_failed, stats.samples
     if stats.last_unparsed is not None and n_samples >= _MIN_SAMPLES:
         refuse_unparsed([stats.last_unparsed], stats.failures["parse"], n_samples, max_unparsed_rate)
@@ -99,21 +99,21 @@ def refuse_failures(stats: SamplingStats, max_error_rate: float, max_unparsed_ra
     nothing = last and n_failed > 0 and stats.n_rewarded == 0
     if stats.last_failure is None or not (too_many or nothing):
         return
-    limit = f"more than sampling.max_error_rate = {max_error_rate:g} allows" if too_many else "and no reward"
+    limit = f"more than sampling.max_error_rate = {max_error_rate:g} allows" if too_many else "and no rewards"
     again = "name a new run directory" if stats.last_failure.kind == "prompt" else "run the same command again"
     error = BOUNDARIES.get(stats.last_failure.kind, PolicyError)(
-        f"{n_failed} failures in {n_samples} samples, {limit}; the last one: {stats.last_failure.message}. "
-        f"Finished samples are kept: correct the cause and {again}"
+        f"{n_failed} failures in {n_samples} samples, {limit}; last failure: {stats.last_failure.message}. "
+        f"Finished samples are kept; fix the cause and {again}"
     )
     raise error if isinstance(error, ProgramError) else error.failed()
 
 
 def refuse_unparsed(failures: Iterable[Failure], n_unparsed: int, n_samples: int, max_unparsed_rate: float) -> None:
-    """Raise an error if too many completions do not parse; with fewer than fifty, if none of five or more does."""
+    """Raise an error if too many completions do not parse. Fewer than 50 must be at least 5, all unparsed."""
     enough = n_samples >= _MIN_SAMPLES or n_samples == n_unparsed >= _MIN_UNPARSED
     if enough and n_unparsed > max_unparsed_rate * n_samples:
         raise PolicyError(
-            f"{n_unparsed} of {n_samples} completions do not parse; one of them: {next(iter(failures)).message}; "
-            "correct program.adapter, policy.model or policy.max_tokens and name a new run directory, or raise "
+            f"{n_unparsed} of {n_samples} completions do not parse, for example: {next(iter(failures)).message}; "
+            "fix program.adapter, policy.model or policy.max_tokens and name a new run directory, or raise "
             "sampling.max_unparsed_rate"
         )

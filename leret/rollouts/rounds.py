@@ -1,7 +1,7 @@
-"""Rounds of samples for training: whole runs of the program with the policy as it is, or the run's stored states.
+"""Rounds of samples for training: full program runs with the current policy, or the stored states of a run.
 
-Bits must not depend on the clock: requests decoded together decide a logit's last digits, and in rare cases a token.
-So a round's policies wait until every open walk waits, and then complete all requests, in a fixed order.
+Results must not depend on timing, but the composition of a batch affects the last digits of logits, and rarely a token.
+So the policies of a round wait until every open walk waits, and then complete all requests in a fixed order.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 Group = tuple[State, Sequence[Sample]]
 
 StoredPaths = Mapping[str, Mapping[int, Sample]]
-"""Samples that continued their path, by question and step."""
+"""Stored samples that continued a path, by question and step."""
 
 
 class LivePolicy(Protocol):
-    """A policy in training; one that writes has ``prompt_ids`` too."""
+    """A policy in training. Policies that generate text also have ``prompt_ids``."""
 
     @property
     def name(self) -> str: ...
@@ -56,17 +56,17 @@ class LivePolicy(Protocol):
 
 @dataclass(slots=True)
 class Sampled:
-    """Samples of a round that have a reward; those of one state, and of one task, stand together.
+    """Rewarded samples of a round, ordered by task and state.
 
     Attributes:
-        sequences: ids of prompt and completion, with the end token if reached; for picks: `Choice` and candidate's id.
-        groups: (n,) number of the state, from 0.
+        sequences: token ids of prompt and completion (with the end token if reached), or `Choice` and candidate id.
+        groups: (n,) index of the state, from 0.
         rewards: (n,) float32.
-        parts: (n, n_parts) parts of the rewards, NaN if one does not apply.
-        facts: figures for the log: means over the round, by TRL's names if it has them.
-        walks: (n,) number of the task, from 0.
-        at_end: rewards score the program's end, at every step.
-        predictors: (n,) names, by which several policies in training share a round.
+        parts: (n, n_parts) parts of the rewards, NaN for parts that do not apply.
+        facts: figures for the log, mostly means over the round, with the names that TRL uses.
+        walks: (n,) index of the task, from 0.
+        at_end: at every step, the reward is the final reward.
+        predictors: (n,) predictor names, to split a round among several policies in training.
     """
 
     sequences: Sequence[tuple[Any, Any]]
@@ -80,9 +80,9 @@ class Sampled:
 
 
 class Round:
-    """The live policies of one round, which complete in one batch each all that its open walks wait for.
+    """Collects the requests of a round's open walks. Each live policy completes its requests in one batch.
 
-    ``completions`` are prompt ids, or the choice, with the completion, by seed.
+    ``completions`` maps a request's seed to the prompt ids (or the choice) and the completion.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Round:
                     future.set_exception(error)
             return
         for (request, future, prompt), answer in zip(fitting, answers, strict=True):
-            if isinstance(answer, BaseException):  # a server's
+            if isinstance(answer, BaseException):  # from a policy on a server
                 future.set_exception(answer)
                 continue
             self.completions |= {seed: (prompt, one) for seed, one in zip(request.seeds, answer, strict=True)}
@@ -130,7 +130,7 @@ def _read(policy: Any, request: Request, future: asyncio.Future[list[Completion]
 
 
 class RoundPolicy:
-    """A live policy as a walk of a round sees it."""
+    """A live policy with the interface of `Policy`; its requests go through a round."""
 
     def __init__(self, round_: Round, policy: LivePolicy) -> None:
         self.name, self.digest = policy.name, policy.digest
@@ -140,11 +140,11 @@ class RoundPolicy:
         return await self._round.complete(self._policy, request)
 
     async def aclose(self) -> None:
-        """Do nothing: the model belongs to the training."""
+        """Do nothing, because training owns the model."""
 
 
 def round_of(n_tasks: int, size: int, seed: int, number: int) -> list[int]:
-    """Return the places of a round's tasks, each once; every pass over the tasks has a new order."""
+    """Return the distinct indices of a round's tasks. Every epoch has a new order."""
     places = range(number * size, (number + 1) * size)
     orders = {epoch: random.Random(f"{seed} {epoch}").sample(range(n_tasks), n_tasks)
               for epoch in {place // n_tasks for place in places}}  # fmt: skip
@@ -154,8 +154,8 @@ def round_of(n_tasks: int, size: int, seed: int, number: int) -> list[int]:
 class RoundSampler:
     """Samples rounds of a run's tasks.
 
-    ``policies`` in training are by predictor (``""``: all); a training may change ``temperature``. Stored
-    ``paths`` are followed; without them, the samples of the round choose the path.
+    ``policies`` holds the policies in training by predictor (``""``: all predictors). The trainer may change
+    ``temperature``. With ``paths``, rounds follow stored paths; without, a path continues with a sample of the round.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class RoundSampler:
         self._environment, self._run, self._settings = environment, run, scored_by(environment, recipe)
         self._scoring = scoring(self._settings.reward)
         retriever: Retriever | None = environment.retriever
-        self._searches = None if retriever is None else SearchBatcher(retriever)  # None: the program has its own
+        self._searches = None if retriever is None else SearchBatcher(retriever)  # None: the program brings a retriever
         self._runner: ProgramRunner = environment.runner(self._searches)
         self._paths = paths
         self._plan: SamplingPlan | None = None
@@ -194,7 +194,7 @@ class RoundSampler:
         return 0.0 if self._searches is None else float(self._searches.counts()["asked"])
 
     def sample(self, tasks: Sequence[Task], number: int, *, last: bool = False) -> Sampled:
-        """Sample one round; LeretError if too much failed, or, by the ``last`` round, nothing had a reward."""
+        """Sample one round; LeretError if too many samples failed, or if no sample has a reward by the last round."""
         sampled = asyncio.run(self._sample(tasks, number))
         refuse_failures(self.stats, self._environment.recipe.sampling.max_error_rate, max_unparsed_rate=1.0, last=last)
         return sampled
@@ -268,7 +268,7 @@ class RoundSampler:
     def _collect(self, rollouts: Sequence[Sequence[Group]], round_: Round) -> Sampled:
         members: list[tuple[Sample, float]] = []
         predictors: list[str] = []
-        places: list[tuple[int, int]] = []  # of the state, of the task
+        places: list[tuple[int, int]] = []  # (index of the state, index of the task)
         for number, rollout in enumerate(rollouts):
             for state, samples in self._scored(rollout):
                 members += samples
@@ -292,7 +292,7 @@ class RoundSampler:
         } | means
 
     def _parts(self, samples: Sequence[Sample]) -> tuple[list[str], Tensor]:
-        """Return names and (n, n_parts) values; NaN if a part does not apply, 0 if a completion does not parse."""
+        """Return the names of the parts and (n, n_parts) values: NaN for parts that do not apply, 0 if unparsed."""
         known = {name for sample in samples if sample.reward is not None for name in sample.components}
         names = sorted(name for name in known if name in self._scoring.parts or name.startswith("final"))
         values = [
@@ -328,7 +328,7 @@ def _completion_facts(groups: Sequence[Group], round_: Round) -> dict[str, float
 
 
 def _distinct(groups: Sequence[Group]) -> float:
-    """Return the share of different completions of a state, a mean over states."""
+    """Return the fraction of distinct completions per state, averaged over states."""
     texts = [[sample.completion for sample in samples if sample.completion is not None] for _, samples in groups]
     shares = [len(set(group)) / len(group) for group in texts if group]
     return sum(shares) / max(1, len(shares))

@@ -1,7 +1,7 @@
 """Choosing the sample that continues a path.
 
-Source: LeReT, section 4.1 and its code. Solved samples end there, unless the program's end is learnt too; of the others
-a level is drawn with its reward as the weight (0.5 more on the highest), then a member.
+Source: LeReT, section 4.1 and its code. Solved samples do not continue unless training uses the final reward. The other
+samples are grouped by reward, a group is drawn with its reward as weight (plus 0.5 for the highest), then a sample.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from leret.core.types import Sample, Task, digest
 
 TOP_BONUS = 0.5
-"""Extra weight of the highest level, so that a state with no reward above 0 can continue too."""
+"""Extra weight of the highest reward, so that a state without a reward above 0 can continue too."""
 
-_DIGITS = 9  # digits to which the rewards of a level agree, so that rounding errors make no levels
+_DIGITS = 9  # rewards are rounded to these digits, so that rounding errors do not split a level
 
 
 def reward_levels(samples: Sequence[Sample]) -> list[tuple[float, list[Sample]]]:
-    """Group samples by reward; the highest level comes first, members keep their order."""
+    """Group samples by reward, highest reward first; samples keep their order within a group."""
     by_reward: dict[float, list[Sample]] = defaultdict(list)
     for sample in samples:
         if sample.reward is not None:
@@ -32,13 +32,13 @@ def select_next(
 ) -> Sample | None:
     """Return the sample that continues the path; None if all samples are solved or none has a reward.
 
-    ``draw`` is the state's key in the random draw; ``through_solved`` treats solved samples like the others.
+    ``draw`` is the state's key for the random draw; ``through_solved`` lets solved samples continue too.
     """
     levels = reward_levels([one for one in samples if through_solved or not task.is_solved_by(one.doc_ids)])
     if not levels:
         return None
     rng = random.Random(int(digest("next", seed, draw), 16))
-    least = min(0.0, levels[-1][0])  # weights are not negative: the lowest level below zero weighs nothing
+    least = min(0.0, levels[-1][0])  # weights must not be negative: a lowest reward below 0 has weight 0
     weights = [reward - least + (TOP_BONUS if place == 0 else 0.0) for place, (reward, _) in enumerate(levels)]
     [(_, members)] = rng.choices(levels, weights)
     return rng.choice(members)

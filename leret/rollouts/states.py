@@ -1,4 +1,4 @@
-"""Trying several prompts and samples at one state, and scoring what each of them leads to."""
+"""Sampling completions with several prompts at a state, and scoring where each completion leads."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from leret.rollouts.failures import FAILURES, failure_of, unparsed
 from leret.rollouts.walk import OpenWalks, Point, Reached, Walk, begin, walk
 
 LOOKED_AT = 8
-"""Tasks that the program is run on to see which predictors a search follows."""
+"""Number of tasks that the program runs on to see which predictors are followed by a search."""
 
 _encode = json_encoder(sort_keys=True)
 
 
 class SampleStore(Protocol):
-    """Keeps samples (`leret.sampling.store`)."""
+    """Stores samples (see `leret.sampling.store`)."""
 
     def samples_at(self, question_id: str, step: int, state_id: str, policy_digest: str) -> list[Sample]: ...
     def put_samples(self, samples: Iterable[Sample], origin: SamplingParams) -> None: ...
@@ -54,7 +54,7 @@ class SampleStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Visit:
-    """One visit of a state; ``decoding`` is temperature, top-p and the limit of tokens."""
+    """One visit to a state; ``decoding`` is (temperature, top_p, max_tokens)."""
 
     point: Point
     need: NeedsCompletion
@@ -64,9 +64,9 @@ class _Visit:
 
 
 class StateSampler:
-    """Makes the samples of a state, each once in the life of a run; without a store, at every call.
+    """Samples states. With a store, a run takes each sample only once, also when it is resumed.
 
-    ``policy_digest`` is of the policies of all roles together, since what follows a sample depends on all of them.
+    ``policy_digest`` covers the policies of all roles, because the steps after a sample depend on every policy.
     """
 
     def __init__(
@@ -91,24 +91,24 @@ class StateSampler:
         self._rewards = self._crediting.functions
         self._depth = plan.reward.depth
         if plan.final is None and self.credits - {"step"}:
-            raise ConfigError("credit final and both need a final reward: name a metric, or use credit step")
+            raise ConfigError("credit final and both need a final reward; set one, or use credit step")
 
     async def sample_state(self, point: Point, state: State) -> list[Sample]:
-        """Return all samples of a state by prompt and index; new ones are stored."""
+        """Return all samples of a state, ordered by prompt and index; missing samples are made and stored."""
         visit = self._visit(point, state)
         stored: dict[str, Sample] = {}
         if self._store is not None and not point.fresh:
             known = self._store.samples_at(state.task_id, state.step, state.id, self.policy_digest)
             stored = {sample.id: sample for sample in known}
         prompts, n = (self._plan.prompts, self._plan.n_samples) if visit.role.sampled else ((ZERO_SHOT,), 1)
-        if visit.need.choice is not None:  # no demos word it, so its group has one prompt, and the same size
+        if visit.need.choice is not None:  # picks have no demos, so all samples use one prompt
             prompts, n = (ZERO_SHOT,), n * len(prompts)
         draw = state.draw
         groups = await asyncio.gather(*(self._of_prompt(visit, draw, prompt, n, stored) for prompt in prompts))
         samples = [sample for group in groups for sample in group]
         if not self._crediting.needs_group:
             return samples
-        regrouped = self._crediting.regrouped(samples)  # a repeated outage changes the rewards of the others
+        regrouped = self._crediting.regrouped(samples)  # repeating failed samples changes other rewards
         if self._store is not None:
             self._store.put_rewards(
                 [new for new, old in zip(regrouped, samples, strict=True) if new.reward != old.reward]
@@ -116,7 +116,7 @@ class StateSampler:
         return regrouped
 
     async def score(self, point: Point, state: State, texts: Sequence[str]) -> list[Sample]:
-        """Return given completions as scored samples of a group; nothing is stored."""
+        """Score completions as one group and return the samples without storing any."""
         blank = Sample("", state.id, state.task_id, state.step, ZERO_SHOT.name, 0, 0)
         blanks = [replace(blank, id=digest(state.id, i), index=i, seed=i) for i in range(len(texts))]
         completions = [Completion(text, "stop", 0, 0) for text in texts]
@@ -124,12 +124,12 @@ class StateSampler:
         return self._crediting.regrouped(samples) if self._crediting.needs_group else samples
 
     async def next_point(self, point: Point, sample: Sample) -> Point:
-        """Return the point that a sample leads to; a run made for scoring is not repeated."""
+        """Return the point that a sample leads to, without repeating the program run made for scoring."""
         reached = point.reach(self._runner, sample.completion or "", point.check)
         return await point.after(self._runner, reached, sample.id)
 
     async def run_on(self, start: Point | Awaitable[Point], *seed: Any) -> Walk:
-        """Walk to the program's end, one completion a step, by ``seed`` and the plan's; nothing is stored."""
+        """Walk to the program's end with one completion per step, seeded by the plan and ``seed``; store nothing."""
 
         async def visit(point: Point) -> Point:
             assert isinstance(point.need, NeedsCompletion)
@@ -153,7 +153,7 @@ class StateSampler:
         asked = params.prompt_digest, params.temperature, params.top_p, params.max_tokens, params.policy_digest
         samples: list[Sample] = []
         for index in range(n):
-            seed = seed_of(self._plan.seed, draw, state.step, asked[0], index)  # like the id, from what is asked
+            seed = seed_of(self._plan.seed, draw, state.step, asked[0], index)  # the id has the same inputs
             name = digest(state.id, state.step, asked[0], index, seed, *asked[1:])
             blank = Sample(name, state.id, state.task_id, state.step, prompt.name, index, seed)
             samples.append(stored.get(name, blank))
@@ -177,7 +177,7 @@ class StateSampler:
         return samples
 
     async def _ask(self, visit: _Visit, prompt: Prompt, seeds: tuple[int, ...], name: str) -> list[Completion]:
-        """Return a completion for each seed; they count as usage of ``name``."""
+        """Return one completion per seed; the call counts as usage of the prompt ``name``."""
         need, state, (temperature, top_p, max_tokens) = visit.need, visit.state, visit.decoding
         messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
         if prompt.digest != ZERO_SHOT.digest:
@@ -198,7 +198,7 @@ class StateSampler:
     async def _score(
         self, visit: _Visit, samples: Sequence[Sample], completions: Sequence[Completion | Failure]
     ) -> list[Sample]:
-        """Score completions; searches and runs to the end start for all at once, so that they share batches."""
+        """Score completions. Searches and continuations of all completions start together, to share batches."""
         point, runner = visit.point, self._runner
         to_end = visit.role.sampled and visit.role.credit != "step"
         texts, finals = list[str](), list[asyncio.Task[dict[str, float]]]()
@@ -207,7 +207,7 @@ class StateSampler:
             texts.append(text if text.isascii() else storable(text))
             if isinstance(answer, Failure):
                 continue
-            reached = point.reach(runner, texts[-1], point.check and sample.index == 0)  # checks one path a prompt
+            reached = point.reach(runner, texts[-1], point.check and sample.index == 0)  # check one path per prompt
             if to_end and (key := _key(reached.outputs, texts[-1])) not in point.finals:
                 point.finals[key] = started(self._final(visit, key, reached))
                 finals.append(point.finals[key])
@@ -257,7 +257,7 @@ class StateSampler:
         )  # fmt: skip
 
     async def _final(self, visit: _Visit, key: str, reached: Reached) -> dict[str, float]:
-        """Return the components of the final reward after some outputs: means over continuations to the end."""
+        """Return the components of the final reward after a step, averaged over continuations to the end."""
         state = visit.state
         after = await visit.point.after(self._runner, reached)
         n = 1 if isinstance(after.need, Finished) else self._plan.n_continuations
@@ -282,15 +282,15 @@ class StateSampler:
         outcome = Outcome(end.task, last.text or "", outputs, end.need.ranking, end.need.prediction, len(end.steps))
         values: dict[str, float] = await asyncio.to_thread(final.values, outcome)
         if not values:
-            raise ConfigError(f"the final reward has no value for task {end.task.id}; leave such tasks out")
+            raise ConfigError(f"the final reward has no value for task {end.task.id}; remove tasks without labels")
         return values
 
 
 async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, tasks: Iterable[Task]) -> dict[str, bool]:
-    """Return, by predictor, whether a search follows before the next LM call, on one path of each first task.
+    """Return whether a search follows each predictor before the next LM call, from one path per task of the first few.
 
-    Unparsed completions and failed tasks say nothing, and predictors that no path reaches are missing. LeretError if
-    the program is not deterministic, or all tasks failed.
+    Unparsed completions and failed tasks do not count; predictors that no path reaches are missing. LeretError if the
+    program is not deterministic or all tasks failed.
     """
     searched: dict[str, bool] = {}
 
@@ -317,10 +317,10 @@ async def with_credit(
     run: Run | None = None,
     walks: OpenWalks | None = None,
 ) -> SamplingPlan:
-    """Return the plan with credit ``auto`` decided: as noted in the run, or learnt on paths of the first tasks."""
+    """Return the plan with ``searched``, which resolves ``auto`` credit, from the run or by running the first tasks."""
     roles = [plan.role(runner.formatter.need(name, {})) for name in runner.replay.names]
     n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
-    if n_auto < 2 and not (n_auto and plan.final):  # a single one is sampled by its steps, or nothing is
+    if n_auto < 2 and not (n_auto and plan.final):  # a single `auto` means `step` without a final reward
         return replace(plan, searched={})
     searched = None if run is None else run.manifest.searched
     if searched is None:
@@ -331,7 +331,7 @@ async def with_credit(
 
 
 def completion_of(sample: Sample) -> Completion:
-    """Return the completion that a stored sample holds."""
+    """Return the completion stored in a sample."""
     known, n_tokens = sample.components, (sample.n_prompt_tokens or 0, sample.n_completion_tokens or 0)
     logprobs = (known["logp"],) if "logp" in known else None
     return Completion(sample.completion or "", "stop", *n_tokens, logprobs=logprobs, value=known.get("q"))

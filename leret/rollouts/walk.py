@@ -1,4 +1,4 @@
-"""Walking a program from state to state: one function for sampling, rounds, continuations, evaluation and rescoring."""
+"""Walking a program from state to state, for sampling, rounds, continuations, evaluation and rescoring."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from leret.rollouts.failures import FAILURES, failure_of, unparsed
 
 
 class Reached(NamedTuple):
-    """The step that a completion makes, its outputs as JSON values, and where it leads."""
+    """A completion's step, its outputs as JSON values, and the future of the program's next need."""
 
     step: Step
     outputs: Mapping[str, Any]
@@ -30,14 +30,14 @@ class Reached(NamedTuple):
 
 @dataclass(slots=True)
 class Point:
-    """The place of a task on its path through a program.
+    """A point on a task's path through a program.
 
     Attributes:
-        results: search results of this path; reaching further points adds to it.
+        results: search results of the path, shared with and extended by the points reached from here.
         parent: id of the sample that led here.
-        fresh: the store held nothing of the task when the session began, so it need not be asked.
-        check: run paths several times, and refuse a program that comes to another place.
-        finals: components of the final reward, means over the continuations, by outputs as JSON.
+        fresh: the store had no samples of the task when the session began, so lookups are skipped.
+        check: run each path several times and refuse a program that is not deterministic.
+        finals: components of the final reward, averaged over continuations, by outputs as JSON.
     """
 
     task: Task
@@ -51,7 +51,7 @@ class Point:
     finals: dict[str, asyncio.Task[dict[str, float]]] = field(default_factory=dict)
 
     def reach(self, runner: ProgramRunner, text: str, check: bool = False) -> Reached:
-        """Start running the program on from a completion; equal completions share one run."""
+        """Start to run the program from a completion to its next need. Equal completions share one run."""
         reached = self.reached.get(text)
         if reached is None:
             assert isinstance(self.need, NeedsCompletion)
@@ -65,9 +65,9 @@ class Point:
                 need = runner.replay.run(self.task, path, self.results, runner.retrieve, check)
             except Exception as error:
                 end.set_exception(error)
-                end.exception()  # read, so that it leaves no warning if another error ends the session
+                end.exception()  # marks it as retrieved: no asyncio warning if the session ends first
             else:
-                if isinstance(need, NeedsSearch):  # a slow one
+                if isinstance(need, NeedsSearch):  # the search has no answer yet
                     end = started(runner.search_on(need, self.task, path, self.results, check))
                 else:
                     end.set_result(need)
@@ -108,9 +108,9 @@ async def begin(runner: ProgramRunner, task: Task, *, check: bool = False, fresh
 
 
 async def walk(start: Point | Awaitable[Point], visit: Callable[[Point], Awaitable[Point | None]]) -> Walk:
-    """Walk from state to state, as ``visit`` returns the next point, or None to stop there.
+    """Walk from state to state; ``visit`` returns the next point, or None to stop.
 
-    Failures of policies, searches and the program end the walk and are kept in it.
+    A failure of a policy, a search or the program ends the walk and becomes its ``error``.
     """
     path = Walk()
     try:
@@ -124,14 +124,14 @@ async def walk(start: Point | Awaitable[Point], visit: Callable[[Point], Awaitab
 
 
 class OpenWalks:
-    """Counts the walks that may still ask for a completion, the creator first, so that a round knows when all wait."""
+    """Counts walks that may still request completions, including the creator's, so a round knows when all wait."""
 
     def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
         self.n = 1
         self._on_end = on_end
 
     async def wait(self, tasks: Sequence[asyncio.Task[Any]]) -> None:
-        """Wait for walks that are open in place of the caller's, which is open again with the end of the last one."""
+        """Wait for tasks; meanwhile their walks count as open and the caller's does not."""
         n_left = len(tasks)
 
         def end(_: object) -> None:
@@ -163,7 +163,7 @@ class RolloutRunner:
         concurrency: int = 128,
         on_done: Callable[[Rollout], None] = lambda rollout: None,
     ) -> list[Rollout]:
-        """Return one rollout a task, in their order; ``index`` numbers repeated runs at a temperature above 0."""
+        """Return one rollout per task, in the order of tasks; ``index`` numbers repeated runs at temperature > 0."""
         rollouts: dict[int, Rollout] = {}
 
         async def one(place: int) -> None:

@@ -29,13 +29,13 @@ from leret.sampling.store.store import Store
 
 @dataclass(frozen=True)
 class SampleEstimate:
-    """Upper bounds of a run.
+    """Estimated maximum work of a sampling run.
 
     Attributes:
-        steps: LM calls of one run of the program; None if unknown without an LM.
-        lm_calls: completions, including the bank's.
-        stored_samples: samples of any policy in the store.
-        prompt_tokens: length of the longest of some prompts with demos; None if the policy is not in a directory here.
+        steps: LM calls per program run; None if unknown without an LM.
+        lm_calls: completions, including completions for the prompt bank.
+        stored_samples: samples in the store, of all policies.
+        prompt_tokens: length of the longest few-shot prompt tried; None if the policy is not in a local directory.
     """
 
     questions: int
@@ -52,7 +52,7 @@ class SampleEstimate:
 
 
 def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
-    """Estimate `sample` with the same arguments; writes nothing, and the run need not exist."""
+    """Estimate the work of `sample` with these arguments. Write nothing; the run need not exist."""
     environment = Environment(resolve_paths(recipe, Path.cwd()), run.cache)
     settings = recipe.sampling
     for spec in settings.rewards:
@@ -73,7 +73,7 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
     states = n_questions * steps
     samples = states * settings.prompts * settings.samples
     n_on = settings.n_continuations * (settings.credit in ("final", "both"))
-    more = samples * n_on * (steps - 1) // 2  # from each sample to the end, half of the other steps on average
+    more = samples * n_on * (steps - 1) // 2  # a sample continues for half of the other steps on average
     if settings.credit == "auto" and len(environment.replay.names) > 1:
         more = min(LOOKED_AT, n_questions) * steps
     lengths = _lengths(environment, questions[:20])
@@ -81,7 +81,7 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
 
 
 def steps_of(environment: Environment) -> int | None:
-    """Count the LM calls of one run on made-up outputs and empty rankings; None if the program needs real ones."""
+    """Count LM calls in a program run with made-up outputs and empty rankings; None if these break the program."""
     needs, why = _made_up_path(environment, Task.question("?", "?"), iter(()))
     return None if why else len(needs)
 
@@ -106,7 +106,7 @@ def _made_up_path(
 
 
 def _lengths(environment: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
-    """Return the length of the longest of some prompts with passages of the corpus, and the policy's positions."""
+    """Return the maximum length of prompts built with passages of the corpus, and the policy's context length."""
     from leret.policies.checkpoints import load_tokenizer, read_model_json
     from leret.policies.local.chat_template import PromptEncoder
 

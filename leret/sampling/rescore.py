@@ -1,7 +1,7 @@
-"""`leret rescore`: give the samples of a run other rewards, without an LM call, and pair them again.
+"""`leret rescore`: compute the rewards of a run's samples again, without LM calls, and build new pairs.
 
-The program is replayed on the stored completions once a reward reads predictions, which are not stored. Rewards of the
-program's end stay, since their runs are not stored.
+Predictions are not stored, so the program is replayed on the stored completions if a reward reads predictions.
+Final rewards do not change, because the continuations behind them are not stored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REST = ("final", "q", "logp")
 class RescoreReport:
     """Results of `leret rescore`.
 
-    ``other_choices`` counts states at which the new reward would have continued the path from another sample.
+    ``other_choices`` counts states where the path would have continued with another sample under the new reward.
     """
 
     samples: int
@@ -57,13 +57,13 @@ class RescoreReport:
 
 
 def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: Progress | None = None) -> RescoreReport:
-    """Score a run's samples by ``reward``, by default the run's, with a function that may have changed.
+    """Score a run's samples with ``reward`` (default: the run's reward, whose code may have changed).
 
-    One commit of the store changes all of them, and the run's recipe; a call stopped after it leaves no pairs.
+    A single commit updates all rewards and the run's recipe. A call stopped after the commit leaves no pairs.
 
     Raises:
-        ConfigError: the reward is unknown, has no value for a sample, or the run's credit scores only the end.
-        RunError: the run was not sampled, or is being sampled; or its program, corpus or questions have changed.
+        ConfigError: the reward is unknown or has no value for a sample, or the run's credit is ``final``.
+        RunError: the run has no samples or is being sampled, or its program, corpus or questions have changed.
     """
     began, progress = time.monotonic(), progress or Progress()
     recipe = sampling_recipe_of(run)
@@ -71,7 +71,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         recipe = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"reward": reward})})
     recipe = resolve_paths(recipe, Path.cwd())
     if recipe.sampling.credit == "final":
-        raise ConfigError("sampling.credit is final: its rewards are of runs to the end, which are not stored; sample")
+        raise ConfigError("sampling.credit is final, and runs to the end are not stored; sample again into a new run")
     spec = recipe.sampling.reward
     with Environment(recipe, run.cache, progress) as environment, Store(run.store) as store:
         refuse_changed_files(run, environment, reward=False)
@@ -84,7 +84,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         sections["digests"] = {name: value for name, value in digests.items() if value is not None}
         name = run.prepare(sections)
         (run.path / "sample.done").unlink(missing_ok=True)
-        shutil.rmtree(run.preferences, ignore_errors=True)  # pairs by the old rewards
+        shutil.rmtree(run.preferences, ignore_errors=True)  # pairs of the old rewards
         store.put_rewards(new, name)
         store.flush()
     run.update()
@@ -100,11 +100,11 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
 
 
 class _PredictionRead(BaseException):
-    """A reward read what is not stored of an outcome; not an Exception, so that a user's handlers let it pass."""
+    """A reward read a field of an outcome that is not stored. A BaseException, so user code does not catch it."""
 
 
 class _Unfinished(Outcome):
-    """An outcome without what is not stored: the prediction and the deep rankings."""
+    """An outcome without the fields that are not stored: the prediction and the deep rankings."""
 
     __slots__ = ()
 
@@ -130,12 +130,12 @@ class _Rescoring:
     def notes(self) -> Iterator[str]:
         if self.n_other_choices:
             yield (
-                f"next states were chosen under the old reward: at {self.n_other_choices:,} of {self.n_states:,} "
-                "states the new one continues from another sample, so later states differ from those it would sample; "
-                "`leret sample` into a new run samples under it"
+                f"paths follow the old reward: at {self.n_other_choices:,} of {self.n_states:,} states, the new reward "
+                "would continue with another sample and reach other states; to sample those states, run `leret sample` "
+                "with a new run directory"
             )
         if self.n_final:
-            yield f"{self.n_final:,} samples are scored only by the program's end, and keep their rewards"
+            yield f"{self.n_final:,} samples have only a final reward, which does not change"
 
     async def samples(self, progress: Progress) -> list[Sample]:
         changed: list[Sample] = []
@@ -145,7 +145,7 @@ class _Rescoring:
             ):
                 task, groups = self._tasks.get(name), list(members)
                 if task is None:
-                    raise RunError(f"question {name} was sampled and is not in the run's data; correct data.questions")
+                    raise RunError(f"question {name} was sampled but is not in the run's data; fix data.questions")
                 chosen = {visit.step: visit.chosen for visit in self._store.visits(policy, name)}
                 scored = await self._scored(task, groups, chosen)
                 for group in groups:
@@ -156,7 +156,7 @@ class _Rescoring:
     async def _scored(
         self, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None]
     ) -> dict[str, Sample]:
-        """Return samples with the parts of their reward, by id; the program is replayed if a part reads its results."""
+        """Return samples with new reward parts, by id; replays the program if a reward reads unstored fields."""
         samples = [sample for group in groups for sample in group.samples if _is_scored(sample, by_end=False)]
         if self._runner is None:
             try:
@@ -206,7 +206,7 @@ def _is_scored(sample: Sample, by_end: bool) -> bool:
 async def _ends(
     runner: ProgramRunner, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None], depth: int
 ) -> dict[str, dict[str, Any]]:
-    """Return the prediction and the deep rankings of each sample's outcome, if it has them."""
+    """Return the prediction (if the program ended) and the deep rankings of each sample, by sample id."""
     from leret.programs.needs import Finished
     from leret.rollouts.walk import Point, begin, walk
 

@@ -1,7 +1,7 @@
-"""Sampling many questions at once: each walks its own path, none waits for another.
+"""Sampling many questions concurrently, each on its own path.
 
-The store is asked at every step for what it holds, so a run that was stopped equals one that was not. A question with
-samples that met an outage waits at that state for the next resume.
+Every step first looks up stored samples, so a stopped and resumed run gives the same result as an uninterrupted run.
+If samples of a question fail in an outage, the question waits at that state until the run is resumed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from leret.rollouts.walk import Point, begin, walk
 from leret.sampling.store.store import PathStep, Store
 
 _CHECKED = 4
-_SAVE_S = 0.2  # longest wait of a sample for its commit, in seconds
+_SAVE_S = 0.2  # maximum seconds from a sample to its commit
 _WAIT = ("policy", "retrieval")
 
 
@@ -38,8 +38,8 @@ _WAIT = ("policy", "retrieval")
 class Scheduler:
     """Samples tasks into a store.
 
-    ``max_error_rate`` is the share of samples with failures other than parsing that stops the run (None: no limit),
-    ``max_unparsed_rate`` that of unparsed ones. ``check_path`` gets the paths of the first tasks and refuses a program.
+    ``max_error_rate`` is the maximum share of failed samples, not counting unparsed completions (None: no limit).
+    ``max_unparsed_rate`` is the maximum share of unparsed completions. ``check_path`` checks the first tasks' paths.
     """
 
     runner: ProgramRunner
@@ -54,7 +54,7 @@ class Scheduler:
     _n_searches: list[int] = field(default_factory=list)
 
     async def run(self, tasks: Iterable[Task], concurrency: int, progress: Progress | None = None) -> SamplingStats:
-        """Sample every task to the end of its path, ``concurrency`` at a time; finished tasks are skipped."""
+        """Sample every unfinished task to the end of its path, ``concurrency`` tasks at a time."""
         progress = progress or Progress()
         done = self.store.done(self.sampler.policy_digest)
         self._begun = self.store.begun(self.sampler.policy_digest)
@@ -81,10 +81,10 @@ class Scheduler:
         return stats
 
     async def _save_repeatedly(self) -> None:
-        """Commit without new samples too, so that a kill never loses more than a moment's samples."""
+        """Commit repeatedly, so that a killed run loses at most the samples of the last moment."""
         while True:
             await asyncio.sleep(_SAVE_S)
-            with suppress(RunError):  # rows that could not be written are kept, and the next sample raises the error
+            with suppress(RunError):  # unwritten rows stay in memory, and the next sample raises the error
                 self.store.flush()
 
     async def _walk(self, task: Task, stats: SamplingStats, check: bool) -> None:
@@ -118,7 +118,7 @@ class Scheduler:
         if before is not None and before.state_id == state.id:
             chosen = next((sample for sample in samples if sample.id == before.chosen), None)
         elif any(sample.failure and sample.failure.kind in _WAIT for sample in samples):
-            stats.waiting += 1  # a choice among the others would make this run differ from one without the outage
+            stats.waiting += 1  # a choice without the failed samples would change the run's result
             return None
         else:
             to_end = bool(self.sampler.credits - {"step"})
@@ -134,8 +134,8 @@ class Scheduler:
 
     def _note_unlisted(self, steps: Sequence[Step], stats: SamplingStats) -> None:
         for name in sorted({step.call.predictor for step in steps} - set(self.runner.replay.names)):
-            note = f"{name} is answered and not sampled, since named_predictors() does not list it; to train it, keep "
-            note += "it on the program, as an attribute or in a list or dict"
+            note = f"{name} is not sampled because named_predictors() does not list it; to train it, store it on the "
+            note += "program, as an attribute or in a list or dict"
             if name != "(direct)" and note not in stats.notes:
                 stats.notes.append(note)
 
@@ -145,12 +145,12 @@ class Scheduler:
         if ids := unseen.pop("doc_ids", None):
             raise ProgramError(
                 f"{program} returns doc_ids that no search seen by leret found, such as {ids[0]!r} (task {task.id}), "
-                f"so the reward would leave them out: {wrap}, or use credit final"
+                f"so the reward would ignore them; {wrap}, or use credit final"
             )
         for name, texts in unseen.items():
-            note = f"{program} returns {name} that no search seen by leret found, such as {texts[0]!r:.80}: {wrap}"
+            note = f"{program} returns {name} that no search seen by leret found, such as {texts[0]!r:.80}; {wrap}"
             if not any(known.startswith(f"{program} returns {name} ") for known in stats.notes):
-                stats.notes.append(f"{note}, or use credit final, or the reward leaves them out")
+                stats.notes.append(f"{note} or use credit final, else the reward ignores them")
 
     def _refuse_unseen_searches(self) -> None:
         if self.sampler.credits == {"final"} or not self._n_searches or any(self._n_searches):
@@ -159,12 +159,12 @@ class Scheduler:
         agents = [module for _, module in program.named_sub_modules() if isinstance(getattr(module, "tools", 0), dict)]
         if agents:
             raise ProgramError(
-                f"{type(program).__name__} called no tool that leret sees searching in its {first}; its tools are "
-                f"{', '.join(agents[0].tools)}. Where its search is not among leret.Search and leret.search_tool(fn), "
-                "wrap it; else its LM calls none: give it demos or a teacher, another LM, or use credit final"
+                f"{type(program).__name__} called no search tool in its {first} (tools: {', '.join(agents[0].tools)}). "
+                "If a tool searches without leret.Search, wrap it with leret.search_tool(fn). If the LM never calls "
+                "the search tool, add demos or a teacher, use another LM, or use credit final"
             )
         raise ProgramError(
-            f"{type(program).__name__} made no search that leret sees in its {first}: wrap the program's search with "
+            f"{type(program).__name__} made no search visible to leret in its {first}; wrap the program's search with "
             "leret.search_tool(fn), or use credit final"
         )
 
@@ -174,9 +174,9 @@ class Scheduler:
 
 
 def unseen_documents(end: Finished) -> dict[str, list[str]]:
-    """Return, by field of a prediction, documents that no search seen by leret retrieved.
+    """Return the documents in a prediction that no search seen by leret retrieved, by field.
 
-    In lists other than ``doc_ids``, ``context`` and ``passages``, unknown texts count only beside known passages.
+    In lists other than ``doc_ids``, ``context`` and ``passages``, unknown texts count only if a passage is known.
     """
     seen = {name for passage in end.ranking for name in (passage.doc_id, passage.title, passage.text) if name}
     unseen: dict[str, list[str]] = {}

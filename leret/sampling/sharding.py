@@ -1,7 +1,7 @@
-"""Sampling on several machines: each shard of the tasks has its process and its store.
+"""Sampling on several machines, with one process and one store per shard of the tasks.
 
-`RayCluster` splits the tasks into many small shards. A process that dies loses a fifth of a second's samples; Ray
-starts the shard again, on any machine. Seeds depend only on the request, so the result equals one process's.
+`RayCluster` splits the tasks into many small shards. If a process dies, it loses the samples of the last 0.2 seconds
+and Ray restarts the shard on any machine. Seeds depend only on the request, so sharding does not change the result.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from leret.sampling.store.store import Store
 _OpenRecipe = tuple[Environment, list[Task], dict[str, str]]
 _RETRIES = 5
 _SHARDS_A_WORKER = 8
-_IDLE_S = 120.0  # seconds within which Ray must begin a shard
+_IDLE_S = 120.0  # maximum seconds until Ray starts a shard
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Shard:
     def parse(cls, text: str) -> Shard:
         index, _, count = text.partition("/")
         if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
-            raise ConfigError(f"--shard {text}: write I/N with I from 0 to N - 1, as in --shard 0/8")
+            raise ConfigError(f"--shard {text} is not I/N with I from 0 to N - 1; write it like --shard 0/8")
         return cls(int(index), int(count))
 
     def store(self, run: Run) -> Path:
@@ -58,7 +58,7 @@ class Shard:
 
 
 def sample_shard(recipe: SamplingRecipe, run: Run, shard: Shard, *, progress: Progress | None = None) -> SamplingStats:
-    """Sample one shard into its store in R/shards; the first shard makes index and bank, the others wait."""
+    """Sample one shard into its store in R/shards. The first shard builds index and prompt bank; other shards wait."""
     progress = progress or Progress()
     with open_recipe(resolve_paths(recipe, Path.cwd()), run, progress) as parts:
         return _sample(parts, run, shard, progress)
@@ -84,10 +84,10 @@ def _sample(
 
 
 class RayCluster:
-    """A connection to Ray within a ``with`` block; a call samples tasks (`leret.sampling.stage.Distribute`).
+    """Context manager that connects to Ray; a call samples tasks (see `leret.sampling.stage.Distribute`).
 
-    Workers need the same leret and, under the same paths, the run, the corpus, the program and the model. Without an
-    ``address`` (``auto``, ``host:port``, ``ray://host:port``) or ``RAY_ADDRESS``, a cluster starts on this machine.
+    Workers need the same leret version, and run, corpus, program and model at the same paths. Without ``address``
+    (``auto``, ``host:port``, ``ray://host:port``) or ``RAY_ADDRESS``, a cluster is started on this machine.
     """
 
     def __init__(self, workers: int, address: str | None = None) -> None:
@@ -100,7 +100,7 @@ class RayCluster:
     def __call__(
         self, recipe: SamplingRecipe, run: Run, policy_digest: str, tasks: Sequence[Task], progress: Progress
     ) -> SamplingStats:
-        """Sample tasks into R/shards; LeretError of a worker, or if none started or a shard killed all of them."""
+        """Sample tasks into R/shards; LeretError if a worker raises it, no worker starts, or a shard keeps dying."""
         import ray
 
         settings, total = recipe.sampling, SamplingStats()
@@ -114,15 +114,15 @@ class RayCluster:
         progress.start("sampling", len(tasks))
         try:
             ray_threads = [one.ident or 0 for one in threading.enumerate() if one.name.startswith("ray_")]
-            with muted(ray_threads):  # which print a paragraph for every worker that dies
+            with muted(ray_threads):  # Ray prints a paragraph per dead worker
                 while left or running:
                     while left and len(running) < self.workers:
                         shard = left.pop()
                         running[task.remote(recipe.model_dump_json(), run.path.resolve(), shard, policy_digest)] = shard
                     ended, _ = ray.wait(list(running), timeout=_IDLE_S)
                     if not ended and not any(run.shards.glob("*.db")):
-                        free = f"of {ray.cluster_resources()}, {ray.available_resources()} are free"
-                        idle = f"Ray began no shard within {_IDLE_S:.0f} s: {free}; ask for fewer workers"
+                        free = f"{ray.available_resources()} of {ray.cluster_resources()} are free"
+                        idle = f"Ray started no shard within {_IDLE_S:.0f} s ({free}); use fewer workers"
                         raise RunError(idle).failed()
                     for reference in ended:
                         shard = running.pop(reference)
@@ -138,7 +138,7 @@ class RayCluster:
         return total
 
     def _resources(self, recipe: SamplingRecipe) -> dict[str, Any]:
-        """Return a worker's resources in Ray: half a CPU if a server completes, so that two CPUs hold several."""
+        """Return the Ray resources per worker: half a CPU if the policy runs on a server, so CPUs can be shared."""
         import ray
 
         policy = recipe.policy
@@ -148,23 +148,23 @@ class RayCluster:
         return {"num_cpus": 1.0, "num_gpus": min(1.0, gpus / self.workers), "scheduling_strategy": "SPREAD"}
 
     def __enter__(self) -> Self:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no reports to its makers
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no warnings about its next version
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no telemetry
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no deprecation warnings
         import ray
 
         if ray.is_initialized():
             return self
         settings: dict[str, Any] = {"address": self.address}
         if self.address is None and not os.environ.get("RAY_ADDRESS"):
-            n_cpus = max(os.cpu_count() or 1, self.workers + 1)  # a count for placing workers, not a limit
+            n_cpus = max(os.cpu_count() or 1, self.workers + 1)  # only for placing workers, not a limit
             settings = {"num_cpus": n_cpus, "include_dashboard": False}
         try:
             ray.init(log_to_driver=False, logging_level=logging.CRITICAL, **settings)
-        except Exception as error:  # a plain Exception if its processes do not start within half a minute
+        except Exception as error:  # Ray raises a plain Exception if it does not start within 30 s
             ray.shutdown()
             raise RunError(
-                f"--address {self.address}: no Ray cluster can be joined or started "
-                f"({' '.join(str(error).split())[:300]}); start one with `ray start --head`, or leave --address out"
+                f"--address {self.address}: cannot join or start a Ray cluster "
+                f"({' '.join(str(error).split())[:300]}); run `ray start --head` first, or omit --address"
             ).failed() from error
         self._exit.callback(ray.shutdown)
         return self
@@ -183,16 +183,16 @@ def _result(reference: Any) -> SamplingStats:
         raise error.cause if isinstance(error.cause, LeretError) else error from None
     except RayError as error:
         raise RunError(
-            f"{_RETRIES + 1} workers died with the same shard ({' '.join(str(error).split())[:300]}). Finished samples "
-            "are kept; check the program and its memory on that shard's questions"
+            f"{_RETRIES + 1} workers died on the same shard ({' '.join(str(error).split())[:300]}). Finished samples "
+            "are kept; check whether the program crashes or runs out of memory on the shard's questions"
         ).failed() from error
 
 
 def _ray_task(recipe: str, run: Path, shard: Shard, policy_digest: str) -> SamplingStats:
     try:
         return _sample(_open_once(recipe, run), Run(run), shard, Progress(), policy_digest)
-    except MissingDependency as error:  # which cannot be pickled
-        raise RunError(f"the worker on {socket.gethostname()}: {error}") from error
+    except MissingDependency as error:  # MissingDependency cannot be pickled
+        raise RunError(f"worker on {socket.gethostname()}: {error}") from error
 
 
 _OPEN = ExitStack()
@@ -203,7 +203,7 @@ def _open_once(recipe: str, run: Path) -> _OpenRecipe:
     tune_malloc()
     if not Run(run).manifest_path.is_file():
         raise RunError(
-            f"the worker on {socket.gethostname()} does not see {run}; put the run on a file system that all machines "
-            "share, or sample with --shard on each of them and merge with `leret store merge`"
+            f"the worker on {socket.gethostname()} cannot find {run}; put the run on a file system shared by all "
+            "machines, or sample with --shard on each machine and merge with `leret store merge`"
         )
     return _OPEN.enter_context(open_recipe(SamplingRecipe.model_validate_json(recipe), Run(run), Progress()))

@@ -1,7 +1,7 @@
-"""`leret sample`: sample a program's states with several prompts, score the samples, and pair them.
+"""`leret sample`: sample a program's states with several prompts, score the samples, and build preference pairs.
 
-`sample_tasks` is the stage over objects: tasks, a program, its adapter, a policy, a reward, settings. `sample` makes
-them from a recipe, and adds the bank, the preferences and the report of a run.
+`sample_tasks` works on objects (tasks, program, adapter, plan, store). `sample` creates these objects from a recipe and
+also makes the prompt bank, the preferences and the report of a run.
 """
 
 from __future__ import annotations
@@ -56,19 +56,19 @@ from leret.sampling.store.merge import merge_shards
 from leret.sampling.store.store import Store
 
 Distribute = Callable[[SamplingRecipe, Run, str, Sequence[Task], Progress], "SamplingStats"]
-"""Samples tasks into the run's shards with other processes, given the recipe, the run and the policy's digest."""
+"""Function that samples tasks into R/shards in other processes: (recipe, run, policy digest, tasks, progress)."""
 
 
 @dataclass(frozen=True)
 class SampleReport:
-    """Results of the stage, and contents of the run for its policy.
+    """Results of `sample`, and counts of the run's samples from the current policy.
 
     Attributes:
-        already: True if everything existed, so that nothing was done.
-        questions: questions to sample; ``new_questions`` were sampled to their end by this call.
-        waiting: questions that met an outage; the same command continues them.
-        prompts: scores of the bank's prompts on its dev questions (None if not scored).
-        failures: samples of the run's policy without a reward, by kind.
+        already: True if the stage was already complete and nothing was done.
+        questions: questions to sample; this call finished ``new_questions`` of the questions.
+        waiting: questions that an outage stopped; the same command continues them.
+        prompts: dev score per prompt of the bank (None if not scored).
+        failures: number of failed samples by kind.
     """
 
     already: bool
@@ -106,9 +106,9 @@ async def sample_tasks(
     """Sample every task to the end of its path, into a store; stored samples are not repeated.
 
     The call changes the program. ``search`` belongs to this event loop; None if every `leret.Search` has a retriever.
-    The meaning of credit ``auto`` is learnt from the first tasks, and noted in ``run`` if there is one.
+    The first tasks decide the meaning of credit ``auto``, which is saved in ``run`` (if given).
 
-    Raises LeretError if too much fails, or the program cannot be replayed; finished samples are kept.
+    Raises LeretError if too many samples fail or the program cannot be replayed; finished samples are kept.
     """
     other, rest, first = program.deepcopy(), iter(tasks), list[Task]()
     runner = ProgramRunner.over(program, adapter, search, rm)
@@ -119,7 +119,7 @@ async def sample_tasks(
     check = _path_check(other, runner, plan.prompts)
     scheduler = Scheduler(runner, sampler, store, plan.seed, *rates, check, facts)
     stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
-    why = "no search follows it, and there is no final reward; credit final would score it by the program's end"
+    why = "no search follows it, and there is no final reward; use credit final to sample it"
     for name, role in plan.roles(runner).items():
         if not role.sampled and plan.role(runner.formatter.need(name, {})).sampled:
             stats.notes.append(f"{name} is not sampled: {why}")
@@ -129,7 +129,7 @@ async def sample_tasks(
 def _path_check(
     program: dspy.Module, runner: ProgramRunner, prompts: tuple[Prompt, ...]
 ) -> Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]]:
-    """Return `check_path` for another instance: with all prompts on one task, with the first one on others."""
+    """Return `check_path` bound to ``program``: all prompts on the first task, the first prompt on later tasks."""
     left = iter([prompts])
     return lambda task, steps, results: check_path(program, runner, task, steps, results, next(left, prompts[:1]))
 
@@ -142,13 +142,13 @@ def sample(
     progress: Progress | None = None,
     distribute: Distribute | None = None,
 ) -> SampleReport:
-    """Sample a program's states with several prompts, score them, and make the preferences.
+    """Sample a program's states with several prompts, score the samples, and build the preferences.
 
-    Continues where an earlier call of the same recipe stopped; `Free` keys and the policy may have changed. Separately
-    sampled shards are merged first. ``distribute`` samples with other processes.
+    Continues an interrupted call with the same recipe; `Free` keys and the policy may have changed. Shards that were
+    sampled separately are merged first. ``distribute`` samples in other processes.
 
     Raises:
-        LeretError: the run was sampled from another recipe, is being sampled or cannot be written; files or models of
+        LeretError: the run was sampled with another recipe, is being sampled or cannot be written; files or models of
             the recipe cannot be opened; too many samples failed or did not parse. Finished samples are kept.
     """
     began = time.monotonic()
@@ -183,11 +183,11 @@ def sample(
 def open_recipe(
     recipe: SamplingRecipe, run: Run, progress: Progress
 ) -> Iterator[tuple[Environment, list[Task], dict[str, str]]]:
-    """Open a recipe's environment, with tasks and digests, checked against the run; one process builds the index."""
+    """Open a recipe's environment, tasks and digests, and check them against the run. One process builds the index."""
     if recipe.policy.temperature == 0 and recipe.sampling.samples > 1:
         raise ConfigError(
-            f"sampling.samples is {recipe.sampling.samples}, but policy.temperature 0 makes them all equal; "
-            "raise the temperature, or set samples: 1"
+            f"sampling.samples is {recipe.sampling.samples}, but all samples are equal at policy.temperature 0; "
+            "raise policy.temperature, or set sampling.samples: 1"
         )
     refuse_changes(run, recipe, {})
     for settings in recipe.by_predictor.values():
@@ -215,11 +215,11 @@ def begin(
     digests: Mapping[str, str],
     policy_digest: str | None = None,
 ) -> Policy:
-    """Open the policy, which must have ``policy_digest``, and record the sections of run.yaml for later stages."""
+    """Open the policy, check ``policy_digest`` if it is set, and write the sampling sections of run.yaml."""
     policy = open_policies(environment.recipe.by_predictor, sampled_policy)
     if policy_digest not in {None, policy.digest}:
         raise RunError(
-            f"policy.model: {environment.recipe.policy.model} differs from the model that began the sampling"
+            f"policy.model: {environment.recipe.policy.model} changed since sampling began; restore it on all machines"
         )
     with FileLock(run.setup_lock):
         manifest = run.manifest
@@ -253,7 +253,7 @@ async def sample_session(
     *,
     only: Sequence[Task] | None = None,
 ) -> tuple[list[Prompt], SamplingStats, list[str]]:
-    """Make the bank, sample the tasks or ``only`` some, and close the policy; returns prompts, stats and notes."""
+    """Make the bank, sample ``tasks`` (or ``only``), close the policy, and return prompts, stats and notes."""
     lm, settings = environment.recipe.policy, environment.recipe.sampling
     search = SearchBatcher(environment.retriever)
     try:
@@ -326,10 +326,10 @@ def _report(
 
 def _notes(n_prompts: int, wanted: int, pairs: PreferenceReport) -> Iterator[str]:
     if n_prompts < wanted:
-        alone = "no candidate of the prompt bank reached reward > 0"
-        yield f"{n_prompts} prompts instead of {wanted}: {alone if n_prompts == 1 else 'the bank found no others'}"
+        why = "no run for its demos had a reward above 0" if n_prompts == 1 else "other candidates were duplicates"
+        yield f"the prompt bank has {n_prompts} instead of {wanted} prompts: {why}"
     if 2 * pairs.no_spread > pairs.states:
         which = f"at {pairs.no_spread:,} of {pairs.states:,} states all rewards are equal"
         yield f"the samples hardly differ: {which}; raise policy.temperature or sampling.samples"
     if pairs.failures["prompt"]:
-        yield f"{pairs.failures['prompt']:,} of {pairs.samples:,} samples failed: their prompts do not fit the policy"
+        yield f"{pairs.failures['prompt']:,} of {pairs.samples:,} samples failed: prompts are too long for the policy"

@@ -199,7 +199,7 @@ def test_other_status_is_a_rejection_with_its_message(status):
 
 @pytest.mark.parametrize("body", ["<html>", "[" * 200_000, '{"a'])
 def test_invalid_json_is_malformed_and_cut(body):
-    with pytest.raises(RetryableError, match="http://a/v1 sent no JSON") as caught:
+    with pytest.raises(RetryableError, match="http://a/v1 sent invalid JSON") as caught:
         _ = answer(200, body).json
     assert caught.value.kind == "malformed"
     with pytest.raises(RejectedError, match=r"\A.{,399}\Z"):

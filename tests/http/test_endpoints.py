@@ -87,7 +87,7 @@ def test_rate_limit_spaces_requests(clock):
 
 @pytest.mark.parametrize("url", ["host:80", "ftp://x", "http://", "http://h:x", "http://h:99999", "", "http://h/?a=b"])
 def test_invalid_url_is_refused(url):
-    with pytest.raises(ConfigError, match=r"retriever\.urls: .* is not a URL"):
+    with pytest.raises(ConfigError, match=r"retriever\.urls: .* is not a base URL"):
         checked_urls([url], "retriever.urls")
     with pytest.raises(ConfigError, match="is empty"):
         checked_urls([], "policy.urls")

@@ -94,7 +94,7 @@ def test_a_state_restores_the_policy_without_a_key(llama_dir, monkeypatch):
         ({"path": ""}, r"/chat/completions answered 404.*make policy\.urls end in /v1"),
         ({"path": "/v2"}, "/v2/chat/completions answered 404"),
         ({"model": "large"}, "/v1/chat/completions answered 404: no model large.*it serves tiny, small"),
-        ({"api_key_env": "WRONG_KEY"}, r"/v1/chat/completions answered 401: wrong key; correct the key \(api_key_env"),
+        ({"api_key_env": "WRONG_KEY"}, r"/v1/chat/completions answered 401: wrong key; fix the key \(api_key_env"),
     ],
     ids=["dead", "without /v1", "wrong path", "wrong model", "wrong key"],
 )

@@ -117,7 +117,7 @@ class Unlisted(Writer):
 @pytest.mark.parametrize(
     ("kind", "fact", "more"),
     [(HalfWrapped, "no search seen", "returns context"),
-     (Unlisted, "named_predictors() does not list it", "(StringSignature) is answered and not sampled")],
+     (Unlisted, "named_predictors() does not list it", "(StringSignature) is not sampled")],
 )  # fmt: skip
 def test_unseen_searches_and_unlisted_predictors_are_noted(kind, fact, more, tmp_path):
     with dspy.context(lm=STRONG[0]):
@@ -134,7 +134,7 @@ class Tools(Writer):
 
 
 def test_an_agent_that_calls_no_tool_is_told_so(tmp_path):
-    with pytest.raises(LeretError, match=r"called no tool .* its tools are look_up.*its LM calls none"):
+    with pytest.raises(LeretError, match=r"called no search tool .*tools: look_up.*the LM never calls"):
         leret_of(tmp_path, credit="step").compile(student_of(Tools), trainset=TRAIN)
 
 

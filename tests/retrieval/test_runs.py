@@ -52,7 +52,7 @@ def test_a_wrong_url_stops_a_run_before_its_first_lm_call(protocol, place):
     policy = FakePolicy()
     with policy_is(policy), loopback(Reply("<html>It works!</html>")) as server:
         settings = RemoteSettings(urls=(server.url,), protocol=protocol, retry_for_s=60)
-        with pytest.raises(RetrievalError, match="sent no JSON"):
+        with pytest.raises(RetrievalError, match="sent invalid JSON"):
             sampled(settings, place / "run")
     assert not policy.requests
 

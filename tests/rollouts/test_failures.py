@@ -23,7 +23,7 @@ def test_failures_refuse_above_the_rate_or_where_nothing_else_came():
     refuse(4, 4, 0)
     with pytest.raises(RetrievalError, match=r"6 failures in 50 samples.*max_error_rate = 0\.1.*the index is away"):
         refuse(6, 50, 44)
-    with pytest.raises(RetrievalError, match="and no reward"):
+    with pytest.raises(RetrievalError, match="and no rewards"):
         refuse(4, 4, 0, last=True)
 
 

@@ -54,7 +54,7 @@ def test_failures_of_a_program_are_reported_once(tmp_path, program, monkeypatch)
 
     monkeypatch.setattr(type(program), "forward", fail)
     replay = Replay(program, CompactAdapter())
-    with pytest.raises(ProgramError, match=r"^\d+ failures in \d+ samples, .*; the last one: MultiHop failed on"):
+    with pytest.raises(ProgramError, match=r"^\d+ failures in \d+ samples, .*; last failure: MultiHop failed on"):
         sample(tmp_path / "db", replay, Formatter(replay), n=40, max_error_rate=0.1)
 
 

@@ -82,7 +82,7 @@ def test_a_prompt_that_does_not_fit_costs_its_samples_alone(run):
         report = sample(recipe_of(), run)
     assert (report.questions, report.waiting, set(report.failures)) == (30, 0, {"prompt"})
     assert 0 < report.failures["prompt"] < report.samples / 2
-    assert any(note.endswith("do not fit the policy") for note in report.notes)
+    assert any(note.endswith("are too long for the policy") for note in report.notes)
     assert sample(recipe_of(), run).already
     assert check_store(run).faults == []
 
@@ -115,7 +115,7 @@ def test_what_cannot_be_sampled_is_refused(run):
 def test_a_report_says_why_there_are_few_prompts_and_little_spread(run, monkeypatch):
     monkeypatch.setattr(FakePolicy, "_one", lambda self, request, seed: Completion("zzz", "stop", 1, 1))
     told = " | ".join(sample(recipe_of(), run).notes)
-    assert "no candidate of the prompt bank reached reward > 0" in told
+    assert "no run for its demos had a reward above 0" in told
     assert "at 60 of 60 states all rewards are equal; raise policy.temperature or sampling.samples" in told
     assert "retriever.k is 2" in estimate(recipe_of(), run).notes[0]
 

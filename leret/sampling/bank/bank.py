@@ -1,6 +1,6 @@
-"""The prompt bank of a run: few-shot prompts for a program, bootstrapped from its policy's successes.
+"""The prompt bank of a run: few-shot prompts for a program, bootstrapped from its policy's best rollouts.
 
-Prompts make samples more diverse than temperature does. Source: LeReT, section 4.1.
+Different prompts diversify samples more than temperature does. Source: LeReT, section 4.1.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ async def load_or_build_bank(
     tasks: Sequence[Task],
     progress: Progress,
 ) -> list[Prompt]:
-    """Return the prompts of a run, the zero-shot one first; an existing bank may be of another policy."""
+    """Return the run's prompts, zero-shot prompt first. An existing bank is used even if the policy has changed."""
     if (bank := load_bank(run)) is not None:
         return bank
     settings = environment.recipe.sampling
-    if settings.prompts == 1 or not environment.replay.predictors:  # a pick has no demos
+    if settings.prompts == 1 or not environment.replay.predictors:  # picks have no demos
         prompts = [ZERO_SHOT]
     elif settings.bank.path is not None:
         prompts = _read_prompts(Path(settings.bank.path), settings.prompts)
@@ -53,13 +53,13 @@ async def load_or_build_bank(
 
 
 def load_bank(run: Run) -> list[Prompt] | None:
-    """Read the prompts of a run; None if it has none."""
+    """Read the run's prompts; None if the run has no bank yet."""
     bank = run.manifest.bank
     return None if bank is None else [Prompt.load(run.prompts / f"{name}.json") for name in bank["prompts"]]
 
 
 def save_bank(run: Run, prompts: Sequence[Prompt], wanted: int) -> None:
-    """Write the bank of a run; ``wanted`` prompts were asked for."""
+    """Write the run's bank; ``wanted`` is the requested number of prompts."""
     with run.writing():
         run.prompts.mkdir(parents=True, exist_ok=True)
         for path in run.prompts.glob("*.json"):
@@ -72,7 +72,7 @@ def save_bank(run: Run, prompts: Sequence[Prompt], wanted: int) -> None:
 
 
 def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, int]:
-    """Return the numbers of questions for the bank's demos and for its scores, out of all questions."""
+    """Return how many of ``n_questions`` make the bank's demos and how many score its candidates."""
     if n_questions >= n_train + n_dev:
         return n_train, n_dev
     share = max(n_questions * n_train // (n_train + n_dev), min(1, n_questions))
@@ -83,7 +83,7 @@ def _read_prompts(directory: Path, n: int) -> list[Prompt]:
     loaded = [Prompt.load(path) for path in sorted(directory.glob("*.json"))]
     few_shot = {prompt.digest: prompt for prompt in loaded if prompt.digest != ZERO_SHOT.digest}
     if not few_shot:
-        raise ConfigError(f"sampling.bank.path: {directory} holds no few-shot prompt (*.json, as in R/prompts)")
+        raise ConfigError(f"sampling.bank.path: {directory} has no few-shot prompts (*.json); name a run's prompts/")
     numbered = enumerate(list(few_shot.values())[: n - 1], 1)
     return [ZERO_SHOT, *(Prompt(str(i), p.demos, p.instructions, p.score) for i, p in numbered)]
 
@@ -119,9 +119,9 @@ async def _bootstrapped(
     try:
         return await asyncio.shield(work)
     finally:
-        stop.set()  # DSPy's thread cannot be cancelled; the next run of the program ends it
+        stop.set()  # DSPy's thread cannot be cancelled; it ends when it next runs the program
         for lm in (*cold, *warm):
-            lm.engine.close()  # ends the calls that it waits for
+            lm.engine.close()  # ends the calls that DSPy's thread waits for
         await asyncio.gather(work, return_exceptions=True)
         progress.finish()
 
@@ -132,7 +132,7 @@ def _drawn(run: Run, environment: Environment, tasks: Sequence[Task]) -> tuple[l
     n_train, n_dev = n_bank_questions(len(shuffled), settings.bank.train_questions, settings.bank.dev_questions)
     if not n_dev:
         raise RunError(
-            f"{run.path}: the bank needs at least two questions; raise data.limit, or set sampling.prompts: 1"
+            f"{run.path}: the prompt bank needs two or more questions; raise data.limit, or set sampling.prompts: 1"
         )
     return shuffled[:n_train], shuffled[n_train : n_train + n_dev]
 

@@ -1,4 +1,4 @@
-"""Bootstrapping with DSPy's optimizer, with the program as a watched student, so that outages are not bad queries."""
+"""Bootstrapping demos with DSPy's optimizer, with a monitor so that outages stop it and are not scored as 0."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from leret.retrieval.base import Retriever
 from leret.rewards import Reward
 
 THREADS = 16
-"""Number of questions scored at the same time, so that the policy can batch them."""
+"""Number of questions scored concurrently, so that the policy can batch requests."""
 
 LMs: TypeAlias = dspy.BaseLM | Sequence[dspy.BaseLM]
-"""One LM for all predictors that have none, or one LM for each predictor."""
+"""One LM for all predictors without an LM, or one LM per predictor."""
 
 NEVER = 1_000_000_000
-"""DSPy's limit of errors; the monitor stops on outages instead."""
+"""Error limit passed to DSPy; `RunMonitor` stops the optimizer instead."""
 
 
 @dataclass(frozen=True)
 class BankPlan:
-    """Settings of a bank: prompts including the zero-shot one, and candidate sets of demos to score.
+    """Settings of a bank. ``n_prompts`` includes the zero-shot prompt; ``candidates`` sets of demos are scored.
 
-    ``threshold`` is the least reward of a run for its steps to become demos; None: that of the teacher's best quarter.
+    ``threshold`` is the minimum reward for a run's steps to become demos; None uses the teacher's best quarter.
     """
 
     n_prompts: int
@@ -70,10 +70,10 @@ def bootstrap_prompts(
     on_scored: Callable[[], None] = lambda: None,
     stop: threading.Event | None = None,
 ) -> list[Prompt]:
-    """Bootstrap the prompts of a bank; the call changes the program.
+    """Bootstrap the prompts of a bank. The call changes the program.
 
-    The ``teacher`` makes demos on ``train``; the greedy ``lm`` scores candidates on ``dev``; once ``stop`` is set, the
-    next run ends the work. The zero-shot prompt comes first, then few-shot prompts by falling score.
+    The ``teacher`` makes demos on ``train``, and ``lm`` scores candidates on ``dev``. After ``stop`` is set, the next
+    program run raises an error. Returns the zero-shot prompt, then few-shot prompts by descending score.
     """
     monitor = RunMonitor(retriever, stop or threading.Event())
     student, candidates = RetrievalStudent(program, monitor), range(-1, plan.candidates - 1)
@@ -103,7 +103,7 @@ def _teacher_threshold(student: dspy.Module, train: list[dspy.Example], teacher:
 
 
 def best_quarter(rewards: Iterable[float]) -> float:
-    """Return the positive reward that the best quarter of runs reaches: the threshold for demos."""
+    """Return the minimum reward of the best quarter of runs (at least 1e-9), used as the threshold for demos."""
     ordered = sorted(rewards, reverse=True)
     good = ordered[: max(1, round(len(ordered) / 4))]
     return max([1e-9, *good[-1:]])
@@ -118,7 +118,7 @@ def _optimizer(plan: BankPlan, reward: Reward, teacher: LMs, on_scored: Callable
         if trace is None:
             on_scored()
         elif not prediction.complete:
-            return 0.0  # an incomplete run gives no demos
+            return 0.0  # incomplete runs provide no demos
         return _value(reward, example, prediction)
 
     return BootstrapFewShotWithRandomSearch(
@@ -126,8 +126,8 @@ def _optimizer(plan: BankPlan, reward: Reward, teacher: LMs, on_scored: Callable
         metric_threshold=plan.threshold,
         teacher_settings=_answered_by(teacher),
         max_bootstrapped_demos=plan.max_demos,
-        max_labeled_demos=0,  # a question without its queries would be one
-        num_candidate_programs=max(plan.candidates - 1, 0),  # DSPy adds one: the questions in their order
+        max_labeled_demos=0,  # labeled demos would lack the queries
+        num_candidate_programs=max(plan.candidates - 1, 0),  # DSPy adds a candidate: unshuffled questions
         num_threads=THREADS,
         max_errors=NEVER,
     )
@@ -155,9 +155,9 @@ def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
 
 @dataclass
 class RunMonitor:
-    """Runs programs for an optimizer or an evaluation of DSPy, which treat every failure as a bad score.
+    """Runs programs for DSPy's optimizers and evaluation, which would score every failure as 0.
 
-    Copies of a student share it. Once ``stop`` is set, the next run is an outage; no program runs after an ``outage``.
+    Deep copies of a student share its monitor. Setting ``stop`` counts as an outage; no run starts after an ``outage``.
     """
 
     retriever: Retriever | None = None
@@ -171,7 +171,7 @@ class RunMonitor:
         return self
 
     def run(self, program: dspy.Module, inputs: Mapping[str, Any]) -> tuple[Any, bool]:
-        """Run a program; returns its prediction, and False if a completion did not parse or a prompt did not fit."""
+        """Run a program. Return (prediction, True), or (None, False) for unparsed completions and too long prompts."""
         if self.stop.is_set():
             self.outage = self.outage or RunError("interrupted; run the same command again")
         if self.outage is not None:
@@ -191,16 +191,16 @@ class RunMonitor:
             raise
 
     def raise_first(self, what: str) -> None:
-        """Raise the outage, or the crash of all runs, if any; the message begins with ``what``."""
+        """Raise the outage, or the last crash if every run crashed. The message begins with ``what``."""
         if self.outage is not None:
             raise type(self.outage)(f"{what}: {self.outage}") from self.outage
         if self.crash is not None and self.n_crashes == self.n_runs:
             failed = f"{type(self.crash).__name__}: {self.crash}"
-            raise ProgramError(f"{what}: the program failed on every question: {failed}; correct it") from self.crash
+            raise ProgramError(f"{what}: the program failed on every question ({failed}); fix it") from self.crash
 
 
 def outage_of(error: BaseException) -> LeretError | None:
-    """Return the error of the policy or the retriever that DSPy wrapped in others; None if there is none."""
+    """Return the policy or retriever error in a chain of DSPy errors; None if there is none."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, LeretError):
@@ -210,7 +210,7 @@ def outage_of(error: BaseException) -> LeretError | None:
 
 
 class RetrievalStudent(dspy.Module):
-    """Runs a program and returns what it retrieved: ``ranking``, and whether it came to its end (``complete``)."""
+    """Runs a program and returns its ``result`` and ``ranking``, and ``complete`` (whether the run reached its end)."""
 
     def __init__(self, program: dspy.Module, monitor: RunMonitor) -> None:
         super().__init__()
@@ -227,7 +227,7 @@ class RetrievalStudent(dspy.Module):
 
 
 def cached_completion_lm(rollouts: Iterable[Rollout], other: dspy.BaseLM, **settings: Any) -> dspy.LM:
-    """Return an LM that answers from batched rollouts, and asks another one for other prompts."""
+    """Return an LM that answers with the rollouts' completions, and calls ``other`` for prompts not in the rollouts."""
     completions = {digest(list(step.messages)): step.completion for rollout in rollouts for step in rollout.steps}
 
     def answer(request: lm15.Request) -> lm15.Response:

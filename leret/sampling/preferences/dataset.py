@@ -1,4 +1,4 @@
-"""Training data of a store: pairs in Parquet, with columns as TRL reads them, and targets to imitate."""
+"""Training data from a store: preference pairs in Parquet (with TRL's columns), and targets for imitation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = {
 
 
 Pair = tuple[Sample, Sample]
-"""Chosen, rejected."""
+"""(chosen, rejected)."""
 
 
 def build_preferences(
@@ -36,7 +36,7 @@ def build_preferences(
     max_pairs: int | None = None,
     policy_digest: str | None = None,
 ) -> PreferenceReport:
-    """Make R/preferences anew from finished questions, by default of the last policy; RunError without any."""
+    """Rebuild R/preferences from questions finished by a policy (default: the last); RunError if there are none."""
     policy_digest = policy_digest or run.manifest.policy_digest
     report = PreferenceReport(run.preferences / "train.parquet", strategy, margin, max_pairs)
     report.unparsed_reward = unparsed_reward(run)
@@ -52,7 +52,7 @@ def build_preferences(
 
 
 def unparsed_reward(run: Run) -> float | None:
-    """Return the reward of unparsed completions, by the run's recipe."""
+    """Return the recipe's reward for unparsed completions; None if it has none."""
     section = run.manifest.sampling or {}
     reward = SamplingSettings.model_validate(section.get("sampling", {})).whole_reward
     return reward.unparsed_reward if isinstance(reward, RewardSettings) else None
@@ -62,7 +62,7 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
     last: tuple[str, str] | None = None
     for group in store.finished(policy_digest):
         question = (group.policy_digest, group.state.task_id)
-        report.questions += question != last  # groups of one question are adjacent
+        report.questions += question != last  # a question's groups are adjacent
         last = question
         pairs = make_pairs(_count(group, report), report.strategy, report.margin, report.max_pairs)
         report.states_with_pairs += bool(pairs)
@@ -73,12 +73,12 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
 
 
 def no_finished_question(store: Store, policy_digest: str | None) -> RunError:
-    """Return the error of a run without a question that is sampled to its end, with a failure of its samples."""
+    """Return the error for a run without finished questions, with the message of a failed sample."""
     failures = (sample.failure for group in store.groups(policy_digest) for sample in group.samples)
     failed = [failure.message for failure in failures if failure is not None]
-    why = f"{len(failed)} samples failed, one of them: {failed[0]}; correct the cause and " if failed else ""
+    why = f"{len(failed)} samples failed, for example: {failed[0]}; fix the cause and " if failed else ""
     return RunError(
-        f"{store.path} holds no question that is sampled to its end; {why}"
+        f"{store.path} has no finished questions; {why}"
         f"run `leret sample RECIPE --run {store.path.parent}`{' again' if why else ' first'}"
     )
 
@@ -119,7 +119,7 @@ def _row(group: StateSamples, pair: Pair, report: PreferenceReport) -> dict[str,
 
 
 def distinct(samples: Sequence[Sample]) -> list[Sample]:
-    """Return samples with a reward, the first one of each completion."""
+    """Return the first rewarded sample of each distinct completion."""
     by_text: dict[str, Sample] = {}
     for sample in samples:
         if sample.reward is not None and sample.completion is not None:
@@ -130,11 +130,11 @@ def distinct(samples: Sequence[Sample]) -> list[Sample]:
 def make_pairs(
     samples: Sequence[Sample], strategy: Strategy, margin: float = 0.0, max_pairs: int | None = None
 ) -> list[Pair]:
-    """Return the pairs of one state, by level, then in the order of the distinct samples.
+    """Return the pairs of a state, ordered by reward level, then by sample. A level is all samples with equal reward.
 
-    Strategy ``adjacent``: each completion of a reward level over each of the next level below (LeReT); ``best-worst``:
-    the highest level over the lowest; ``all``: each level over every lower one; ``margin``: every pair with at least
-    this difference of rewards. ``max_pairs`` keeps the widest margins.
+    Strategies: ``adjacent`` prefers each level to the next lower level (LeReT). ``best-worst`` prefers the highest to
+    the lowest level. ``all`` prefers each level to all lower levels. ``margin`` keeps the pairs of ``all`` with a
+    reward difference of at least ``margin``. ``max_pairs`` keeps the pairs with the largest reward differences.
     """
     levels = [members for _, members in reward_levels(samples)]
     pairs = [pair for upper, lower in _LEVELS[strategy](levels) for pair in product(upper, lower)]
@@ -165,10 +165,10 @@ def state_targets(
     max_targets: int = 1,
     seed: int = 0,
 ) -> list[Sample]:
-    """Return the samples of one state to imitate under its zero-shot prompt, which distils demos into the policy.
+    """Return the samples of a state to imitate with its zero-shot prompt, to distil the demos into the policy.
 
-    ``best`` draws from the highest reward level; ``random``, a control, from all completions as often as they were
-    sampled. At most ``max_targets`` different ones; none if ``require_spread`` and all rewards are equal.
+    ``best`` draws from the highest reward level; ``random``, as a control, draws from all rewarded samples. Returns at
+    most ``max_targets`` distinct completions, and none if ``require_spread`` and all rewards are equal.
     """
     by_level = reward_levels(group.samples)
     if not by_level or (require_spread and len(by_level) == 1):

@@ -1,4 +1,4 @@
-"""Counts of a preference data set, and its card for the Hugging Face hub."""
+"""Counts of a preference dataset, and its dataset card for the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Strategy = Literal["adjacent", "best-worst", "all", "margin"]
 _BAR = 40
 _SIZES = ((10**3, "n<1K"), (10**4, "1K<n<10K"), (10**5, "10K<n<100K"), (10**6, "100K<n<1M"))
 _MEANING = {
-    "adjacent": "each completion of a reward level over each one of the level just below",
-    "best-worst": "each completion of the highest reward level over each one of the lowest",
-    "all": "each completion over every one of a lower reward",
-    "margin": "each completion over every one with a reward lower by the margin or more",
+    "adjacent": "each completion is preferred to each completion with the next lower reward",
+    "best-worst": "each completion with the highest reward is preferred to each completion with the lowest",
+    "all": "each completion is preferred to every completion with a lower reward",
+    "margin": "each completion is preferred to every completion with a reward lower by at least the margin",
 }
 _CARD = """---
 {hub}
@@ -26,9 +26,9 @@ _CARD = """---
 
 # Preferences of `{run}`
 
-Search queries (or other completions of a DSPy program), preferred by what they retrieved. Made by leret: at every state
-several prompts and samples were tried, and each was scored by the ranking that it led to. `prompt` is the zero-shot
-prompt of the state, `chosen` and `rejected` are completions, `score_chosen` and `score_rejected` their rewards.
+Pairs of search queries (or other completions of a DSPy program), ranked by reward. Made by leret: at each state,
+completions were sampled with several prompts and scored by the retrieved ranking. `prompt` is the zero-shot prompt of
+the state, `chosen` and `rejected` are completions, `score_chosen` and `score_rejected` are rewards.
 
 | | |
 |---|---:|
@@ -44,7 +44,7 @@ Pairs by strategy {rule}.
 
 ## Pairs by step
 
-`step` is the number of LM calls before.
+`step` is the number of LM calls before the completion.
 
 | step | pairs |
 |---:|---:|
@@ -52,7 +52,7 @@ Pairs by strategy {rule}.
 
 ## Pairs by prompts
 
-`0` is the zero-shot prompt, the others are the few-shot prompts of the bank.
+`0` is the zero-shot prompt; the other numbers are few-shot prompts of the prompt bank.
 
 | chosen over rejected | pairs |
 |---|---:|
@@ -62,17 +62,17 @@ Pairs by strategy {rule}.
 
 {failures}
 """
-_FAILURES = "Samples without a reward; they are in no pair{priced}.\n\n| kind | samples |\n|---|---:|\n"
+_FAILURES = "Samples without a reward are in no pair{priced}.\n\n| kind | samples |\n|---|---:|\n"
 
 
 @dataclass
 class PreferenceReport:
-    """Counts of the data set.
+    """Counts of the dataset.
 
     Attributes:
-        states: sampled states; ``no_spread`` of them have a single reward, ``unscored`` have none.
-        unparsed_reward: reward of unparsed completions in pairs; None leaves them out.
-        histogram: samples by reward, in tenths of ``reward_range``, which is at least 0 to 1.
+        no_spread: states where all rewards are equal; ``unscored``: states without rewards.
+        unparsed_reward: reward of unparsed completions in pairs; None excludes unparsed completions.
+        histogram: number of samples per tenth of ``reward_range``, which includes 0 to 1.
     """
 
     path: Path
@@ -107,7 +107,7 @@ class PreferenceReport:
 
 
 def card(report: PreferenceReport, run_name: str) -> str:
-    """Return the README.md of the data set."""
+    """Return the dataset's README.md."""
     n_states = report.states or 1
     facts = {
         "questions": report.questions,
@@ -128,7 +128,7 @@ def card(report: PreferenceReport, run_name: str) -> str:
         "size_categories": [next((name for bound, name in _SIZES if report.pairs < bound), "n>1M")],
     }
     price = report.unparsed_reward
-    priced = "" if price is None else f", except those that do not parse (`parse`), at a reward of {price:g}"
+    priced = "" if price is None else f", except unparsed completions (`parse`), which get reward {price:g}"
     return _CARD.format(
         hub=yaml.dump(hub).rstrip(),
         run=run_name,
@@ -145,7 +145,7 @@ def card(report: PreferenceReport, run_name: str) -> str:
 
 def _settings(report: PreferenceReport) -> str:
     parts = [f"margin {report.margin:g}"] if report.strategy == "margin" else []
-    parts += [f"at most {report.max_pairs} a state"] if report.max_pairs else []
+    parts += [f"at most {report.max_pairs} per state"] if report.max_pairs else []
     return f" ({', '.join(parts)})" if parts else ""
 
 

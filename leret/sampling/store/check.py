@@ -1,4 +1,4 @@
-"""`leret store check`: check a store for damage, and its rewards against its rankings."""
+"""`leret store check`: check a store for damage and for rewards that do not match the stored rankings."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from leret.sampling.store.merge import shard_stores
 from leret.sampling.store.store import connect, errors_of, sample_of
 
 _PATHS = {
-    "a visit's chosen sample is of another state, step or policy": (
+    "a visit's chosen sample has another state, step or policy": (
         "SELECT v.question_id FROM visits v JOIN samples c ON c.id = v.chosen "
         "WHERE (c.state_id, c.step, c.policy_digest) IS NOT (v.state_id, v.step, v.policy_digest)"
     ),
-    "a visit does not follow from the one before": (
+    "a visit's parent is not the sample chosen at the previous step": (
         "SELECT v.question_id FROM visits v LEFT JOIN visits b ON (b.question_id, b.step, b.policy_digest) = "
         "(v.question_id, v.step - 1, v.policy_digest) WHERE v.step > 0 AND b.chosen IS NOT v.parent"
     ),
 }
-"""Rules between rows that the schema cannot enforce."""
+"""Consistency rules that the schema cannot enforce, with queries for rows that break the rule."""
 _TOLERANCE = 1e-9
 _SHOWN = 3
 
 
 @dataclass
 class StoreReport:
-    """Counts of a store, checks left out (``notes``), and each kind of fault with its first rows."""
+    """Counts of a store, notes on skipped checks, and each kind of fault with its first rows."""
 
     states: int = 0
     samples: int = 0
@@ -54,14 +54,14 @@ class StoreReport:
 
 
 def check_store(run: Run) -> StoreReport:
-    """Check a run's store; it may be in use, and nothing is written."""
+    """Check a run's store without writing to it; the store may be in use."""
     report = StoreReport(bytes=sum(file.stat().st_size for file in run.store.parent.glob(f"{run.store.name}*")))
     with closing(connect(run.store, read_only=True)) as database, errors_of(run.store):
-        database.execute("BEGIN")  # one view of a store in use
+        database.execute("BEGIN")  # one snapshot, even if another process writes
         broken = [row[0] for row in database.execute("PRAGMA integrity_check(5)") if row[0] != "ok"]
-        report.add("SQLite finds the file damaged; restore it", broken)
+        report.add("SQLite reports a damaged file; restore it from a backup", broken)
         lost = (f"{row['table']} row {row['rowid']}" for row in database.execute("PRAGMA foreign_key_check"))
-        report.add("a row refers to a state or sample that is missing", lost)
+        report.add("a row refers to a missing state or sample", lost)
         for what, sql in _PATHS.items():
             report.add(what, (row[0] for row in database.execute(sql)))
         for table in ("states", "samples", "visits"):
@@ -70,26 +70,26 @@ def check_store(run: Run) -> StoreReport:
         report.failed = {kind: n for kind, n in kinds if kind is not None}
         report.scored = report.samples - sum(report.failed.values())
         if not broken:
-            report.add("a reward does not follow from its ranking", _wrong_rewards(run, database, report))
+            report.add("a reward does not match its ranking", _wrong_rewards(run, database, report))
     if left := shard_stores(run):
-        report.notes.append(f"{len(left)} stores of shards are not merged yet; run `leret store merge`")
+        report.notes.append(f"{len(left)} shard stores are not merged yet; run `leret store merge`")
     return report
 
 
 def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) -> Iterator[str]:
-    """Yield samples with a reward that does not follow from their ranking, for measures that need nothing else."""
+    """Yield ids of samples with rewards that do not match their rankings, if the reward needs only rankings."""
     try:
         environment = Environment.open(run)
         name = environment.recipe.sampling.reward
-        if not (isinstance(name, str) and hasattr(ranking, name.partition("@")[0])):  # does not run the run's code
-            report.notes.append("rewards are not computed again: sampling.reward needs more than a ranking")
+        if not (isinstance(name, str) and hasattr(ranking, name.partition("@")[0])):  # never runs a run's own code
+            report.notes.append("rewards were not checked: sampling.reward needs more than a ranking")
             return
         value, tasks = scoring(name), {task.id: task for task in environment.tasks(check=False)}
     except (LeretError, ValidationError) as error:
-        report.notes.append(f"rewards are not computed again: {error}")
+        report.notes.append(f"rewards were not checked: {error}")
         return
     for sample in map(sample_of, database.execute("SELECT * FROM samples WHERE reward IS NOT NULL")):
-        # The reward of a program's end has no stored ranking.
+        # Final rewards cannot be checked: their rankings are not stored.
         stored = sample.components.get("step") if "final" in sample.components else sample.reward
         task = tasks.get(sample.task_id)
         if task is None or stored is None or not sample.is_sampled:

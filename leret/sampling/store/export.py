@@ -1,4 +1,4 @@
-"""`leret store export`: write a row a sample, as JSON lines or Parquet, in pieces."""
+"""`leret store export`: stream one row per sample to JSON lines or Parquet."""
 
 from __future__ import annotations
 
@@ -40,21 +40,21 @@ _SQL = (
 
 
 def export_store(run: Run, to: Format, out: Path | IO[str], *, messages: bool = False, force: bool = False) -> int:
-    """Write a run's samples, ordered by policy, question, step, prompt and index; returns their number.
+    """Write a run's samples, ordered by policy, question, step, prompt and index, and return the number of samples.
 
-    ``out`` is a file, which appears whole or not at all, or an open text stream, for ``jsonl``. ``messages`` adds those
-    of the zero-shot prompt; ``force`` replaces an existing file.
+    ``out`` is a file, written atomically, or an open text stream (``jsonl`` only). ``messages`` adds the messages of
+    the zero-shot prompt. ``force`` replaces an existing file.
     """
     columns = {name: kind for name, kind in COLUMNS.items() if messages or name != "messages"}
     with closing(connect(run.store, read_only=True)) as database:
-        database.execute("BEGIN")  # one view of a store in use
+        database.execute("BEGIN")  # one snapshot, even if another process writes
         return export_rows(_rows(database, run.store, columns), columns, to, out, force=force)
 
 
 def export_rows(
     rows: Iterator[dict[str, Any]], columns: Mapping[str, str], to: Format, out: Path | IO[str], *, force: bool = False
 ) -> int:
-    """Write rows with ``columns`` as in `COLUMNS`; the other arguments are those of `export_store`."""
+    """Write rows and return their number; ``columns`` maps names to types like `COLUMNS`. See `export_store`."""
     if not isinstance(out, Path):
         if to == "parquet":
             raise ConfigError("--out -: Parquet cannot be written to standard output; name a file")
@@ -62,17 +62,17 @@ def export_rows(
     if out.exists() and not force:
         raise ConfigError(f"--out {out} already exists; name another file, or add --force to replace it")
     if out.is_dir() or not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: not a file in an existing directory; name one")
+        raise ConfigError(f"--out {out}: not a file in an existing directory; choose another path")
     try:
         with atomic_file(out, "wb" if to == "parquet" else "w") as file:
             return write_parquet(rows, file, columns) if to == "parquet" else _write_lines(rows, file)
     except OSError as error:
         reason = error.strerror or error
-        raise RunError(f"{out} cannot be written: {reason}; nothing was left behind").failed() from error
+        raise RunError(f"{out} cannot be written ({reason}); choose another path").failed() from error
 
 
 def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapping[str, str]) -> int:
-    """Write rows as Parquet, a few thousand at a time, with ``columns`` as in `COLUMNS`; returns their number."""
+    """Write rows as Parquet in batches and return their number; ``columns`` maps names to types like `COLUMNS`."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -91,7 +91,7 @@ def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapp
 
 
 def query_of(outputs: dict[str, Any]) -> str | None:
-    """Return the search query among a completion's fields: the field of that name, or else the last text."""
+    """Return the search query in a completion's fields: the first text field named ``*query*``, else the last one."""
     texts = {name: value for name, value in outputs.items() if isinstance(value, str)}
     named = [value for name, value in texts.items() if "query" in name.lower()]
     return next(iter(named or reversed(list(texts.values()))), None)
@@ -113,7 +113,7 @@ def _rows(database: sqlite3.Connection, path: Path, columns: Iterable[str]) -> I
 
 def _write_lines(rows: Iterable[dict[str, Any]], file: IO[str]) -> int:
     n = 0
-    for n, row in enumerate(rows, 1):  # noqa: B007 - the last one is the number of rows
+    for n, row in enumerate(rows, 1):  # noqa: B007 - the last value is the number of rows
         file.write(json.dumps(row, ensure_ascii=False) + "\n")
     file.flush()
     return n

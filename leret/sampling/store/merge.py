@@ -1,4 +1,4 @@
-"""`leret store merge`: merge the samples of shards into the store of a run."""
+"""`leret store merge`: merge the samples of shards into a run's store."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from leret.sampling.store.store import Store
 
 
 def merge_shards(run: Run, shards: Iterable[Path] = (), store: Store | None = None) -> dict[str, int]:
-    """Merge R/shards/*.db, which are then removed, and the run directories ``shards`` into a run's store.
+    """Merge R/shards/*.db and the run directories ``shards`` into a run's store, then delete R/shards/*.db.
 
-    Returns `Store.counts` afterwards; ``store`` is the run's, if it is open.
+    Return the new `Store.counts`. ``store`` is the run's store if it is already open.
     """
     others = [Run.open(path) for path in shards]
     for other in others:
         refuse_changes(run, sampling_recipe_of(other, "leret sample RECIPE --shard I/N"), other.manifest.digests)
         if _prompts(other) != _prompts(run):
-            raise RunError(f"{other.path} was sampled with other prompts than {run.path}: its prompts/ differs")
+            raise RunError(f"{other.path}/prompts and {run.path}/prompts differ; merge only runs with the same prompts")
     with nullcontext(store) if store is not None else Store(run.store) as target:
         for path in [path for other in others for path in (other.store, *shard_stores(other)) if path.is_file()]:
             target.merge(path)
         for path in shard_stores(run):
-            with Store(path):  # refuses a shard in use
+            with Store(path):  # raises if the shard is in use
                 target.merge(path)
             for suffix in ("", "-wal", "-shm", ".lock"):
                 path.with_name(path.name + suffix).unlink(missing_ok=True)
-        with suppress(OSError):  # it does not exist, or a shard has begun
+        with suppress(OSError):  # missing, or not empty because a shard has started
             run.shards.rmdir()
         return target.counts()
 
@@ -42,5 +42,5 @@ def _prompts(run: Run) -> dict[str, str]:
 
 
 def shard_stores(run: Run) -> list[Path]:
-    """Return the stores of shards that are not merged yet."""
+    """Return the shard stores that are not merged yet."""
     return sorted(run.shards.glob("*.db"))

@@ -1,7 +1,7 @@
 """The store: states and samples in one SQLite file, written in batches, read by id and in order.
 
-One process writes, others may read. The samples that one prompt gets at one state are one transaction, so a kill loses
-all or none of them. Ids come from the content of a row, so putting or merging a row twice has no effect.
+One process writes; other processes may read. The samples of a prompt at a state share a transaction, so a kill loses
+all or none of the samples. Ids are digests of the row's content, so adding or merging a row twice has no effect.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ CREATE TABLE samples (
     failure_message TEXT, n_prompt_tokens INTEGER, n_completion_tokens INTEGER,
     policy TEXT NOT NULL, policy_digest TEXT NOT NULL, prompt_digest TEXT NOT NULL,
     temperature REAL NOT NULL, top_p REAL NOT NULL, max_tokens INTEGER NOT NULL,
-    CONSTRAINT "a score for each document" CHECK (json_array_length(scores) = json_array_length(doc_ids)),
+    CONSTRAINT "one score per document" CHECK (json_array_length(scores) = json_array_length(doc_ids)),
     CONSTRAINT "either a reward or a failure" CHECK ((reward IS NULL) = (failure_kind IS NOT NULL)),
-    CONSTRAINT "a reward is of a completion" CHECK (reward IS NULL OR completion IS NOT NULL),
+    CONSTRAINT "a reward needs a completion" CHECK (reward IS NULL OR completion IS NOT NULL),
     FOREIGN KEY (state_id, question_id) REFERENCES states (id, question_id)
 ) STRICT;
 CREATE UNIQUE INDEX samples_in_order ON samples (policy_digest, question_id, step, state_id, prompt, n);
@@ -56,10 +56,10 @@ CREATE INDEX samples_to_try_again ON samples (policy_digest, question_id) WHERE 
 CREATE TABLE visits (
     question_id TEXT NOT NULL, step INTEGER NOT NULL, policy_digest TEXT NOT NULL, state_id TEXT NOT NULL,
     parent TEXT REFERENCES samples (id), chosen TEXT REFERENCES samples (id),
-    outcome TEXT NOT NULL CONSTRAINT "an outcome is known" CHECK (outcome IN ('next', 'finished', 'solved', 'stuck')),
+    outcome TEXT NOT NULL CONSTRAINT "the outcome is valid" CHECK (outcome IN ('next', 'finished', 'solved', 'stuck')),
     PRIMARY KEY (question_id, step, policy_digest),
-    CONSTRAINT "a path goes on by a sample" CHECK ((chosen IS NULL) = (outcome IN ('solved', 'stuck'))),
-    CONSTRAINT "the first step alone has no parent" CHECK ((parent IS NULL) = (step = 0)),
+    CONSTRAINT "only solved or stuck steps choose none" CHECK ((chosen IS NULL) = (outcome IN ('solved', 'stuck'))),
+    CONSTRAINT "only the first step has no parent" CHECK ((parent IS NULL) = (step = 0)),
     FOREIGN KEY (state_id, question_id) REFERENCES states (id, question_id)
 ) STRICT, WITHOUT ROWID;
 """
@@ -68,12 +68,12 @@ ANSWER_COLUMNS = (
     "completion", "outputs", "doc_ids", "scores", "reward", "components", "failure_kind", "failure_message",
     "n_prompt_tokens", "n_completion_tokens",
 )  # fmt: skip
-"""Columns of ``samples`` that a second try may change."""
+"""Columns of ``samples`` that a retry may change."""
 
 IN_ORDER = "ORDER BY s.policy_digest, s.question_id, s.step, s.state_id, length(s.prompt), s.prompt, s.n"
 
 _LEAST_FREE = 2**20
-"""Bytes of free disk. On a full disk SQLite may report "disk I/O error", since even a reader makes a 32 KiB file."""
+"""Free bytes below which "disk I/O error" means a full disk: even SQLite's readers create a 32 KiB file."""
 _FLUSH_ROWS = 4000
 _FLUSH_S = 0.2
 _PUT = {
@@ -83,7 +83,7 @@ _PUT = {
     + f" WHERE samples.failure_kind IN ({OUTAGE_SQL})",
     "visits": "INSERT OR REPLACE INTO visits {}",
 }
-"""Statements in the order of references between tables."""
+"""Insert statements; referenced tables come first."""
 _REWARD_SQL = "UPDATE samples SET reward = ?, components = ? WHERE id = ? AND failure_kind IS NULL"
 _N_COLUMNS = {"states": 5, "samples": 23, "visits": 7}
 _DONE_SQL = (
@@ -93,10 +93,10 @@ _DONE_SQL = (
 
 
 class PathStep(NamedTuple):
-    """One step on the path of a question.
+    """One step on a question's path.
 
-    ``chosen`` is the sample that continued the path; ``outcome`` is ``next`` (the path continues), ``finished`` (the
-    program returned), ``solved`` (every scored sample has all gold on top) or ``stuck`` (no sample has a reward).
+    ``chosen`` is the sample that continued the path. ``outcome`` is ``next`` (the path continues), ``finished`` (the
+    program returned), ``solved`` (every rewarded sample ranks all gold documents first) or ``stuck`` (no rewards).
     """
 
     question_id: str
@@ -110,7 +110,7 @@ class PathStep(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StateSamples:
-    """The group of a state: all samples of one policy at one visit, in the order of prompt and index."""
+    """A state's group: all samples of a policy at one visit, ordered by prompt and index."""
 
     state: State
     policy_digest: str
@@ -118,18 +118,18 @@ class StateSamples:
 
 
 def state_row(state: State) -> tuple[Any, ...]:
-    """Return the columns of ``states``."""
+    """Return a state as a row of ``states``."""
     return state.id, state.task_id, state.predictor, dump(state.inputs), dump(state.messages)
 
 
 def state_of(row: sqlite3.Row, step: int, parent: str | None) -> State:
-    """Undo `state_row`; the visit gives the state's place on its path."""
+    """Return the state of a row; ``step`` and ``parent`` come from its visit."""
     inputs, messages = json.loads(row["inputs"]), tuple(json.loads(row["messages"]))
     return State(row["state_id"], row["question_id"], step, row["predictor"], inputs, messages, parent)
 
 
 def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
-    """Return the columns of ``samples``."""
+    """Return a sample as a row of ``samples``."""
     failure = sample.failure
     return (
         sample.id, sample.state_id, sample.task_id, sample.step, sample.prompt, sample.index, sample.seed,
@@ -141,7 +141,7 @@ def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
 
 
 def sample_of(row: sqlite3.Row) -> Sample:
-    """Undo `sample_row`."""
+    """Return the sample of a row; inverse of `sample_row`."""
     kind = row["failure_kind"]
     return Sample(
         row["id"], row["state_id"], row["question_id"], row["step"], row["prompt"], row["n"], row["seed"],
@@ -156,7 +156,7 @@ dump = json_encoder(separators=(",", ":"))
 
 
 class Store:
-    """States, samples and visits of a run, in a file that is created if missing; ``read_only`` takes no lock."""
+    """States, samples and visits of a run. A missing file is created; ``read_only`` takes no lock."""
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
@@ -166,7 +166,7 @@ class Store:
         self._last_flush = time.monotonic()
         with ExitStack() as opening:
             if not read_only:
-                busy = RunError(f"{path} is in use by another process; wait for it, or give another name")
+                busy = RunError(f"{path} is in use by another process; wait, or name another run directory")
                 try:
                     opening.enter_context(locked(path.with_name(path.name + ".lock"), busy))
                 except OSError as error:
@@ -179,16 +179,16 @@ class Store:
         self._pending["states"].append(state_row(state))
 
     def put_samples(self, samples: Iterable[Sample], origin: SamplingParams) -> None:
-        """Add samples, all or none; a stored sample is replaced only if it was an outage."""
+        """Add samples in one transaction; a stored sample is replaced only if it failed in an outage."""
         self._pending["samples"].extend(sample_row(sample, origin) for sample in samples)
         late = time.monotonic() - self._last_flush > _FLUSH_S
         if late or len(self._pending["samples"]) >= _FLUSH_ROWS:
             self.flush()
 
     def put_rewards(self, samples: Iterable[Sample], name: int | None = None) -> None:
-        """Replace reward and components of samples with a reward, all or none.
+        """Replace the reward and components of rewarded samples in one transaction.
 
-        ``name`` identifies the sections of run.yaml that take effect then, see `leret.core.runs.Run.prepare`.
+        The commit also activates the prepared sections ``name`` of run.yaml, see `leret.core.runs.Run.prepare`.
         """
         self._name = self._name if name is None else name
         self._new_rewards.extend((sample.reward, dump(sample.components), sample.id) for sample in samples)
@@ -197,7 +197,7 @@ class Store:
         self._pending["visits"].append(visit)
 
     def flush(self) -> None:
-        """Commit; a RunError (disk full, a row that breaks a rule) leaves the earlier commits."""
+        """Commit; RunError if the disk is full or a row breaks a constraint. Earlier commits remain."""
         self._last_flush = time.monotonic()
         if not any(self._pending.values()) and not self._new_rewards and self._name is None:
             return
@@ -213,9 +213,9 @@ class Store:
         self._pending = {table: [] for table in _PUT}
 
     def merge(self, path: Path, question_ids: Iterable[str] | None = None) -> None:
-        """Add another store's committed rows, or those of ``question_ids``, by the rules of `put_samples`."""
+        """Add another store's committed rows (only ``question_ids`` if given), replacing rows like `put_samples`."""
         self.flush()
-        connect(path, read_only=True).close()  # refuses another schema
+        connect(path, read_only=True).close()  # raises if the schema differs
         where = "true" if question_ids is None else "question_id IN (SELECT value FROM json_each(?))"
         values = () if question_ids is None else (json.dumps(list(question_ids)),)
         with errors_of(path):
@@ -243,16 +243,16 @@ class Store:
         return [PathStep(**row) for row in self._read(sql, (question_id, policy_digest), flush=False)]
 
     def done(self, policy_digest: str) -> set[str]:
-        """Return the questions with a finished path and no outages."""
+        """Return the ids of questions with a finished path and no samples that failed in an outage."""
         return self._ids(_DONE_SQL, (policy_digest, policy_digest))
 
     def begun(self, policy_digest: str) -> set[str]:
-        """Return the questions with samples that are not done."""
+        """Return the ids of questions that have samples but are not `done`."""
         sql = f"SELECT DISTINCT question_id FROM samples WHERE policy_digest = ? EXCEPT SELECT * FROM ({_DONE_SQL})"
         return self._ids(sql, (policy_digest,) * 3)
 
     def groups(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
-        """Yield samples by visit, ordered by policy, question, step, state, prompt and index."""
+        """Yield the samples of each visit, ordered by policy, question, step, state, prompt and index."""
         self.flush()
         where, values = ("WHERE s.policy_digest = ?", (policy_digest,)) if policy_digest else ("", ())
         sql = (
@@ -269,7 +269,7 @@ class Store:
                 yield StateSamples(state, digest, tuple(sample_of(row) for row in members))
 
     def finished(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
-        """Yield the `groups` of finished questions, at sampled predictors."""
+        """Yield the `groups` of sampled predictors in finished questions."""
         done = {digest: self.done(digest) for digest in self.policy_digests()}
         groups = (group for group in self.groups(policy_digest) if group.samples[0].is_sampled)
         return (group for group in groups if group.state.task_id in done[group.policy_digest])
@@ -313,7 +313,7 @@ class Store:
 
 
 def stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
-    """Return the samples that continued their path, by question and step, of the policy that the run sampled last."""
+    """Return the chosen samples of the run's last policy, by question and step."""
     digest = run.manifest.policy_digest
     paths: dict[str, dict[int, Sample]] = {}
     with Store(run.store, read_only=True) as store:
@@ -326,7 +326,7 @@ def stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
 
 
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:
-    """Open the store's file, with its tables; RunError if it is missing (read-only), damaged, or of another schema."""
+    """Open or create a store; RunError if it is damaged, has another schema, or is missing with ``read_only``."""
     if read_only and not path.is_file():
         raise RunError(f"{path} does not exist; run `leret sample RECIPE --run {path.parent}` first")
     uri = read_uri(path) if read_only else f"{path.absolute().as_uri()}?mode=rwc"
@@ -344,15 +344,15 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
     if version != STORE_SCHEMA:
         database.close()
         raise RunError(
-            f"{path} has schema {version}, this leret reads schema {STORE_SCHEMA}; stores are not converted: "
-            "use the leret that wrote it, or sample again into a new run directory"
+            f"{path} has schema {version}, but this version of leret reads schema {STORE_SCHEMA}; "
+            "use the version that wrote the store, or sample again into a new run directory"
         )
     return database
 
 
 @contextmanager
 def errors_of(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors for this file into RunErrors."""
+    """Raise SQLite errors for a store as RunError."""
     try:
         yield
     except sqlite3.Error as error:
@@ -360,17 +360,17 @@ def errors_of(path: Path) -> Iterator[None]:
 
 
 def run_error(path: Path, error: sqlite3.Error) -> RunError:
-    """Return SQLite's error with advice."""
+    """Return the RunError for an SQLite error, with advice."""
     text = str(error)
-    again = "run the same command again, which continues from here"
+    again = "run the same command again to continue"
     if "full" in text or ("disk I/O" in text and disk_usage(path.parent).free < _LEAST_FREE):
         return RunError(f"{path} cannot be written: the disk is full; free some space and {again}")
     if isinstance(error, sqlite3.IntegrityError):
-        return RunError(f"{path} refuses a row: {text}; nothing was changed").failed()
+        return RunError(f"{path} rejected a row ({text}); the store is unchanged; run `leret store check`").failed()
     if "readonly" in text or "unable to open" in text:
-        return RunError(f"{path} cannot be opened for this ({text}); name a run directory that you may read and write")
+        return RunError(f"{path} cannot be opened ({text}); name a run directory that you can read and write")
     if "not a database" in text or "malformed" in text:
         return RunError(f"{path} is damaged ({text}); restore it, or delete it to sample again")
     if "locked" in text:
-        return RunError(f"{path} is held by another process ({text}); wait for it, or name another run")
+        return RunError(f"{path} is locked by another process ({text}); wait, or name another run directory")
     return RunError(f"{path} failed: {text}; check the disk and {again}")

@@ -38,7 +38,7 @@ def test_documents_are_named_by_title_or_row():
             colbert(server.url, doc_id="row", corpus=Corpus([Document("a", "", "x")])).search(["q"], 1)
         with pytest.raises(RetrievalError, match="no corpus"):
             colbert(server.url, doc_id="row")
-    with topk("9" * 5000, "T | x") as server, pytest.raises(RetrievalError, match="unexpected answer"):
+    with topk("9" * 5000, "T | x") as server, pytest.raises(RetrievalError, match="unexpected format"):
         colbert(server.url, doc_id="row", corpus=corpus).search(["a"], 1)
 
 

@@ -83,7 +83,7 @@ def test_a_run_without_samples_is_refused(tmp_path):
     with pytest.raises(RunError, match="run `leret sample"):
         build_preferences(run)
     Store(run.store).close()
-    with pytest.raises(RunError, match="no question that is sampled to its end"):
+    with pytest.raises(RunError, match="has no finished questions"):
         build_preferences(run)
     assert not (run.preferences / "train.parquet").exists()
 
@@ -92,10 +92,10 @@ def test_a_run_without_a_finished_question_says_what_failed(run, store):
     failed = made("q3-0-0", None, state_id="q1-0", task_id="q1", failure=Failure("program", "KeyError (p.py:3)"))
     store.put_samples([failed], SamplingParams("next", "Q", "D", 1.0, 1.0, 8))
     store.flush()
-    with pytest.raises(RunError, match=r"1 samples failed, one of them: KeyError \(p\.py:3\); correct the cause"):
+    with pytest.raises(RunError, match=r"1 samples failed, for example: KeyError \(p\.py:3\); fix the cause"):
         build_preferences(run, policy_digest="Q")
     run.update(digests={"policy": "Q"})
-    with pytest.raises(RunError, match=r"KeyError \(p\.py:3\); correct the cause"):
+    with pytest.raises(RunError, match=r"KeyError \(p\.py:3\); fix the cause"):
         list(RunSamples(run).groups())
 
 

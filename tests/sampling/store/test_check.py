@@ -43,13 +43,13 @@ ONE = "WHERE rowid = (SELECT min(rowid) FROM samples WHERE reward IS NOT NULL)"
 @pytest.mark.parametrize(
     ("sql", "says"),
     [
-        ("DELETE FROM states WHERE id = (SELECT min(id) FROM states)", "state or sample that is missing"),
-        (f"UPDATE samples SET question_id = 'other' {ONE}", "state or sample that is missing"),
-        ("UPDATE visits SET chosen = 'x' WHERE outcome = 'next'", "state or sample that is missing"),
-        (f"UPDATE visits SET chosen = (SELECT id FROM samples {ONE}) WHERE outcome = 'next'", "of another state"),
-        ("DELETE FROM visits WHERE outcome = 'next'", "does not follow from the one before"),
-        (f"UPDATE samples SET reward = reward / 3 + 0.1 {ONE}", "reward does not follow"),
-        (f"UPDATE samples SET doc_ids = '[\"none\"]', scores = '[1.0]', reward = 1 {ONE}", "reward does not follow"),
+        ("DELETE FROM states WHERE id = (SELECT min(id) FROM states)", "missing state or sample"),
+        (f"UPDATE samples SET question_id = 'other' {ONE}", "missing state or sample"),
+        ("UPDATE visits SET chosen = 'x' WHERE outcome = 'next'", "missing state or sample"),
+        (f"UPDATE visits SET chosen = (SELECT id FROM samples {ONE}) WHERE outcome = 'next'", "has another state"),
+        ("DELETE FROM visits WHERE outcome = 'next'", "parent is not the sample chosen at the previous step"),
+        (f"UPDATE samples SET reward = reward / 3 + 0.1 {ONE}", "reward does not match"),
+        (f"UPDATE samples SET doc_ids = '[\"none\"]', scores = '[1.0]', reward = 1 {ONE}", "reward does not match"),
     ],
 )
 def test_every_kind_of_damage_is_found(run, sql, says):
@@ -61,7 +61,7 @@ def test_every_kind_of_damage_is_found(run, sql, says):
 def test_a_fault_of_many_rows_is_one_message_and_a_damaged_file_is_told(run):
     change(run, "UPDATE samples SET reward = reward - 1 WHERE reward IS NOT NULL")
     code, out = leret("store", "check", "--run", run.path)
-    assert (code, f"does not follow from its ranking ({check_store(run).scored} rows): " in out) == (1, True), out
+    assert (code, f"does not match its ranking ({check_store(run).scored} rows): " in out) == (1, True), out
     data = bytearray(run.store.read_bytes())
     data[4096 * 3 : 4096 * 5] = os.urandom(8192)
     run.store.write_bytes(data)
@@ -76,8 +76,8 @@ def test_what_cannot_be_checked_is_said(run):
     (run.shards / "0-of-2.db").touch()
     report = check_store(run)
     assert (report.faults, report.rewards_recomputed) == ([], 0)
-    assert "rewards are not computed again" in report.notes[0]
-    assert "1 stores of shards are not merged" in report.notes[1]
+    assert "rewards were not checked" in report.notes[0]
+    assert "1 shard stores are not merged" in report.notes[1]
 
 
 def test_code_that_a_run_names_is_not_run(run):
@@ -88,4 +88,4 @@ def test_code_that_a_run_names_is_not_run(run):
         run.update(sampling={**section, "sampling": {**section["sampling"], "reward": reward}})
         report = check_store(run)
         assert (mark.exists(), report.faults, report.rewards_recomputed) == (False, [], 0)
-        assert "rewards are not computed again" in report.notes[0]
+        assert "rewards were not checked" in report.notes[0]

@@ -105,7 +105,7 @@ def test_a_contradiction_is_not_merged(store, tmp_path):
         other.put_state(replace(STATE, id="s2"))
         other.put_state(STATE)
         other.put_samples([made("z", completion="another answer to what a was asked")], ORIGIN)
-    with pytest.raises(RunError, match=r"other\.db refuses a row: UNIQUE"):
+    with pytest.raises(RunError, match=r"other\.db rejected a row \(UNIQUE"):
         store.merge(tmp_path / "other.db")
     assert store.counts()["samples"] == len(store._read("SELECT * FROM states")) == 1
 
@@ -143,16 +143,16 @@ REFUSED = {
                     VISIT._replace(chosen="b"), VISIT._replace(step=1, parent="b")],
     "either a reward or a failure": [made("x", index=1, reward=None), made("x", index=1, reward=float("nan")),
                                      made("x", index=1, failure=Failure("parse", ""))],
-    "a reward is of a completion": [made("x", index=1, completion=None)],
+    "a reward needs a completion": [made("x", index=1, completion=None)],
     "a reward is a finite number": [made("x", index=1, reward=float("inf"))],
-    "a score for each document": [made("x", index=1, scores=(1.0,))],
+    "one score per document": [made("x", index=1, scores=(1.0,))],
     "a failure is of a known kind": [failed("x", "boredom", index=1)],
     "outputs are a JSON object": [made("x", index=1, outputs=["text"])],
     "NOT NULL|cannot store TEXT": [made("x", index=1, prompt=None), made("x", index=1, step="first")],
     "UNIQUE": [made("x", index=0)],
-    "an outcome is known": [VISIT._replace(outcome="bored")],
-    "a path goes on by a sample": [VISIT._replace(chosen=None), VISIT._replace(outcome="solved")],
-    "the first step alone has no parent": [VISIT._replace(parent="a")],
+    "the outcome is valid": [VISIT._replace(outcome="bored")],
+    "only solved or stuck steps choose none": [VISIT._replace(chosen=None), VISIT._replace(outcome="solved")],
+    "only the first step has no parent": [VISIT._replace(parent="a")],
 }  # fmt: skip
 
 
@@ -161,7 +161,7 @@ def test_a_row_that_breaks_a_rule_is_refused(store, row, rule):
     store.put_samples([made("a")], ORIGIN)
     store.flush()
     store.put_visit(row) if row.__class__ is PathStep else store.put_samples([row], ORIGIN)
-    with pytest.raises(RunError, match=rf"refuses a row: .*({rule})"):
+    with pytest.raises(RunError, match=rf"rejected a row .*({rule})"):
         store.flush()
     store._pending["samples"].clear()
     store._pending["visits"].clear()
@@ -174,7 +174,7 @@ def test_another_schema_is_refused(tmp_path, version):
     with closing(sqlite3.connect(tmp_path / "db")) as database, database:
         database.execute(f"PRAGMA user_version = {version}")
     for read_only in (True, False, False):  # the lock is let go
-        with pytest.raises(RunError, match=f"schema {version}, this leret reads schema {STORE_SCHEMA}.*sample again"):
+        with pytest.raises(RunError, match=f"schema {version}, but .* reads schema {STORE_SCHEMA}.*sample again"):
             Store(tmp_path / "db", read_only)
 
 

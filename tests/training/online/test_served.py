@@ -109,7 +109,7 @@ def test_a_training_whose_every_sample_failed_is_refused(run, base):
     server = Vllm(tokens=lambda text: ([7], [float("nan")]))  # 3 rounds of 8: too few for the share of failures
     recipe = changed(RECIPE, questions_per_round=1)
     for _ in range(2):  # resumed too
-        with pytest.raises(PolicyError, match=r"failures in .* samples, and no reward; .*log-probability"):
+        with pytest.raises(PolicyError, match=r"failures in .* samples, and no rewards; .*log-probability"):
             trained(run, base, server, recipe)
     assert not (run.policies / "grpo").exists()
 
