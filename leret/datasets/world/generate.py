@@ -41,10 +41,10 @@ def generate(
     """
     for name, share in (("comparison", comparison), ("three_hop", three_hop)):
         if not 0 <= share <= 1:
-            raise DataError(f"data.options.{name} is {share}; set a share from 0 to 1")
+            raise DataError(f"world: {name} is {share}; set a share from 0 to 1")
     sizes = {"train": n_train, "dev": n_dev, "test": n_test}
     if min(sizes.values()) < 0 or not 0 < sum(sizes.values()) <= 2000:
-        raise DataError(f"data.options: {sizes} questions; set 1 to 2000 in total (the lexicon has no more names)")
+        raise DataError(f"world: {sizes} questions; set 1 to 2000 in total (the lexicon has no more names)")
     rng = random.Random(f"leret world {seed}")
     names = Names(rng, 20_000)
     casts = {split: make_cast(rng, names, n + 8, n // 5 + 4, n + 24) for split, n in sizes.items() if n}
