@@ -32,9 +32,7 @@ from leret.retrieval.base import Retriever
 
 
 def _has_bfloat16() -> bool:
-    capabilities: dict[str, object] = getattr(
-        torch.cpu, "get_capabilities", dict
-    )()  # missing in older versions of torch
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # missing in old versions
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 

@@ -19,7 +19,7 @@ def test_options_of_minilm_are_its_keys():
     made = minilm_settings(PretrainSettings(kind="minilm", steps=7, seed=3, options={"probe_questions": 2}))
     assert (made.steps, made.seed, made.probe_questions) == (7, 3, 2)
     for options, key in (({"lr": 0}, "lr"), ({"examples": {}}, "examples")):
-        with pytest.raises(ConfigError, match=rf"pretrain\.options\.{key}: "):
+        with pytest.raises(ConfigError, match=rf"pretrain\.options\.{key} is "):
             minilm_settings(PretrainSettings(kind="minilm", options=options))
 
 
