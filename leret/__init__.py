@@ -1,4 +1,4 @@
-"""leret teaches DSPy programs to search by trial and error.
+"""leret teaches DSPy programs to search by trying.
 
 Names are loaded on first use, so importing leret imports neither torch nor dspy.
 """
