@@ -3,9 +3,9 @@
     leret pretrain sampling/hotpotqa.yaml --set data.questions=FILE --set data.corpus=FILE
     python benchmarks/hotpotqa.py --seeds 0 1 2 --questions 250 --test 250 --out runs/environment/hotpotqa
 
-Each seed has its own training questions, sampling and training, from one pretrained policy. All seeds have the same test
-questions. `copy` is the untrained policy with a prompt of demos that copy the question. ``--data`` is the folder of
-queries_all.jsonl.gz and corpus.jsonl.gz. Finished runs are kept. Prints Markdown, and the CPU-minutes used.
+Each seed has its own training questions, sampling and training, from one pretrained policy. All seeds have the same
+test questions. `copy` is the untrained policy with a prompt of demos that copy the question. ``--data`` is the folder
+of queries_all.jsonl.gz and corpus.jsonl.gz. Finished runs are kept. Prints Markdown, and the CPU-minutes used.
 """
 
 import argparse
