@@ -137,7 +137,7 @@ def trained(environment: Bench, run: Run, algorithm: str, rate: float, init: str
 
 
 def measured(environment: Bench, run: Run, names: list[str], split: str, baseline: str) -> dict[str, dict[str, Any]]:
-    """Return recall (with interval) and AP after the last hop; ``ahead`` is recall's paired difference to the baseline."""
+    """Return recall, its interval, and AP after the last hop. ``ahead`` is the paired difference to the baseline."""
     given = [f"split={split}", f"systems={json.dumps(names)}", f"baseline={baseline}"]
     summary = evaluate(load_recipe(environment.recipes[2], EvalRecipe, given), run).summary
     last = {row["system"]: row["hops"][-1] for row in summary["rows"]}

@@ -2,8 +2,8 @@
 
     python benchmarks/rounds.py --seeds 0 1 2 --out runs/environment/rounds
 
-One round samples all questions from the shipped policy, and trains sft and ipo. With two rounds, each round samples half
-of these questions, and the second round samples from the policy that the first round trained. Finished runs are kept,
+One round samples all questions from the shipped policy, and trains sft and ipo. With two rounds, each samples half of
+these questions, and the second round samples from the policy that the first round trained. Finished runs are kept,
 so that a stopped benchmark can continue. Prints Markdown.
 """
 
