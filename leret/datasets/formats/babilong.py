@@ -4,8 +4,8 @@ The question file is in bAbI's text format (lines such as ``1 Mary moved to the 
 and supporting lines after tabs), or JSON lines with ``story``, ``question``, ``answer`` and ``support`` (sentence
 indices in the story, from 0). A task's inputs are ``question`` and ``chunks``. The chunks are the story's facts in
 order, at random positions, filled up with consecutive sentences of ``data.noise`` from a random start (cyclic). Gold
-ids are the positions of the supporting facts. Everything random depends only on ``data.noise_seed`` and the task's id.
-A hash of a story's first two sentences decides its split.
+ids are the positions of the supporting facts. All draws depend only on ``data.noise_seed`` and the task's id. A
+hash of a story's first two sentences decides its split.
 
 Source: BABILong (arXiv 2406.10149); bAbI (arXiv 1502.05698).
 """

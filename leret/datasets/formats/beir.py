@@ -59,9 +59,7 @@ def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[str, dict[s
             if number == 1 and row[-1].strip() == "score":
                 continue
             if len(row) < 3 or not row[2].strip().lstrip("-").isdigit():
-                fault = (
-                    f"{line[:60]!r} is not a qrels line; use query-id, corpus-id and a whole number, separated by tabs"
-                )
+                fault = f"{line[:60]!r} is not query-id, corpus-id and a whole number, separated by tabs"
                 problems.add(f"{path}:{number}", BadRecord("broken qrels", fault))
             elif int(row[2]) > 0:
                 first, gold = judgements.setdefault(row[0], (split, {}))

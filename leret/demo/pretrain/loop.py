@@ -52,7 +52,7 @@ def interleaved(
     constant_after: int,
     rng: random.Random,
 ) -> Iterator[Row]:
-    """Insert exercises between rows. The share of exercises changes linearly over ``constant_after`` rows."""
+    """Insert exercises between rows. Their share changes linearly between ``shares`` over ``constant_after`` rows."""
     n, (start, last) = 0, shares
     for row in rows:
         while rng.random() < last + (start - last) * max(0.0, 1 - n / constant_after):
@@ -134,7 +134,7 @@ def train(
         batch = next(batches, None)
         if batch is None:
             raise TrainingError(
-                f"pretraining: ran out of rows at step {step} of {settings.steps}; add data or reduce steps"
+                f"pretraining: out of rows at step {step} of {settings.steps}; add data or reduce steps"
             )
         log.add(step + 1, _step(model, batch, parts, settings, step))
         if (step + 1) % settings.log_every == 0:
