@@ -114,7 +114,9 @@ def train(
     Args:
         model: a causal LM of transformers that accepts a 4-dimensional attention mask and position ids.
         rows: the same stream in every call; a resumed call skips the rows already used.
+        settings: hyperparameters.
         out: directory for ``config.json``, ``model.safetensors``, ``pretrain.jsonl`` and the checkpoint.
+        progress: shows each line of the log.
         probe: measures the model on held-out data for the log.
         data: description of ``rows``, saved with the checkpoint.
     """
