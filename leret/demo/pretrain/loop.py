@@ -133,9 +133,7 @@ def train(
     for step in range(first, settings.steps):
         batch = next(batches, None)
         if batch is None:
-            raise TrainingError(
-                f"pretraining: out of rows at step {step} of {settings.steps}; add data or reduce steps"
-            )
+            raise TrainingError(f"pretraining: out of rows at step {step} of {settings.steps}; add more data")
         log.add(step + 1, _step(model, batch, parts, settings, step))
         if (step + 1) % settings.log_every == 0:
             trim_malloc()  # batches of different shapes fragment the heap
