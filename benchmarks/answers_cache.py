@@ -1,9 +1,9 @@
-"""What a hit of the cache costs, beside asking BM25 itself.
+"""Measure the cost of a cache hit against a BM25 search.
 
     python benchmarks/answers_cache.py [DATA]
 
-CPU-microseconds a query on HotpotQA's 29,082 documents, k = 3 and 10: BM25 and the cache, one query at a time and in
-batches of 256. Each figure is the least of three rounds, the three rounds of all interleaved.
+Prints CPU-microseconds per query on HotpotQA's 29,082 documents at k = 3 and 10, for BM25 and the cache, with single
+queries and in batches of 256. Each figure is the minimum of three interleaved rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BATCH = 256
 
 
 def cpu_us(work: Callable[[], object], n: int) -> float:
-    """CPU-microseconds of one of ``n`` queries."""
+    """Return CPU-microseconds per query of ``work``, which runs ``n`` queries."""
     began = time.process_time()
     work()
     return (time.process_time() - began) / n * 1e6

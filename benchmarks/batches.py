@@ -1,17 +1,17 @@
-"""Whether a completion of the in-process engine changes with the batch that it is sampled in.
+"""Check whether completions of the in-process engine depend on the batch they are sampled in.
 
     OMP_NUM_THREADS=1 python benchmarks/batches.py sampling/demo.yaml
     OMP_NUM_THREADS=1 python benchmarks/batches.py sampling/hotpotqa.yaml --set data.questions=Q --set data.corpus=C
 
-Prompts as the recipe's program sends them: a question alone, or with up to three passages, under no demos or one to
-three. Each completion has its own seed. The same ones are sampled one by one, in batches of 8 and in batches of 64 of
-other prompts, and compared token by token with the first.
+Prompts are as the recipe's program sends them: a question with zero to three passages and zero to three demos. Each
+completion has its own seed. The same completions are sampled one by one, in batches of 8 and in batches of 64 different
+prompts, and are compared token by token.
 
     different            completions that differ from those sampled one by one
-    largest difference   of two log-probabilities of one token in completions that are equal: the rounding
+    largest difference   largest rounding difference between log-probabilities of a token, in equal completions
     seconds              CPU time of this process
 
-Exit code 0 where none differs, 1 where one does.
+The exit code is 0 if no completion differs, else 1.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SIZES = (1, 8, 64)
 
 
 def jobs_of(recipe: SamplingRecipe, policy: LocalPolicy, arguments: argparse.Namespace) -> list[Job]:
-    """One job a completion, in an order that mixes prompts."""
+    """Return one job per completion, in an order that mixes prompts."""
     rng = random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as cache, Environment(recipe, Path(cache)) as environment:
         questions = [question.text for question in environment.tasks("train", arguments.prompts + 3)]
@@ -72,14 +72,14 @@ def sampled(policy: LocalPolicy, jobs: list[Job], size: int) -> list[Generated]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path)
-    parser.add_argument("--model", help="directory; default policy.model")
+    parser.add_argument("--model", help="model directory; default: the recipe's policy.model")
     parser.add_argument("--completions", type=int, default=10_000)
-    parser.add_argument("--prompts", type=int, default=1000, help="questions that they are asked about")
+    parser.add_argument("--prompts", type=int, default=1000, help="number of different prompts")
     parser.add_argument("--max-tokens", type=int, default=16)
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-p", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of the recipe")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the recipe")
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe, SamplingRecipe, arguments.set, optional=("policy.model",))
     policy = make_policy(recipe.policy.in_process(arguments.model or recipe.policy.model))

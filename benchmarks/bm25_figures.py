@@ -1,14 +1,14 @@
-"""BM25 figures of the real data sets, and queries a second beside bare bm25s.
+"""Compare BM25's quality on real data sets with published figures, and its speed with bare bm25s.
 
     python benchmarks/bm25_figures.py [DATA] [--speed] [--fold-accents]
 
-DATA is the folder of data sets, by default the one beside the checkout. The published figures were made with accents
-kept; with --fold-accents the table shows what folding them, leret's default, changes. AP is over the first 100
-documents and divided by the number of gold documents.
+DATA is the folder of data sets; the default is next to the checkout. The published figures keep accents. With
+--fold-accents (leret's default in recipes), the table shows the effect of folding. AP is over the first 100 documents,
+divided by the number of gold documents.
 
-One published figure is out of reach: nfcorpus's AP, whose queries of one or two words match fewer than 100 documents.
-bm25s fills the ranking up with documents of score 0, some of which are gold by chance (.1414); leret does not return
-documents that share no word with the query (.1401).
+One published figure cannot be reproduced: AP on nfcorpus. Its queries of one or two words match fewer than 100
+documents. bm25s fills the ranking with documents of score 0, some of which are gold by chance (.1414). leret does not
+return documents that share no word with the query (.1401).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.load import open_index
 
 SETS = {
-    # name: (folder of the corpus, questions, recall@3, recall@10, AP@100 of the data's own README)
+    # name: (corpus folder, questions, recall@3, recall@10, AP@100 from the data's README)
     "hotpotqa": ("hotpotqa", "hotpotqa/queries_all", 0.625, 0.824, 0.648),
     "hover": ("hotpotqa", "hover/queries_dev", 0.716, 0.865, 0.744),
     "2wikimultihopqa": ("2wikimultihopqa", "2wikimultihopqa/queries_all", 0.606, 0.699, 0.611),
@@ -41,7 +41,7 @@ DEPTH = 100
 
 
 def figures(questions: Sequence[Task], rankings: Sequence[Ranking]) -> tuple[float, float, float]:
-    """Mean recall@3, recall@10 and AP@100."""
+    """Return mean recall@3, recall@10 and AP@100."""
     totals = [0.0, 0.0, 0.0]
     for question, ranking in zip(questions, rankings, strict=True):
         gold, ids = set(question.gold), [passage.doc_id for passage in ranking]
@@ -58,7 +58,7 @@ def figures(questions: Sequence[Task], rankings: Sequence[Ranking]) -> tuple[flo
 
 
 def read(root: Path, name: str) -> Data:
-    """Questions and corpus of a data set."""
+    """Load the questions and the corpus of a data set."""
     corpus, questions, *_ = SETS[name]
     return load(
         FileSettings(
@@ -68,7 +68,7 @@ def read(root: Path, name: str) -> Data:
 
 
 def _seconds(work: Callable[[], object]) -> float:
-    """The least of three runs; the first call is left out, it compiles."""
+    """Return the minimum time of three runs, after a warm-up call that compiles."""
     work()
     times = []
     for _ in range(3):
@@ -101,7 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     beside = Path(__file__).resolve().parents[1].parent / "shared" / "data"
     parser.add_argument("data", nargs="?", type=Path, default=beside)
-    parser.add_argument("--speed", action="store_true", help="queries a second as well, at k = 3")
+    parser.add_argument("--speed", action="store_true", help="also print queries per second at k = 3")
     parser.add_argument("--fold-accents", action="store_true")
     arguments = parser.parse_args()
     heads = "  bare bm25s     batch   one at a time (queries/s, k=3)" if arguments.speed else ""

@@ -1,9 +1,9 @@
-"""The demo's loop on several seeds, and prompt-diverse against temperature-only sampling at the same number of calls.
+"""Run the demo on several seeds, and compare prompt-diverse with temperature-only sampling at equal LM calls.
 
     python benchmarks/demo.py --seeds 0 1 2 --out runs/environment/demo
 
-Each seed is another world, another sampling and another training; the policy as shipped is the same. Finished runs are
-kept, so that a stopped benchmark goes on. Prints Markdown.
+Each seed has its own world, sampling and training, and starts from the shipped policy. Finished runs are kept, so that
+a stopped benchmark can continue. Prints Markdown.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def diverse(out, seed):
 
 
 def temperature_only(out, seed):
-    """As many completions a state from the zero-shot prompt alone."""
+    """Sample as many completions per state, all from the zero-shot prompt."""
     seeds = ["--set", f"data.seed={seed}", "--set", f"sampling.seed={seed}"]
     one_prompt = ["--set", "sampling.prompts=1", "--set", "sampling.samples=8"]
     leret("sample", "sampling/demo.yaml", "--run", out, *seeds, *one_prompt)
@@ -87,17 +87,17 @@ def difference(run, a, b, measure):
 
 
 def sampling_facts(out):
-    """Distinct queries a state, best reward a state, usable pairs: what a sampling gave the training."""
+    """Return statistics of the sampled training data: distinct queries, best rewards, usable pairs."""
     run = Run.open(out)
     with Store(run.store, read_only=True) as store:
         states = [list(group.samples) for group in store.groups()]
     rewards = [[s.reward for s in samples if s.reward is not None] for samples in states]
     return {
-        "completions a state": statistics.mean(len(samples) for samples in states),
-        "distinct queries a state": statistics.mean(len({s.completion for s in samples}) for samples in states),
-        "best reward a state": statistics.mean(max(r, default=0.0) for r in rewards),
+        "completions per state": statistics.mean(len(samples) for samples in states),
+        "distinct queries per state": statistics.mean(len({s.completion for s in samples}) for samples in states),
+        "best reward per state": statistics.mean(max(r, default=0.0) for r in rewards),
         "mean reward": statistics.mean(r for state in rewards for r in state),
-        "states with a spread": statistics.mean(len(set(r)) > 1 for r in rewards),
+        "share of states with different rewards": statistics.mean(len(set(r)) > 1 for r in rewards),
         "pairs": pyarrow.parquet.read_table(run.preferences / "train.parquet").num_rows,
     }
 
@@ -118,7 +118,7 @@ def main():
             runs[name].append(summary(out))
             facts[name].append(sampling_facts(out))
     if "prompts" in arms:
-        print(f"\n## Demo, seeds {arguments.seeds}, mean (least-most)\n")
+        print(f"\n## Demo, seeds {arguments.seeds}, mean (min-max)\n")
         table(runs["prompts"])
         differences(runs["prompts"], [("ipo", rival) for rival in ("base", "raw-question", "sft", "sft-more")])
     if len(arms) == 1:

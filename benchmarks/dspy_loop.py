@@ -1,4 +1,4 @@
-"""LeReT's sampling as one writes it in DSPy alone: what the benchmarks measure leret beside."""
+"""LeReT's sampling in plain DSPy, as a baseline for benchmarks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THREADS = 32
 
 @dataclass(frozen=True)
 class Timed:
-    """One measurement: scored samples, seconds of wall clock and of this process's CPU."""
+    """One measurement: scored samples, wall-clock seconds, and CPU-seconds of this process."""
 
     samples: int
     wall_s: float
@@ -29,12 +29,12 @@ class Timed:
 
     @property
     def rate(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.samples / self.wall_s
 
 
 class Loop(dspy.Module):
-    """Prompt after prompt, one search a query, the next state by reward."""
+    """Tries each prompt in turn, searches once per query, and draws the next state by reward."""
 
     def __init__(self, program: Any, prompts: Sequence[Prompt], n: int) -> None:
         super().__init__()
@@ -70,13 +70,13 @@ class Loop(dspy.Module):
 
 
 def dspy_loop(environment: Environment, prompts: Sequence[Prompt], questions: int, n: int) -> Timed:
-    """A recipe's sampling by ``dspy.Evaluate``, a thread a question; nothing is stored.
+    """Run a recipe's sampling with ``dspy.Evaluate``, one thread per question, without storing anything.
 
     Args:
-        environment: of a recipe with a served policy.
-        prompts: of the bank.
-        questions: how many.
-        n: completions a prompt and state, in one request.
+        environment: environment of a recipe with a served policy.
+        prompts: prompts of the bank.
+        questions: number of questions.
+        n: completions per prompt and state, in one request.
     """
     policy = environment.recipe.policy
     lm = dspy.LM(

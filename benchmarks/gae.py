@@ -1,8 +1,8 @@
-"""Are our generalised advantages those of torchrl? The largest difference over random cases.
+"""Compare leret's generalised advantages with torchrl's: print the largest difference over random cases.
 
     pip install torchrl && python benchmarks/gae.py
 
-Of lengths 1 to 12, with gamma from .9 to 1 and lambda from 0 to 1, in float64.
+Cases have lengths 1 to 12, gamma from .9 to 1 and lambda from 0 to 1, in float64.
 """
 
 import argparse

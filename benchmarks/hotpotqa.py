@@ -1,12 +1,11 @@
-"""HotpotQA on several seeds: the policy made from MiniLM's weights, its controls, and the baselines.
+"""Train and evaluate a MiniLM policy on HotpotQA for several seeds, with controls and baselines.
 
     leret pretrain sampling/hotpotqa.yaml --set data.questions=FILE --set data.corpus=FILE
     python benchmarks/hotpotqa.py --seeds 0 1 2 --questions 250 --test 250 --out runs/environment/hotpotqa
 
-Each seed is another draw of training questions, another sampling and another training, from one pretrained policy. The
-test questions are the same for all. `copy` is the untrained policy under a prompt whose demos copy the question.
-``--data`` is the folder of queries_all.jsonl.gz and corpus.jsonl.gz.
-Finished runs are kept. Prints Markdown, and the CPU-minutes that all of it took.
+Each seed has its own training questions, sampling and training, from one pretrained policy. All seeds have the same
+test questions. `copy` is the untrained policy with a prompt of demos that copy the question. ``--data`` is the folder
+of queries_all.jsonl.gz and corpus.jsonl.gz. Finished runs are kept. Prints Markdown, and the CPU-minutes used.
 """
 
 import argparse
@@ -57,12 +56,12 @@ def leret(*arguments):
 
 
 def files(data):
-    """Overrides that name the data of the sampling recipe."""
+    """Return overrides that set the data of the sampling recipe."""
     return [f"data.questions={data / 'queries_all.jsonl.gz'}", f"data.corpus={data / 'corpus.jsonl.gz'}"]
 
 
 def copy_prompt(path, seed, data):
-    """A prompt file with demos that copy training questions: what the base does when it is told to."""
+    """Write a prompt file with demos that copy training questions, to measure the base policy with it."""
     data = load_recipe("sampling/hotpotqa.yaml", SamplingRecipe, files(data)).data
     questions = [q.text for q in load_tasks(data.model_copy(update={"split": "train", "limit": 50}))]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +109,7 @@ def differences(outs):
 
 
 def difference(folder, a, b):
-    """Paired over the questions, from what the evaluation wrote of each of them."""
+    """Return the paired difference, from the evaluation's results per question."""
     scores = [last_recall(folder / name / "per_question.parquet") for name in (a, b)]
     column = np.array([[scores[0][q] - scores[1][q]] for q in sorted(scores[0].keys() & scores[1].keys())])
     low, high = bootstrap_intervals(column)[0]
@@ -125,8 +124,8 @@ def last_recall(path):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--questions", type=int, default=250, help="training questions that are sampled")
-    parser.add_argument("--test", type=int, default=250, help="test questions")
+    parser.add_argument("--questions", type=int, default=250, help="number of training questions")
+    parser.add_argument("--test", type=int, default=250, help="number of test questions")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/hotpotqa"))
     parser.add_argument("--out", type=Path, default=Path("runs/environment/hotpotqa"))
     arguments = parser.parse_args()
@@ -135,7 +134,7 @@ def main():
         run_seed(out, seed, arguments.questions, arguments.test, arguments.data)
         for out, seed in zip(outs, arguments.seeds, strict=True)
     ]
-    print(f"\n## HotpotQA, seeds {arguments.seeds}, mean (least-most), {runs[0]['n_questions']} test questions\n")
+    print(f"\n## HotpotQA, seeds {arguments.seeds}, mean (min-max), {runs[0]['n_questions']} test questions\n")
     table(runs)
     differences(outs)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)

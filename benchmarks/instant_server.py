@@ -1,10 +1,10 @@
-"""An OpenAI-compatible server that answers at once, and fails when it is told to: what the sampler is measured against.
+"""OpenAI-compatible server that answers at once, or fails on request, for benchmarks of the sampler.
 
     python benchmarks/instant_server.py [--port 0] [--faults 0.3] [--stall-s 30] [--count]
 
-Prints its base URL and serves until it is ended. A choice is a few words of the question, drawn by the request's
-messages and seed alone. With ``--count`` every completion carries the name of the request that it answers, and
-``GET /asked`` tells how often each request came, and how often it was answered well.
+Prints its base URL and serves until it is stopped. A choice is a few words of the question, and depends only on the
+request's messages and seed. With ``--count``, every completion contains the name of its request, and ``GET /asked``
+returns how often each request came and how often it got a good answer.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _QUESTION = re.compile(r"(?:\[\[ ## (?:question|claim) ## \]\]\n|^(?:question|cl
 
 
 class InstantServer:
-    """The handlers and what they count.
+    """The request handlers and their counters.
 
     Args:
         faults: share of the requests that get a faulty answer.
-        stall_s: how long a stalled answer takes.
-        count: remember every request.
-        seed: of the faults.
+        stall_s: seconds that a stalled answer takes.
+        count: count every request.
+        seed: seed for the faults.
     """
 
     def __init__(self, faults: float = 0.0, stall_s: float = 30.0, count: bool = False, seed: int = 0) -> None:
@@ -48,7 +48,7 @@ class InstantServer:
         self.failed: Counter[str] = Counter()
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Every route."""
+        """Dispatch a request to its route."""
         if request.path.endswith("/chat/completions"):
             return await self.chat(request)
         if request.path.endswith("/models"):
@@ -61,7 +61,7 @@ class InstantServer:
         return web.json_response({"error": {"message": f"no route {request.path}"}}, status=404)
 
     async def chat(self, request: web.BaseRequest) -> web.StreamResponse:
-        """``POST /v1/chat/completions``."""
+        """Answer ``POST /v1/chat/completions``."""
         raw = await request.read()
         body = json.loads(raw)
         name = blake2b(raw, digest_size=8).hexdigest()
@@ -71,7 +71,7 @@ class InstantServer:
         answer = completion(body, name, named=self.count)
         if self.faults and self.rng.random() < self.faults:
             fault = self.rng.choice(FAULTS)
-            # A server that sends another number of choices for the probe is one that does not take n.
+            # To the sampler, a wrong number of choices for its probe means that the server ignores n.
             if not (probe and fault in {"wrong n", "empty"}):
                 self.failed[fault] += 1
                 return await self.fail(fault, request, answer)
@@ -81,7 +81,7 @@ class InstantServer:
         return reply(answer)
 
     async def fail(self, fault: str, request: web.BaseRequest, answer: dict[str, Any]) -> web.StreamResponse:
-        """A faulty answer."""
+        """Return a faulty answer."""
         match fault:
             case "429":
                 return web.json_response(
@@ -104,7 +104,7 @@ class InstantServer:
 
 
 def completion(body: dict[str, Any], name: str, named: bool) -> dict[str, Any]:
-    """The answer to a request: a function of its content."""
+    """Return the answer to a request, which depends only on the request's content."""
     last = body["messages"][-1]["content"]
     found = _QUESTION.search(last)
     words = (found[1] if found else last[:200]).split()
@@ -145,9 +145,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--faults", type=float, default=0.0, help="share of faulty answers")
-    parser.add_argument("--stall-s", type=float, default=30.0, help="seconds of a stalled answer")
+    parser.add_argument("--stall-s", type=float, default=30.0, help="seconds that a stalled answer takes")
     parser.add_argument("--count", action="store_true", help="count requests by their content")
-    parser.add_argument("--seed", type=int, default=0, help="of the faults")
+    parser.add_argument("--seed", type=int, default=0, help="seed for the faults")
     asked = parser.parse_args()
     server = InstantServer(asked.faults, asked.stall_s, asked.count, asked.seed)
     try:

@@ -1,25 +1,24 @@
-"""Kills `leret sample` again and again, and compares what is left with a run that nobody touched.
+"""Kill `leret sample` repeatedly, and compare the result with an undisturbed run.
 
     python benchmarks/kills.py [--kills 20] [--faults 0.3] [--questions 400] [--samples 1]
     OMP_NUM_THREADS=1 python benchmarks/kills.py --recipe sampling/demo.yaml [--kills 20] [--questions 60]
     OMP_NUM_THREADS=1 python benchmarks/kills.py --train grpo --run RUN [--kills 10]   # ppo, pqn ...; RUN: sampled
 
-Every session is a process of its own that ends by SIGKILL, at a moment drawn between its first request and the run's
-last one; the next session goes on. At the end the samples, the visits and the bytes of the preferences must be those
-of the undisturbed run.
+Each session is a separate process, killed by SIGKILL at a random moment of the run; the next session resumes the run.
+At the end, the samples, the visits and the bytes of the preferences must equal those of an undisturbed run.
 
-"Asked twice" is counted like this: the server names every request by its content, and each completion carries that
-name. After each kill the store is read: a completion in it is finished. If the server hears the same request again
-after that, a finished sample was asked for twice. Repeats of requests that were in flight, or answered and not yet
-committed, are allowed and counted; repeats of requests that got a faulty answer are what retries are.
+How "asked twice" is counted: the server names each request by its content, and each completion contains that name. The
+completions in the store after a kill are finished. If the server receives one of their requests again, a finished
+sample was asked for twice. Repeating a request that was in flight, or answered but not committed, is allowed and
+counted. Repeating a request that got a faulty answer is a normal retry.
 
-With --recipe, the recipe's own policy is sampled, in the process that is killed; a kill falls where the store holds a
-share of the samples that is drawn, and up to a second later, the making of the bank included.
+With --recipe, the recipe's own policy runs in the killed process. A kill comes up to a second after the store has a
+random share of the samples. Kills may also come while the bank is built.
 
-With --train, `leret train` is killed after a drawn checkpoint and up to three seconds later. Weights and log must be
-those of a training that nobody touched, to the last bit.
+With --train, `leret train` is killed up to three seconds after a random checkpoint. Weights and log must equal those of
+an undisturbed training bit by bit.
 
-Exit code 0 where everything holds, 1 where something does not.
+The exit code is 0 if every comparison holds, else 1.
 """
 
 from __future__ import annotations
@@ -55,12 +54,12 @@ WORDS = [f"{a}{b}" for a in ("al", "be", "co", "du", "er", "fi", "go", "hu") for
 
 @dataclass
 class Outcome:
-    """What the sessions did to a run.
+    """Result of a run that was killed.
 
     Attributes:
-        asked_twice: requests of finished samples that the server heard again; must be 0.
-        repeated: requests that the server heard more than once, of all ``requests``, with fault-free answers.
-        at: share of the requests that were answered at each kill.
+        asked_twice: requests of finished samples that the server received again; must be 0.
+        repeated: requests, out of ``requests``, that the server answered well more than once.
+        at: share of requests that were answered at each kill.
     """
 
     requests: int = 0
@@ -74,7 +73,7 @@ class Outcome:
 
 @contextmanager
 def server(*arguments: str) -> Iterator[str]:
-    """The instant server in a process of its own; gives its base URL."""
+    """Run the instant server in another process, and yield its base URL."""
     command = [sys.executable, str(HERE / "instant_server.py"), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -92,7 +91,7 @@ def told(url: str, what: str) -> Any:
 
 
 def write_data(directory: Path, n_questions: int) -> None:
-    """Documents of invented words, and questions that two of them answer."""
+    """Write documents of invented words, and questions about two documents each."""
     rng = random.Random(0)
     titles = [f"{a} {b}" for a in WORDS for b in WORDS[:10]]
     documents = [
@@ -110,7 +109,7 @@ def write_data(directory: Path, n_questions: int) -> None:
 
 
 def write_prompts(directory: Path, n: int = 3) -> None:
-    """Few-shot prompts, so that no bank is bootstrapped."""
+    """Write few-shot prompts, so that no bank is bootstrapped."""
     directory.mkdir(exist_ok=True)
     passage = "A Title | a passage of a few dozen words that says what the document is about " * 3
     for i in range(1, n + 1):
@@ -137,12 +136,12 @@ def recipe_of(directory: Path, url: str, n_samples: int, timeout_s: float) -> Sa
 
 
 def preload() -> None:
-    """Import all that a session imports, so that its forks need not."""
+    """Import everything that a session needs, so that forked sessions start fast."""
     import pyarrow.parquet  # noqa: F401
 
 
 def session(recipe: SamplingRecipe, path: Path) -> int:
-    """Start `leret sample`'s stage in a fork: what it imports is imported already. Returns its process id."""
+    """Start the sampling stage in a forked process, and return its process id."""
     sys.stdout.flush()
     pid = os.fork()
     if pid:
@@ -156,23 +155,23 @@ def session(recipe: SamplingRecipe, path: Path) -> int:
 
 
 def finish(recipe: SamplingRecipe, path: Path) -> int:
-    """Sessions until nothing waits; returns how many it took."""
+    """Run sessions until no question is waiting, and return the number of sessions."""
     for n in range(1, 20):
         status = os.waitstatus_to_exitcode(os.waitpid(session(recipe, path), 0)[1])
         if status == 0:
             return n
         if status != 3:
-            raise SystemExit(f"a session ended with {status}")
-    raise SystemExit("questions wait after 20 sessions")
+            raise SystemExit(f"a session ended with status {status}")
+    raise SystemExit("questions are still waiting after 19 sessions")
 
 
 def finished(path: Path) -> set[str]:
-    """Names of the requests whose completions are committed."""
+    """Return the names of requests with committed completions."""
     return {name_in(text) for text in completions(path)}
 
 
 def completions(path: Path) -> list[str]:
-    """All that are committed."""
+    """Return all committed completions."""
     store = path / "rollouts.db"
     if not store.is_file():
         return []
@@ -189,7 +188,7 @@ def name_in(completion: str) -> str:
 
 
 def content(path: Path) -> tuple[Any, ...]:
-    """All that a run holds: rows of every table in a fixed order, and the bytes of the preferences."""
+    """Return a run's content: the sorted rows of every table, and the bytes of the preferences."""
     with sqlite3.connect(f"{(path / 'rollouts.db').as_uri()}?mode=ro", uri=True) as database:
         tables = [
             sorted(database.execute(f"SELECT * FROM {name}"), key=repr) for name in ("states", "samples", "visits")
@@ -199,10 +198,10 @@ def content(path: Path) -> tuple[Any, ...]:
 
 
 def disturb(recipe: SamplingRecipe, path: Path, url: str, n_requests: int, n_kills: int, seed: int) -> Outcome:
-    """Sample with so many kills, and to the end."""
+    """Sample to the end with ``n_kills`` kills on the way."""
     rng = random.Random(seed)
     outcome, began = Outcome(), time.monotonic()
-    committed: dict[str, int] = {}  # how often a finished request had been asked when it was first seen finished
+    committed: dict[str, int] = {}  # times each finished request had been asked when first seen finished
     for moment in sorted(rng.uniform(0, n_requests) for _ in range(n_kills)):
         pid = session(recipe, path)
         while told(url, "/count")["answered"] < moment and not os.waitpid(pid, os.WNOHANG)[0]:
@@ -225,7 +224,7 @@ def disturb(recipe: SamplingRecipe, path: Path, url: str, n_requests: int, n_kil
 
 
 def compare_local(file: Path, n_questions: int, n_kills: int, seed: int) -> tuple[Outcome, bool]:
-    """As `compare`, of a recipe's policy in the process that is killed."""
+    """Compare like `compare`, with the recipe's policy in the killed process."""
     recipe = load_recipe(file, SamplingRecipe, [f"data.limit={n_questions}"])
     directory = Path(tempfile.mkdtemp(prefix="leret-kills-"))
     rng = random.Random(seed)
@@ -249,7 +248,7 @@ def compare_local(file: Path, n_questions: int, n_kills: int, seed: int) -> tupl
 
 
 def compare_training(algorithm: str, run: Path, n_kills: int, seed: int) -> bool:
-    """Whether an online training that was killed ends as one that was not."""
+    """Return True if a killed online training ends like an undisturbed one."""
     size = {"max_steps": 176 if algorithm == "ppo" else 44, "save_steps": 2, "learning_rate": 1e-3, "logging_steps": 1}
     if algorithm not in PICKERS:
         size |= {"num_generations": 4, "temperature": 1.0, "max_completion_length": 16}
@@ -288,7 +287,7 @@ def compare_training(algorithm: str, run: Path, n_kills: int, seed: int) -> bool
 def compare(
     n_questions: int, n_samples: int, n_kills: int, faults: float, seed: int, stall_s: float, timeout_s: float
 ) -> tuple[Outcome, bool]:
-    """An undisturbed run and a disturbed one; whether they are equal and nothing finished was asked for again."""
+    """Run with and without kills. Return the killed run's result, and True if both runs have the same content."""
     directory = Path(tempfile.mkdtemp(prefix="leret-kills-"))
     try:
         write_data(directory, n_questions)
@@ -306,14 +305,16 @@ def compare(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", type=Path, help="sample its policy, in the process that is killed")
-    parser.add_argument("--train", choices=["grpo", "rloo", "ppo", *PICKERS], help="an online algorithm, in --run")
-    parser.add_argument("--run", type=Path, help="of --train: sampled, with an sft policy or a picker")
+    parser.add_argument("--recipe", type=Path, help="sample this recipe's policy, in the killed process")
+    parser.add_argument(
+        "--train", choices=["grpo", "rloo", "ppo", *PICKERS], help="kill the training of an online algorithm in --run"
+    )
+    parser.add_argument("--run", type=Path, help="sampled run with an sft policy or a picker, for --train")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--questions", type=int, default=400)
-    parser.add_argument("--samples", type=int, default=1, help="completions a prompt and state")
+    parser.add_argument("--samples", type=int, default=1, help="completions per prompt and state")
     parser.add_argument("--faults", type=float, default=0.0, help="share of faulty answers")
-    parser.add_argument("--stall-s", type=float, default=30.0, help="of a stalled answer")
+    parser.add_argument("--stall-s", type=float, default=30.0, help="seconds that a stalled answer takes")
     parser.add_argument("--timeout-s", type=float, default=60.0, help="policy.timeout_s")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()

@@ -1,17 +1,17 @@
-"""Every algorithm on the demo's world at as many fresh samples: recall and AP after the last hop, and CPU-seconds.
+"""Compare algorithms on the demo's world at equal numbers of samples: recall and AP after the last hop, CPU-seconds.
 
     python benchmarks/online.py sweep RUNS [--world 1] [--algorithms grpo,ppo]  # rates, on dev of another world
     python benchmarks/online.py table RUNS [--world 0] [--seeds 0,1,2] [--init sft]  # the best rates, on test
     python benchmarks/online.py sweep|table RUNS --hotpotqa DATA --model POLICY
 
-The last are on HotpotQA's questions (DATA/queries_all.jsonl.gz and DATA/corpus.jsonl.gz) with the small writer that
-`leret pretrain sampling/hotpotqa.yaml` makes: some 4,800 completions for each algorithm, rates swept on the dev split.
+``--hotpotqa`` uses HotpotQA's questions (DATA/queries_all.jsonl.gz and DATA/corpus.jsonl.gz) and the small policy that
+`leret pretrain sampling/hotpotqa.yaml` builds, with about 4,800 completions per algorithm.
 
-RUNS is a directory for the runs; what is there is not done again, so the commands can be stopped and given again, and
-several of them may share the work by ``--algorithms``. Sampling draws 9,600 completions; offline algorithms train on
-them, online ones draw 9,600 of their own. CPU-seconds are of the whole training process, its start included.
+RUNS is a directory for the runs. Finished runs are kept, so a command can be stopped and repeated, and ``--algorithms``
+can divide the work between several commands. Sampling draws 9,600 completions. Offline algorithms train on these;
+online algorithms draw 9,600 more. CPU-seconds are for the whole training process, including its start.
 
-The rates of ``table`` are in RATES: the best of ``sweep``, which prints them.
+``sweep`` prints the best rates, which RATES holds for ``table``.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ ALGORITHMS: dict[str, tuple[str, dict[str, Any], tuple[float, ...]]] = {
     "dpo": ("dpo", PAIRS, (2e-4, 5e-4, 1e-3, 2e-3)),
     "ipo-sequence": ("ipo", {**PAIRS, "reduction": "sequence"}, (2e-4, 5e-4, 1e-3, 2e-3)),
     "ipo-token": ("ipo", {**PAIRS, "reduction": "token"}, (1e-4, 2e-4, 5e-4, 1e-3)),
-    "kto": ("kto", {**PAIRS, "num_train_epochs": 1}, (2e-4, 5e-4, 1e-3)),  # all completions, 6 times as many
+    "kto": ("kto", {**PAIRS, "num_train_epochs": 1}, (2e-4, 5e-4, 1e-3)),  # trains on all completions, 6 times as many
     "grpo": ("grpo", ROUNDS, (1e-3, 2e-3, 4e-3, 8e-3)),
     "rloo": ("rloo", {**ROUNDS, "beta": 0.0}, (5e-4, 1e-3, 2e-3, 4e-3, 8e-3)),
     "ppo": ("ppo", BIG_ROUNDS, (5e-4, 1e-3, 2e-3, 4e-3)),
 }
-"""Recipe, keys that differ from it, rates to try."""
+"""Recipe, keys to override, learning rates to try."""
 
 RATES = {"dpo": 1e-3, "ipo-sequence": 2e-3, "ipo-token": 2e-4, "kto": 5e-4, "grpo": 4e-3, "rloo": 4e-3, "ppo": 2e-3}
 HOTPOTQA_SWEPT = {
@@ -70,7 +70,7 @@ HOTPOTQA_RATES = {
 
 @dataclass(frozen=True)
 class Bench:
-    """What is sampled and trained on: recipes, the keys of the sampling (by world and seed), rates, online rounds."""
+    """Setup of a comparison: recipes, sampling keys (by world and seed), learning rates, keys of online rounds."""
 
     recipes: tuple[str, str, str] = ("sampling/demo.yaml", "training/demo-sft.yaml", "eval/demo.yaml")
     sampling: tuple[str, ...] = ("data.seed={world}", "sampling.seed={seed}")
@@ -80,7 +80,7 @@ class Bench:
 
 
 def hotpotqa(data: str, model: str) -> Bench:
-    """HotpotQA: 300 questions, one epoch of pairs, 75 rounds of 64 completions (PPO: 12 of 400), 24 tokens at most."""
+    """HotpotQA: 300 questions, 1 epoch of pairs, 75 rounds of 64 completions (PPO: 12 of 400), maximum 24 tokens."""
     few = {"max_steps": 75, "max_completion_length": 24}
     rounds = {"grpo": few, "rloo": few, "ppo": {**few, "max_steps": 192, "questions_per_round": 25}}
     rounds |= {name: {"num_train_epochs": 1} for name in ("dpo", "ipo-sequence", "ipo-token")}
@@ -93,7 +93,7 @@ def hotpotqa(data: str, model: str) -> Bench:
 
 
 def leret(*words: str) -> float:
-    """Run a command of leret on one thread; CPU-seconds of its process and those that it started."""
+    """Run a leret command on one thread; return the CPU-seconds of its process and child processes."""
     process = subprocess.Popen(
         [sys.executable, "-m", "leret", *words],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -102,12 +102,12 @@ def leret(*words: str) -> float:
     )
     _, status, usage = os.wait4(process.pid, 0)
     if status:
-        raise SystemExit(f"leret {' '.join(words)} ended with status {status}; give it by hand to see why")
+        raise SystemExit(f"leret {' '.join(words)} ended with status {status}; run it by hand to see why")
     return usage.ru_utime + usage.ru_stime
 
 
 def prepared(environment: Bench, runs: Path, world: int, seed: int) -> Run:
-    """A sampled run with its sft policy."""
+    """Return a sampled run with its sft policy, made if missing."""
     path = runs / f"world-{world}-{seed}"
     keys = (key.format(world=world, seed=seed) for key in environment.sampling)
     if not (path / "sample.done").is_file():
@@ -118,7 +118,7 @@ def prepared(environment: Bench, runs: Path, world: int, seed: int) -> Run:
 
 
 def trained(environment: Bench, run: Run, algorithm: str, rate: float, init: str, seed: int) -> str:
-    """The name of a policy, trained where it is not there; its CPU-seconds are kept beside it."""
+    """Return the name of a policy, trained if missing. Its CPU-seconds are saved with the policy."""
     recipe, keys, _ = ALGORITHMS[algorithm]
     name = f"{algorithm}-{init}-{rate:g}"
     if not (run.policies / name).is_dir():
@@ -137,7 +137,7 @@ def trained(environment: Bench, run: Run, algorithm: str, rate: float, init: str
 
 
 def measured(environment: Bench, run: Run, names: list[str], split: str, baseline: str) -> dict[str, dict[str, Any]]:
-    """Recall and AP after the last hop, with recall's interval; ``ahead``: its difference to the baseline's, paired."""
+    """Return recall, its interval, and AP after the last hop. ``ahead`` is the paired difference to the baseline."""
     given = [f"split={split}", f"systems={json.dumps(names)}", f"baseline={baseline}"]
     summary = evaluate(load_recipe(environment.recipes[2], EvalRecipe, given), run).summary
     last = {row["system"]: row["hops"][-1] for row in summary["rows"]}
@@ -150,14 +150,14 @@ def measured(environment: Bench, run: Run, names: list[str], split: str, baselin
 
 
 def facts(run: Run, name: str) -> str:
-    """CPU-seconds, and the examples or the completions that were learnt from."""
+    """Return a policy's CPU-seconds and number of training examples or completions."""
     record = json.loads((run.policies / name / "training.json").read_text())
     seconds = float((run.policies / name / "cpu_seconds").read_text())
     return f"{seconds:6.0f} CPU s {record['examples']:7,} examples"
 
 
 def sweep(environment: Bench, runs: Path, world: int, algorithms: list[str], init: str) -> None:
-    """Each algorithm at each rate, on the dev split."""
+    """Evaluate each algorithm at each rate on the dev split."""
     run = prepared(environment, runs, world, 0)
     for algorithm in algorithms:
         names = {rate: trained(environment, run, algorithm, rate, init, 0) for rate in environment.swept[algorithm]}
@@ -170,7 +170,7 @@ def sweep(environment: Bench, runs: Path, world: int, algorithms: list[str], ini
 
 
 def table(environment: Bench, runs: Path, world: int, seeds: list[int], algorithms: list[str], init: str) -> None:
-    """The best rates on the test split, a row for each seed; compared with the first IPO among them, else with sft."""
+    """Evaluate the best rates on the test split, per seed. The baseline is the first IPO policy, or else sft."""
     for seed in seeds:
         run = prepared(environment, runs, world, seed)
         names = [
@@ -193,7 +193,7 @@ def main() -> None:
     parser.add_argument("--algorithms", default=",".join(ALGORITHMS))
     parser.add_argument("--init", default="sft", choices=["sft", "base"])
     parser.add_argument("--hotpotqa", metavar="DATA")
-    parser.add_argument("--model", help="with --hotpotqa: the directory of the policy")
+    parser.add_argument("--model", help="directory of the policy, for --hotpotqa")
     given = parser.parse_args()
     environment = hotpotqa(given.hotpotqa, given.model) if given.hotpotqa else Bench()
     algorithms = given.algorithms.split(",")

@@ -1,19 +1,19 @@
-"""leret.LeReT on programs of several shapes, and DSPy's own optimizers at as many LM calls, on the demo's world.
+"""Compare leret.LeReT with DSPy's optimizers at equal LM calls, on several programs in the demo's world.
 
     python benchmarks/optimizer.py --seeds 0 1 2 --out runs/environment/optimizer
     python benchmarks/optimizer.py --programs two --systems LeReT LeReT-grpo BootstrapFinetune GRPO BootstrapRS
     python benchmarks/optimizer.py --policy agent --programs react tutorial --parsed
 
-LeReT runs with its defaults (SFT, then IPO, on eight completions a call), LeReT-grpo with ``algorithms=["grpo"]``. The
-other optimizers may make as many LM calls as LeReT made. BootstrapRS bootstraps and chooses with the program's LM at
-temperature 1, BootstrapRS-greedy at 0.
+LeReT runs with its defaults (SFT, then IPO, with eight completions per call), LeReT-grpo with ``algorithms=["grpo"]``.
+The other optimizers get as many LM calls as LeReT made. BootstrapRS bootstraps and selects with the program's LM at
+temperature 1, BootstrapRS-greedy at temperature 0.
 
-The policy is a shipped one. Every seed is another world, another sampling and another training. A system is scored by
-the recall of gold documents on held-out questions, greedily; the interval is of its difference to the untrained
-program on the same questions (paired bootstrap, 95 %). The agent (react) is scored by the mean of recall and exact
-match of its answer. Prints Markdown; what is done is kept under --out.
+The policy is a shipped policy. Each seed has its own world, sampling and training. The score is recall of gold
+documents on held-out questions with greedy decoding. The interval is for the difference to the untrained program on
+the same questions (paired bootstrap, 95 %). The agent (react) is scored by the mean of recall and exact match of its
+answer. Prints Markdown, and keeps finished results in --out.
 
---parsed instead counts what the untrained programs' adapter could read of the completions, as they are sampled.
+--parsed instead counts how many sampled completions the untrained programs' adapter can parse.
 """
 
 import argparse
@@ -36,10 +36,10 @@ from leret.evaluation.statistics import bootstrap_intervals
 from leret.retrieval.load import load_retriever
 
 BOOTSTRAP_CALLS = 55
-"""Measured cost of bootstrapping one candidate of the random search."""
+"""Measured LM calls to bootstrap one candidate of the random search."""
 
 FINETUNE = {"learning_rate": 1e-3, "max_length": 512, "warmup_ratio": 0.05}
-"""Keys of a fine-tuning through `leret.Provider`, which the optimizer in DSPy passes on."""
+"""Training keys for `leret.Provider`, which DSPy's optimizers pass on."""
 
 TRAINING = {
     "demo": {},
@@ -61,7 +61,7 @@ class WriteQuery(dspy.Signature):
 
 
 class Loop(dspy.Module):
-    """One predictor asked once for each hop, as in README's first block."""
+    """Calls one predictor per hop, as in the README's first example."""
 
     def __init__(self):
         super().__init__()
@@ -76,7 +76,7 @@ class Loop(dspy.Module):
 
 
 class Two(dspy.Module):
-    """Two predictors with different signatures, one for each hop."""
+    """Calls a different predictor at each hop, with a different signature."""
 
     def __init__(self):
         super().__init__()
@@ -90,9 +90,9 @@ class Two(dspy.Module):
 
 
 class Tutorial(dspy.Module):
-    """The shape of DSPy's multi-hop tutorial: notes grow from hop to hop.
+    """Works like DSPy's multi-hop tutorial: notes grow from hop to hop.
 
-    Policy agent takes them, too; beside policy demo, another LM that is frozen does.
+    Policy agent also writes the notes; with policy demo, a frozen LM writes them.
     """
 
     def __init__(self):
@@ -111,7 +111,7 @@ class Tutorial(dspy.Module):
 
 
 class Branch(dspy.Module):
-    """Asks another predictor where the first search found no name of the question."""
+    """Calls a second predictor if the first search found no name of the question."""
 
     def __init__(self):
         super().__init__()
@@ -128,7 +128,7 @@ class Branch(dspy.Module):
 
 
 class React(dspy.Module):
-    """An agent with a search tool, and its answer. For policy agent."""
+    """An agent with a search tool that answers the question (for policy agent)."""
 
     def __init__(self):
         super().__init__()
@@ -154,20 +154,20 @@ POLICIES = {  # adapter, sampling
 
 
 def take_notes(request):
-    """The frozen LM: the first passage of its prompt, whose first line is the question."""
+    """A frozen LM that returns the first passage of its prompt. The prompt's first line is the question."""
     lines = messages_of(request)[-1]["content"].split("\n")
     return text_response(request, lines[2] if len(lines) > 2 else "nothing")
 
 
 class Finetune(BootstrapFinetune):
-    """Without runs that did not parse: the stock one takes their score of -1 for a success, and fails on them."""
+    """Drops runs that did not parse. The stock optimizer takes their score of -1 for a success, and then fails."""
 
     def _prepare_finetune_data(self, trace_data, lm, pred_ind=None):
         return super()._prepare_finetune_data([run for run in trace_data if run["score"] > 0], lm, pred_ind)
 
 
 class Calls(BaseCallback):
-    """Counts the calls of LMs, and what of them parsed."""
+    """Counts LM calls, and the completions that parsed."""
 
     n = n_parsed = 0
 
@@ -206,7 +206,7 @@ def world(seed, cache):
 
 
 def score(program, examples, temperature=0.0):
-    """(n_examples,) recall, greedy unless said otherwise; what does not run counts 0."""
+    """Return recall (n_examples,), with greedy decoding by default. Failed examples count 0."""
     cold = program.deepcopy()
     for predictor, own in zip(cold.predictors(), program.predictors(), strict=True):
         predictor.lm = own.lm.copy(temperature=temperature)
@@ -216,7 +216,7 @@ def score(program, examples, temperature=0.0):
 
 
 def optimize(system, name, seed, splits, options, n_calls, out):
-    """The optimized program, and LM calls; ``n_calls`` are LeReT's."""
+    """Return the optimized program and its number of LM calls. ``n_calls`` is LeReT's number of calls."""
     student, train, val = (
         student_of(name, options.policy),
         splits["train"][: options.train],
@@ -262,7 +262,7 @@ def optimize(system, name, seed, splits, options, n_calls, out):
 
 
 def propose(system, student, train, val, seed, n_trials):
-    """Optimizers whose proposals are written by an LM: here by the program's own, which was pretrained on queries."""
+    """Run an optimizer with LM proposals. The program's LM, pretrained on queries, writes the proposals."""
     lm, none = student.predictors()[0].lm, {"max_bootstrapped_demos": 0, "max_labeled_demos": 0}
     if system == "MIPROv2":
         optimizer = dspy.MIPROv2(
@@ -296,7 +296,7 @@ def run(system, name, seed, options, n_calls):
             )
             seconds = time.time() - began
             if system != "base" and not calls:
-                raise RuntimeError("no LM call was made, and the program came back as it was")
+                raise RuntimeError("no LM call was made, and the program is unchanged")
             row = {"calls": calls, "seconds": seconds, "values": score(best, splits["test"][: options.test])}
         except Exception as error:
             row = {"error": f"{type(error).__name__}: {error}".split("\n")[0][:160]}
@@ -345,7 +345,7 @@ def main():
             for system in ("base", *options.systems):
                 row = run(system, name, seed, options, n_calls)
                 if "error" in row:
-                    print(f"| {name} | {seed} | {system} | does not run: {row['error']} | | | |", flush=True)
+                    print(f"| {name} | {seed} | {system} | failed: {row['error']} | | | |", flush=True)
                     continue
                 values, difference = np.array(row["values"]), np.array(row["values"]) - np.array(base["values"])
                 low, high = bootstrap_intervals(difference[:, None])[0]

@@ -1,4 +1,4 @@
-"""How fast pickers choose and learn, and how well, on one thread.
+"""Measure the speed and quality of pickers on one thread.
 
     OMP_NUM_THREADS=1 python benchmarks/picking.py long [--sentences 40000] [--model DIRECTORY]
     OMP_NUM_THREADS=1 python benchmarks/picking.py features
@@ -7,19 +7,19 @@
     OMP_NUM_THREADS=1 python benchmarks/picking.py variants --data DATA --out OUT
     OMP_NUM_THREADS=1 python benchmarks/picking.py expand --data DATA --out OUT [--seeds 3] [--losses grpo ipo dpo]
 
-The first three are over sentences of random words. ``long``: an encoder embeds the sentences of one long text, and
-then makes picks in it. ``features``: 1,000 states of 20 candidates with 25 numbers each. ``update``: values with
-gradients for 48 episodes of two picks, both heads, and back. Without ``--model`` encoders start from nothing, with
-relative positions, as the recipe `babilong` has them.
-``babilong``: the shipped recipes of that name, one training a seed, and `leret eval` at several lengths; qa3, of which
-there are but 1,000 stories, takes each of them 16 times, under other names, and bAbI's own test file. ``variants``:
-the same by pqn, with its values and positions changed, one seed each. ``expand``: those of `expand-pick` on HotpotQA,
-with the losses grpo, ipo and dpo; the best of some rules by the dev split; and the first picker as it is on other sets.
-``--set`` goes to the trainings, DATA is the folder of the real data.
+The first three commands use sentences of random words. ``long`` embeds the sentences of one long text and picks among
+these. ``features`` scores 1,000 states of 20 candidates with 25 features each. ``update`` runs forward and backward
+passes of both heads for 48 episodes of two picks. Without ``--model``, encoders start untrained, with relative
+positions as in the recipe `babilong`.
+``babilong`` runs the shipped recipes of that name, one training per seed, and `leret eval` at several lengths. qa3 has
+only 1,000 stories, so each is used 16 times with different names; the test file is bAbI's. ``variants`` repeats this
+with pqn and changed values and positions, one seed each. ``expand`` trains `expand-pick` on HotpotQA with the losses
+grpo, ipo and dpo, adds the rule that is best on the dev split, and evaluates the first picker on other data sets.
+``--set`` overrides keys of the trainings. DATA is the folder of data sets.
 
-    embed_s     CPU seconds until the first pick, everything encoded
-    step_ms     CPU milliseconds of each pick after that, the greatest of them
-    *_ms        CPU milliseconds, the least of several
+    embed_s     CPU-seconds until the first pick, with all sentences encoded
+    step_ms     CPU-milliseconds of a later pick (maximum)
+    *_ms        CPU-milliseconds (minimum of several runs)
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from leret.training.validation import Validation
 
 ROOT = Path(__file__).parents[1]
 LOSSES = {"grpo": (), "ipo": (), "dpo": ("beta=1.0",)}
-"""With the keys that differ."""
+"""Variants, with the keys to override."""
 SETS = {
     "hover": ("hotpotqa", "hover/queries_dev.jsonl.gz"),
     "musique": ("musique", "musique/queries_all.jsonl.gz"),
     "2wiki": ("2wikimultihopqa", "2wikimultihopqa/queries_all.jsonl.gz"),
 }
-"""The corpus and the questions of each."""
+"""Corpus and questions by data set."""
 
 WORDS = 2000
 PICKS = 6
@@ -145,7 +145,7 @@ def update(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def leret(*words: object) -> float:
-    """Run a command of leret; returns its CPU seconds, imports included."""
+    """Run a leret command, and return its CPU-seconds, including imports."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "leret", *map(str, words)], cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -157,33 +157,33 @@ def settings(*pairs: str) -> list[str]:
 
 
 def table(summary: Path, measure: str) -> dict[str, list[float]]:
-    """Each system's figure after its last hop, with its interval."""
+    """Return a measure with its interval after the last hop, by system."""
     rows = json.loads(summary.read_text())["rows"]
     return {row["system"]: [row["hops"][-1][measure], *row["hops"][-1][f"{measure}_ci"]] for row in rows}
 
 
 PQN = {"learning_rate": 1.5e-3, "tau": 0.05, "warmup_ratio": 0.02, "num_mini_batches": 4, "max_steps": 1600,
        "limit": 100000, "eval_steps": 100, "eval_tasks": 200, "metric_for_best_model": "all_found"}  # fmt: skip
-"""Keys of training/pqn.yaml for an encoder from nothing: chosen on dev."""
+"""Keys of training/pqn.yaml for an untrained encoder, chosen on the dev split."""
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "grpo": ("babilong", {}),
     "pqn": ("pqn", PQN),
     "pqn-hard-values": ("pqn", {**PQN, "soft_value": False}),
     "pqn-no-target": ("pqn", {**PQN, "tau": 1}),
 }
-"""Recipe, keys that differ from it."""
+"""Recipe, and keys to override."""
 TASKS = {"qa3": ("program.budget=3", "data.facts=80", "data.sentences=[80,100]")}
-"""Keys of sampling that a task needs; it is evaluated with stories as long."""
+"""Sampling keys per task. Stories are as long in evaluation."""
 NAMES = (
     ("Mary", "John", "Daniel", "Sandra"), ("milk", "apple", "football"),
     ("bathroom", "bedroom", "garden", "hallway", "kitchen", "office"),
 )  # fmt: skip
-"""What may stand for one another in bAbI's stories: people, things, places."""
+"""Interchangeable words in bAbI's stories: people, things, places."""
 COPIES = {"train": 16, "dev": 2}
 
 
 def renamed(record: dict[str, object], rng: random.Random, copy: int) -> dict[str, object]:
-    """The same story of other people, things and places."""
+    """Return the same story with different people, things and places."""
     other = {name: new for names in NAMES for name, new in zip(names, rng.sample(names, len(names)), strict=True)}
     told = json.dumps({key: record[key] for key in ("story", "question", "answer")})
     return {
@@ -194,7 +194,7 @@ def renamed(record: dict[str, object], rng: random.Random, copy: int) -> dict[st
 
 
 def augmented(arguments: argparse.Namespace) -> Path:
-    """A small task: bAbI's training questions, those to learn from eight times under other names, and its test file."""
+    """Write a small task's data: training questions repeated with different names, and bAbI's test file."""
     [raw] = (arguments.data / "babi" / "raw").glob(f"{arguments.task}_*")
     path, rng = arguments.out / f"{arguments.task}.jsonl", random.Random(0)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -208,7 +208,7 @@ def augmented(arguments: argparse.Namespace) -> Path:
 
 
 def stories(arguments: argparse.Namespace, run: Path, *more: str) -> float:
-    """Sample a task of bAbI; returns CPU seconds."""
+    """Sample a bAbI task, and return the CPU-seconds."""
     small = arguments.task in TASKS
     [questions] = [augmented(arguments)] if small else (arguments.data / "babi" / "raw").glob(f"{arguments.task}_*")
     files = f"data.questions={questions}", f"data.noise=[{arguments.data / 'noise_text' / '2600-0.txt.gz'}]"
@@ -216,7 +216,7 @@ def stories(arguments: argparse.Namespace, run: Path, *more: str) -> float:
 
 
 def fact_em(arguments: argparse.Namespace, run: Path, *more: str) -> dict[str, dict[str, list[float]]]:
-    """By length and system."""
+    """Return fact EM by length and system."""
     small = arguments.task in TASKS
     for n in (100 if small else 30, 160, 1200):
         keys = [f"data.sentences={n}", *["data.facts=80"] * small]
@@ -247,7 +247,7 @@ def variants(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 class Rule:
-    """Picks by a rule; an actor beside pickers."""
+    """Actor that picks by a rule."""
 
     name = digest = "rule"
 
@@ -287,20 +287,20 @@ RULES: dict[str, Callable[[Candidate, int], float]] = {
 
 
 def recalls(environment: Environment, policy: object, tasks: Sequence[Task]) -> list[float]:
-    """Of all gold documents, at the end of each task."""
+    """Return the recall of gold documents at the end of each task."""
     found = asyncio.run(Validation(environment, tasks, "recall")._rollouts(policy))  # type: ignore[arg-type]
     ids = [{passage.doc_id for passage in rollout.ranking} for rollout in found]
     return [len(own & {*task.gold}) / len({*task.gold}) for own, task in zip(ids, tasks, strict=True)]
 
 
 def difference(a: Sequence[float], b: Sequence[float]) -> list[float]:
-    """Mean difference of paired values, and its 95 % interval."""
+    """Return the mean difference of paired values, and its 95 % interval."""
     values = np.subtract(a, b)
     return [round(float(x), 4) for x in (values.mean(), *bootstrap_intervals(values[:, None])[0])]
 
 
 def opened(run: Path, data: Path, name: str) -> tuple[Environment, list[Task]]:
-    """The run's program on another set, with all of its questions; its index is beside the run's."""
+    """Open the run's program on all questions of another data set. The index is saved next to the run's index."""
     sampling = SamplingRecipe.model_validate(Run.open(run).section("sampling", ""))
     corpus, questions = SETS[name]
     files = {"kind": "jsonl", "questions": str(data / questions), "corpus": str(data / corpus / "corpus.jsonl.gz")}
@@ -354,7 +354,7 @@ def main() -> None:
     parser.add_argument("what", choices=["long", "features", "update", "babilong", "variants", "expand"])
     parser.add_argument("--sentences", type=int)
     parser.add_argument("--model", default="scratch")
-    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--threads", type=int, default=1, help="number of torch threads")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--task", default="qa2")

@@ -1,4 +1,4 @@
-"""Where CPU-seconds go: a profile of the main thread by what leret does with them; BM25 runs in it."""
+"""Profile the main thread's CPU-seconds by leret's tasks. BM25 runs in that thread."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 _EVERY_S = 0.001
 
 PLACES = (
-    # The innermost frame of leret's on the stack decides; the first fragment of its file's path that fits.
+    # The innermost leret frame on the stack decides: the first path fragment that matches its file.
     ("leret/policies/", "HTTP: request, reply, JSON (aiohttp below it)"),
     ("leret/http/", "HTTP: request, reply, JSON (aiohttp below it)"),
     ("leret/programs/replay", "replaying the program"),
@@ -29,7 +29,7 @@ _LOOP = "asyncio's loop and tasks"
 
 
 class Shares:
-    """CPU-seconds by place."""
+    """Counts CPU-seconds by place."""
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
@@ -37,7 +37,7 @@ class Shares:
         self._before: Any = None
 
     def begin(self) -> None:
-        """Start; from the main thread."""
+        """Start profiling; call it from the main thread."""
         self._last = time.thread_time()
         self._before = signal.signal(signal.SIGPROF, self._tick)
         signal.setitimer(signal.ITIMER_PROF, _EVERY_S, _EVERY_S)
@@ -48,13 +48,13 @@ class Shares:
         signal.signal(signal.SIGPROF, self._before)
 
     def table(self) -> str:
-        """Markdown, the largest first."""
+        """Return a Markdown table, largest share first."""
         total = self.seconds.total()
         rows = [f"| {place} | {seconds / total:.1%} |" for place, seconds in self.seconds.most_common()]
         return "\n".join(["| where | share |", "|---|---|", *rows])
 
     def _tick(self, number: int, frame: FrameType | None) -> None:
-        """The timer counts all threads' CPU; a tick weighs what the main thread alone has used since the last one."""
+        """Handle a tick. The timer counts all threads' CPU time, so weight the tick by the main thread's CPU time."""
         now = time.thread_time()
         self.seconds[_place(frame)] += now - self._last
         self._last = now

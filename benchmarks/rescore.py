@@ -1,10 +1,10 @@
-"""How long `leret rescore` takes for a run of 100,000 samples.
+"""Measure the time of `leret rescore` for a run of 100,000 samples.
 
 Command: python benchmarks/rescore.py [--samples 100000] [--replay]
 
-A run is written with made-up samples of the two-hop program (eight a state, six documents each), then rescored by
-rewards of growing cost: a measure, parts with a mixer of groups, a function of the user's own that reads titles and
-texts; with --replay also one that reads what the program returned, which runs the program again.
+Writes a run with invented samples of a two-hop program (eight per state, six documents each), and rescores it with
+rewards of increasing cost: a measure, parts with a group mixer, and a user's function that reads titles and texts. With
+--replay, also a function that reads the program's output, which runs the program again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def texts(outcome):
 ENDS = "def ended(outcome):\n    return float(outcome.prediction is not None)\n"
 N_DOCUMENTS, A_STATE = 5000, 8
 FEW = [f"d{i}" for i in range(200)]
-"""Documents that are found beside the gold ones."""
+"""Retrieved documents in addition to the gold documents."""
 
 
 def write_data(directory: Path, n_questions: int, rng: random.Random) -> None:

@@ -1,14 +1,14 @@
-"""Build time, memory, size and speed of every engine, and our batched path beside the bare library's.
+"""Measure build time, memory, index size and speed of each engine, compared with the bare library.
 
     python benchmarks/retrieval.py ENGINE [DATA] [--documents N] [--queries N] [-k N] [--checkpoint DIR]
 
-ENGINE is bm25, tantivy, dense, hnsw, colbert or hybrid. Where the library has a batched path of its own, it is measured
-in the same process, the two by turns, best of five. DATA is the folder of data sets, by default the one beside the
-checkout; the documents are HotpotQA's 29,082. With more `--documents` than that, the rest are made from them: halves of
-two documents, one word in ten swapped for one drawn from the whole corpus by frequency, all of it shuffled. So lengths
-and frequencies are real and hardly two documents are equal, but the vocabulary does not grow. Without `--checkpoint`
-ColBERT has that of the tests: MiniLM's weights under an untrained projection. Times are CPU-seconds of the process,
-threads included; a build is one run. Peak memory is that of a process that does nothing else.
+ENGINE is bm25, tantivy, dense, hnsw, colbert or hybrid. A bare library that can search in batches is measured in the
+same process, in turns with leret, best of five. DATA is the folder of data sets; the default is next to the checkout.
+The documents are HotpotQA's 29,082. With more `--documents`, the rest are made from halves of two documents, with one
+word in ten replaced by a random word of the corpus (by frequency), and shuffled. So lengths and frequencies are real
+and few documents are equal, but the vocabulary does not grow. Without `--checkpoint`, ColBERT uses the tests'
+checkpoint: MiniLM's weights with an untrained projection. Times are CPU-seconds of the process with all threads; a
+build is one run. Peak memory is measured in a separate process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def more_documents(corpus: Corpus, n: int, seed: int = 0) -> Iterator[Document]:
-    """A corpus cut or grown to ``n`` documents."""
+    """Yield the documents of a corpus, cut or extended to ``n``."""
     documents = list(corpus.values())
     yield from documents[:n]
     rng = random.Random(seed)
@@ -54,7 +54,7 @@ def more_documents(corpus: Corpus, n: int, seed: int = 0) -> Iterator[Document]:
 
 
 def settings(engine: str, model: str, checkpoint: Path | None) -> RetrieverSettings:
-    """The engine as a recipe has it, with its defaults."""
+    """Return an engine's default settings."""
     dense = {"kind": "dense", "model": model}
     values: dict[str, Any] = {
         "bm25": {"kind": "bm25"},
@@ -68,7 +68,7 @@ def settings(engine: str, model: str, checkpoint: Path | None) -> RetrieverSetti
 
 
 def cpu_s(work: Callable[[], object], runs: int = 3) -> float:
-    """The least CPU time of some runs."""
+    """Return the minimum CPU-seconds of ``runs`` runs."""
     least = float("inf")
     for _ in range(runs):
         start = time.process_time()
@@ -78,7 +78,7 @@ def cpu_s(work: Callable[[], object], runs: int = 3) -> float:
 
 
 def bare_bm25(index: Path, retriever: Any) -> Callable[[list[str], int], object]:
-    """bm25s with its own tokenizer and numba, which gives document numbers and scores."""
+    """Search with bm25s, its tokenizer and numba. Results are document numbers and scores."""
     import bm25s
 
     bare = bm25s.BM25.load(str(index), mmap=True, backend="numba")
@@ -91,7 +91,7 @@ def bare_bm25(index: Path, retriever: Any) -> Callable[[list[str], int], object]
 
 
 def bare_tantivy(index: Path, retriever: Any) -> Callable[[list[str], int], object]:
-    """tantivy over the same words, with a query of its own making, and the number of each document found."""
+    """Search with tantivy over the same words, with tantivy's query parser. Results are document numbers."""
     import tantivy
 
     searcher = tantivy.Index.open(str(index / "tantivy"))
@@ -112,7 +112,7 @@ def bare_tantivy(index: Path, retriever: Any) -> Callable[[list[str], int], obje
 
 
 def bare_dense(index: Path, retriever: Any) -> Callable[[list[str], int], object]:
-    """sentence-transformers and faiss, which give document numbers and scores."""
+    """Search with sentence-transformers and faiss. Results are document numbers and scores."""
     import faiss
 
     model = retriever._encoder._model
@@ -129,10 +129,10 @@ BARE = {"bm25": bare_bm25, "tantivy": bare_tantivy, "dense": bare_dense, "hnsw":
 
 
 def measure(engine: str, index: Path, queries: list[str], k: int) -> dict[str, float]:
-    """Speeds of an index: ours and the library's by turns."""
+    """Return the speed of an index in leret and in the bare library, measured in turns."""
     retriever: Retriever = open_index(index)
     bare = BARE[engine](index, retriever) if engine in BARE else None
-    retriever.search(queries, k)  # what is compiled or cached is, and pages are read
+    retriever.search(queries, k)  # warm up: compile, fill caches, read pages
     if bare is not None:
         bare(queries, k)
     ours, theirs = float("inf"), float("inf")
@@ -147,7 +147,7 @@ def measure(engine: str, index: Path, queries: list[str], k: int) -> dict[str, f
 
 
 def _build(arguments: argparse.Namespace) -> dict[str, float]:
-    """In a process of its own, whose peak memory is the build's."""
+    """Build in a separate process, to measure the build's peak memory."""
     data = _data(arguments.data)
     corpus = Corpus(more_documents(data.corpus, arguments.documents))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -194,15 +194,15 @@ def _model() -> str:
 
 
 def main() -> None:
-    """Print one JSON object: the figures of an engine."""
+    """Print an engine's figures as a JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("engine", choices=["bm25", "tantivy", "dense", "hnsw", "colbert", "hybrid"])
     parser.add_argument("data", nargs="?", type=Path, default=ROOT.parent / "shared" / "data" / "hotpotqa")
     parser.add_argument("--documents", type=int, default=29_082)
     parser.add_argument("--queries", type=int, default=2_443)
     parser.add_argument("-k", type=int, default=10)
-    parser.add_argument("--checkpoint", type=Path, help="of colbert")
-    parser.add_argument("--index", type=Path, help="keep the index here, and use the one that is there")
+    parser.add_argument("--checkpoint", type=Path, help="ColBERT checkpoint")
+    parser.add_argument("--index", type=Path, help="directory of the index; an existing index is reused")
     parser.add_argument("--part", choices=["build", "search"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.part:
@@ -214,7 +214,7 @@ def main() -> None:
             sys.path.append(str(ROOT))
             from tests.retrieval.small import colbert_checkpoint
 
-            checkpoint = index.with_name(f"{index.name}-checkpoint")  # beside the index, which names it
+            checkpoint = index.with_name(f"{index.name}-checkpoint")  # next to the index, which stores this path
             if not checkpoint.exists():
                 colbert_checkpoint(checkpoint)
             sys.argv += ["--checkpoint", str(checkpoint)]

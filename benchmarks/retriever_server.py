@@ -1,13 +1,14 @@
-"""The retrieval server under load, and killed.
+"""Test the retrieval server under load, and when it is killed.
 
     python benchmarks/retriever_server.py [--clients 64] [--seconds 60] [--data ../shared/data] [--kill]
 
-Half of the clients are ``dspy.ColBERTv2`` (by GET and by POST), half are leret's own. Each asks one question after the
-other, and compares every answer with what the index gives in this process: documents and their order. Two phases: a
-queue that never fills (no 503 may come), and one of 4 queries (503s come, and every one of them must be the queue's).
+Half of the clients are ``dspy.ColBERTv2`` (GET and POST), half are leret's client. Each client sends one question after
+another, and checks that every answer has the same documents in the same order as the index in this process. In the
+first phase the queue never fills, and no 503 may occur. In the second phase the queue holds 4 queries, and each 503
+must come from the full queue.
 
-With --kill, `leret sample` runs against a server that is killed (SIGKILL) in the middle and started again after three
-seconds; its samples are compared with those of a run over the index itself.
+With --kill, `leret sample` runs against a server that is killed (SIGKILL) during the run and restarted after three
+seconds. The samples are compared with those of a run that searches the index directly.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ K = 10
 
 @contextmanager
 def served(index: Path, *arguments: str, port: int = 0) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """``leret serve retriever``: its URL and its process."""
+    """Run ``leret serve retriever``, and yield its URL and process."""
     command = [sys.executable, "-m", "leret", "serve", "retriever", str(index), "--port", str(port), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout is not None
@@ -54,7 +55,7 @@ def served(index: Path, *arguments: str, port: int = 0) -> Iterator[tuple[str, s
 
 
 def read_data(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
-    """An index of HotpotQA's 29,082 documents and its questions; leret's own world where they are not there."""
+    """Return an index of HotpotQA's 29,082 documents, and questions; a generated world's if files are missing."""
     from leret.config.data import FileSettings, WorldSettings
     from leret.datasets.load import load
     from leret.retrieval.engines.bm25 import BM25
@@ -73,7 +74,7 @@ def read_data(folder: Path, scratch: Path) -> tuple[Path, list[str]]:
 
 
 def clients(url: str, expected: Path, kinds: list[str], seconds: float, seed: int, out: Path) -> None:
-    """Several clients in one process, a thread each; their figures go to a file."""
+    """Run clients in one process, one thread per client, and write their figures to a file."""
     import dspy
     import requests
 
@@ -119,7 +120,7 @@ def clients(url: str, expected: Path, kinds: list[str], seconds: float, seed: in
 
 
 def load_phase(url: str, expected: Path, n_clients: int, n_processes: int, seconds: float, scratch: Path) -> Any:
-    """All clients, in a few processes."""
+    """Run all clients in ``n_processes`` processes."""
     kinds = [("leret", "dspy-get", "leret", "dspy-post")[i % 4] for i in range(n_clients)]
     context = multiprocessing.get_context("spawn")
     outs = [scratch / f"told-{i}.json" for i in range(n_processes)]
@@ -135,7 +136,7 @@ def load_phase(url: str, expected: Path, n_clients: int, n_processes: int, secon
 
 
 def metrics(url: str) -> dict[str, float]:
-    """The server's counters."""
+    """Return the server's counters."""
     import requests
 
     lines = requests.get(f"{url}/metrics", timeout=60).text.splitlines()
@@ -143,7 +144,7 @@ def metrics(url: str) -> dict[str, float]:
 
 
 def show(title: str, told: list[tuple[str, str, float]], seconds: float, counted: dict[str, float]) -> bool:
-    """Print the figures of a phase; True where they are as they must be."""
+    """Print a phase's figures; return True if they meet the requirements."""
     outcomes = Counter(outcome for _, outcome, _ in told)
     print(f"\n{title}: {len(told):,} requests, {outcomes['ok'] / seconds:,.0f} answers/s")
     print(f"  outcomes: {dict(outcomes)}")
@@ -158,13 +159,13 @@ def show(title: str, told: list[tuple[str, str, float]], seconds: float, counted
     full = counted["leret_rejected_total"]
     batches = counted["leret_batch_queries_count"]
     per_batch = counted["leret_batch_queries_sum"] / batches
-    print(f"  503s {all_503:.0f}, of which the queue was full {full:.0f}; {per_batch:.2f} queries a batch")
+    print(f"  503s {all_503:.0f}, of which the queue was full {full:.0f}; {per_batch:.2f} queries per batch")
     print(f"  load average {os.getloadavg()[0]:.1f}")
     return set(outcomes) <= {"ok", "503"} and all_503 == full
 
 
 def load_test(args: argparse.Namespace, scratch: Path) -> bool:
-    """Both phases."""
+    """Run both phases."""
     from leret.retrieval.load import open_index
 
     index, queries = read_data(args.data, scratch)
@@ -194,7 +195,7 @@ def load_test(args: argparse.Namespace, scratch: Path) -> bool:
 
 
 def samples_of(run: Path) -> list[Any]:
-    """All samples of a run, by id."""
+    """Return all samples of a run, ordered by id."""
     from leret.core.runs import Run
     from leret.sampling.store.store import Store
 
@@ -203,7 +204,7 @@ def samples_of(run: Path) -> list[Any]:
 
 
 def n_samples(run: Path) -> int:
-    """Samples so far, while another process writes."""
+    """Return the number of samples so far, while another process writes."""
     import sqlite3
 
     try:
@@ -214,7 +215,7 @@ def n_samples(run: Path) -> int:
 
 
 def kill_test(scratch: Path, limit: int) -> bool:
-    """`leret sample` over the index, and over a server that is killed in the middle."""
+    """Compare `leret sample` on the index with `leret sample` on a server that is killed during the run."""
     from leret.config.data import WorldSettings
     from leret.datasets.load import load_corpus
     from leret.retrieval.engines.bm25 import BM25
@@ -246,21 +247,21 @@ def kill_test(scratch: Path, limit: int) -> bool:
 
 
 def main() -> None:
-    """Run the phases; exit 1 where a bar is missed."""
+    """Run the phases; exit with 1 if a requirement is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--processes", type=int, default=4, help="that the clients are threads of")
+    parser.add_argument("--processes", type=int, default=4, help="number of client processes")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--data", type=Path, default=ROOT.parent / "shared" / "data")
     parser.add_argument("--kill", action="store_true")
-    parser.add_argument("--limit", type=int, default=60, help="questions of --kill")
+    parser.add_argument("--limit", type=int, default=60, help="questions for --kill")
     args = parser.parse_args()
     scratch = Path(tempfile.mkdtemp(prefix="leret-server-"))
     try:
         good = kill_test(scratch, args.limit) if args.kill else load_test(args, scratch)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
-    print("as it must be" if good else "NOT as it must be")
+    print("passed" if good else "FAILED")
     raise SystemExit(0 if good else 1)
 
 

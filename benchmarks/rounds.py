@@ -1,10 +1,10 @@
-"""Two rounds against one with the same number of sampled completions, on the demo's world.
+"""Compare two rounds with one round at equal numbers of sampled completions, on the demo's world.
 
     python benchmarks/rounds.py --seeds 0 1 2 --out runs/environment/rounds
 
-One round samples all questions from the shipped policy, and trains sft and ipo. Of two rounds each samples one half of
-the same questions, the second from what the first one trained. Finished runs are kept, so that a stopped benchmark goes
-on. Prints Markdown.
+One round samples all questions from the shipped policy, and trains sft and ipo. With two rounds, each samples half of
+these questions, and the second round samples from the policy that the first round trained. Finished runs are kept,
+so that a stopped benchmark can continue. Prints Markdown.
 """
 
 import argparse
@@ -34,7 +34,7 @@ def spread(values):
 
 
 def result(out):
-    """Figures after the last hop by system, and the number of sampled completions."""
+    """Return each system's measures after the last hop, and the number of sampled completions."""
     rows = json.loads((out / "eval/summary.json").read_text())["rows"]
     with Store(Run(out).store, read_only=True) as store:
         return {row["system"]: row["hops"][-1] for row in rows}, store.counts()["samples"]

@@ -1,17 +1,17 @@
-"""How fast `leret sample` is against a server that answers at once, how it holds out, and what kills do to it.
+"""Measure `leret sample` on a server that answers at once: speed, long runs, and recovery from kills.
 
     python benchmarks/sampling.py speed [--url http://127.0.0.1:8000/v1 --model NAME] [--profile]
     python benchmarks/sampling.py long --questions 100000
     python benchmarks/sampling.py kills
 
-speed   scored samples a second, with four prompts of one sample and of eight, BM25 over HotpotQA's 29k documents in the
-        loop; the median of --repeats sessions after one that is not counted. Beside wall-clock: CPU-seconds of this
-        process alone, which other work on the machine does not change. With --url against any other server, with --dspy
-        by turns with `dspy.Evaluate`, 32 threads, doing the same for a quarter of the questions.
-long    generated questions over the same documents: resident memory and throughput from start to end.
-kills   20 x kill -9, without and with 30 % of faulty replies (benchmarks/kills.py).
+speed   scored samples per second with four prompts of one and of eight samples, including BM25 over HotpotQA's 29k
+        documents: the median of --repeats sessions after a warm-up. Also CPU-seconds of this process, which other work
+        on the machine does not change. --url uses another server. --dspy takes turns with `dspy.Evaluate` (32 threads)
+        on a quarter of the questions.
+long    memory and throughput from start to end, with generated questions over the same documents.
+kills   20 x kill -9, without and with 30 % faulty replies (benchmarks/kills.py).
 
-Prints Markdown. Needs HotpotQA's files (--data; by default those beside the checkout).
+Prints Markdown. Needs HotpotQA's files (--data; the default is next to the checkout).
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ AIMS = {1: 1000.0, 8: 3000.0}
 
 
 class Watch:
-    """Times the part of the stage that samples.
+    """Times the sampling part of the stage.
 
     Args:
         every: questions between two marks.
-        shares: a profile to run beside it.
+        shares: profile to record meanwhile.
     """
 
     def __init__(self, every: int = 0, shares: Shares | None = None) -> None:
@@ -61,7 +61,7 @@ class Watch:
         self.n = 0
 
     def start(self, stage: str, total: int | None) -> None:
-        """A part begins."""
+        """Start the next part of the stage."""
         self.stage = stage
         if stage == "sampling":
             self.mark(0)
@@ -69,7 +69,7 @@ class Watch:
                 self.shares.begin()
 
     def advance(self, n: int = 1, **facts: Any) -> None:
-        """A question more is done."""
+        """Count finished questions."""
         if self.stage != "sampling":
             return
         self.n += n
@@ -78,7 +78,7 @@ class Watch:
             self.mark(self.samples)
 
     def finish(self) -> None:
-        """The part ended."""
+        """End the part."""
         if self.stage == "sampling":
             self.mark(self.samples)
             if self.shares is not None:
@@ -86,12 +86,12 @@ class Watch:
         self.stage = ""
 
     def mark(self, samples: int) -> None:
-        """Wall seconds, CPU-seconds, samples, resident MB."""
+        """Record wall-clock seconds, CPU-seconds, samples and resident MB."""
         self.marks.append((time.perf_counter(), time.process_time(), samples, resident_mb()))
 
 
 def resident_mb() -> float:
-    """Of this process, now."""
+    """Return the resident memory of this process in MB."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGESIZE") / 2**20
 
@@ -131,7 +131,7 @@ def endpoint(arguments: argparse.Namespace) -> contextlib.AbstractContextManager
 
 def speed(arguments: argparse.Namespace) -> None:
     print("\n## An instant server, BM25 in the loop\n")
-    print("| samples a prompt | scored samples/s, median (least-most) | of the aim | CPU-s of our process per 1,000 "
+    print("| samples per prompt | scored samples/s, median (min-max) | of the aim | CPU-s of our process per 1,000 "
           "| samples per CPU-second | of the aim |")  # fmt: skip
     print("|---|---|---|---|---|---|")
     tables = []
@@ -160,11 +160,11 @@ def speed(arguments: argparse.Namespace) -> None:
                 print(f"| {n}, dspy.Evaluate | {loop:,.0f} ({min(loops[1:]):,.0f}-{max(loops[1:]):,.0f}) "
                       f"| leret / dspy {rate / loop:.2f} | | | |", flush=True)  # fmt: skip
     for n, shares in tables if arguments.profile else ():
-        print(f"\nWhere the CPU-seconds go, {n} samples a prompt:\n\n{shares.table()}")
+        print(f"\nWhere the CPU-seconds go, {n} samples per prompt:\n\n{shares.table()}")
 
 
 def dspy_rate(environment: Environment, work: Path, n: int) -> float:
-    """Scored samples a second of the loop that one writes in DSPy alone."""
+    """Return scored samples per second of the same loop in plain DSPy."""
     from dspy_loop import THREADS, dspy_loop
 
     prompts = [Prompt.load(path) for path in sorted((work / "prompts").glob("*.json"))]
@@ -172,7 +172,7 @@ def dspy_rate(environment: Environment, work: Path, n: int) -> float:
 
 
 def write_questions(arguments: argparse.Namespace, path: Path, n: int) -> None:
-    """Questions about two documents each, in HotpotQA's manner."""
+    """Write HotpotQA-like questions about two documents each."""
     rng = random.Random(0)
     with gzip.open(arguments.data / "corpus.jsonl.gz", "rt", encoding="utf-8") as file:
         documents = [json.loads(line) for line in file]
@@ -186,7 +186,7 @@ def write_questions(arguments: argparse.Namespace, path: Path, n: int) -> None:
 
 
 def opened_mb(recipe: SamplingRecipe) -> float:
-    """Resident memory of a process that has imported all, opened the index, searched once, and read no question."""
+    """Return the resident MB of a process that has imported leret and searched the index once, without questions."""
     sys.stdout.flush()
     reading, writing = os.pipe()
     if not os.fork():
@@ -227,7 +227,7 @@ def long(arguments: argparse.Namespace) -> None:
             rows.append((done / (after[0] - before[0]), done / (after[1] - before[1]), after[3] - base))
     for i, (wall, cpu, mb) in enumerate(rows, 1):
         print(f"| {i}/{len(rows)} | {wall:,.0f} | {cpu:,.0f} | {mb:,.0f} |")
-    # The first twentieth warms up: connections, caches, the kernel's memory.
+    # The first twentieth is a warm-up of connections, caches and kernel memory.
     fifth = max(1, len(rows) // 5)
     first, last = rows[1 : 1 + fifth] or rows, rows[-fifth:]
     for name, column in (("samples/s", 0), ("samples per CPU-second", 1)):
@@ -243,8 +243,8 @@ def long(arguments: argparse.Namespace) -> None:
 
 def kills(arguments: argparse.Namespace) -> None:
     print("\n## 20 x kill -9\n")
-    print("| samples a prompt | faulty replies | kills | requests | finished and asked again | answered, not committed "
-          "at a kill, asked again | equal to the undisturbed run |")  # fmt: skip
+    print("| samples per prompt | faulty replies | kills | requests | finished and asked again "
+          "| answered, not committed at a kill, asked again | equal to the undisturbed run |")  # fmt: skip
     print("|---|---|---|---|---|---|---|")
     for samples, faults in ((1, 0.0), (8, 0.0), (1, 0.3)):
         command = [sys.executable, str(HERE / "kills.py"), "--kills", str(arguments.kills), "--samples", str(samples),
@@ -260,15 +260,15 @@ def main() -> None:
     parser.add_argument("part", choices=["speed", "long", "kills"])
     parser.add_argument("--data", type=Path, default=DATA, help="folder of HotpotQA's files")
     parser.add_argument("--url", help="another server's base URL, ending in /v1")
-    parser.add_argument("--model", default="instant", help="the name under which it is served")
+    parser.add_argument("--model", default="instant", help="name of the served model")
     parser.add_argument("--adapter", default="chat", help="program.adapter.kind")
     parser.add_argument("--connections", type=int, default=32, help="requests in flight")
-    parser.add_argument("--questions", type=int, help="how many")
-    parser.add_argument("--samples", type=int, default=1, help="of part long: completions a prompt and state")
+    parser.add_argument("--questions", type=int, help="number of questions")
+    parser.add_argument("--samples", type=int, default=1, help="completions per prompt and state (long)")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--dspy", action="store_true", help="of part speed: measure DSPy's own loop too")
-    parser.add_argument("--profile", action="store_true", help="of part speed: where the time goes")
+    parser.add_argument("--dspy", action="store_true", help="also measure plain DSPy (speed)")
+    parser.add_argument("--profile", action="store_true", help="also print a profile (speed)")
     arguments = parser.parse_args()
     {"speed": speed, "long": long, "kills": kills}[arguments.part](arguments)
 

@@ -1,10 +1,10 @@
-"""What a big job costs: CPU, memory and disk a sample, in one process and on Ray's workers (docs/how-to/scale.md).
+"""Measure CPU, memory and disk per sample of a large job, in one process and with Ray (docs/how-to/scale.md).
 
     python benchmarks/scaling.py [--questions 200] [--hops 4] [--workers 0 2]
 
-Samples HotpotQA questions against the instant server, BM25 over the 29k documents in the loop, four prompts. The
-CPU-seconds are those of the processes themselves, which other work on the machine changes little. The preferences of
-all engines are compared byte by byte. Prints Markdown. Needs HotpotQA's files (--data).
+Samples HotpotQA questions on the instant server with four prompts, including BM25 over the 29k documents. CPU-seconds
+are per process, so other work on the machine changes them little. The preferences of all engines are compared byte by
+byte. Prints Markdown. Needs HotpotQA's files (--data).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sampling import DATA, Watch, endpoint, place, recipe_of
 
 
 class Workers(threading.Thread):
-    """Looks at the processes of Ray's workers while they live."""
+    """Watches the processes of Ray's workers while they run."""
 
     def __init__(self, run: Run) -> None:
         super().__init__(daemon=True)
@@ -36,7 +36,7 @@ class Workers(threading.Thread):
         self.over = False
 
     def run(self) -> None:
-        """CPU-seconds and peak resident MB by process id, as last seen."""
+        """Last CPU-seconds and peak resident MB by process id."""
         while not self.over:
             for event in self.run_directory.events():
                 if event["event"] == "shard":
@@ -69,15 +69,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--hops", type=int, default=4)
-    parser.add_argument("--workers", type=int, nargs="*", default=[0, 2], help="0 is one process without Ray")
+    parser.add_argument("--workers", type=int, nargs="*", default=[0, 2], help="0: one process without Ray")
     parser.add_argument("--adapter", default="chat")
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--data", type=Path, default=DATA)
     parser.set_defaults(url=None, model="instant")
     arguments = parser.parse_args()
     print(f"{arguments.questions} questions, {arguments.hops} hops, 4 prompts, 1 sample, adapter {arguments.adapter}\n")
-    print("| engine | samples | states | CPU-ms a sample, driver | workers | peak MB, driver | each worker "
-          "| store, bytes a sample | preferences, bytes a pair | wall s |")  # fmt: skip
+    print("| engine | samples | states | CPU-ms per sample, driver | workers | peak MB, driver | each worker "
+          "| store, bytes per sample | preferences, bytes per pair | wall s |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|---|")
     preferences = set()
     with place() as work, endpoint(arguments) as url:

@@ -1,13 +1,13 @@
-"""A training by leret against a bare TRL script with the same settings, by turns.
+"""Compare the speed of training with leret and with a bare TRL script with the same settings.
 
     python benchmarks/training_speed.py --out runs/environment/training-speed --turns 3 --steps 40
 
-Both begin with the same targets or pairs in memory, and end with a policy on disk: load, encode, reference, train,
-save. What leret does besides, its checks, counts for it. The bare script has TRL read the conversations and pad its
-batches; `leret-unpacked` is leret with such batches. The policy is the demo's, on one CPU thread. Prints Markdown.
+Both take turns. Each starts with the same targets or pairs in memory, then loads, encodes, computes the reference,
+trains and saves a policy. leret's time includes its checks. The bare script has TRL read conversations and pad batches;
+`leret-unpacked` is leret with padded batches. The policy is the demo's, on one CPU thread. Prints Markdown.
 
-GRPO is our loop against `engine: trl`, both on the stored states with 8 completions a state and about 64 a step: what
-a completion takes, and the share of the reward (the program's run from the state on, its search, the score).
+GRPO compares leret's loop with `engine: trl`, both on the stored states with 8 completions per state and about 64 per
+step. It prints the time per completion, and the reward's share (running the program from the state, search, scoring).
 """
 
 import argparse
@@ -34,7 +34,7 @@ def sampled(path, n):
 
 
 def by_leret(run, algorithm, out, steps, packing):
-    from trl import DPOTrainer, SFTTrainer  # noqa: F401  imported before the clock starts, as on the other side
+    from trl import DPOTrainer, SFTTrainer  # noqa: F401  import before timing, as for TRL
 
     from leret.training import packing as module
     from leret.training.algorithms import ALGORITHMS as TABLE

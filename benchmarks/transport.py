@@ -1,7 +1,7 @@
-"""CPU of one request through `OpenAIPolicy`, against a bare aiohttp client that sends the same bytes.
+"""Compare CPU time per request of `OpenAIPolicy` and of a bare aiohttp client that sends the same bytes.
 
-The server is instant and lives in a process of its own, so what is measured is the client. Both clients take turns in
-one process, warm, and the medians of several rounds are printed with their ratio::
+The server answers at once in another process, so only the client is measured. After a warm-up, both clients take turns
+in one process. Prints the medians of several rounds and their ratio::
 
     python benchmarks/transport.py --requests 4000 --connections 32
 """
@@ -29,7 +29,7 @@ MESSAGES = (
 
 
 class Instant(asyncio.Protocol):
-    """Answers every HTTP request with the same chat completion."""
+    """Answers each HTTP request with the same chat completion."""
 
     def __init__(self, n: int) -> None:
         choices = [
@@ -67,7 +67,7 @@ def serve(pipe: Connection, n: int) -> None:
 
 
 async def bare(url: str, bodies: list[bytes], connections: int) -> float:
-    """CPU-seconds a request of a client that only sends and reads JSON."""
+    """Return CPU-seconds per request of a client that only sends and reads JSON."""
     headers = {"Content-Type": "application/json"}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=connections)) as session:
 
@@ -79,7 +79,7 @@ async def bare(url: str, bodies: list[bytes], connections: int) -> float:
 
 
 async def ours(url: str, requests: list[Request], connections: int) -> float:
-    """CPU-seconds a request of the policy."""
+    """Return CPU-seconds per request of the policy."""
     policy = OpenAIPolicy(OpenAIPolicySettings(model="m", urls=(url,), concurrency=connections))
 
     async def one(request: Request) -> None:
@@ -122,7 +122,7 @@ async def compare(url: str, n_requests: int, connections: int, rounds: int, n: i
     a, b = [], []
     for index in range(rounds + 1):
         one, other = await bare(url, bodies, connections), await ours(url, requests, connections)
-        if index:  # the first one warms up
+        if index:  # the first round warms up
             a.append(one)
             b.append(other)
     return a, b
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--connections", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("-n", type=int, default=1, help="choices a request")
+    parser.add_argument("-n", type=int, default=1, help="choices per request")
     asked = parser.parse_args()
     here, there = multiprocessing.Pipe()
     server = multiprocessing.Process(target=serve, args=(there, asked.n), daemon=True)
@@ -146,7 +146,7 @@ def main() -> None:
         server.join()
     for name, seconds in (("bare aiohttp", a), ("OpenAIPolicy", b)):
         print(
-            f"{name}: {statistics.median(seconds) * 1e6:.0f} us of CPU a request (median of {len(seconds)} rounds), "
+            f"{name}: {statistics.median(seconds) * 1e6:.0f} us of CPU per request (median of {len(seconds)} rounds), "
             f"{min(seconds) * 1e6:.0f} at best"
         )
     ratio = statistics.median(y / x for x, y in zip(a, b, strict=True))

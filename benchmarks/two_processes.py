@@ -1,10 +1,10 @@
-"""Do two CPU processes over gloo train as one does? Largest difference of the logged losses, by algorithm.
+"""Compare training on two CPU processes (gloo) with one: print the largest difference of logged losses by algorithm.
 
     python benchmarks/two_processes.py --out runs/environment/two-processes [--sharded fsdp | zero3]
 
-The two share a batch in halves, and whole batches alone are looked at: at the end of an epoch accelerate repeats
-examples, so that both have as many. With --sharded they are launched by `leret train --launch` with the shipped
-configuration, which sharded_on_cpu/ applies to a CPU; zero3 needs `pip install deepspeed` and a C++ compiler. The
+Each process gets half of a batch. Only whole batches are compared, because accelerate repeats examples at the end of an
+epoch to give both processes equal numbers. With --sharded, `leret train --launch` starts the processes with the shipped
+configuration, and sharded_on_cpu/ applies it to a CPU; zero3 needs `pip install deepspeed` and a C++ compiler. The
 policy is the demo's. Prints Markdown.
 """
 
@@ -39,7 +39,7 @@ def leret(run, *arguments, processes=1, sharded=False):
 
 def launch_file(name, out):
     text = (ROOT / f"training/accelerate/{name}.yaml").read_text()
-    cpu = text.replace("use_cpu: false", f"use_cpu: {str(name == 'fsdp').lower()}")  # DeepSpeed's launcher is a GPU's
+    cpu = text.replace("use_cpu: false", f"use_cpu: {str(name == 'fsdp').lower()}")  # DeepSpeed's launcher needs GPUs
     (out / f"{name}.yaml").write_text(
         cpu.replace("num_processes: 4", "num_processes: 2") + "main_process_port: 29612\n"
     )
@@ -71,7 +71,7 @@ def main():
     os.chdir(ROOT)
     run = given.out.absolute() / "run"
     leret(run, "sample", "sampling/demo.yaml", "--set", "data.limit=100")
-    print("| training | steps | loss, first and last | largest difference of a logged loss, as a fraction |")
+    print("| training | steps | loss, first and last | largest relative difference of a logged loss |")
     print("|---|---|---|---|")
     for algorithm in given.algorithms:
         one = losses(run, algorithm, given.steps, 1)

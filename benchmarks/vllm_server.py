@@ -1,16 +1,16 @@
-"""leret's sampler beside a bare client and beside DSPy's own loop, on a real vLLM server with the demo's policy.
+"""Compare leret's sampler with a bare client and with plain DSPy, on a vLLM server with the demo's policy.
 
     scripts/vllm_cpu.sh
     python benchmarks/vllm_server.py --executable .venv-vllm/bin/vllm [--rounds 5] [--questions 600]
-    python benchmarks/vllm_server.py --url http://127.0.0.1:8000 --model demo-55815002    # a server that is up already
+    python benchmarks/vllm_server.py --url http://127.0.0.1:8000 --model demo-55815002    # a running server
 
-Three ways to the same samples, warm, one after the other in every round; the figure is the median of the rounds:
+After a warm-up, each round runs three ways to get the same samples. Figures are medians of the rounds.
 
-- leret: `leret sample` on the demo's world, BM25 in the loop, every sample scored and stored; 32 requests in flight.
-- bare: an aiohttp client that sends the bodies of leret's requests again, over 32 connections, and counts the choices.
-- dspy: `dspy.Evaluate` with 32 threads; a question's calls and searches come one at a time, and nothing is stored.
+- leret: `leret sample` on the demo's world with BM25 and 32 requests in flight; every sample is scored and stored.
+- bare: an aiohttp client that repeats the bodies of leret's requests over 32 connections, and counts the choices.
+- dspy: `dspy.Evaluate` with 32 threads; each question's calls and searches are sequential, and nothing is stored.
 
-The time of leret is that of the sampling itself: the index is there, the bank is made, and the pairs are not counted.
+leret's time is for sampling only, without building the index, the bank and the pairs.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from leret.sampling.stage import SampleReport, sample
 
 CONNECTIONS = 32
 CASES = {"4 prompts x 1 sample": 1, "4 prompts x 8 samples (n=8)": 8}
-"""Samples a prompt and state."""
+"""Samples per prompt and state."""
 
 
 @dataclass
 class Stopwatch:
-    """Hears the stages of `sample`, and times the one that asks the server."""
+    """Times the stage of `sample` that calls the server."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -107,7 +107,7 @@ class Sampler:
 
 @dataclass
 class Recorder:
-    """Stands between leret and the server once, and keeps the bodies of the completions asked for."""
+    """Proxy between leret and the server that records the bodies of completion requests."""
 
     target: str
     bodies: list[bytes] = field(default_factory=list)
@@ -146,13 +146,13 @@ class Recorder:
         body = await request.read()
         headers = {"Content-Type": "application/json"}
         async with session.request(request.method, f"{self.target}{request.path}", data=body, headers=headers) as reply:
-            if request.path.endswith("/chat/completions") and json.loads(body).get("max_tokens") != 1:  # no probe
+            if request.path.endswith("/chat/completions") and json.loads(body).get("max_tokens") != 1:  # not a probe
                 self.bodies.append(body)
             return web.Response(status=reply.status, body=await reply.read(), content_type="application/json")
 
 
 def bare(url: str, bodies: Sequence[bytes]) -> Timed:
-    """The same requests from a client that does nothing else."""
+    """Send the same requests from a client that does nothing else."""
 
     async def worker(session: aiohttp.ClientSession, left: Iterator[bytes]) -> int:
         n = 0
@@ -160,7 +160,7 @@ def bare(url: str, bodies: Sequence[bytes]) -> Timed:
             async with session.post(f"{url}/v1/chat/completions", data=body) as reply:
                 text = await reply.read()
                 if reply.status != 200:
-                    raise SystemExit(f"the bare client was answered {reply.status}: {text[:300]!r}")
+                    raise SystemExit(f"the bare client got status {reply.status}: {text[:300]!r}")
                 n += len(json.loads(text)["choices"])
         return n
 
@@ -177,7 +177,7 @@ def bare(url: str, bodies: Sequence[bytes]) -> Timed:
 
 @contextmanager
 def server(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    """URL and model: of the server that was named, or of one that is started."""
+    """Yield URL and model of the server at --url, or of a new server."""
     if arguments.url:
         yield arguments.url.rstrip("/"), arguments.model
         return
@@ -193,7 +193,7 @@ def server(arguments: argparse.Namespace) -> Iterator[tuple[str, str]]:
 def measured(
     sampler: Sampler, environment: Environment, prompts: Sequence[Prompt], questions: int, n: int, rounds: int
 ) -> dict[str, list[Timed]]:
-    """Print one case: every round, the medians, the ratios."""
+    """Run and print one case: each round, the medians, the ratios."""
     recorder = Recorder(sampler.url)
     with recorder.listening() as url:
         sampler.run(questions, n, url)
@@ -202,7 +202,7 @@ def measured(
     kept: dict[str, list[Timed]] = {"leret": [], "bare": [], "dspy": []}
     for i in range(rounds):
         load = os.getloadavg()[0]
-        # who goes first changes, so that a drift of the machine falls on all of them
+        # rotate the order, so that machine drift affects all ways
         order = [
             ("leret", lambda: sampler.run(questions, n)[0]),
             ("bare", lambda: bare(sampler.url, recorder.bodies)),
@@ -218,7 +218,7 @@ def measured(
 def report(kept: dict[str, list[Timed]]) -> None:
     """Print the medians and their ratios."""
     medians = {name: statistics.median(timed.rate for timed in values) for name, values in kept.items()}
-    print("\n| way | samples/s (median) | all rounds | samples a round | client CPU, ms a sample |")
+    print("\n| way | samples/s (median) | all rounds | samples per round | client CPU, ms per sample |")
     print("|---|---|---|---|---|")
     for name, values in kept.items():
         each = ", ".join(f"{timed.rate:.0f}" for timed in values)
@@ -231,14 +231,16 @@ def report(kept: dict[str, list[Timed]]) -> None:
 def main() -> None:
     """Start the server and measure all cases."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--executable", help="vllm; by default on PATH or in LERET_VLLM")
-    parser.add_argument("--url", help="of a server that is up, without /v1")
-    parser.add_argument("--model", help="its name there")
+    parser.add_argument("--executable", help="vllm executable; default: from PATH or LERET_VLLM")
+    parser.add_argument("--url", help="URL of a running server, without /v1")
+    parser.add_argument("--model", help="name of the served model")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--questions", type=int, default=600, help="a round, for one sample; a quarter for eight")
+    parser.add_argument(
+        "--questions", type=int, default=600, help="questions per round with one sample; a quarter with eight"
+    )
     arguments = parser.parse_args()
     if arguments.url and not arguments.model:
-        parser.error("--url needs --model")
+        parser.error("--url needs --model; add it")
     prepare(False)
     with tempfile.TemporaryDirectory(prefix="leret-environment-") as folder, server(arguments) as (url, model):
         sampler = Sampler(Path(folder), url, model)
@@ -249,7 +251,7 @@ def main() -> None:
         print(f"{len(prompts)} prompts; {os.cpu_count()} cores, load {os.getloadavg()}\n", flush=True)
         for name, n in CASES.items():
             questions = arguments.questions if n == 1 else max(CONNECTIONS, arguments.questions // 4)
-            print(f"{name}, {questions} questions a round", flush=True)
+            print(f"{name}, {questions} questions per round", flush=True)
             report(measured(sampler, environment, prompts, questions, n, arguments.rounds))
 
 

@@ -1,13 +1,14 @@
-"""Counting the files and functions of leret that one new sample, or one training of a recipe, passes through.
+"""Count the files and functions of leret that one new sample, or one training, passes through.
 
     python benchmarks/walk.py [--train] [--calls]
 
-Questions are sampled one after another with one prompt and one completion, through an OpenAI-compatible server and
-BM25. Everything about the last one is traced, from the first state until the scored sample reaches the store. A call is
-the entry of a function of leret, in any thread; comprehensions and resumed coroutines do not count.
-tests/rollouts/test_walk.py holds the counts to their bars.
+Samples questions one after another with one prompt and one completion, an OpenAI-compatible server and BM25. The last
+question is traced from its first state until its scored sample reaches the store. A call is the entry of a leret
+function in any thread; comprehensions and resumed coroutines do not count. tests/rollouts/test_walk.py limits the
+counts.
 
-A training is IPO on a few questions of a generated world, from the call of `leret.training.stage.train` to its return.
+With --train, traces IPO on a few questions of a generated world, from the call of `leret.training.stage.train` to its
+return.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ N_QUESTIONS = 8
 
 
 class Tracer:
-    """Records the functions of leret that are entered from a call of ``FIRST`` to the next call of ``LAST``.
+    """Records the leret functions entered from a call of ``FIRST`` to the next call of ``LAST``.
 
-    It is the progress of a stage too, so that it starts with the last question: tracing is slow, and quick retrievers
-    are called in another way than slow ones.
+    It is also a stage's progress, to start at the last question only: tracing is slow, and leret calls slow retrievers
+    in a different way.
     """
 
     def __init__(self) -> None:
         self.walk: list[tuple[str, str]] = []
-        self._frames: dict[int, FrameType] = {}  # a frame that is held keeps its id
+        self._frames: dict[int, FrameType] = {}  # holding a frame keeps its id unique
         self._n_done = 0
         self._tracing = False
 
@@ -61,7 +62,7 @@ class Tracer:
 
     def finish(self) -> None:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]  # typeshed lacks None, which ends it
+        threading.setprofile(None)  # type: ignore[arg-type]  # typeshed lacks None, which stops tracing
 
     def _see(self, frame: FrameType, event: str, _: Any) -> None:
         code = frame.f_code
@@ -77,8 +78,8 @@ class Tracer:
 
 
 def walk_of_a_sample() -> list[tuple[str, str]]:
-    """Return file and function of every call of one new sample."""
-    batching._QUICK_S = 1.0  # on a busy machine, a quick search may look like a slow one, which takes a thread
+    """Return file and function of each call for one new sample."""
+    batching._QUICK_S = 1.0  # on a busy machine, a fast search may look slow and be moved to a thread
     with tempfile.TemporaryDirectory(prefix="leret-walk-") as name, server() as url:
         work = Path(name)
         write_data(work, N_QUESTIONS)
@@ -98,7 +99,7 @@ def walk_of_a_sample() -> list[tuple[str, str]]:
 
 
 def walk_of_a_training() -> list[tuple[str, str]]:
-    """Return file and function of every call of a training, in its thread."""
+    """Return file and function of each call of a training, in its thread."""
     walk = []
 
     def see(frame: FrameType, event: str, _: Any) -> None:
@@ -129,8 +130,8 @@ def walk_of_a_training() -> list[tuple[str, str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", action="store_true", help="a training instead of a sample")
-    parser.add_argument("--calls", action="store_true", help="list the calls in their order")
+    parser.add_argument("--train", action="store_true", help="trace a training instead of a sample")
+    parser.add_argument("--calls", action="store_true", help="list the calls in order")
     arguments = parser.parse_args()
     walk = walk_of_a_training() if arguments.train else walk_of_a_sample()
     files = Counter(file for file, _ in walk)

@@ -1,6 +1,6 @@
 """leret teaches DSPy programs to search by trying.
 
-Names are loaded on first use: importing leret imports neither torch nor dspy.
+Names are loaded on first use, so importing leret imports neither torch nor dspy.
 """
 
 from __future__ import annotations

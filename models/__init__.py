@@ -1,1 +1,1 @@
-"""Builders of the policies that ship with leret; see README.md in this folder."""
+"""Builders of leret's shipped policies; see README.md in this folder."""

@@ -13,12 +13,12 @@ BUILDERS = {"demo": pretrain_scratch, "agent": pretrain_agent}
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Build the policy that the command line names."""
+    """Build the policy named on the command line."""
     parser = argparse.ArgumentParser(prog="python -m models", description=__doc__)
     parser.add_argument("name", choices=BUILDERS)
-    parser.add_argument("--out", type=Path, required=True, help="model directory; a stopped build continues")
+    parser.add_argument("--out", type=Path, required=True, help="model directory; a stopped build is continued")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, help="default: those of the shipped policy")
+    parser.add_argument("--steps", type=int, help="training steps; defaults to the shipped policy's")
     parsed = parser.parse_args(arguments)
     with shown() as progress:
         progress.start(f"pretraining {parsed.out.name}", parsed.steps)

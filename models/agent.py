@@ -1,8 +1,8 @@
-"""The policy `agent`: `demo`, trained further to answer every call of a program that searches.
+"""Build the policy `agent`: policy `demo`, trained to answer every LM call of a program that searches.
 
-It imitates ReAct steps, notes, reasons, answers and queries from notes, in the format of
-``CompactAdapter(outputs=True)`` and under many names. The demonstrators see the question and the retrieved passages,
-never a gold document, and stop at random, so that reward has good and bad paths to separate.
+It imitates ReAct steps, notes, reasoning, answers and queries from notes, in the format of
+``CompactAdapter(outputs=True)`` and with many field and tool names. The demonstrators see the question and the
+retrieved passages, but never a gold document, and stop at random. So rewards have good and bad paths to separate.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TOOLS = (
     *("search_documents", "search_docs", "search_passages", "search_wikipedia", "search_wiki", "find_documents"),
     *("find_passages", "get_passages", "get_documents", "wikipedia", "wiki", "bm25"),
 )
-"""Names that the policy can write: of fields, and of tools with the one argument ``query``."""
+"""Names that the policy can write: fields, and tools with a single argument ``query``."""
 
 _THOUGHTS = (
     *("i look for {}", "i need to know more about {}", "let me search for {}", "next is {}", "who or what is {} ?"),
@@ -54,7 +54,7 @@ _OTHERS = (
     "reasoning answer titles trajectory outputs next_thought next_tool_name next_tool_args yes no list dict finish "
     "completed"
 )
-_PATTERNS = {  # kind of an answer, and its pattern in a passage
+_PATTERNS = {  # answer kind: its pattern in a passage
     "city": r"(?:born in \d+|based|company) in (\w+)",
     "university": r"(\w+ University)",
     "award": r"won the (\w+ \w+)",
@@ -62,17 +62,17 @@ _PATTERNS = {  # kind of an answer, and its pattern in a passage
     "year": r"\b(\d{4})\b",
 }
 _STOPS = (0.0, 0.15, 0.5, 0.85)
-"""Chance that an agent finishes, by number of searches."""
+"""Probability that an agent finishes, by number of searches so far."""
 
 _ADAPTER = CompactAdapter(outputs=True)
 _TRAINING = replace(SECOND, steps=1600, decay_from=0.5, checkpoint_every=100, probe_every=800)
 _MIX = replace(MIXED, questions=200, uses=2, demos=(0.1, 0.1), lists=(0.0, 0.0))
 _Call = tuple[Any, Mapping[str, Any], list[dict[str, Any]]]
-"""A signature, inputs, and outputs that may follow."""
+"""A signature, inputs, and alternative outputs."""
 
 
 def vocabulary() -> list[str]:
-    """Return the words of `demo` in their order, then the new ones."""
+    """Return the words of policy `demo` in order, followed by the new words."""
     known = words.vocabulary()
     steps = [f"{part}_{i}" for part in ("thought", "tool_name", "tool_args", "observation") for i in range(10)]
     said = " ".join((*_THOUGHTS, *_ENOUGH, *_REASONS, _OTHERS)).replace("{}", "").split()
@@ -81,7 +81,7 @@ def vocabulary() -> list[str]:
 
 
 def agent_rows(tokenizer: PreTrainedTokenizerFast, seed: int, settings: StreamSettings) -> list[Row]:
-    """Return rows of a new world: the demo's, and calls of programs that search."""
+    """Return rows of a new world: query rows as for policy `demo`, and calls of programs that search."""
     later, (begun, retriever) = drafts(seed, settings), start(seed, settings)
     calls = [call for draft in later for call in _single_calls(draft, settings)]
     calls += [call for draft in begun for call in _agent_calls(draft, retriever, settings)]
@@ -113,7 +113,7 @@ _signature = cache(dspy.Signature)
 
 
 def _call(draft: Draft, outputs: list[dict[str, Any]], notes: Sequence[str] = ()) -> _Call:
-    """Return a call at a draft, with notes beside the passages; half have no reasoning, three in ten no titles."""
+    """Return a call for a draft with passages and notes. Half of the calls have no reasoning, 30 % no titles."""
     rng, asked = draft.rng, draft.rng.choice(QUESTIONS)
     context = rng.choice([name for name in CONTEXTS if name not in outputs[0] and (name != "notes" or not notes)])
     if rng.random() < 0.5:
@@ -130,7 +130,7 @@ def _thought(rng: random.Random, query: str) -> str:
 
 
 def note(draft: Draft) -> dict[str, str]:
-    """Note a clause of a passage, often of the one with the question's rarest words, with or without its title."""
+    """Note a clause of a passage (often the passage with the question's rarest words), with or without its title."""
     asked, rng = set(content_words(draft.question.lower())), draft.rng
 
     def weight(text: str) -> float:
@@ -147,7 +147,7 @@ def note(draft: Draft) -> dict[str, str]:
 
 
 def answer(draft: Draft) -> dict[str, Any]:
-    """Answer with a text of the right kind, often from a passage that another passage names, else with a name."""
+    """Answer with a text of the right kind, often from a passage that another passage names, or else with a name."""
     rng, question = draft.rng, draft.question
     linked = [p for p in draft.passages if any(p.title in other.text for other in draft.passages if other is not p)]
     passage = rng.choice(linked if linked and rng.random() < 0.6 else draft.passages)
@@ -163,7 +163,7 @@ def _agent(asked: str, tool: str) -> dspy.ReAct:
 
 
 def _agent_calls(draft: Draft, retriever: Retriever, settings: StreamSettings) -> Iterator[_Call]:
-    """Yield the steps and the answer of an agent with a tool that returns passages or rows."""
+    """Yield the steps and the answer of an agent. Its tool returns passages as strings or as objects."""
     rng, asked, tool = draft.rng, draft.rng.choice(QUESTIONS), draft.rng.choice(TOOLS)
     agent, k, rows_of = _agent(asked, tool), rng.choice((2, 3)), rng.random() < 0.3
     trajectory: dict[str, Any] = {}
@@ -196,7 +196,7 @@ def _agent_calls(draft: Draft, retriever: Retriever, settings: StreamSettings) -
 
 
 def pretrain_agent(out: Path, progress: Progress, *, seed: int = 0, steps: int | None = None) -> Path:
-    """Train `demo` further to `agent` in ``out``, or continue; the arguments are those of `pretrain_scratch`."""
+    """Train policy `agent` in ``out`` from `demo`, or continue; arguments are as for `pretrain_scratch`."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -207,7 +207,7 @@ def pretrain_agent(out: Path, progress: Progress, *, seed: int = 0, steps: int |
     model, demo = words.build_model(len(tokenizer), seed), load_weights(find_model("demo"), "float32").state_dict()
     with torch.no_grad():
         for name, weight in model.state_dict().items():
-            weight[: len(demo[name])] = demo[name]  # the rows of new words stay fresh
+            weight[: len(demo[name])] = demo[name]  # rows of new words keep their random values
     stream = rows(tokenizer, replace(_MIX, seed=seed + 10), agent_rows)
     settings = replace(_TRAINING, steps=steps, seed=seed)
     train(model, stream, settings, out, progress, probe=make_gate(tokenizer))

@@ -1,4 +1,4 @@
-"""Measures of the shipped policies on a held-out world, where the bridge of a question is known."""
+"""Measures of the shipped policies on a held-out world, where each question's bridge entity is known."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ GATE_SEED = 900_001
 
 
 def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64) -> Probe:
-    """Make a probe on bridge questions of a held-out world with the bridge in the context.
+    """Return a probe on held-out bridge questions with the bridge entity's name in the context.
 
-    It measures shares in [0, 1]: ``bridge`` (samples at T=1 with the bridge's full name), ``bridge_demos`` (the same
-    after two demos of `mention_near`), ``bridge_greedy``, ``bridge_hop1`` (the question's entity at the first hop),
-    ``copied`` (words that are in the prompt), ``names_copied`` (pairs of name parts that are in the prompt) and
-    ``distinct`` (different samples among four).
+    It measures shares in [0, 1]. ``bridge`` is the share of samples at temperature 1 with the bridge's full name;
+    ``bridge_demos`` is the same with two demos by `mention_near`, and ``bridge_greedy`` with greedy decoding.
+    ``bridge_hop1`` is the share of first-hop samples with the question's entity. ``copied`` (words) and
+    ``names_copied`` (pairs of name parts) are in the prompt. ``distinct`` is the share of distinct samples among four.
     """
     settings = StreamSettings(questions=6 * n, deep=0.0)
     world = drafts(GATE_SEED, settings)
@@ -55,7 +55,7 @@ def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64) -> Probe:
     plain = [prompt_ids(tokenizer, call_messages(one.question, one.passages)) for one, *_ in linked]
     shown = [prompt_ids(tokenizer, call_messages(one.question, one.passages, demos(one))) for one, *_ in linked]
     known = tokenizer.get_vocab()
-    # Class of every part of a name: 0, 1 people; 2, 3 works; 4, 5 companies.
+    # Class of each name part: 0 and 1 for people, 2 and 3 for works, 4 and 5 for companies.
     parts = {known[word.lower()]: i for i, words in enumerate(NAME_CLASSES[:6]) for word in words}
 
     def gate(model: PreTrainedModel) -> Mapping[str, float]:
@@ -74,7 +74,7 @@ def make_gate(tokenizer: PreTrainedTokenizerFast, n: int = 64) -> Probe:
 
 
 def holding(completions: Sequence[Sequence[Ids]], wanted: Sequence[tuple[int, ...]]) -> float:
-    """Return the share of completions with their name, word by word."""
+    """Return the share of completions that contain the wanted name of their prompt."""
     return share(
         any(tuple(text[i : i + len(name)]) == name for i in range(len(text)))
         for texts, name in zip(completions, wanted, strict=True)
@@ -83,7 +83,7 @@ def holding(completions: Sequence[Sequence[Ids]], wanted: Sequence[tuple[int, ..
 
 
 def names_copied(completions: Sequence[Sequence[Ids]], prompts: Sequence[Ids], parts: Mapping[int, int]) -> float:
-    """Return the share of written pairs of name parts that are in the prompt; ``parts`` has the class of each."""
+    """Return the share of completions' pairs of name parts that are in the prompt. ``parts`` maps tokens to classes."""
     return share(
         pair in prompt_pairs
         for texts, prompt_pairs in zip(completions, (set(pairwise(prompt)) for prompt in prompts), strict=True)

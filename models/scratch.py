@@ -1,6 +1,6 @@
-"""The demo's policy from scratch: ``python -m models demo``.
+"""Build the demo's policy from scratch (``python -m models demo``) and write its model card.
 
-A word vocabulary, a fresh model of a million parameters, rows from generated worlds, the loop, and a model card.
+The model has a million parameters and a vocabulary of whole words. It is trained on rows from generated worlds.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _FIRST_PART = ".first"
 
 @dataclass(frozen=True)
 class ScratchSettings(LoopSettings):
-    """The loop with Muon for the matrices of the layers, and with a loss on the prompt's tokens."""
+    """Settings of the loop, with Muon for the layers' matrices and a loss on the prompt's tokens."""
 
     matrix_lr: float = 0.02  # peak rate of Muon
-    prompt_weight: float = 0.0  # weight of the loss on the prompt's tokens; that of the targets is 1
+    prompt_weight: float = 0.0  # weight of the loss on the prompt's tokens; the targets' loss has weight 1
 
     def optimizers(self, model: PreTrainedModel) -> list[torch.optim.Optimizer]:
-        """Return AdamW and Muon; rows of an embedding or a head are separate vectors, so Muon leaves them out."""
+        """Return AdamW and Muon. Muon skips the embedding and the head, whose rows are separate vectors."""
         ends = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
         matrices = [p for p in model.parameters() if p.ndim == 2 and id(p) not in ends]
         ids = {id(p) for p in matrices}
@@ -72,7 +72,7 @@ SECOND = replace(
     probe_every=200,
 )
 _LOOKING_UP_ROWS = 26_000
-"""Rows of the second part that teach looking up names, before the final mixture."""
+"""Rows in the second part, before the final mixture, that teach looking up names."""
 
 _HOP1 = {"copy": 0.25, "generic": 0.4, "keywords": 0.2, "entity": 0.15}
 _LOOKING_UP = StreamSettings(
@@ -99,7 +99,7 @@ MIXED = replace(
 
 
 def pretrain_scratch(out: Path, progress: Progress, *, seed: int = 0, steps: int | None = None) -> Path:
-    """Build the demo's tiny policy in ``out``, or continue; ``steps`` defaults to those of the shipped policy."""
+    """Build the demo's tiny policy in ``out``, or continue; ``steps`` defaults to the shipped policy's."""
     from transformers import AutoModelForCausalLM
 
     both = _FIRST.steps + SECOND.steps
@@ -125,7 +125,7 @@ def pretrain_scratch(out: Path, progress: Progress, *, seed: int = 0, steps: int
 
 
 def training_facts(*logs: Path) -> tuple[str, str]:
-    """Return the cost of a training and a table of its final measures, for a model card."""
+    """Return the training cost and a table of the final measures, for a model card."""
     lines = [json.loads(line) for log in logs for line in log.read_text(encoding="utf-8").splitlines()]
     figures = [line for line in lines if "bridge" in line][-1]
     minutes = sum(line.get("cpu_s", 0.0) for line in lines) / 60

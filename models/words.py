@@ -1,8 +1,8 @@
-"""The word tokenizer and the tiny model of the demo's policy, with a pair of heads that copies from the start.
+"""Word tokenizer and tiny model of the demo's policy, with a pair of copying heads written into the model.
 
 A token is a word of the generated world, a year or a sign. With word pieces the model memorised names instead of
-copying them; with whole words a name is two or three tokens, and an unseen name is an unseen combination of known
-tokens. Any other word becomes ``<|unk|>``, which the policy never writes.
+copying them. With whole words a name is two or three tokens, and an unseen name is a new combination of known tokens.
+Any other word becomes ``<|unk|>``, which the policy never writes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ why will work world would years you your\n"""
 
 
 def vocabulary() -> list[str]:
-    """Return the policy's words in lower case and a fixed order: special tokens, parts of names, other words."""
+    """Return the policy's words, lower-case and in a fixed order: special tokens, name parts, other words."""
     names = [word.lower() for words in NAME_CLASSES for word in words]
     texts = [_COMMON]
     for seed in range(3):
@@ -55,10 +55,10 @@ def vocabulary() -> list[str]:
 
 
 def build_tokenizer(words: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
-    """Build the word tokenizer of a vocabulary, by default `vocabulary`, with its chat template.
+    """Build the word tokenizer with its chat template; ``words`` defaults to `vocabulary`.
 
-    A message is its role's token, its words and ``<|end|>``, so that a prompt's tokens are a prefix of the
-    conversation's. Case is dropped, the end of a line is a token, and a decoded completion encodes to the same ids.
+    A message is a token for its role, its words, and ``<|end|>``, so a prompt's tokens are a prefix of the whole
+    conversation's. Text is lower-cased, a line break is a token, and a decoded completion encodes to the same ids.
     """
     from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 
@@ -82,9 +82,9 @@ def build_tokenizer(words: Sequence[str] | None = None) -> PreTrainedTokenizerFa
 
 
 def build_model(n_words: int, seed: int) -> Qwen3ForCausalLM:
-    """Build an untrained model of about a million parameters; narrower heads copy names poorly.
+    """Build an untrained model of about a million parameters. Narrower attention heads copy names poorly.
 
-    Embedding and head are separate matrices, so that vLLM can reload weights in place, but start equal.
+    Embedding and output head start equal but are not tied, so that vLLM can reload weights in place.
     """
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -114,9 +114,9 @@ def build_model(n_words: int, seed: int) -> Qwen3ForCausalLM:
 
 
 _CARRIED = 32
-"""Dimensions for the previous word."""
+"""Number of dimensions that hold the previous word."""
 _FAST = (0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.2, 0.2)
-"""Weights of the fastest rotations in the carrying head: their sum peaks at a distance of one word."""
+"""Weights of the fastest rotations in the carrying head. Their sum peaks at a distance of one word."""
 _SHARPNESS = 2.0
 _COPY, _FAINT = 3.0, 2.0
 
@@ -125,14 +125,14 @@ _COPY, _FAINT = 3.0, 2.0
 def _write_copying_heads(model: Qwen3ForCausalLM, seed: int) -> None:
     """Write a copying pair of heads into the first and the last layer of an untrained model.
 
-    To write an unseen name a model must look up the word that followed its first word in the prompt. Two heads do it:
-    one carries each word on to its successor; the other attends to the position with the current word as predecessor,
-    and copies the word there (an induction head, arXiv 2209.11895). Training alone finds the pair only after many
-    millions of tokens, and not always. Two more heads of the last layer start as weak copiers of any word that they
-    attend to. All other weights start by adding nothing.
+    To write an unseen name, a model must find the name's first word in the prompt and copy the next word. Two heads do
+    this. One carries each word to the next position. The other attends to the position after the current word and
+    copies its word (an induction head, arXiv 2209.11895). Training alone needs many millions of tokens to find such a
+    pair, and does not always find one. Two more heads of the last layer start as weak copiers of any word that they
+    attend to. All other heads and MLPs start with zero output.
 
-    In the residual stream, dimension 0 is equal for all words, the last dimensions hold only the output of the carrying
-    head, and those in between hold the word.
+    In the residual stream, dimension 0 is the same for all words. The last dimensions hold only the carrying head's
+    output, and the dimensions in between hold the word.
     """
     generator = torch.Generator().manual_seed(seed)
     for layer in model.model.layers:
@@ -148,7 +148,7 @@ def _write_copying_heads(model: Qwen3ForCausalLM, seed: int) -> None:
 
 
 def _basis(generator: torch.Generator) -> torch.Tensor:
-    """Return (n, width) orthonormal rows that span the dimensions of the word."""
+    """Return orthonormal rows (n, width) that span the dimensions of the word."""
     span = _WIDTH - _CARRIED - 1
     basis = torch.zeros(span, _WIDTH)
     basis[:, 1 : 1 + span], _ = torch.linalg.qr(torch.randn(span, span, generator=generator))
@@ -156,7 +156,7 @@ def _basis(generator: torch.Generator) -> torch.Tensor:
 
 
 def _carry(attention: Qwen3Attention, basis: torch.Tensor) -> None:
-    """Make head 0 attend one word back and write that word to the empty dimensions."""
+    """Make head 0 attend to the previous word and write it to the empty dimensions."""
     n, half = len(_FAST), _HEAD // 2
     rotations = torch.pow(_BASE, -torch.arange(half) / half)
     strength = torch.zeros(half)
@@ -173,9 +173,9 @@ def _carry(attention: Qwen3Attention, basis: torch.Tensor) -> None:
 
 
 def _copy(attention: Qwen3Attention, basis: torch.Tensor, copied: torch.Tensor) -> None:
-    """Make head 0 attend to positions with the current word as predecessor, and heads 0, 1 and 2 copy.
+    """Make head 0 attend to positions after the current word, and make heads 0, 1 and 2 copy.
 
-    The comparison uses the slowest rotations: they turn little over a prompt, so they compare words, not positions.
+    Words are compared in the slowest rotations, which hardly depend on the position in a prompt.
     """
     half, quarter = _HEAD // 2, _CARRIED // 2
     slow = [*range(half - quarter, half), *range(_HEAD - quarter, _HEAD)]

@@ -1,8 +1,9 @@
-"""Training rows of the demo's policy: prompts in generated worlds, with queries of demonstrators.
+"""Training rows for the demo's policy: prompts from generated worlds, with queries by demonstrators.
 
 The styles of :mod:`leret.demo.pretrain.heuristics` see the question and the passages, never a gold document. When a row
-is used again, its names are exchanged for others of their class, so that names must be copied, not memorised. Some rows
-are lists of names to repeat, because an exercise without other content teaches copying fastest.
+is used again, its names are replaced by other names of their class, so that the model must copy names instead of
+memorising them. Some rows are lists of names to repeat, because an exercise without other content teaches copying
+fastest.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ HOP2_STYLES = {
     "mention_matched": 0.18,
     "mention_near": 0.22,
 }
-"""Weights of the styles; `entity` replaces one that does not apply."""
+"""Sampling weights of the styles; `entity` replaces a style that does not apply."""
 
 
 def write(style: str, draft: Draft) -> str:
-    """Write a query in a style; if it does not apply, an entity of the question, or the question."""
+    """Write a query in a style. If the style does not apply, write an entity of the question, or the question."""
     return STYLES[style](draft) or entity(draft) or draft.question
 
 
@@ -50,14 +51,11 @@ def write(style: str, draft: Draft) -> str:
 class StreamSettings:
     """Settings of the stream of rows."""
 
-    seed: int = 0  # of everything; the worlds' seeds are far above those of a user's demo
+    seed: int = 0  # base of all seeds; worlds' seeds are far above a user's
     questions: int = 400  # per world
-    uses: int = 3  # passes over the rows of a world, with new names after the first
-    deep: float = 0.15  # share of questions with the context of a third hop
-    demos: tuple[float, float] = (
-        0.4,
-        0.8,
-    )  # share of questions with another prompt with demos, at the first and a later hop
+    uses: int = 3  # passes over the rows of a world; all but the first replace the names
+    deep: float = 0.15  # share of questions that have the context of a third hop
+    demos: tuple[float, float] = (0.4, 0.8)  # share of questions that add a prompt with demos, at hop 1 and later
     lists: tuple[float, float] = (0.95, 0.1)  # shares of lists of names, at the start and at the end
     constant_after: int = 14_000  # rows after which the share of lists is constant
     hop1: Mapping[str, float] = field(default_factory=lambda: HOP1_STYLES)  # weights at the first hop
@@ -65,7 +63,7 @@ class StreamSettings:
 
 
 def start(seed: int, settings: StreamSettings) -> tuple[list[Draft], BM25]:
-    """Return the questions of a new world without passages, and its search."""
+    """Return the questions of a new world as drafts without passages, and the world's search index."""
     documents, questions = generate(seed, settings.questions, 0, 0)
     idf = corpus_idf(f"{document.title} {document.text}" for document in documents)
     rng = random.Random(f"scenes {seed}")
@@ -73,7 +71,7 @@ def start(seed: int, settings: StreamSettings) -> tuple[list[Draft], BM25]:
 
 
 def drafts(seed: int, settings: StreamSettings) -> list[Draft]:
-    """Return the questions of a new world with the passages of queries in random styles (k=3, no duplicates)."""
+    """Return the questions of a new world with passages for queries in random styles (k=3, no duplicates)."""
     started, retriever = start(seed, settings)
     rng = started[0].rng
     queries = [write(draw(rng, settings.hop1), draft) for draft in started]
@@ -89,11 +87,11 @@ def drafts(seed: int, settings: StreamSettings) -> list[Draft]:
 
 
 Maker = Callable[["PreTrainedTokenizerFast", int, StreamSettings], list[Row]]
-"""Makes the rows of the world of a seed."""
+"""Makes the rows of one world from its seed."""
 
 
 def demo_rows(tokenizer: PreTrainedTokenizerFast, seed: int, settings: StreamSettings) -> list[Row]:
-    """Return the rows of policy `demo`: only queries."""
+    """Return the rows for policy `demo`, which only writes queries."""
     return query_rows(tokenizer, drafts(seed, settings), settings)
 
 
@@ -112,7 +110,7 @@ def rows(tokenizer: PreTrainedTokenizerFast, settings: StreamSettings, make: Mak
 
 
 def query_rows(tokenizer: PreTrainedTokenizerFast, drafts: Sequence[Draft], settings: StreamSettings) -> list[Row]:
-    """Return rows at the first and at a later hop, zero-shot in mixed styles, and with demos in one style."""
+    """Return rows for the first and a later hop: zero-shot in mixed styles, and with demos in one style."""
     result: list[Row] = []
     for draft in drafts:
         rng, first = draft.rng, replace(draft, passages=())
@@ -138,7 +136,7 @@ class _Names:
         self._end = ids["<|end|>"]
 
     def exchanged(self, row: Row, rng: random.Random) -> Row:
-        """Exchange every part of a name for one of its class, consistently within the row."""
+        """Replace each name part by another part of its class, consistently within the row."""
         other: dict[int, int] = {}
         for words in self._classes:
             other.update(zip(words, rng.sample(words, len(words)), strict=True))
@@ -146,7 +144,7 @@ class _Names:
         return Row(prompt, tuple(tuple(other.get(token, token) for token in target) for target in row.targets))
 
     def listed(self, rng: random.Random) -> Row:
-        """Return a list of names, separated by signs, with each name as a target."""
+        """Return a prompt that lists names between signs, with each name as a target."""
         first, last, adjectives, nouns, firms, trades = self._classes[:6]
         kinds = ((first, last), ([self._the], adjectives, nouns), (firms, trades))
         said = [tuple(map(rng.choice, rng.choice(kinds))) for _ in range(rng.randint(4, 14))]

@@ -1,8 +1,8 @@
-"""Multi-hop retrieval that keeps the question: each query is the question and what an actor adds to it.
+"""Multi-hop retrieval that keeps the question: each query is the question with a few added words.
 
-The raw question is searched for first. Then, several times, a name from the passages found so far, or of the question,
-is added to it: `Expand` picks it, `ExpandWrite` has an LM write words instead. Copy this file and edit it; a recipe
-names it as ``program: {path: "expand.py:Expand"}``.
+The first query is the raw question. Then `Expand` picks a name for each further query, from the question or the
+passages found so far. `ExpandWrite` has an LM write the words instead. Copy this file and edit it; a recipe refers to
+it as ``program: {path: "expand.py:Expand"}``.
 """
 
 import dspy
@@ -13,11 +13,11 @@ from leret.programs.mentions import mentions
 
 
 class Expand(dspy.Module):
-    """Finds passages by the question, and by the question with one name each time.
+    """Finds passages with the question, then with the question plus one picked name per search.
 
     Args:
-        k: passages of the question alone.
-        picks: names that are added, one a search, each of which brings one new passage.
+        k: passages for the question alone.
+        picks: searches with a picked name; each search adds one new passage.
     """
 
     def __init__(self, k: int = 3, picks: int = 3) -> None:
@@ -31,9 +31,9 @@ class Expand(dspy.Module):
         picked: list[Candidate] = []
         for _ in range(self.picks):
             name = self.pick(mentions(question, found), picked, question=question, titles=found.titles)
-            if name is None:  # nothing is left
+            if name is None:  # no candidates are left
                 break
-            if name.text:  # the question alone may be searched for again: it brings its next passage
+            if name.text:  # a pick without text repeats the question, which finds its next passage
                 picked.append(name)
             found = self.more(f"{question} {name.text}".strip(), found)
         return dspy.Prediction(context=found.passages, doc_ids=found.doc_ids)
@@ -51,8 +51,8 @@ class ExpandWrite(dspy.Module):
     """Like `Expand`, but an LM writes the words to add.
 
     Args:
-        k: passages of the question alone.
-        hops: searches after it, each of which brings one new passage.
+        k: passages for the question alone.
+        hops: searches with written words; each search adds one new passage.
     """
 
     def __init__(self, k: int = 3, hops: int = 3) -> None:

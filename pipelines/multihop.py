@@ -1,7 +1,8 @@
-"""Multi-hop retrieval: write a query, read what it finds, write the next one.
+"""Multi-hop retrieval: write a query, read the results, write the next query.
 
-What LeReT trains (https://arxiv.org/abs/2410.23214): one predictor, shared by all hops, sees the question and every
-passage found so far. Copy this file and edit it; a recipe names it as ``program: {path: "multihop.py:MultiHop"}``.
+LeReT (https://arxiv.org/abs/2410.23214) trains this program. One predictor, shared by all hops, sees the question and
+every passage found so far. Copy this file and edit it; a recipe refers to it as
+``program: {path: "multihop.py:MultiHop"}``.
 """
 
 import dspy
@@ -18,11 +19,11 @@ class WriteQuery(dspy.Signature):
 
 
 class MultiHop(dspy.Module):
-    """Answers a question with the passages that ``hops`` queries find.
+    """Finds passages for a question with ``hops`` queries.
 
     Args:
-        hops: queries a question.
-        k: passages a query.
+        hops: queries per question.
+        k: passages per query.
         reason: think step by step before each query (``ChainOfThought``).
     """
 

@@ -1,7 +1,7 @@
-"""One-shot query augmentation: rewrite the question into the query that a search engine wants.
+"""One-shot query augmentation: rewrite the question as a better query for a search engine.
 
-What DeepRetrieval trains (https://arxiv.org/abs/2503.00223): one step, one search. Copy this file and edit it; a
-recipe names it as ``program: {path: "rewrite.py:Rewrite"}``.
+DeepRetrieval (https://arxiv.org/abs/2503.00223) trains this program, with one step and one search. Copy this file and
+edit it; a recipe refers to it as ``program: {path: "rewrite.py:Rewrite"}``.
 """
 
 import dspy
@@ -21,7 +21,7 @@ class Rewrite(dspy.Module):
 
     Args:
         k: passages to return.
-        keep_question: search for the question and the rewritten query together.
+        keep_question: search for the question followed by the rewritten query.
         reason: think step by step first (``ChainOfThought``).
     """
 

@@ -1,11 +1,11 @@
-"""Evaluation of pickers as in Q-RAG: logs of episodes, lengths of tasks in one call, and answers of a reader LM.
+"""Evaluate pickers as in Q-RAG: episode logs, several task lengths in one call, and answers by a reader LM.
 
     python -m benchmarks.babilong eval RUN [--recipe babilong] [--lengths 30 160 1200] [--set KEY=VALUE ...]
     python -m benchmarks.babilong answer LOG --policy READER [--task qa2] [--max-tokens 32]
 
-``eval`` is `leret eval` of a run of `babilong`, `qrag-hotpotqa` or another program that picks. It also writes the logs
-of `episodes.py` beside each system's results, and with several ``--lengths`` (sentences per task, kind babilong)
-sweep.json and sweep.svg of all of them. ``answer`` reads one log, or all below a directory; see `answers.py`.
+``eval`` runs `leret eval` on a run of `babilong`, `qrag-hotpotqa` or another program that picks. It also writes the
+logs of `episodes.py` next to each system's results, and sweep.json and sweep.svg for several ``--lengths`` (sentences
+per task, kind babilong). ``answer`` reads one log, or all logs below a directory; see `answers.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from leret.policies.load import make_policy, probe
 
 
 def sweep(recipe: EvalRecipe, run: Run, lengths: list[int], progress: Progress) -> list[EvalReport]:
-    """Evaluate a recipe at each length, or once without lengths, and write logs and the sweep."""
+    """Evaluate a recipe at each length (once if there are no lengths), and write the logs and the sweep."""
     changes = [{"sentences": n} for n in lengths] or [{}]
     recipes = [recipe.model_copy(update={"data": recipe.data.model_copy(update=change)}) for change in changes]
     reports = []
@@ -76,7 +76,7 @@ def answer_command(arguments: argparse.Namespace) -> None:
 
 
 def reader_settings(text: str) -> PolicySettings:
-    """Parse a model, or settings of a policy as in a recipe: ``{kind: openai, urls: [...], model: M}``."""
+    """Parse a model name, or a policy's settings as in a recipe: ``{kind: openai, urls: [...], model: M}``."""
 
     class Reader(Settings):
         policy: PolicySettings

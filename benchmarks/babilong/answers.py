@@ -1,4 +1,4 @@
-"""Answers of a reader LM from the picks in the logs of `episodes.py`."""
+"""Answer questions with a reader LM, from the picks in the logs of `episodes.py`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from leret.evaluation.statistics import bootstrap_intervals, json_number, nan_me
 
 _SUFFIX = ".answers.jsonl"
 CONCURRENCY = 64
-"""Questions in flight."""
+"""Maximum number of questions in flight."""
 MEASURES = ("answer_em", "answer_f1", "em", "f1")
 
 
@@ -28,18 +28,18 @@ def find_logs(path: Path) -> list[Path]:
     files = [path] if path.is_file() else sorted(path.rglob("eval_seed*.jsonl"))
     logs = [file for file in files if not file.name.endswith(_SUFFIX)]
     if not logs:
-        raise DataError(f"{path}: no log of picks; name an eval_seed*.jsonl, or a directory with such files")
+        raise DataError(f"{path}: no log of picks; choose an eval_seed*.jsonl file, or a directory with such files")
     return logs
 
 
 async def answer(path: Path, reader: ReaderLM, progress: Progress) -> dict[str, Any]:
-    """Answer every line of a log, and write NAME.answers.jsonl beside it.
+    """Answer each line of a log, and write NAME.answers.jsonl next to the log.
 
-    Its lines add ``prediction``, ``answer_em`` and ``answer_f1``. A text that the same reader has answered before is
-    not sent again. An interruption or an outage keeps the finished answers.
+    The output's lines add ``prediction``, ``answer_em`` and ``answer_f1``. Prompts that the same reader has answered
+    before are not sent again. Finished answers are kept after an interruption or an outage.
 
     Returns:
-        ``log``, ``n``, and the means of `MEASURES` with their intervals; ``em`` and ``f1`` are those of the facts.
+        ``log``, ``n``, and the means of `MEASURES` with intervals. ``em`` and ``f1`` score the picked facts.
     """
     lines, out = read_log(path), path.with_name(path.name.removesuffix(".jsonl") + _SUFFIX)
     cache = {line["reader"]: line["prediction"] for line in read_log(out)} if out.is_file() else {}
@@ -69,7 +69,7 @@ def _scored(line: Mapping[str, Any], prediction: str, key: str) -> dict[str, Any
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a log; DataError if one lacks a key that the reader needs."""
+    """Read the lines of a log. DataError if a line lacks a key that the reader needs."""
     lines = []
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -77,10 +77,12 @@ def read_log(path: Path) -> list[dict[str, Any]]:
             missing = {"id", "question", "texts", "answer"} - line.keys()
         except (ValueError, AttributeError) as error:
             raise DataError(
-                f"{path}:{number}: not a line of picks ({error}); see benchmarks/babilong/episodes.py"
+                f"{path}:{number}: not a line of picks ({error}); for the format see benchmarks/babilong/episodes.py"
             ) from error
         if missing:
-            raise DataError(f"{path}:{number}: {sorted(missing)[0]!r} is missing; see benchmarks/babilong/episodes.py")
+            raise DataError(
+                f"{path}:{number}: key {sorted(missing)[0]!r} is missing; see benchmarks/babilong/episodes.py"
+            )
         lines.append(line)
     return lines
 

@@ -1,9 +1,9 @@
-"""Logs of a program that picks: a JSON line per episode, in ``eval_seed{S}_ns{N}.jsonl`` of each system.
+"""Write logs of a program that picks: one JSON line per episode, in each system's ``eval_seed{S}_ns{N}.jsonl``.
 
-``N`` is the number of sentences of a babilong task; other data have no ``_ns{N}``. A line has ``id``, ``question``,
-``answer``, ``support`` (gold ids), ``picked`` (ids in order), ``q_values`` of the picks (null without a picker),
-``texts``, ``return`` (the run's reward at the end) and the measures of the facts: ``f1``, ``em`` (exactly the gold
-facts) and ``gold_within`` (all gold facts are among the picks). early_stop.json beside it has `early_stop`.
+``N`` is the number of sentences per babilong task; for other data the name has no ``_ns{N}``. A line has ``id``,
+``question``, ``answer``, ``support`` (gold ids), ``picked`` (ids in order), ``q_values`` of the picks (null without a
+picker), ``texts``, ``return`` (the final reward) and measures of the facts: ``f1``, ``em`` (exactly the gold facts) and
+``gold_within`` (all gold facts are picked). early_stop.json in the same directory has the results of `early_stop`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _N_THRESHOLDS = 20
 
 
 def write_logs(recipe: EvalRecipe, run: Run) -> None:
-    """Write log and early_stop.json of every system of an evaluation."""
+    """Write the log and early_stop.json of each system in an evaluation."""
     evaluation = resolve(recipe, run)
     whole = scoring(evaluation.sampling.sampling.whole_reward)
     with Environment.open(run) as environment, run.writing():
@@ -42,7 +42,7 @@ def write_logs(recipe: EvalRecipe, run: Run) -> None:
 
 
 def file_name(seed: int, sentences: int | None) -> str:
-    """Return the name of a system's log.
+    """Return the file name of a system's log.
 
     >>> file_name(0, 160), file_name(1, None)
     ('eval_seed0_ns160.jsonl', 'eval_seed1.jsonl')
@@ -53,7 +53,7 @@ def file_name(seed: int, sentences: int | None) -> str:
 def write_log(
     path: Path, rows: Iterable[ScoredHop], tasks: Sequence[Task], corpus: Mapping[str, Document], reward: Scoring
 ) -> None:
-    """Write a line per task, from its first run, if that did not fail; ``reward`` is the run's."""
+    """Write one line per task, from its first run, unless that run failed. ``reward`` is the run's reward."""
     runs = first_runs(rows)
     lines = [_line(task, runs[task.id], corpus, reward) for task in tasks if task.id in runs]
     write_atomically(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines if line))
@@ -85,7 +85,7 @@ def _line(
 
 
 def _texts(task: Task, ids: Sequence[str], corpus: Mapping[str, Document]) -> list[str]:
-    """Return title and text of the picks, as a reader sees them: from the task's chunks, else from the corpus."""
+    """Return the picks' titles and texts as a reader sees them, from the task's chunks or else the corpus."""
     texts = {id: _titled(corpus[id].text, corpus[id].title) for id in {*ids} if id in corpus}
     for i, chunk in enumerate(task.inputs.get("chunks", ())):
         if not isinstance(chunk, str):
@@ -100,12 +100,12 @@ def _titled(text: str, title: str = "", **others: Json) -> str:
 
 
 def early_stop(rows: Iterable[ScoredHop], tasks: Sequence[Task]) -> list[dict[str, float]]:
-    """Score picking that ends before the first pick with a Q-value below a threshold, but after at least one pick.
+    """Score the picks if picking stopped before the first Q-value below a threshold (but after one pick or more).
 
-    Returns a point for each of `_N_THRESHOLDS` quantiles of the Q-values: ``threshold``, ``picks`` (mean), ``fact_f1``
-    and ``all_found``; none without Q-values.
+    Returns one point per threshold, at `_N_THRESHOLDS` quantiles of the Q-values: ``threshold``, ``picks`` (mean),
+    ``fact_f1`` and ``all_found``. Returns no points if there are no Q-values.
 
-    Source: Q-RAG (arXiv 2511.07328), the end of an episode by the largest Q-value.
+    Source: Q-RAG (arXiv 2511.07328), stopping by the largest Q-value.
     """
     runs = first_runs(rows)
     episodes = [

@@ -1,7 +1,7 @@
-"""A reader: a policy that answers a question from the texts that a picker chose.
+"""Reader: a policy that answers a question from the texts that a picker chose.
 
 One user message holds the task's instruction, the texts as numbered facts, and the question. The answer is the first
-line of a greedy completion. `answer_em` uses it as a reward: a picker is worth the answers that its picks allow.
+line of a greedy completion. `answer_em` is a reward that scores a picker by the reader's answers.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ PROMPTS: Mapping[str, str] = {
     "qa5": "The facts tell who gave what to whom. Answer with one word, the name of a person or of a thing.",
     "questions": "Answer from the passages, with a name, a date or a few words; with yes or no where that is asked.",
 }
-"""Instructions by task: those of bAbI, and one for any other question."""
+"""Instructions by task: bAbI's tasks, and ``questions`` for all others."""
 
 _CACHE_SIZE = 65_536
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 
 
 def task_of(id: str) -> str:
-    """Return the key of the prompt for a question; the ids of bAbI's questions name their task.
+    """Return the key of `PROMPTS` for a question. The ids of bAbI's questions contain the task.
 
     >>> task_of("qa2_two-supporting-facts_train-12"), task_of("qa3-test-1"), task_of("5a70f0e7")
     ('qa2', 'qa3', 'questions')
@@ -49,7 +49,7 @@ def task_of(id: str) -> str:
 
 @dataclass(frozen=True)
 class ReaderLM:
-    """Answers by a policy; ``task`` is a key of `PROMPTS`, or None to take it from the question's id."""
+    """Answers questions with a policy. ``task`` is a key of `PROMPTS`, or None to derive it from the question's id."""
 
     policy: Policy
     task: str | None = None
@@ -57,7 +57,7 @@ class ReaderLM:
 
     def __post_init__(self) -> None:
         if self.task is not None and self.task not in PROMPTS:
-            raise ConfigError(f"task {self.task!r} has no prompt for a reader; available: {', '.join(PROMPTS)}")
+            raise ConfigError(f"unknown task {self.task!r} for a reader; available: {', '.join(PROMPTS)}")
 
     def messages(self, id: str, question: str, texts: Sequence[str]) -> Messages:
         facts = "\n".join(f"{number}. {text}" for number, text in enumerate(texts, 1))
@@ -65,7 +65,7 @@ class ReaderLM:
         return ({"role": "user", "content": prompt},)
 
     async def answer(self, id: str, question: str, texts: Sequence[str]) -> str:
-        """Return the text of the answer; PolicyError if the policy fails."""
+        """Return the answer's text. PolicyError if the policy fails."""
         request = Request(self.messages(id, question, texts), (0,), 0.0, self.max_tokens)
         [completion] = await self.policy.complete(request)
         lines = _THOUGHT.sub("", completion.text, count=1).strip().splitlines()
@@ -73,19 +73,19 @@ class ReaderLM:
 
 
 def score(answer: str, references: Sequence[str], measure: str = "em") -> float:
-    """Return ``em`` or ``f1`` against the best reference, normalised as in HotpotQA's script; 0 without references."""
+    """Return ``em`` or ``f1`` against the best reference, normalised as in HotpotQA's script; 0 if there are none."""
     return ANSWERS[measure](Outcome(Task("", {}, answers=tuple(references)), prediction=answer)) or 0.0
 
 
 def answer_em(
     outcome: Outcome, policy: Mapping[str, Any], task: str | None = None, max_tokens: int = 32, measure: str = "em"
 ) -> float | None:
-    """Score a reader's answer from everything that was retrieved: a reward for the end of the program.
+    """Score a reader's answer from all retrieved texts (a reward for the end of the program).
 
-    ``policy`` holds the settings of a policy of any kind, as in a recipe. Returns None if the task has no reference
-    answer or the program has not ended.
+    ``policy`` holds the settings of a policy, as in a recipe. Returns None if the task has no reference answer or
+    the program has not ended.
 
-    Source: Q-RAG (arXiv 2511.07328), feedback by the answers of an LM.
+    Source: Q-RAG (arXiv 2511.07328), feedback from an LM's answers.
     """
     if not outcome.task.answers or outcome.prediction is None:
         return None

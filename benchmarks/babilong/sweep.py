@@ -1,4 +1,4 @@
-"""One evaluation at several lengths of the tasks (kind babilong): sweep.json, sweep.svg, and the console's table."""
+"""Report an evaluation at several task lengths (kind babilong): sweep.json, sweep.svg, and a table."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leret.evaluation.summary import format_figure, main_measures
 
 
 def write_sweep(directory: Path, summaries: Sequence[Mapping[str, Any]]) -> None:
-    """Write sweep.json and sweep.svg: the measures of every system after its last hop, at each length."""
+    """Write sweep.json and sweep.svg with each system's measures after the last hop, at each length."""
     points: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for summary in summaries:
         for row in summary["rows"]:
@@ -36,7 +36,7 @@ def write_sweep(directory: Path, summaries: Sequence[Mapping[str, Any]]) -> None
 
 
 def sweep_table(summaries: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns of a table, one per length, and a row per system, in the main measure."""
+    """Return the column names of a table (one per length) and its rows (one per system) for the main measure."""
     measure = main_measures(summaries[0]["measures"])[0]
     columns = [f"{LABELS.get(measure, measure)} at", *(str(summary["sentences"]) for summary in summaries)]
     rows = zip(*(summary["rows"] for summary in summaries), strict=True)

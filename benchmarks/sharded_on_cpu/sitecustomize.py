@@ -1,7 +1,7 @@
-"""With this directory on PYTHONPATH, accelerate shards among CPU processes by FSDP or DeepSpeed, as it does among GPUs.
+"""Patch accelerate to shard CPU processes with FSDP or DeepSpeed, like GPUs. Put this directory on PYTHONPATH.
 
-accelerate reads these parts of a configuration for accelerators alone; CPU processes get data parallelism instead,
-without a word. Every process says on stderr that it is sharded.
+accelerate reads these parts of a configuration only for accelerators, and silently uses data parallelism for CPU
+processes. Each process reports on stderr that it is sharded.
 """
 
 import os

@@ -11,7 +11,7 @@ from leret.core.types import Document
 
 
 class Corpus(Mapping[str, Document]):
-    """Documents by id in their original order; immutable. Two documents with one id are a DataError.
+    """Immutable mapping of ids to documents, in their original order. A duplicate id is a DataError.
 
     Titles and texts are stored as one block of UTF-8 bytes, which takes a third of the memory of Python objects.
     """
@@ -19,7 +19,7 @@ class Corpus(Mapping[str, Document]):
     def __init__(self, documents: Iterable[Document]) -> None:
         self._places: dict[str, int] = {}
         self._bytes = bytearray()
-        self._ends = array("Q", [0])  # of titles and texts in turn
+        self._ends = array("Q", [0])  # byte offsets of title, text, title, text, ...
         content = blake2b(digest_size=16)
         for document in documents:
             place = len(self._places)
@@ -27,12 +27,12 @@ class Corpus(Mapping[str, Document]):
                 raise DataError(f"two documents have the id {document.doc_id!r}; make ids unique")
             # surrogatepass: JSON may hold lone surrogates
             parts = [part.encode("utf-8", "surrogatepass") for part in (document.doc_id, document.title, document.text)]
-            for part in parts:  # with its length, so that moving a word from title to text changes the digest
+            for part in parts:  # length first: moving a word from title to text must change the digest
                 content.update(len(part).to_bytes(8, "big") + part)
             for part in parts[1:]:
                 self._bytes += part
                 self._ends.append(len(self._bytes))
-        self.digest = content.hexdigest()  # of ids, titles, texts, and their order
+        self.digest = content.hexdigest()  # digest of the ids, titles and texts, in order
 
     def __getitem__(self, doc_id: str) -> Document:
         place = self._places[doc_id]

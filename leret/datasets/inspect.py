@@ -1,4 +1,4 @@
-"""Figures of a data set, for `leret data inspect`."""
+"""Statistics of a data set, for `leret data inspect`."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from leret.datasets.records import Problems
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """Figures of a data set; mappings count tasks."""
+    """Statistics of a data set. Mappings hold numbers of tasks."""
 
-    n_documents: int  # in the corpus; 0 without one
+    n_documents: int  # 0 without a corpus
     corpus_digest: str | None
     n_questions: int  # without bad records
-    splits: Mapping[str, int]  # the data set's, or by hash
+    splits: Mapping[str, int]  # splits of the data set, or by hash of the id
     own_splits: bool
-    inputs: Mapping[str, int]  # by names of inputs ("question"; "persona, turns")
+    inputs: Mapping[str, int]  # by input names ("question"; "persona, turns")
     types: Mapping[str, int]
     hops: Mapping[int, int]  # 0 if unknown
     gold: Mapping[int, int]  # by number of gold documents
     answers: Mapping[int, int]  # by number of reference answers
     question_words: Mapping[str, float]  # minimum, median, mean and maximum; all 0 without questions
     document_words: Mapping[str, float]  # title included
-    n_unused_documents: int  # gold of no task
-    duplicate_questions: int  # with the text of another one
+    n_unused_documents: int  # documents that are gold for no task
+    duplicate_questions: int  # questions with the same text as another question
     duplicate_documents: int
-    skipped: Mapping[str, int]  # bad records of tasks (such as unknown gold) and corpus, by kind of fault
-    problems: tuple[str, ...]  # the first ones, one line each
-    examples: tuple[Task, ...]  # the first tasks
+    skipped: Mapping[str, int]  # bad records of questions (such as unknown gold) and corpus, by kind of fault
+    problems: tuple[str, ...]  # first faults, one line each
+    examples: tuple[Task, ...]  # first tasks
 
 
 def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
-    """Inspect all splits of a data set without its limit, and the corpus if there is one.
+    """Inspect all splits of a data set, ignoring `data.limit`, and the corpus if there is one.
 
-    Bad records are reported with ``data.skip_invalid``, and refused without.
+    Bad records are a DataError, or are reported with ``data.skip_invalid``.
     """
     data = data.model_copy(update={"split": "all", "limit": None})
     if has_corpus(data):
@@ -51,7 +51,7 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
     else:
         tasks, corpus, problems = load_tasks(data), Corpus(()), Problems()
     used = {doc_id for task in tasks for doc_id in task.gold}
-    documents = corpus.values()  # decoded one at a time
+    documents = corpus.values()  # lazy: decoded one at a time
     return DataReport(
         n_documents=len(corpus),
         corpus_digest=corpus.digest if len(corpus) else None,

@@ -1,4 +1,4 @@
-"""Loading of tasks and corpora for all stages."""
+"""Load tasks and corpora."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from leret.datasets.formats import reader_of
 from leret.datasets.records import BadRecord, Problems
 from leret.datasets.splits import rank_of, split_of
 
-_DUPLICATE = "the text of a question in split test"
+_DUPLICATE = "same text as a question in split test"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Loaded tasks, and the records left out."""
+    """Loaded tasks, and the faults of skipped records."""
 
-    items: tuple[Task, ...]  # in the order of the file, or of the limit
-    skipped: Mapping[str, int] = field(default_factory=dict)  # by kind of fault
-    problems: tuple[str, ...] = ()  # the first ones, one line each
-    held_out: frozenset[str] = frozenset()  # ids in split test of the whole source, and those with a text in it
+    items: tuple[Task, ...]  # in file order, or in hash order with `data.limit` or `data.part`
+    skipped: Mapping[str, int] = field(default_factory=dict)  # number of skipped records by kind of fault
+    problems: tuple[str, ...] = ()  # first faults, one line each
+    held_out: frozenset[str] = frozenset()  # ids of all test tasks, and of other tasks with the same text
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.items)
@@ -37,7 +37,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Tasks and the corpus with their gold; ``problems`` are the skipped records of the corpus."""
+    """Tasks, and the corpus with their gold documents. ``problems`` lists skipped documents."""
 
     tasks: Loaded
     corpus: Corpus
@@ -45,21 +45,21 @@ class Data:
 
 
 def load(data: DataSettings) -> Data:
-    """Load tasks with their corpus, and check every gold id; DataError for files of another format."""
+    """Load tasks with their corpus, and check every gold id. DataError if a file is not of kind `data.kind`."""
     corpus, problems = _read_corpus(data)
     return Data(load_tasks(data, corpus), corpus, problems)
 
 
 def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Loaded:
-    """Load at most `data.limit` tasks of `data.split`; a larger limit only adds tasks, also to `data.part`.
+    """Load at most `data.limit` tasks of `data.split`. A larger limit only adds tasks, also to each `data.part`.
 
-    A question of split train or dev with the text of one in split test is left out, and counted in ``skipped``. With a
-    ``corpus``, gold ids must be in it; they take its Unicode normalisation. An empty split is a DataError.
+    Questions of split train or dev that have the same text as a test question are left out and counted in ``skipped``.
+    With a ``corpus``, every gold id must be in the corpus, up to Unicode normalisation. An empty split is a DataError.
     """
     source = _source(data)
     problems = Problems()
     sizes: Counter[str] = Counter()
-    test, others = dict[str, int](), dict[str, int]()  # hashes of their texts, by id
+    test, others = dict[str, int](), dict[str, int]()  # hash of the text, by id
 
     def of_split() -> Iterator[Task]:
         for task in _tasks(data, problems, corpus):
@@ -69,36 +69,36 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
             if data.split in ("all", name):
                 yield task
 
-    chosen = limited(of_split(), data.limit, data.seed, data.part)  # reads the whole source, to find all faults
+    chosen = limited(of_split(), data.limit, data.seed, data.part)  # reads all records, to find all faults
     problems.check(source, data.skip_invalid, sizes.total() > 0)
     tested = set(test.values())
     duplicates = {id for id, text in others.items() if text in tested}
     tasks = tuple(task for task in chosen if data.split == "all" or task.id not in duplicates)
     if not tasks:
-        splits = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none at all"
-        dropped = f" ({len(chosen)} with the text of one in test)" if chosen else ""
-        raise DataError(f"{source}: no question in split {data.split}{dropped}; there are {splits}")
+        splits = ", ".join(f"{n} in {name}" for name, n in sorted(sizes.items())) or "none"
+        dropped = f" ({len(chosen)} left out: same text as in split test)" if chosen else ""
+        raise DataError(f"{source}: no question in split {data.split}{dropped}; available: {splits}")
     skipped = dict(problems.kinds) | ({_DUPLICATE: len(chosen) - len(tasks)} if len(tasks) < len(chosen) else {})
     return Loaded(tasks, skipped, tuple(problems.shown), frozenset(test.keys() | duplicates))
 
 
 def load_corpus(data: DataSettings) -> Corpus:
-    """Load the documents of `data.corpus`, or of the tasks' source; DataError without any."""
+    """Load the documents of `data.corpus`, or else of the question file. DataError if there are none."""
     return _read_corpus(data)[0]
 
 
 def has_corpus(data: DataSettings) -> bool:
-    """Check that the data have a corpus: a file, or the documents of the tasks."""
+    """Return True if there is a corpus file, or the question file has documents too."""
     return data.corpus_file is not None or reader_of(data.kind).brings_documents
 
 
 def split_name(task: Task, seed: int = 0) -> str:
-    """Return the split of a task: the data set's, or else by the hash of its id."""
+    """Return the task's split in the data set, or else by hash of its id."""
     return task.split or split_of(task.id, seed)
 
 
 def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0, part: str | None = None) -> tuple[Task, ...]:
-    """Return at most ``limit`` tasks by a hash of their ids, and of these ``part`` I/N; None keeps all in order."""
+    """Return the first ``limit`` tasks by hash of their ids, and part I/N of these tasks; None keeps all in order."""
 
     def rank(task: Task) -> int:
         return rank_of(task.id, seed, "limit")
@@ -115,7 +115,7 @@ def _tasks(data: DataSettings, problems: Problems, corpus: Container[str] | None
         try:
             first = seen.setdefault(task.id, record.number)
             if first != record.number:
-                raise BadRecord("duplicate id", f"id {task.id!r} also at number {first}")
+                raise BadRecord("duplicate id", f"duplicate id {task.id!r}, first used at line or item {first}")
             yield task if corpus is None else _with_gold(task, corpus)
         except BadRecord as problem:
             problems.add(record.place, problem)
@@ -138,13 +138,13 @@ def _source(data: DataSettings) -> str:
 
 def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
     if not has_corpus(data):
-        raise DataError(f"data.corpus is missing: a file of kind {data.kind} only has questions; name the corpus")
+        raise DataError(f"files of kind {data.kind} have no documents; set data.corpus to a corpus file")
     source = data.corpus_file or _source(data)
     problems = Problems()
     corpus = Corpus(_documents(data, problems))
     problems.check(source, data.skip_invalid, len(corpus) > 0)
     if not len(corpus):
-        raise DataError(f"{source} has no documents; name the corpus with data.corpus")
+        raise DataError(f"{source} has no documents; set data.corpus to a corpus file")
     return corpus, problems
 
 
@@ -157,5 +157,5 @@ def _documents(data: DataSettings, problems: Problems) -> Iterator[Document]:
             seen[document.doc_id] = record.number
             yield document
         elif not reader.repeats_documents:
-            fault = f"document {document.doc_id!r} also at number {first}"
+            fault = f"duplicate id {document.doc_id!r}, first used at line or item {first}"
             problems.add(record.place, BadRecord("duplicate id", fault))

@@ -1,4 +1,4 @@
-"""Readers of JSON objects and lines, one in memory at a time, that collect the faults of a file."""
+"""Stream the JSON objects or lines of a file, and collect its faults."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from ijson.common import ObjectBuilder  # type: ignore[import-untyped]
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
 
-MAX_RECORD = 64 * 2**20  # longest line in bytes; keeps a binary file out of memory
+MAX_RECORD = 64 * 2**20  # maximum bytes per line; keeps a binary file out of memory
 _MAX_DEPTH = 200
-_SHOWN, _PLACES = 10, 4  # number of different faults in a message, and of places of each
+_SHOWN, _PLACES = 10, 4  # maximum number of faults per message, and of places per fault
 _FIELDS = (
-    "in JSON lines, a question has id, question, relevant_doc_ids (optional: answer, answers, inputs, type, hops, "
-    "split, relevance), a document has doc_id, title, text"
+    "JSON lines: a question has id, question, relevant_doc_ids (optional: answer, answers, inputs, type, hops, "
+    "split, relevance); a document has doc_id, title, text"
 )
 _FROM_CSV = (
     "python -c \"import csv, json, sys; [print(json.dumps({k: v.split() if k == 'relevant_doc_ids' else v for k, v in "
     'row.items() if v})) for row in csv.DictReader(sys.stdin)]"'
 )
-_TRUNCATED = "Truncated"  # in Arrow's message about a truncated Zstandard file
+_TRUNCATED = "Truncated"  # part of Arrow's message about a truncated Zstandard file
 
 
 class BadRecord(Exception):
-    """A bad record; never leaves this package. Faults are counted by kind."""
+    """A bad record. Readers catch it and count it by ``kind``."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -45,15 +45,15 @@ class BadRecord(Exception):
 
 
 class Problems:
-    """The bad records of a file: the first different faults with their places, and counts by kind."""
+    """Bad records of a file: counts by kind, and the first distinct faults with their places."""
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
-        self._faults: dict[str, list[str]] = {}  # the first places of each
+        self._faults: dict[str, list[str]] = {}  # first places per fault
         self._times: Counter[str] = Counter()
 
     def add(self, place: str, problem: BadRecord) -> None:
-        """Add a bad record at a file and line, or file and item."""
+        """Add a bad record. ``place`` is its file and line, or file and item."""
         self.kinds[problem.kind] += 1
         fault = str(problem)
         if fault in self._faults or len(self._faults) < _SHOWN:
@@ -62,7 +62,7 @@ class Problems:
 
     @property
     def shown(self) -> list[str]:
-        """The first faults, one line each, with their places and numbers of records."""
+        """First distinct faults, one line each, with places and numbers of records."""
         lines = []
         for fault, (place, *others) in self._faults.items():
             n = self._times[fault]
@@ -71,15 +71,15 @@ class Problems:
         return lines
 
     def check(self, source: str, skip_invalid: bool, any_good: bool = True) -> None:
-        """Refuse a file with bad records; with ``skip_invalid``, only a file without good ones."""
+        """Raise a DataError if there are bad records; with ``skip_invalid``, only if no record is good."""
         n = self.kinds.total()
         if not n or (skip_invalid and any_good):
             return
         left = n - self._times.total()
         more = [f"and {left:,} more"] if left else []
         lines = "\n  ".join([*self.shown, *more, *([_FIELDS] if self.kinds["missing field"] else [])])
-        advice = ", or skip and count them with data.skip_invalid (--skip-invalid)" if any_good else ""
-        raise DataError(f"{source}: {n} bad {'record' if n == 1 else 'records'}\n  {lines}\ncorrect them{advice}")
+        advice = ", or skip them with data.skip_invalid (--skip-invalid)" if any_good else ""
+        raise DataError(f"{source}: {n} bad {'record' if n == 1 else 'records'}\n  {lines}\nfix them{advice}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,34 +87,34 @@ class Record:
     """One JSON object."""
 
     place: str  # file and line, or file and item, for messages
-    number: int  # of the line or the item, from 1
+    number: int  # number of the line or item, from 1
     value: Mapping[str, Any]
-    split: str | None = None  # of a published data set, if known
+    split: str | None = None  # split in a data set on the Hugging Face Hub, if known
 
 
 class Reader(ABC):
-    """The reader of one kind of `data`. Bad records go to ``problems``; DataError for an unusable source."""
+    """Reads one kind of `data`. Bad records go to ``problems``; an unusable source is a DataError."""
 
     brings_documents = False
-    """True if the source of the tasks also has documents, so that `data.corpus` may be absent."""
+    """True if the question file also has documents, so that `data.corpus` is optional."""
     repeats_documents = False
-    """True if documents repeat (in the contexts of several questions); the first one counts."""
+    """True if a document may occur in several records; its first occurrence counts."""
 
     def fits(self, record: Mapping[str, Any]) -> bool:
-        """Check for a file of this kind by its first record."""
+        """Return True if a file with this first record is of this kind."""
         return False
 
     @abstractmethod
     def tasks(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        """Yield tasks with their records."""
+        """Yield each task with its record."""
 
     @abstractmethod
     def documents(self, data: Any, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        """Yield documents with their records."""
+        """Yield each document with its record."""
 
 
 def records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Yield the objects of a file of JSON lines or of one JSON array; DataError if it is broken, or a CSV file."""
+    """Yield the objects of a file of JSON lines or of one JSON array. DataError for a broken or CSV file."""
     first = _first_character(path)
     if path.suffix == ".csv" and first not in b"[{":
         target = path.with_suffix(".jsonl")
@@ -131,9 +131,9 @@ def records(path: Path, problems: Problems) -> Iterator[Record]:
 
 
 def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
-    """Yield the lines of a file that are not blank, numbered from 1, without line ends (LF or CRLF).
+    """Yield the non-blank lines of a file, numbered from 1, without surrounding white space.
 
-    DataError if the file cannot be read, or a line is longer than `MAX_RECORD`.
+    DataError if the file cannot be read or a line is longer than `MAX_RECORD`.
     """
     number = 0
     with open_compressed(path) as file:
@@ -141,8 +141,8 @@ def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
             while raw := file.readline(MAX_RECORD + 1):
                 number += 1
                 if len(raw) > MAX_RECORD:
-                    fault = f"a line is longer than {MAX_RECORD >> 20} MiB, so this is not a file of JSON lines"
-                    raise DataError(f"{path}: {fault}; name another file")
+                    fault = f"a line is longer than {MAX_RECORD >> 20} MiB, so the file is not JSON lines"
+                    raise DataError(f"{path}: {fault}; choose another file")
                 try:
                     line = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8").strip()
                 except UnicodeDecodeError as error:
@@ -160,7 +160,7 @@ def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
 
 @contextmanager
 def open_compressed(path: Path) -> Iterator[io.BufferedReader]:
-    """Open a file, decompressed if it begins like gzip, bzip2, or Zstandard."""
+    """Open a file, and decompress gzip, bzip2 and Zstandard (detected by magic bytes)."""
     try:
         with path.open("rb") as file:
             magic, plain = file.peek(4)[:4], file
@@ -169,16 +169,16 @@ def open_compressed(path: Path) -> Iterator[io.BufferedReader]:
             elif magic.startswith(b"BZh"):
                 plain = io.BufferedReader(bz2.BZ2File(file))
             elif magic == b"\x28\xb5\x2f\xfd":
-                import pyarrow as pa  # importing it takes a fifth of a second
+                import pyarrow as pa  # import takes 0.2 s
 
                 plain = io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
             yield plain
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
     except IsADirectoryError as error:
-        raise DataError(f"{path} is a directory; name a file in it (only kind beir reads a directory)") from error
+        raise DataError(f"{path} is a directory; choose a file in it (only kind beir reads a directory)") from error
     except PermissionError as error:
-        raise DataError(f"{path}: no permission to read it") from error
+        raise DataError(f"{path}: permission denied; make the file readable") from error
     except (EOFError, OSError, zlib.error) as error:
         fault = "ends early" if _ends_early(error) else f"is broken ({error})"
         raise DataError(f"{path}: the compressed file {fault}; download it again") from error
@@ -196,7 +196,7 @@ def _first_character(path: Path) -> bytes:
         while start and not (first := start.removeprefix(codecs.BOM_UTF8).lstrip()):
             start = file.read(1 << 16)
         if not start:
-            raise DataError(f"{path} is empty; name a file with records")
+            raise DataError(f"{path} is empty; choose a file with records")
         return first[:1]
 
 
@@ -213,7 +213,7 @@ def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]
 
 
 def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """Yield the items of a JSON array; the memory of ``ijson.items`` grows with the square of the nesting."""
+    """Yield the items of a JSON array. ``ijson.items`` is not used: its memory grows with the square of the nesting."""
     number, depth, item = 0, 0, ObjectBuilder()
     try:
         with open_compressed(path) as file:
@@ -223,7 +223,7 @@ def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
                 depth += event in {"start_map", "start_array"}
                 depth -= event in {"end_map", "end_array"}
                 if depth > _MAX_DEPTH:
-                    raise DataError(f"{path}: item {number + 1} is nested too deeply; correct the file")
+                    raise DataError(f"{path}: item {number + 1} is nested more than {_MAX_DEPTH} deep; fix the file")
                 if depth == 0 or (depth == 1 and event == "start_array"):
                     continue
                 item.event(event, value)
@@ -233,4 +233,4 @@ def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
                     item = ObjectBuilder()
     except ijson.JSONError as error:
         fault = str(error).removeprefix("b'").replace("\\n", "\n").splitlines()[0]
-        raise DataError(f"{path}: item {number + 1}: broken JSON ({fault}); correct the file") from error
+        raise DataError(f"{path}: item {number + 1}: broken JSON ({fault}); fix the file") from error

@@ -1,7 +1,7 @@
-"""Splits by the hash of a task's id, and checks that training and evaluation share no tasks.
+"""Split tasks by hash of their ids, and check that training and evaluation share no tasks.
 
-A split depends only on the id and the seed, not on the file, the order, or the number of tasks. A data set with splits
-(BEIR's qrels, a generated world) keeps them.
+A split depends only on the id and the seed, not on the file, the order, or the number of tasks. Data sets with
+splits (BEIR's qrels, a generated world) keep their splits.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ SPLITS: dict[str, SplitName] = {
     "train": "train", "training": "train", "dev": "dev", "val": "dev", "valid": "dev", "validation": "dev",
     "test": "test",
 }  # fmt: skip
-"""Splits by their names in data sets."""
+"""Maps split names in data sets to splits."""
 _DEV, _TEST = 0.1, 0.2
 _SHOWN = 5
 
 
 def split_of(id: str, seed: int = 0) -> SplitName:
-    """Return the split of an id: 20 % are ``test``, 10 % ``dev``, the rest ``train``.
+    """Return the split of an id: ``test`` for 20 % of ids, ``dev`` for 10 %, ``train`` for the rest.
 
     >>> {split_of(f"q{i}") for i in range(100)} == {"train", "dev", "test"}
     True
@@ -40,20 +40,20 @@ def rank_of(id: str, seed: int, purpose: str) -> int:
 
 
 def refuse_leak(training_ids: Iterable[str], evaluation_ids: Iterable[str]) -> None:
-    """Refuse common ids of training and evaluation; the DataError lists the first ones."""
+    """Raise a DataError with the first common ids of training and evaluation, if any."""
     _refuse(
         sorted(set(training_ids) & set(evaluation_ids)),
-        "are in the training data and in the evaluation split",
-        "sample from split train, and evaluate on dev or test under the same seed",
+        "are in both the training data and the evaluation split",
+        "sample from split train, and evaluate on dev or test with the same seed",
     )
 
 
 def refuse_doubles(training: Iterable[Task], evaluation: Iterable[Task]) -> None:
-    """Refuse common texts of training and evaluation under different ids."""
+    """Raise a DataError for tasks with the same text in training and evaluation."""
     texts = {task.text for task in training}
     _refuse(
         [task.id for task in evaluation if task.text in texts],
-        "of the evaluation split have the text of one in the training data",
+        "of the evaluation split have the same text as a training question",
         "remove them from the question file",
     )
 

@@ -1,4 +1,4 @@
-"""`leret demo`: the whole loop on a generated world with the shipped policy, by the shipped recipes."""
+"""`leret demo`: run the shipped recipes with the shipped policy on a generated world."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from leret.retrieval.base import Retriever
 
 TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more", "demo-grpo")
-"""Training recipes in order: demo-sft-more is a control with the steps of the two before it; demo-grpo samples anew."""
-_OF_SFT = 2  # first stages, which all others need: sampling and imitation
+"""Training recipes, in order. demo-sft-more is a control with as many steps as both recipes before it."""
+_OF_SFT = 2  # number of first stages that all others need: sampling and demo-sft
 _STOP_S = 30.0
 
 
 def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalReport:
-    """Sample, train and evaluate in the run directory ``out``; a stopped demo continues."""
+    """Sample, train and evaluate in the run directory ``out``, or continue a stopped demo there."""
     from leret.optimize.rounds import Recipe, run_stage, schedule
 
     recipes: list[Recipe] = [
@@ -45,14 +45,14 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalRepo
     with nullcontext() if (run.policies / "grpo").is_dir() else _beside(run, seed):
         for stage in stages[_OF_SFT:-2]:
             run_stage(stage, run, progress=progress)
-    # Trains what failed in the other process.
+    # These stages ran in the other process; they only repeat if it failed.
     *_, report = [run_stage(stage, run, progress=progress) for stage in stages[-2:]]
     return cast("EvalReport", report)
 
 
 @contextmanager
 def _beside(run: Run, seed: int) -> Iterator[None]:
-    """Run the last training, and an evaluation, in another process during the block; both end with it."""
+    """Run the last training recipe and the evaluation in another process. Leaving the block waits for the process."""
     from leret.http.endpoints import ApiKey
     from leret.policies.serving.process import ServerProcess
 
@@ -67,11 +67,11 @@ def _beside(run: Run, seed: int) -> Iterator[None]:
         while process.exit_code() is None:
             time.sleep(0.1)
     finally:
-        process.stop(_STOP_S)  # it saves a checkpoint first
+        process.stop(_STOP_S)  # time to save a checkpoint
 
 
 class ExampleData(NamedTuple):
-    """Questions for DSPy, with the ids of relevant documents in ``gold``, and a retriever over all documents."""
+    """DSPy examples with the ids of relevant documents in ``gold``, and a retriever over all documents."""
 
     trainset: list[dspy.Example]
     valset: list[dspy.Example]
@@ -80,9 +80,9 @@ class ExampleData(NamedTuple):
 
 
 def example_data(seed: int = 0, n_train: int = 150, n_val: int = 50, n_test: int = 150) -> ExampleData:
-    """Generate a world of invented people and works in the words of the policy ``demo``.
+    """Generate a world of invented people and works, in the vocabulary of the shipped policy ``demo``.
 
-    Every question has two relevant documents; the text of the first one leads to the second.
+    Every question has two relevant documents. The text of the first document leads to the second.
     """
     import dspy
 

@@ -1,9 +1,9 @@
-"""Rewards: one table of plain functions for sampling, the prompt bank, training, and evaluation.
+"""Rewards: plain functions for sampling, the prompt bank, training and evaluation.
 
-A reward maps an `Outcome` to any real number, or to None if it does not apply (a ranking without gold documents, say).
-Its other parameters are keys of a recipe. A reward with a parameter ``k`` also takes a cut-off in its name:
-``recall@5`` is ``recall`` with ``k=5``. A user's function is named ``module:function`` or ``file.py:function``; leret
-imports the module or runs the file, so only name files you trust.
+A reward maps an `Outcome` to a real number, or to None if the reward does not apply (``recall`` for a task without gold
+documents, for example). A recipe sets the function's other parameters. If a parameter is ``k``, the name may have a
+cut-off: ``recall@5`` is ``recall`` with ``k=5``. Name your own function as ``module:function`` or ``file.py:function``.
+leret imports the module or runs the file, so use only code you trust.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ __all__ = ["REWARDS", "Part", "Reward", "Scoring", "faults", "function_names", "
 Reward = Callable[..., float | None]
 
 _THOUGHT = re.compile(r"\s*<think>(?:(?!</?think>).)+</think>(?:(?!</?think>).)+", re.DOTALL)
-_TIERS = ((0.7, 5.0), (0.5, 4.0), (0.4, 3.0), (0.3, 1.0), (0.1, 0.5), (0.05, 0.1))  # least recall, reward
+_TIERS = ((0.7, 5.0), (0.5, 4.0), (0.4, 3.0), (0.3, 1.0), (0.1, 0.5), (0.05, 0.1))  # minimum recall, reward
 
 
 def format(outcome: Outcome, think: bool = False) -> float:
     """Return 1 if the completion parses into fields, else 0.
 
-    A sample that does not parse has no reward except the recipe's ``unparsed_reward``, so 0 only occurs in programs
-    that continue anyway. With ``think``, the completion must also begin with one ``<think>...</think>`` and continue.
+    Samples that do not parse get the recipe's ``unparsed_reward`` instead, so 0 only occurs in programs that continue
+    after a parse error. With ``think``, the completion must also be one ``<think>...</think>`` followed by text.
     """
     return float(bool(outcome.outputs) and (not think or _THOUGHT.fullmatch(outcome.text) is not None))
 
 
 def steps(outcome: Outcome) -> float:
-    """Return 0 for one LM call, and 1 less for each further call."""
+    """Return 1 - n for n LM calls."""
     return 1.0 - outcome.n_steps
 
 
 def deepretrieval(outcome: Outcome, k: int | None = None) -> float | None:
-    """Return recall in tiers: 5 from .7 on, 4 from .5, 3 from .4, 1 from .3, .5 from .1, .1 from .05, and -3.5 below.
+    """Return a reward by recall: 5 for .7 or more, 4 for .5, 3 for .4, 1 for .3, .5 for .1, .1 for .05, else -3.5.
 
-    Source: DeepRetrieval (arXiv 2503.00223), literature search, as in its code. Its rewards for the format (+1, -4) are
-    the part `format` and the key ``unparsed_reward`` of a recipe.
+    Source: DeepRetrieval (arXiv 2503.00223), code for literature search. For its format rewards (+1 and -4), use the
+    part `format` and the recipe's ``unparsed_reward``.
     """
     value = of_ranking(ranking.recall)(outcome, k)
     return None if value is None else next((reward for least, reward in _TIERS if value >= least), -3.5)
 
 
 def deep_recall(outcome: Outcome, depth: int = 100) -> float | None:
-    """Return recall in which a missing gold document counts too, by its place below the retrieved ones.
+    """Return recall with partial credit for gold documents ranked too low to be retrieved.
 
-    It counts ``1 / (1 + log2(1 + r))`` at place ``r`` of the new documents of a query of the step, at best .5, and 0
-    below ``depth``. Groups with equal recall differ in it. Only sampling and training search that deep; elsewhere, and
-    at the program's end, it is recall.
+    A gold document at rank ``r`` among a query's new documents counts ``1 / (1 + log2(1 + r))`` (at most .5), or 0
+    below rank ``depth``. Samples with equal recall thus differ in reward. Only sampling and training search to
+    ``depth``; in evaluation, and at the program's end, the reward is plain recall.
     """
     gold, known = set(outcome.task.gold), set(outcome.doc_ids)
     if not gold:
@@ -91,33 +91,33 @@ REWARDS: dict[str, Reward] = {
     "format": format,
     "steps": steps,
 }
-"""Rewards by their names in recipes, samples, summaries, and reports."""
+"""Rewards by name in recipes, samples, summaries and reports."""
 
-_RESERVED = frozenset({"final", "step", "sampled", "q", "logp"})  # other components of a sample
+_RESERVED = frozenset({"final", "step", "sampled", "q", "logp"})  # names of other fields of a sample
 _TOO_LARGE = 1e100  # sums and squares of larger rewards may overflow
 
 
 @dataclass(frozen=True)
 class Part:
-    """One function of a reward, with its settings and its weight; printed as its name in samples."""
+    """One function of a reward, with its settings and weight."""
 
     name: str
-    function: str | Reward  # recall@5, FILE.py:function
+    function: str | Reward  # "recall@5", "FILE.py:function" or the function
     arguments: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
-    place: str = field(default="", compare=False)  # its key in the recipe, for messages
+    place: str = field(default="", compare=False)  # key in the recipe, for messages
 
     def __repr__(self) -> str:
         return self.name
 
     @property
     def source(self) -> str | None:
-        """The name of a user's function; None for leret's rewards."""
+        """Name of a user's function; None for leret's rewards."""
         return self.function if isinstance(self.function, str) and is_function(self.function) else None
 
     @cached_property
     def bound(self) -> Reward:
-        """The function with its settings; ConfigError if either is unknown. A user's function is loaded."""
+        """Function with its settings, loaded if it is the user's. ConfigError for an unknown function or setting."""
         if not isinstance(self.function, str):
             return self.function
         place, settings = f"{self.place}: " if self.place else "", dict(self.arguments)
@@ -127,7 +127,7 @@ class Part:
             base, at, cutoff = self.function.partition("@")
             settings |= {"k": int(cutoff)} if re.fullmatch("[1-9][0-9]*", cutoff) else {}
             if base not in REWARDS or (at and not ("k" in settings and "k" in settings_of(REWARDS[base]))):
-                advice = "those of a ranking also with a cut-off, as in recall@10; your own as FILE.py:function"
+                advice = "add a cut-off to ranking measures (recall@10), or name your own as FILE.py:function"
                 available = f"available: {', '.join(REWARDS)}; {advice}"
                 raise ConfigError(f"{place}unknown measure {self.function!r}; {available}")
             function = REWARDS[base]
@@ -135,48 +135,48 @@ class Part:
             inspect.signature(function).bind(None, **settings)
         except TypeError as error:
             known = ", ".join(settings_of(function)) or "none"
-            raise ConfigError(f"{place}{self.function}: {error}; its settings are: {known}") from error
+            raise ConfigError(f"{place}{self.function}: {error}; available settings: {known}") from error
         return partial(function, **settings) if settings else function
 
     @property
     def depth(self) -> int:
-        """Depth of `Outcome.deep` that the function asks for by its parameter ``depth``; 0 without one."""
+        """Required depth of `Outcome.deep`: the default of the function's parameter ``depth``, or 0."""
         parameter = inspect.signature(self.bound).parameters.get("depth")
         return parameter.default if parameter is not None and isinstance(parameter.default, int) else 0
 
     def __call__(self, outcome: Outcome) -> float | None:
-        """Return the value, None if the part does not apply; ConfigError if it fails or is not a finite number."""
+        """Return the value, None if the part does not apply; ConfigError if the function fails or is not finite."""
         function, question = self.bound, f"question {outcome.task.id}"
         try:
             value: Any = function(outcome)
             number = math.nan if value is None else float(value)
         except USER_ERRORS as error:
-            advice = "correct the function, which returns a finite number, or None where it does not apply"
+            advice = "fix the function; it should return a finite number, or None if it does not apply"
             raise ConfigError(f"reward {self.name} failed for {question}: {raised(error)}; {advice}") from error
         if value is None:
             return None
         if isinstance(value, str) or not abs(number) < _TOO_LARGE:
-            advice = f"return a finite number (below {_TOO_LARGE:g}), or None"
+            advice = f"return a number of magnitude below {_TOO_LARGE:g}, or None"
             raise ConfigError(f"reward {self.name} is {value!r} for {question}; {advice}")
         return number
 
 
 @dataclass(frozen=True)
 class Scoring:
-    """A reward: parts and a mixer that makes one number of them. A call returns the reward of a single outcome."""
+    """A reward: parts, and a mixer that combines the parts. Call it to get the reward of a single outcome."""
 
     parts: Mapping[str, Part]
     mixer: str = "weights"
-    unparsed_reward: float | None = None  # of a completion that does not parse; None leaves out such a sample
+    unparsed_reward: float | None = None  # reward if the completion does not parse; None drops the sample
 
     @property
     def needs_group(self) -> bool:
-        """True if the reward of a sample depends on the other samples of its state."""
+        """True if a sample's reward depends on the other samples of its state."""
         return self.mixer in GROUP_MIXERS
 
     @property
     def depth(self) -> int:
-        """Depth of the searches that the parts read; 0 if none reads `Outcome.deep`."""
+        """Maximum depth of `Outcome.deep` that the parts read; 0 if no part reads it."""
         return max(part.depth for part in self.parts.values())
 
     def __call__(self, outcome: Outcome) -> float | None:
@@ -186,7 +186,7 @@ class Scoring:
         return values_of(self.parts, outcome)
 
     def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
-        """Return the rewards of a group from the parts of each sample; None where no part applies."""
+        """Return one reward per sample of a group from its parts' values; None if no part applies."""
         if len(self.parts) == 1 and self.mixer == "weights":  # 20 times as fast as a matrix of one column
             [part] = self.parts.values()
             return [part.weight * values[part.name] if part.name in values else None for values in group]
@@ -196,20 +196,20 @@ class Scoring:
         return [None if np.isnan(value) else float(value) for value in mixed]
 
     def alone(self, values: Mapping[str, float]) -> float | None:
-        """Return the reward of a single outcome from its parts; a mixer of groups is their weighted sum here."""
+        """Return the reward of a single outcome from its parts' values. Group mixers use the weighted sum."""
         single = Scoring(self.parts) if self.needs_group else self
         return single.mix([values])[0]
 
 
 def values_of(parts: Mapping[str, Reward], outcome: Outcome) -> dict[str, float]:
-    """Return the rewards that apply to an outcome, by name."""
+    """Return an outcome's rewards by name, without those that do not apply."""
     return {name: value for name, part in parts.items() if (value := part(outcome)) is not None}
 
 
 def scoring(spec: str | RewardSettings | Reward, key: str = "reward") -> Scoring:
-    """Parse a reward: a name, a recipe's section, or a function, which becomes a part named ``key``.
+    """Parse a reward from a name, a recipe's section, or a function (which becomes a part named ``key``).
 
-    ConfigError lists all unknown names and settings, with their places below ``key``.
+    ConfigError lists all unknown names and settings, each with its key in the recipe.
     """
     parts = _parts(spec, key)
     if problems := _faults(spec, key, parts):
@@ -219,7 +219,7 @@ def scoring(spec: str | RewardSettings | Reward, key: str = "reward") -> Scoring
 
 
 def faults(spec: str | RewardSettings, key: str = "") -> list[str]:
-    """List the faults of a recipe's reward without loading users' functions."""
+    """List the faults in a recipe's reward. Users' functions are not loaded, so not checked."""
     return _faults(spec, key, [part for part in _parts(spec, key) if part.source is None])
 
 
@@ -250,14 +250,14 @@ def _faults(spec: str | RewardSettings | Reward, key: str, parts: Iterable[Part]
     place = f"{key}." if key else ""
     for name in spec.parts:
         if name in _RESERVED or name.startswith("final."):
-            problems.append(f"{place}parts.{name}: samples keep something else under this name; choose another")
+            problems.append(f"{place}parts.{name}: this name is reserved; choose another name")
     if spec.mixer not in MIXERS:
         problems.append(f"{place}mixer: unknown mixer {spec.mixer!r}; available: {', '.join(MIXERS)}")
     if spec.mixer == "uniform" and any(part.weight != 1 for part in spec.parts.values()):
-        problems.append(f"{place}mixer: uniform takes no weights; remove them, or set weights")
+        problems.append(f"{place}mixer: uniform ignores weights; remove the weights, or use mixer weights")
     return problems
 
 
 def settings_of(function: Reward) -> list[str]:
-    """Return the names of a reward's parameters after the outcome."""
+    """Return the names of a reward's parameters, without the outcome."""
     return list(inspect.signature(function).parameters)[1:]

@@ -1,8 +1,8 @@
-"""Rewards of a program's answer against the reference answers of its task: at most 1, higher is better.
+"""Rewards that compare a program's answer with the task's reference answers. At most 1; higher is better.
 
-The answer is the prediction's field ``answer``, the ``field`` that a recipe names, or the only text. The best of
-several references counts. Without a reference answer, or before the program's end, there is no value (None). A program
-that ended without an answer gets 0.
+The answer is the prediction's field ``answer`` (or ``field``, if the recipe sets it), or else its only string. With
+several references, the best match counts. The value is None for a task without reference answers and before the
+program's end, and 0 for a program that ended without an answer.
 
 `em` and `f1` normalise like the official scripts of SQuAD, HotpotQA, MuSiQue and 2WikiMultihopQA: lower case, no
 punctuation, no articles, single spaces.
@@ -40,13 +40,13 @@ def normalised(text: str) -> str:
 
 
 def token_f1(answer: str, reference: str, yes_no: bool = True) -> float:
-    """Return the harmonic mean of precision and recall of the answer's words, with repetitions.
+    """Return the harmonic mean of precision and recall of the answer's words, counting repeated words.
 
     >>> round(token_f1("the film Ed Wood", "Ed Wood"), 2)
     0.8
 
     With ``yes_no``, the answers yes, no and noanswer must match exactly, as in the scripts of HotpotQA and
-    2WikiMultihopQA; SQuAD and MuSiQue have no such rule. An empty text only matches an empty one (SQuAD 2.0, MuSiQue).
+    2WikiMultihopQA; SQuAD and MuSiQue have no such rule. An empty text only matches an empty text (SQuAD 2.0, MuSiQue).
     """
     one, other = normalised(answer), normalised(reference)
     if one == other:
@@ -59,7 +59,7 @@ def token_f1(answer: str, reference: str, yes_no: bool = True) -> float:
 
 
 def answer_of(outcome: Outcome, field: str | None = None) -> str | None:
-    """Return the program's answer: None before its end, empty if it ended without one."""
+    """Return the program's answer: None before the program's end, empty if it ended without an answer."""
     prediction: Any = outcome.prediction
     if prediction is None or isinstance(prediction, str):
         return prediction
@@ -71,7 +71,7 @@ def answer_of(outcome: Outcome, field: str | None = None) -> str | None:
 
 
 def em(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return 1 if the normalised answer equals a normalised reference, else 0."""
+    """Return 1 if the answer equals a reference after normalisation, else 0."""
     return _best(outcome, field, lambda answer, reference: float(normalised(answer) == normalised(reference)))
 
 
@@ -86,13 +86,13 @@ def squad_f1(outcome: Outcome, field: str | None = None) -> float | None:
 
 
 def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return 1 if answer and reference have equal words in equal order (bAbI joins lists by commas), else 0."""
+    """Return 1 if the answer has the same words as a reference in the same order, ignoring case and commas, else 0."""
     words = re.compile(r"\w+").findall
     return _best(outcome, field, lambda answer, reference: float(words(answer.lower()) == words(reference.lower())))
 
 
 def rouge(kind: str) -> Callable[..., float | None]:
-    """Return ROUGE's F measure (``rouge1``, ``rouge2``, ``rougeL``) by rouge-score; ``stem`` compares stems."""
+    """Return a reward: ROUGE's F measure (``rouge1``, ``rouge2`` or ``rougeL``). ``stem`` compares stems."""
 
     def value(outcome: Outcome, field: str | None = None, stem: bool = False) -> float | None:
         return _best(outcome, field, lambda a, r: float(_rouge_scorer(kind, stem).score(r, a)[kind].fmeasure))
@@ -101,19 +101,19 @@ def rouge(kind: str) -> Callable[..., float | None]:
 
 
 def bleu(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return smoothed sentence BLEU by sacrebleu against all references at once, in [0, 1]."""
+    """Return sacrebleu's smoothed sentence BLEU against all references together, in [0, 1]."""
 
     def score(answer: str, references: Sequence[str]) -> float:
         library = import_optional("sacrebleu", "sacrebleu", "answers")
-        return min(1.0, float(library.sentence_bleu(answer, list(references)).score) / 100)  # 100.00000000000004
+        return min(1.0, float(library.sentence_bleu(answer, list(references)).score) / 100)  # may be 100.00000000000004
 
     return _scored(outcome, field, score)
 
 
 def similarity(outcome: Outcome, model: str, field: str | None = None) -> float | None:
-    """Return the cosine of the embeddings of the answer and the nearest reference.
+    """Return the cosine similarity of the answer's embedding to the nearest reference's.
 
-    ``model`` is a sentence-transformers directory, or a name on the Hugging Face hub; it runs on the CPU.
+    ``model`` is a sentence-transformers directory or a name on the Hugging Face Hub. It runs on the CPU.
     """
 
     def score(answer: str, references: Sequence[str]) -> float:
@@ -124,9 +124,9 @@ def similarity(outcome: Outcome, model: str, field: str | None = None) -> float 
 
 
 def length(outcome: Outcome, s: float = 1.0, field: str | None = None) -> float | None:
-    """Return exp(-s |1 - ratio|), with ratio = words of the answer / words of the reference; 2s for a ratio below 1.
+    """Return exp(-s |1 - ratio|), where ratio = words of the answer / words of the reference.
 
-    The reference nearest in length counts. Source: LAPDOG's length penalty.
+    If ratio < 1, 2s replaces s. With several references, the maximum counts. Source: LAPDOG's length penalty.
     """
 
     def score(answer: str, references: Sequence[str]) -> float:
@@ -163,7 +163,7 @@ def _encoder(model: str) -> Any:
     try:
         return library.SentenceTransformer(model, device="cpu")
     except (OSError, ValueError) as error:
-        raise ConfigError(f"similarity: model {model!r} cannot be loaded ({error}); name another model") from error
+        raise ConfigError(f"similarity: model {model!r} cannot be loaded ({error}); choose another model") from error
 
 
 ANSWERS: Mapping[str, Callable[..., float | None]] = {

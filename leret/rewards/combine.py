@@ -2,10 +2,10 @@
 
 `mix` maps a float matrix (n_samples, n_parts) of one state to (n_samples,). NaN means that a part does not apply:
 
-- A sample without any part gets NaN, and does not affect the others.
-- `weights`, `uniform` and `l2` skip NaN. The others replace it by the part's mean over the group, which is neutral, and
-  leave out a part that is NaN for the whole group.
-- Without spread (one sample, or equal ones), `std` and `pca` weight all parts equally; `normalize_then_sum` is 0.
+- A sample without any part gets NaN, and does not affect other samples.
+- `weights`, `uniform` and `l2` skip NaN. The other mixers replace NaN by the part's mean over the group (which is
+  neutral), and leave out a part that is NaN for the whole group.
+- If all samples are equal, `std` and `pca` weight all parts equally, and `normalize_then_sum` is 0.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-_EPS = 1e-12  # spread below this is a rounding error
+_EPS = 1e-12  # a smaller spread is a rounding error
 
 
 def weights(parts: Array, scale: Array) -> Array:
-    """Return the sum of the parts that apply."""
+    """Return the weighted sum of the parts that apply."""
     total: Array = np.nansum(parts * scale, axis=1)
     return total
 
@@ -42,8 +42,8 @@ def std(parts: Array, scale: Array) -> Array:
 def pca(parts: Array, scale: Array) -> Array:
     """Return the projection on the first principal component (of length 1) of the group's parts.
 
-    Its sign makes the reward grow with the mean of the parts over the group. Without covariance between the two, the
-    component's coordinates have a positive sum; if that is 0 too, the first nonzero coordinate is positive.
+    The component's sign is chosen so that the reward grows with the mean of the parts. If the covariance of both is 0,
+    the component's coordinates have a positive sum. If that sum is 0 too, the first nonzero coordinate is positive.
     """
     weighted = parts * scale
     centred = weighted - weighted.mean(axis=0)
@@ -56,14 +56,14 @@ def pca(parts: Array, scale: Array) -> Array:
 
 
 def l2(parts: Array, scale: Array) -> Array:
-    """Return the L2 norm of a sample's positive parts minus that of its negative ones."""
+    """Return the L2 norm of a sample's positive parts minus the L2 norm of its negative parts."""
     known = np.nan_to_num(parts * scale, nan=0.0)
     norm: Array = np.linalg.norm(np.maximum(known, 0), axis=1) - np.linalg.norm(np.minimum(known, 0), axis=1)
     return norm
 
 
 def normalize_then_sum(parts: Array, scale: Array) -> Array:
-    """Return the weighted sum of the parts, each standardised to mean 0 and deviation 1 in the group.
+    """Return the weighted sum of the parts, each standardised in the group to mean 0 and standard deviation 1.
 
     Source: GDPO (arXiv 2601.05242).
     """
@@ -80,14 +80,14 @@ MIXERS: Mapping[str, Callable[[Array, Array], Array]] = {
     "l2": l2,
     "normalize_then_sum": normalize_then_sum,
 }
-"""Mixers by name in recipes; they get the samples with at least one part, and the weights."""
+"""Mixers by name in recipes. Arguments: the parts of samples with at least one part, and the weights."""
 
 GROUP_MIXERS = frozenset({"std", "pca", "normalize_then_sum"})
-"""Mixers in which the reward of a sample depends on the other samples of its state."""
+"""Mixers for which a sample's reward depends on the other samples of its state."""
 
 
 def mix(mixer: str, parts: Array, scale: Array) -> Array:
-    """Return one reward per sample: (n_samples,) from ``parts`` (n_samples, n_parts) and weights (n_parts,)."""
+    """Return one reward per sample: (n_samples,) from ``parts`` (n_samples, n_parts) and ``scale`` (n_parts,)."""
     applies = ~np.isnan(parts).all(axis=1)
     mixed = np.full(len(parts), np.nan)
     if applies.any():

@@ -1,4 +1,4 @@
-"""Users' functions by name: ``module:function`` or ``file.py:function``."""
+"""Load users' functions, named ``module:function`` or ``file.py:function``."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from leret.core.types import digest
 
 
 def is_function(name: str) -> bool:
-    """Check that a reward's name is that of a user's function."""
+    """Return True if a reward's name has the form of a user's function."""
     return ":" in name
 
 
 def load_function(name: str, key: str = "") -> Callable[..., Any]:
-    """Load a function, which runs its module; a ConfigError with the recipe's ``key`` if there is none."""
+    """Run a function's module and return the function. A ConfigError begins with ``key``, the key in the recipe."""
     place = f"{key}: " if key else ""
     where, _, attribute = name.rpartition(":")
     path = source_of(name)
@@ -30,17 +30,17 @@ def load_function(name: str, key: str = "") -> Callable[..., Any]:
             stages.forget_changed(path)
         module = _of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
     except USER_ERRORS as error:
-        advice = "name a reward as FILE.py:function or module:function"
-        raise ConfigError(f"{place}{where} does not run: {raised(error)}; {advice}") from error
+        advice = "fix it, or name the reward as FILE.py:function or module:function"
+        raise ConfigError(f"{place}{where} cannot be loaded: {raised(error)}; {advice}") from error
     function = getattr(module, attribute, None)
     if not callable(function):
         others = [n for n, v in vars(module).items() if callable(v) and getattr(v, "__module__", "") == module.__name__]
-        raise ConfigError(f"{place}{where} has no function {attribute!r}; it has {', '.join(others) or 'none'}")
+        raise ConfigError(f"{place}{where} has no function {attribute!r}; available: {', '.join(others) or 'none'}")
     return cast("Callable[..., Any]", function)
 
 
 def source_of(name: str) -> Path | None:
-    """Return the file of a function's module without running it; None if it has no file."""
+    """Return the file of a function's module without running the module; None if there is no file."""
     where = name.rpartition(":")[0]
     if where.endswith(".py"):
         return Path(where)
@@ -52,7 +52,7 @@ def source_of(name: str) -> Path | None:
 
 
 def source_digest(name: str) -> str | None:
-    """Return the digest of a function's source and its imports (`leret.core.stages`); None without a file."""
+    """Return the digest of a function's module and its imports (`leret.core.stages`); None if there is no file."""
     path = source_of(name)
     try:
         return None if path is None else stages.source_digest(path)
@@ -61,13 +61,13 @@ def source_digest(name: str) -> str | None:
 
 
 def sources_digest(names: Iterable[str]) -> str | None:
-    """Return the digest of the sources of all users' functions among names; None without any."""
+    """Return one digest for all users' functions among ``names``; None if there are none."""
     sources = {name: source_digest(name) for name in names if is_function(name)}
     return digest(sorted(sources.values(), key=str)) if sources else None
 
 
 def _of_file(path: Path) -> ModuleType:
-    """Run a file, once per content of it and its imports."""
+    """Run a file as a module; run it again only if it or its imports have changed."""
     name = f"leret_reward_{digest(str(path.resolve()), stages.source_digest(path))}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)

@@ -1,4 +1,4 @@
-"""`leret rewards test`: a reward is at its maximum on a perfect outcome, and lower on a wrong one."""
+"""`leret rewards test`: check that a reward is highest for a perfect outcome, and lower for a wrong outcome."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ WORST = replace(GOLD, text="", outputs={}, ranking=_ranking("x1", "x2"), predict
 
 WORSE: Mapping[str, Outcome] = {
     "no gold document found": replace(GOLD, ranking=_ranking("x1", "x2")),
-    "one of two found": replace(GOLD, ranking=_ranking("g1", "x1")),
+    "one of two gold documents found": replace(GOLD, ranking=_ranking("g1", "x1")),
     "gold below other documents": replace(GOLD, ranking=_ranking("x1", "x2", "g1", "g2")),
-    "another answer": replace(GOLD, prediction={"answer": "unknown"}),
+    "wrong answer": replace(GOLD, prediction={"answer": "unknown"}),
     "no answer": replace(GOLD, prediction={"answer": ""}),
     "a long answer": replace(GOLD, prediction={"answer": f"{_ANSWER} and {_ANSWER} and elsewhere"}),
-    "nothing parsed": replace(GOLD, text="", outputs={}),
+    "completion that does not parse": replace(GOLD, text="", outputs={}),
     "six LM calls": replace(GOLD, n_steps=6),
     "everything wrong": WORST,
 }
 
 
 class Proof(NamedTuple):
-    """Rewards of `GOLD` and `WORST`, and the faults of the reward."""
+    """Values of a reward for `GOLD` and `WORST`, and the reward's faults."""
 
     name: str
     gold: float | None
@@ -49,12 +49,12 @@ class Proof(NamedTuple):
 
 
 def prove(name: str, scoring: Scoring) -> Proof:
-    """Check that no outcome gets more than `GOLD`, and that `WORST` gets less."""
+    """Check that no outcome gets more than `GOLD`, and that `WORST` gets less than `GOLD`."""
     gold, worst = scoring(GOLD), scoring(WORST)
     if gold is None:
-        return Proof(name, gold, worst, ("has no value for the gold outcome",))
+        return Proof(name, gold, worst, ("the gold outcome gets no value (None)",))
     values = {name: scoring(outcome) for name, outcome in WORSE.items()}
     faults = [f"{name} gets {value:g}" for name, value in values.items() if value is not None and value > gold]
     if worst is None or worst >= gold:
-        faults.append("a wholly wrong outcome gets no less")
+        faults.append("but a completely wrong outcome does not get less")
     return Proof(name, gold, worst, tuple(f"the gold outcome gets {gold:g}, {fault}" for fault in faults))

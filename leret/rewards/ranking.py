@@ -1,10 +1,10 @@
 """Measures of a ranking against the gold documents. All are in [0, 1]; higher is better.
 
-Relevance is binary, except in nDCG if the data grade the gold documents.
+Relevance is binary, except that nDCG uses the grades of gold documents if the data have grades.
 
-Each takes the ids of the ranking, best first, and the gold ids; ``k`` is a cut-off. A repeated document counts at its
-first rank. Missing gold documents lower every measure except `rr` and `success`. Without gold documents there is no
-value: a ValueError here, None as a reward.
+Arguments are the ranking's ids, best first, the gold ids, and a cut-off ``k``. A repeated document counts at its first
+rank. Missing gold documents lower every measure except `rr` and `success`. If a task has no gold documents, a measure
+raises ValueError, and its reward is None.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from leret.core.types import Outcome
 
-_NO_GOLD = "a ranking without gold documents has no value"
+_NO_GOLD = "gold is empty; measures need at least one gold document"
 
 Measure = Callable[[Sequence[str], Collection[str], int | None], float]
 
@@ -31,7 +31,7 @@ def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None
 
 
 def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Return the share of gold documents in the ranking.
+    """Return the share of the gold documents that are in the ranking.
 
     >>> recall(["a", "x"], {"a", "b"})
     0.5
@@ -42,7 +42,7 @@ def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) 
 
 
 def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Return average precision: the mean over gold documents of the precision at their ranks, 0 if missing.
+    """Return average precision: the mean precision at the ranks of gold documents, 0 for missing documents.
 
     >>> ap(["a", "x", "b"], {"a", "b"})  # (1/1 + 2/3) / 2
     0.8333333333333333
@@ -53,7 +53,7 @@ def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> f
 
 
 def rr(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Return the reciprocal rank of the first gold document, 0 without one.
+    """Return the reciprocal rank of the first gold document, 0 if the ranking has none.
 
     >>> rr(["x", "a"], {"a", "b"})
     0.5
@@ -63,7 +63,7 @@ def rr(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> f
 
 
 def ndcg(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Return the discounted cumulative gain (grade / log2(rank + 1) per hit) over that of the ideal ranking.
+    """Return the discounted cumulative gain (grade / log2(rank + 1) per hit), divided by the ideal ranking's.
 
     Gold documents have grade 1, unless ``gold`` maps them to grades.
 
@@ -108,7 +108,7 @@ def fact_em(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None)
 
 
 def fact_f1(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Return the harmonic mean of recall and precision of the documents, in any order.
+    """Return the harmonic mean of the ranking's recall and precision.
 
     >>> fact_f1(["a", "x"], {"a", "b"}), round(fact_f1(["a", "b", "x"], {"a", "b"}), 3)
     (0.5, 0.8)

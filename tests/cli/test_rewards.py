@@ -13,7 +13,7 @@ def test_a_reward_of_the_users_own_is_tested_by_name_and_by_recipe(tmp_path):
     recipe.write_text(f"{WORLD}sampling: {{samples: 2, reward: {{parts: {{recall@5: 1, own.py:good: 0.1}}}}}}\n")
     for reward, status, says in (
         (f"{rewards}:good", 0, "reaches its maximum"),
-        (f"{rewards}:bad", 2, "gets no less"),
+        (f"{rewards}:bad", 2, "does not get less"),
         ("{parts: {recall@5: 1, format: 0.5}, mixer: std}", 0, "recall@5 + format"),
         (recipe, 0, "recall@5 + own.py:good"),
     ):

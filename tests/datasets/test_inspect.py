@@ -20,8 +20,8 @@ def test_bad_records_are_reported_and_not_refused(tmp_path):
     report = inspect("jsonl", path, corpus)
     assert report.skipped == {"missing field": 1, "duplicate id": 1}
     assert report.problems[0].startswith(f"{path}:3: field 'question'")
-    assert report.problems[1].startswith(f"{corpus}:4: document 'A'")
-    with pytest.raises(DataError, match="also at number"):
+    assert report.problems[1].startswith(f"{corpus}:4: duplicate id 'A'")
+    with pytest.raises(DataError, match="first used at line or item"):
         inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), corpus, skip_invalid=False)
 
 

@@ -32,7 +32,7 @@ def test_a_split_in_the_file_wins_over_the_hash(tmp_path):
     records = [{**record, "split": names[i % 3]} for i, record in enumerate(ASKED[:9])]
     path = json_lines(tmp_path / "q", records)
     assert [q.id for q in load_tasks("jsonl", path, split="dev")] == ["q1", "q4", "q7"]
-    with pytest.raises(DataError, match="no question in split dev; there are 1 in test, 2 in train"):
+    with pytest.raises(DataError, match="no question in split dev; available: 1 in test, 2 in train"):
         load_tasks("jsonl", json_lines(tmp_path / "few", [*records[2:4], records[0]]), split="dev")
 
 
@@ -68,15 +68,15 @@ FILES = {
     "facts that are no pairs": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[["Ada"]]), r"\[title, sent_id\]"),
     "a context of no kind": ("hotpotqa", changed(HOTPOT[0], context="none"), "'context' is 'none'"),
     "no facts": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[]), "'supporting_facts' is empty"),
-    "a title that is a number": ("hotpotqa", changed(HOTPOT[0], context=[[3, ["x"]]]), "3, not a title"),
+    "a title that is a number": ("hotpotqa", changed(HOTPOT[0], context=[[3, ["x"]]]), "3 in place of a title"),
     "sentences that are none": ("hotpotqa", changed(HOTPOT[0], context=[["Ada", 3]]), "of 'Ada' is 3"),
     "a fact of no document": ("hotpotqa", changed(HOTPOT[0], supporting_facts=[["Zoe", 0]]), "'Zoe' of question '5a'"),
     "no id": ("2wiki", changed(HOTPOT[0], _id=None), "'_id' or 'id' is missing"),
     "no paragraphs": ("musique", changed(MUSIQUE[0], paragraphs=[]), "has no documents"),
     "another set's file": ("musique", HOTPOT, "'paragraphs' should be a list"),
     "no answer in any": ("musique", changed(MUSIQUE[0], paragraphs=MUSIQUE[0]["paragraphs"][1:2]), "'is_supporting'"),
-    "no corpus": ("hover", HOVER, r"data\.corpus is missing"),
-    "an unknown kind": ("hotpot", HOTPOT, "'hotpot' of data; available: jsonl, beir"),
+    "no corpus": ("hover", HOVER, r"set data\.corpus"),
+    "an unknown kind": ("hotpot", HOTPOT, "data.kind 'hotpot'; available: jsonl, beir"),
 }  # fmt: skip
 
 

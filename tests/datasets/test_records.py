@@ -83,7 +83,7 @@ FILES = {
     "item is a number": (b'[{"a": 1}, 2]', "item 2: int, not a JSON object"),
     "cut off in a string": (b'[{"a": 1}, {"a": "x', "item 2: broken JSON"),
     "array not UTF-8": (b'[{"a": "\xff"}]', "invalid bytes in UTF8"),
-    "objects nested too deep": (b'[{"a":' + b'{"a":' * 100_000, "nested too deeply"),
+    "objects nested too deep": (b'[{"a":' + b'{"a":' * 100_000, "nested more than 200 deep"),
     "line nested too deep": (_GOOD + b'{"a": ' + b"[" * 100_000, ":2: broken JSON"),
     "line is broken": (_GOOD + b'{"id": "q2", "question": "Wh\n', r":2: broken JSON \(Unterminated string .* column"),
     "line not UTF-8": (_GOOD + b'{"id": "\xff"}\n', ":2: not UTF-8 at byte 8"),
@@ -127,9 +127,9 @@ def test_equal_faults_are_counted_and_ten_different_ones_shown(tmp_path):
     assert "25 bad records\n" in str(caught.value)
     assert str(caught.value).count("broken JSON") == 1
     assert f"{path}:1: broken JSON" in str(caught.value)
-    assert "(25 records: also 2, 3, 4 ...)\ncorrect them, or skip" in str(caught.value)
+    assert "(25 records: also 2, 3, 4 ...)\nfix them, or skip" in str(caught.value)
     path.write_bytes(b"".join(b"nonsense%d\n" % (i % 13) for i in range(26)))
-    with pytest.raises(DataError, match=r"more\ncorrect them$") as caught:  # nothing would be left to read
+    with pytest.raises(DataError, match=r"more\nfix them$") as caught:  # nothing would be left to read
         load_tasks("jsonl", str(path))
     assert str(caught.value).count("(2 records: also") == 10
     assert "and 6 more" in str(caught.value)

@@ -87,8 +87,8 @@ def test_a_question_that_was_sampled_by_its_id_or_its_text_is_refused(run):
     file = Path(run.manifest.sampling["data"]["questions"])
     double = next(row for row in map(json.loads, file.read_text().splitlines()) if row["id"] == asked)
     file.write_text(file.read_text() + json.dumps({**double, "id": "double"}) + "\n")
-    same_text = f"1 questions .*have the text of one in the training data: '{asked}'"
-    same_id = "1 questions are in the training data and in the evaluation split"
+    same_text = f"1 questions .*have the same text as a training question: '{asked}'"
+    same_id = "1 questions are in both the training data and the evaluation split"
     for sampled, says in (("double", same_text), (asked, same_id)):
         with Store(run.store) as store:
             store.put_state(State(f"state of {sampled}", sampled, 0, "write_query", {}, ()))

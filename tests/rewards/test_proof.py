@@ -21,10 +21,10 @@ def test_similarity_is_at_its_maximum_on_the_gold_outcome(monkeypatch):
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (lambda outcome: 1.0, "gets no less"),
-        (lambda outcome: -float(bool(outcome.outputs)), "nothing parsed"),
+        (lambda outcome: 1.0, "does not get less"),
+        (lambda outcome: -float(bool(outcome.outputs)), "completion that does not parse"),
         (lambda outcome: float(outcome.n_steps), "six LM calls gets 6"),
-        (lambda outcome: None, "no value for the gold outcome"),
+        (lambda outcome: None, "the gold outcome gets no value"),
     ],
 )
 def test_reward_with_another_preference_is_found(function, says):

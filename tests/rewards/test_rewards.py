@@ -71,7 +71,7 @@ def test_parts_have_short_forms_and_settings():
     ("value", "says"),
     [
         (spec({"recal": 1}), ["parts.recal: unknown measure 'recal'"]),
-        (spec({"ap": {"s": 1}}), ["ap: got an unexpected keyword argument 's'; its settings are: k"]),
+        (spec({"ap": {"s": 1}}), ["ap: got an unexpected keyword argument 's'; available settings: k"]),
         (spec({"ap": 1, "similarity": 1}), ["missing a required argument: 'model'"]),
         (spec({"ap": 1}, mixer="mean"), ["mixer: unknown mixer 'mean'; available: weights, uniform"]),
         (spec({"ap": 1, "format": 2}, mixer="uniform"), ["mixer: uniform"]),
@@ -101,10 +101,10 @@ def test_users_function_is_a_reward_and_follows_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("nowhere.py:f", r"nowhere\.py does not run: FileNotFoundError"),
-        ("exits.py:f", r"does not run: SystemExit: 3 \(exits\.py:1\)"),
-        ("no.such.module:f", "no.such.module does not run: ModuleNotFoundError"),
-        ("tests.rewards.own_reward:other", "has no function 'other'; it has found"),
+        ("nowhere.py:f", r"nowhere\.py cannot be loaded: FileNotFoundError"),
+        ("exits.py:f", r"cannot be loaded: SystemExit: 3 \(exits\.py:1\)"),
+        ("no.such.module:f", "no.such.module cannot be loaded: ModuleNotFoundError"),
+        ("tests.rewards.own_reward:other", "has no function 'other'; available: found"),
     ],
 )
 def test_missing_function_is_refused(name, says, tmp_path, monkeypatch):
@@ -116,7 +116,7 @@ def test_missing_function_is_refused(name, says, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_reward_must_be_finite(value):
-    with pytest.raises(ConfigError, match=r"own is .* for question q; return a finite number"):
+    with pytest.raises(ConfigError, match=r"own is .* for question q; return a number of magnitude"):
         scoring(lambda outcome: value, "own").values(outcome())
 
 
@@ -131,5 +131,5 @@ def test_reward_must_be_finite(value):
 )
 def test_error_of_a_users_reward_names_line_and_question(tmp_path, body, says):
     (tmp_path / "mine.py").write_text(f"def score(outcome):\n    {body}\n")
-    with pytest.raises(ConfigError, match=f"score failed for question q: {says}.*correct the function"):
+    with pytest.raises(ConfigError, match=f"score failed for question q: {says}.*fix the function"):
         scoring(f"{tmp_path}/mine.py:score")(outcome())

@@ -107,7 +107,7 @@ def test_a_policy_is_validated_as_it_is_evaluated_and_not_on_the_same_tasks(worl
     assert figures[0] == pytest.approx(row["hops"][-1]["recall"])
     assert len(set(figures.values())) > 1
     assert len(result["validation"]) == 24
-    with pytest.raises(DataError, match="24 questions are in the training data"):
+    with pytest.raises(DataError, match="24 questions are in both the training data"):
         evaluate(asks("base", split="dev", evaluation="again"), world)
 
 

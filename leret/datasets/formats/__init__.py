@@ -1,4 +1,4 @@
-"""The readers of the kinds of `data`. A new kind is a file here and a line in `READERS`."""
+"""Readers for each kind of `data`. To add a kind, add a file to this package and a line to `READERS`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ READERS: dict[str, Reader] = {
     "episodes": EPISODES,
     "world": WorldReader(),
 }
-"""Readers by kind, in the order of `detect_kind`: 2WikiMultihopQA's records also have HotpotQA's fields."""
+"""Readers by kind, in the order `detect_kind` tries them: 2WikiMultihopQA's records also have HotpotQA's fields."""
 
 
 def reader_of(kind: str) -> Reader:
-    """Return the reader of a kind."""
+    """Return the reader for a kind of data."""
     if kind not in READERS:
-        raise DataError(f"unknown kind {kind!r} of data; available: {', '.join(READERS)}")
+        raise DataError(f"unknown data.kind {kind!r}; available: {', '.join(READERS)}")
     return READERS[kind]
 
 
 def detect_kind(path: str) -> str:
-    """Return the kind of a source of tasks by its first record; jsonl if none fits, for its error messages."""
+    """Detect the kind of a question file from its first record. The fallback is jsonl, for its error messages."""
     if path.startswith(HUB):
         return "jsonl"
     if Path(path).is_dir():

@@ -1,10 +1,11 @@
-"""BABILong: bAbI's stories with their sentences spread among sentences of books.
+"""BABILong: bAbI stories with sentences from books between the facts.
 
-The question file is bAbI's text (``1 Mary moved to the bathroom.``; questions with tabs before answer and supporting
-lines), or JSON lines with ``story``, ``question``, ``answer``, ``support`` (places in the story, from 0). A task's
-inputs are ``question`` and ``chunks``: the facts, in order at random places, and between them consecutive sentences of
-``data.noise`` from a random start (cyclic). Its gold ids are the places of the supporting sentences, as text. All draws
-depend on ``data.noise_seed`` and the task's id. The hash of its first two sentences decides the split of a story.
+The question file is in bAbI's text format (lines such as ``1 Mary moved to the bathroom.``; a question has its answer
+and supporting lines after tabs), or JSON lines with ``story``, ``question``, ``answer`` and ``support`` (sentence
+indices in the story, from 0). A task's inputs are ``question`` and ``chunks``. The chunks are the story's facts in
+order, at random positions, filled up with consecutive sentences of ``data.noise`` from a random start (cyclic). Gold
+ids are the positions of the supporting facts. All draws depend only on ``data.noise_seed`` and the task's id. A
+hash of a story's first two sentences decides its split.
 
 Source: BABILong (arXiv 2406.10149); bAbI (arXiv 1502.05698).
 """
@@ -27,8 +28,8 @@ from leret.datasets.formats.base import Fields, optional_text, text, wrong
 from leret.datasets.records import BadRecord, Problems, Reader, Record, lines, open_compressed, records
 from leret.datasets.splits import rank_of, split_of
 
-_CHUNK_LISTS = 256  # tasks with chunks in memory; others build them again
-_LEAST_WORDS = 4  # in a sentence of a book; shorter ones are headings or exclamations
+_CHUNK_LISTS = 256  # tasks with cached chunks
+_LEAST_WORDS = 4  # shorter sentences of a book are headings or exclamations
 _ENDS = r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)]))(?<!\bMr\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bMrs\.)"
 _BETWEEN = re.compile(_ENDS + r"\s+(?=[\"'“‘(]?[A-Z])")
 _GUTENBERG = re.compile(r"\A.*?\*\*\* ?START OF.*?\*\*\*|\*\*\* ?END OF.*\Z", re.DOTALL)
@@ -36,7 +37,7 @@ _GUTENBERG = re.compile(r"\A.*?\*\*\* ?START OF.*?\*\*\*|\*\*\* ?END OF.*\Z", re
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """Sentences of books, in order; ``name`` is their digest."""
+    """Sentences of the books, in order; ``name`` is the digest of the files."""
 
     sentences: tuple[str, ...]
     name: str
@@ -44,18 +45,18 @@ class Noise:
 
 @dataclass(frozen=True, eq=False)
 class Inputs(Mapping[str, Json]):
-    """``question`` and ``chunks`` of a task; the chunks are built on access."""
+    """The inputs ``question`` and ``chunks`` of a task. The chunks are built on access."""
 
     question: str
     story: tuple[str, ...]
-    places: tuple[int, ...]  # of the story's sentences among the chunks, ascending
+    places: tuple[int, ...]  # indices of the story's sentences in the chunks, ascending
     n: int  # number of chunks
     noise: Noise
-    start: int  # index of the first sentence of noise in the book
+    start: int  # index of the first noise sentence
 
     @property
     def text(self) -> str:
-        """Text that identifies the inputs without building the chunks; see `Task.text`."""
+        """Text that identifies the inputs; see `Task.text`. The chunks are not built for it."""
         n_noise = self.n - len(self.story)
         filling = f"{n_noise} sentences of {self.noise.name[:8]} from {self.start}, facts at {self.places}"
         return f"{' '.join(self.story)} {self.question} ({filling})"
@@ -82,7 +83,7 @@ def _chunks(story: tuple[str, ...], places: tuple[int, ...], n: int, noise: Nois
 
 
 class BabilongReader(Reader):
-    """The reader of stories and of the books of ``data.noise``."""
+    """Reads stories, and the books in ``data.noise``."""
 
     def fits(self, record: Fields) -> bool:
         return "story" in record
@@ -101,16 +102,16 @@ class BabilongReader(Reader):
                     yield record, task
 
     def documents(self, data: BabilongSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        raise DataError("kind babilong has no documents, its chunks are inputs; remove data.corpus")
+        raise DataError("kind babilong has no corpus, because chunks are task inputs; remove data.corpus")
 
 
 def _task(value: Fields, data: BabilongSettings, noise: Noise) -> Task | None:
-    """Build the task of a story's question; None if the story is longer than ``data.facts``."""
+    """Build a task from a question and its story; None if the story is longer than ``data.facts``."""
     story, support = value.get("story"), value.get("support")
     if not isinstance(story, list) or not story or not all(isinstance(s, str) and s.strip() for s in story):
         raise wrong("story", story, "a list of sentences")
     if not isinstance(support, list) or not support or not all(type(i) is int and 0 <= i < len(story) for i in support):
-        raise wrong("support", support, f"places in the story, from 0 to {len(story) - 1}")
+        raise wrong("support", support, f"sentence indices in the story, from 0 to {len(story) - 1}")
     if len(story) > (data.facts or min(data.lengths, default=len(story))):
         return None
     id, question, answer = text(value, "id"), text(value, "question"), optional_text(value, "answer")
@@ -124,7 +125,7 @@ def _task(value: Fields, data: BabilongSettings, noise: Noise) -> Task | None:
 
 
 def read_noise(paths: tuple[str, ...]) -> Noise:
-    """Read the sentences of text files, without the licence of Project Gutenberg."""
+    """Read the sentences of text files, without Project Gutenberg's header and licence."""
     name, sentences = blake2b(digest_size=16), list[str]()
     for path in paths:
         with open_compressed(Path(path)) as file:
@@ -132,7 +133,7 @@ def read_noise(paths: tuple[str, ...]) -> Noise:
         name.update(content)
         sentences += _sentences(_GUTENBERG.sub("", content.decode("utf-8", "replace")))
     if paths and not sentences:
-        raise DataError(f"data.noise: {', '.join(paths)} have no sentence of {_LEAST_WORDS} words; name a book")
+        raise DataError(f"data.noise: no sentence of at least {_LEAST_WORDS} words in {', '.join(paths)}; use a book")
     return Noise(tuple(sentences), name.hexdigest())
 
 
@@ -144,14 +145,14 @@ def _sentences(book: str) -> Iterator[str]:
 
 
 def babi_records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Yield the questions of bAbI's text, each with the preceding sentences of its story."""
+    """Yield each question of a file in bAbI's text format, with the preceding sentences of its story."""
     story: list[str] = []
     places: dict[str, int] = {}
     for number, line in lines(path, problems):
         place = f"{path}:{number}"
         head, _, rest = line.partition(" ")
         if not head.isdigit() or not rest:
-            fault = f"{line[:60]!r} is not a line of bAbI, a number and a sentence"
+            fault = f"{line[:60]!r} is not a bAbI line; each line is a number, a space and a sentence"
             problems.add(place, BadRecord("broken line", fault))
             continue
         if head == "1":

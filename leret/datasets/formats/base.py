@@ -1,7 +1,7 @@
-"""Formats: readers that turn records into tasks and documents, and checks of the records' fields.
+"""Base of the file formats: turn records into tasks and documents, and check the records' fields.
 
-Records may also come from the Hugging Face hub by ``datasets``: ``hf:NAME``, ``hf:NAME:CONFIG`` or
-``hf:NAME:CONFIG@SPLIT``, as in ``hf:hotpotqa/hotpot_qa:distractor@validation``.
+Records may also come from the Hugging Face Hub: ``hf:NAME``, ``hf:NAME:CONFIG`` or ``hf:NAME:CONFIG@SPLIT``, for
+example ``hf:hotpotqa/hotpot_qa:distractor@validation``.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ HUB = "hf:"
 
 @dataclass
 class FileReader(Reader):
-    """The reader of files of JSON records, and of data sets on the hub. Its functions raise `BadRecord`."""
+    """Reads JSON records from a file or the Hugging Face Hub. ``task`` and ``in_record`` raise `BadRecord`."""
 
     task: Callable[[Fields], Task]
-    in_record: Callable[[Fields], Iterable[Document]]  # one in a corpus, several in a question's context
-    marks: tuple[str, ...]  # fields of which the first record has one
+    in_record: Callable[[Fields], Iterable[Document]]  # one per corpus record, several per question's context
+    marks: tuple[str, ...]  # the first record has at least one of these fields
     brings_documents: bool = False
     repeats_documents: bool = False
-    alternative: FileReader | None = None  # reads files of this kind in leret's format
+    alternative: FileReader | None = None  # for files of this kind in leret's own format
 
     def fits(self, record: Fields) -> bool:
         return any(name in record for name in self.marks)
@@ -60,7 +60,7 @@ class FileReader(Reader):
 
 
 def _hub_records(source: str) -> Iterator[Record]:
-    """Stream the rows of a data set on the hub: of the named split, or of all splits."""
+    """Stream the rows of a data set on the Hub, from the named split or from all splits."""
     import httpx
 
     datasets = import_optional("datasets", "datasets", "train")
@@ -77,12 +77,12 @@ def _hub_records(source: str) -> Iterator[Record]:
                 yield Record(f"{source} {part}: row {number}", number, dict(row), SPLITS.get(str(part)))
     except (OSError, ValueError, httpx.HTTPError, datasets.exceptions.DatasetsError) as error:
         cause = (str(error).strip() or type(error).__name__).splitlines()[0]
-        advice = "check the name and the network, or download the files and name their paths"
-        raise DataError(f"{source}: not available from the hub ({cause}); {advice}") from error
+        advice = "check the name and the network, or download the files and set their paths"
+        raise DataError(f"{source}: cannot be loaded from the Hugging Face Hub ({cause}); {advice}") from error
 
 
 def sentences(value: Any, title: str) -> str:
-    """Return the text of a document from a list of sentences or one string."""
+    """Return the text of a document, given as a list of sentences or as one string."""
     if isinstance(value, str):
         return value.strip()
     if not isinstance(value, Sequence) or not all(isinstance(sentence, str) for sentence in value):
@@ -91,7 +91,7 @@ def sentences(value: Any, title: str) -> str:
 
 
 def text(record: Fields, *names: str) -> str:
-    """Return a string that is not blank, from the first existing field."""
+    """Return the first of the named fields that exists; it must be a non-blank string."""
     name, value = _find(record, names)
     if not isinstance(value, str):
         raise wrong(name, value, "a string")
@@ -101,7 +101,7 @@ def text(record: Fields, *names: str) -> str:
 
 
 def optional_text(record: Fields, name: str) -> str | None:
-    """Return a string, or None if it is absent or null."""
+    """Return a string field, or None if the field is absent or null."""
     value = record.get(name)
     if value is not None and not isinstance(value, str):
         raise wrong(name, value, "a string")
@@ -109,7 +109,7 @@ def optional_text(record: Fields, name: str) -> str | None:
 
 
 def optional_number(record: Fields, name: str) -> int | None:
-    """Return a whole number, or None if it is absent or null."""
+    """Return a whole-number field, or None if the field is absent or null."""
     value = record.get(name)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise wrong(name, value, "a whole number")
@@ -117,7 +117,7 @@ def optional_number(record: Fields, name: str) -> int | None:
 
 
 def text_list(record: Fields, name: str) -> tuple[str, ...]:
-    """Return different strings that are not blank; none if the field is absent or null."""
+    """Return a list of non-blank strings without duplicates; empty if the field is absent or null."""
     value = record.get(name)
     if value is None:
         return ()
@@ -125,21 +125,21 @@ def text_list(record: Fields, name: str) -> tuple[str, ...]:
         raise wrong(name, value, "a list of strings")
     for item in value:
         if not isinstance(item, str) or not item.strip():
-            raise wrong(name, item, "a list of strings that are not empty")
+            raise wrong(name, item, "a list of non-empty strings")
     return tuple(dict.fromkeys(value))
 
 
 def rows(record: Fields, name: str, first: str, second: str) -> list[tuple[Any, Any]]:
-    """Return the pairs of a field: ``[[a, b], ...]``, or one of the forms of the hub's tables.
+    """Return a field's pairs.
 
-    Those are ``{first: [a, ...], second: [b, ...]}`` and ``[{"key": a, "value": b}, ...]``.
+    The field is ``[[a, b], ...]``, ``{first: [a, ...], second: [b, ...]}`` or ``[{"key": a, "value": b}, ...]``.
     """
     _, value = _find(record, (name,))
     if isinstance(value, Mapping):
         left, right = value.get(first), value.get(second)
         if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
             return list(zip(left, right, strict=True))
-        raise wrong(name, value, f"lists of one length under {first!r} and {second!r}")
+        raise wrong(name, value, f"two lists of equal length, {first!r} and {second!r}")
     if not isinstance(value, Sequence) or isinstance(value, str):
         raise wrong(name, value, f"a list of [{first}, {second}]")
     pairs = [tuple(item.values()) if isinstance(item, Mapping) else item for item in value]
@@ -150,7 +150,7 @@ def rows(record: Fields, name: str, first: str, second: str) -> list[tuple[Any, 
 
 
 def wrong(name: str, value: Any, expected: str) -> BadRecord:
-    """Build the fault of a field with the wrong type."""
+    """Return the error for a field of the wrong type."""
     fault = f"field {name!r} is {str(value)[:60]!r} ({type(value).__name__})"
     return BadRecord("wrong type", f"{fault}; it should be {expected}")
 

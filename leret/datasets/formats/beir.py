@@ -1,6 +1,6 @@
-"""BEIR folders: ``corpus.jsonl``, ``queries.jsonl``, ``qrels/{train,dev,test}.tsv``; any of them compressed.
+"""BEIR folders: ``corpus.jsonl``, ``queries.jsonl``, ``qrels/{train,dev,test}.tsv``. Files may be compressed.
 
-The qrels define the splits. A judgement above 0 marks a gold document with its grade.
+The qrels files define the splits. A document with a score above 0 is gold, and the score is its grade.
 
 Source: Thakur et al., BEIR, arXiv 2104.08663.
 """
@@ -22,7 +22,7 @@ _LAYOUT = "kind beir needs a folder with corpus.jsonl, queries.jsonl and qrels/"
 
 
 class BeirReader(Reader):
-    """The reader of a BEIR folder."""
+    """Reads a BEIR folder."""
 
     brings_documents = True
 
@@ -40,7 +40,7 @@ class BeirReader(Reader):
                 relevance = gold if set(gold.values()) - {1} else {}
                 yield record, Task.question(id, query, gold=gold, split=split, relevance=relevance)
         for id in judged:
-            fault = f"qrels judge {id!r}, which is not in queries.jsonl"
+            fault = f"query {id!r} of qrels/ is not in queries.jsonl"
             problems.add(str(folder), BadRecord("no such query", fault))
 
     def documents(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
@@ -51,7 +51,7 @@ class BeirReader(Reader):
 
 
 def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[str, dict[str, int]]]:
-    """Return split and graded gold of every judged query; of several splits, the first of train, dev, test."""
+    """Return split and gold grades per judged query; of several splits, the first of train, dev, test."""
     judgements: dict[str, tuple[str, dict[str, int]]] = {}
     for split, path in _qrels(folder):
         for number, line in lines(path, problems):
@@ -59,7 +59,7 @@ def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[str, dict[s
             if number == 1 and row[-1].strip() == "score":
                 continue
             if len(row) < 3 or not row[2].strip().lstrip("-").isdigit():
-                fault = f"{line[:60]!r}; a line is query-id, corpus-id and a whole number, separated by tabs"
+                fault = f"{line[:60]!r} is not query-id, corpus-id and a whole number, separated by tabs"
                 problems.add(f"{path}:{number}", BadRecord("broken qrels", fault))
             elif int(row[2]) > 0:
                 first, gold = judgements.setdefault(row[0], (split, {}))

@@ -1,14 +1,13 @@
 """leret's JSON lines.
 
 Tasks: ``{"id", "question", "relevant_doc_ids", "answer"}``, and optionally ``answers`` (several), ``type``, ``hops``,
-``split`` and ``relevance`` (grades of the relevant documents by id). A mapping ``inputs`` replaces ``question`` or adds
-to it; ``query`` means ``question``; the default ``id`` is the digest of the inputs. Corpora: ``{"doc_id", "title",
-"text"}``; ``_id`` and ``id`` mean ``doc_id``, and a title may be missing. Other fields are ignored.
+``split`` and ``relevance`` (grades of the relevant documents by id). A mapping ``inputs`` holds more inputs, or all of
+them. ``query`` is an alias of ``question``. ``id`` defaults to the digest of the inputs. Corpora: ``{"doc_id", "title",
+"text"}``; ``_id`` and ``id`` are aliases of ``doc_id``, and ``title`` is optional. Other fields are ignored.
 
-Kind ``chunks``, tasks with candidates to pick: ``{"id", "question", "chunks": [...], "support": [...], "answer"}``. A
-chunk is a text, with its place from 0 as id, or ``{"id", "title", "text"}``; ``support`` lists places or ids. The
-task's inputs are ``question`` and ``chunks``, in order; its gold documents are the supporting chunks. Other fields are
-as above.
+Kind ``chunks`` holds tasks with candidates to pick: ``{"id", "question", "chunks": [...], "support": [...],
+"answer"}``. A chunk is ``{"id", "title", "text"}`` or a string, which has its index (from 0) as id. ``support`` lists
+indices or ids of the gold chunks. The task's inputs are ``question`` and ``chunks``. Other fields are as above.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ def _task(record: Fields) -> Task:
     answers = dict.fromkeys([*([] if answer is None else [answer]), *text_list(record, "answers")])
     if not gold and not answers:
         fields = ", ".join(map(repr, record))
-        fault = "no 'relevant_doc_ids', 'answer' or 'answers', so nothing can be scored"
+        fault = "no 'relevant_doc_ids', 'answer' or 'answers' to score against"
         raise BadRecord("missing field", f"{fault}; the fields are {fields}")
     return Task(
         id=text(record, "id") if "id" in record else digest(*inputs.values() if len(inputs) == 1 else [inputs]),
@@ -59,11 +58,11 @@ def _task(record: Fields) -> Task:
 def _inputs(record: Fields) -> dict[str, Any]:
     inputs = record.get("inputs") or {}
     if not isinstance(inputs, Mapping):
-        raise wrong("inputs", inputs, "an object: the program's inputs by name")
+        raise wrong("inputs", inputs, "an object with the program's inputs by name")
     if inputs and not ("question" in record or "query" in record):
         return dict(inputs)
     if "question" in inputs:
-        raise BadRecord("field twice", "'question' stands in the record and in its 'inputs'; remove one")
+        raise BadRecord("field twice", "'question' is both in the record and in its 'inputs'; remove one")
     return {"question": text(record, "question", "query"), **inputs}
 
 
@@ -79,7 +78,7 @@ def _grades(record: Fields, gold: Sequence[str]) -> dict[str, int]:
 
 def _documents(record: Fields) -> Iterable[Document]:
     if "relevant_doc_ids" in record:
-        raise BadRecord("no documents", "a question, not a document; name the corpus as data.corpus")
+        raise BadRecord("no documents", "this is a question, not a document; set data.corpus to the corpus file")
     doc_id = text(record, "doc_id", "_id", "id")
     title = optional_text(record, "title") or ""
     if "text" not in record:
@@ -97,14 +96,14 @@ def _with_chunks(record: Fields) -> Task:
     texts = [_chunk(chunk, place) for place, chunk in enumerate(chunks)]
     ids = [str(place) if isinstance(chunk, str) else chunk["id"] for place, chunk in enumerate(texts)]
     if len(set(ids)) < len(ids):
-        raise BadRecord("duplicate id", "two of 'chunks' have one id; make ids unique")
+        raise BadRecord("duplicate id", "two of the 'chunks' have the same id; make ids unique")
     support = record.get("support") or []
     if not isinstance(support, list):
-        raise wrong("support", support, "places or ids of chunks")
+        raise wrong("support", support, "a list of indices or ids of chunks")
     gold = [ids[s] if type(s) is int and 0 <= s < len(ids) else s for s in support]
     for doc_id in gold:
         if doc_id not in ids:
-            raise wrong("support", doc_id, f"places from 0 to {len(ids) - 1}, or ids, of chunks")
+            raise wrong("support", doc_id, f"the id of a chunk, or an index from 0 to {len(ids) - 1}")
     task = _task({**record, "relevant_doc_ids": gold})
     return replace(task, inputs={**task.inputs, "chunks": texts})
 
@@ -113,14 +112,14 @@ def _chunk(chunk: Any, place: int) -> str | dict[str, str]:
     if isinstance(chunk, str):
         return chunk
     if not isinstance(chunk, Mapping):
-        raise wrong("chunks", chunk, "texts, or objects with id, title and text")
+        raise wrong("chunks", chunk, "a list of texts, or of objects with id, title and text")
     title = chunk.get("title") or ""
     return {"id": str(chunk.get("id", place)), "title": str(title), "text": text(chunk, "text")}
 
 
 def no_documents(record: Fields) -> Iterable[Document]:
-    """Refuse a corpus, for kinds of tasks with candidates."""
-    raise BadRecord("no documents", "chunks are inputs of their task, not a corpus; remove data.corpus")
+    """Refuse a corpus for a kind that has candidates in each task."""
+    raise BadRecord("no documents", "this kind has no corpus, because chunks are task inputs; remove data.corpus")
 
 
 JSONL = FileReader(_task, _documents, marks=("relevant_doc_ids", "doc_id"))

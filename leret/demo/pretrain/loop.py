@@ -1,7 +1,7 @@
-"""The pretraining loop, from rows of prompts and targets to a model directory.
+"""Pretraining loop: train on rows of prompts and targets, and write a model directory.
 
-The targets of a prompt share its forward pass (a mask separates them): six targets are about four times cheaper than
-six prompts. On one thread, a stopped run continues bit-equally from ``state.pt``.
+All targets of a prompt share one forward pass, separated by a mask. A prompt with six targets costs about a quarter of
+six prompts. On one thread, a run resumed from ``state.pt`` gives exactly the same weights.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def interleaved(
     constant_after: int,
     rng: random.Random,
 ) -> Iterator[Row]:
-    """Insert exercises between rows; their share changes linearly between ``shares`` over ``constant_after`` rows."""
+    """Insert exercises between rows. Their share changes linearly between ``shares`` over ``constant_after`` rows."""
     n, (start, last) = 0, shares
     for row in rows:
         while rng.random() < last + (start - last) * max(0.0, 1 - n / constant_after):
@@ -64,7 +64,7 @@ def interleaved(
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Rows side by side, with the flat indices of the positions that predict the targets, and the targets' tokens."""
+    """Packed rows, the flat indices of the positions that predict target tokens, and the target tokens."""
 
     rows: Sequence[Row]
     packed: Packed
@@ -78,17 +78,17 @@ class LoopSettings:
 
     steps: int
     lr: float = 7e-4  # peak rate of AdamW
-    batch_tokens: int = 2048  # prompts and targets, padding included
-    pool_rows: int = 256  # rows sorted by length together, to reduce padding
+    batch_tokens: int = 2048  # maximum tokens per batch, padding included
+    pool_rows: int = 256  # rows that are sorted by length together to reduce padding
     warmup_steps: int = 30
-    decay_from: float = 0.0  # share of the steps after which the rate falls linearly to 0
-    # Random tokens in the softmax of the loss, beside those of the batch (Jean et al., arXiv 1412.2007). The last sixth
-    # of the steps, or with 0 all of them, use the whole vocabulary.
+    decay_from: float = 0.0  # share of steps after which the rate falls linearly to 0
+    # Random tokens in the softmax of the loss, in addition to the batch's tokens (Jean et al., arXiv 1412.2007). The
+    # last sixth of the steps use the whole vocabulary; all steps do if this is 0.
     negatives: int = 0
-    checkpoint_every: int = 500  # steps; a multiple of log_every, so that a resumed log equals that of one run
-    log_every: int = 50  # steps; each line is a mean over them
+    checkpoint_every: int = 500  # steps; a multiple of log_every, so that resuming does not change the log
+    log_every: int = 50  # steps; each line of the log is a mean over these steps
     probe_every: int = 500
-    seed: int = 0  # of the order of the batches and of the model
+    seed: int = 0  # for the order of batches and for the model
 
     def optimizers(self, model: PreTrainedModel) -> list[torch.optim.Optimizer]:
         return [adamw(model.parameters(), self.lr)]
@@ -109,16 +109,16 @@ def train(
     probe: Probe | None = None,
     data: Mapping[str, str] | None = None,
 ) -> Path:
-    """Train a model, or continue from the checkpoint in ``out`` with its settings and data.
+    """Train a model, or continue from the checkpoint in ``out`` if its settings and data are the same.
 
     Args:
         model: a causal LM of transformers that accepts a 4-dimensional attention mask and position ids.
-        rows: the same stream at every call; a resumed call skips the rows that were used.
+        rows: the same stream in every call; a resumed call skips the rows already used.
         settings: hyperparameters.
-        out: directory for ``config.json``, ``model.safetensors``, ``pretrain.jsonl`` and, until the end, the state.
-        progress: shows every line of the log.
-        probe: measures on held-out data for the log.
-        data: description of ``rows``.
+        out: directory for ``config.json``, ``model.safetensors``, ``pretrain.jsonl`` and the checkpoint.
+        progress: shows each line of the log.
+        probe: measures the model on held-out data for the log.
+        data: description of ``rows``, saved with the checkpoint.
     """
     if is_finished(out, settings.steps):
         return out
@@ -133,7 +133,7 @@ def train(
     for step in range(first, settings.steps):
         batch = next(batches, None)
         if batch is None:
-            raise TrainingError(f"pretraining: no rows are left at step {step} of {settings.steps}; add more data")
+            raise TrainingError(f"pretraining: out of rows at step {step} of {settings.steps}; add more data")
         log.add(step + 1, _step(model, batch, parts, settings, step))
         if (step + 1) % settings.log_every == 0:
             trim_malloc()  # batches of different shapes fragment the heap
@@ -150,21 +150,21 @@ def train(
 
 
 def is_finished(out: Path, steps: int) -> bool:
-    """Return True if the policy has all its steps; TrainingError if it was finished after fewer."""
+    """Return True if ``out`` has a policy trained for ``steps`` or more; TrainingError if it ended with fewer steps."""
     done = out / _DONE
     if not done.is_file():
         return False
     before = int(json.loads(done.read_text(encoding="utf-8"))["steps"])
     if before < steps:
         raise TrainingError(
-            f"{out} has a policy that was finished after {before} steps, without the state to continue to {steps}; "
+            f"{out} has a policy that was finished after {before} steps and cannot continue to {steps}; "
             "choose another directory"
         )
     return True
 
 
 def adamw(parameters: Iterable[torch.nn.Parameter], lr: float) -> torch.optim.Optimizer:
-    """Return an AdamW with the settings of pretraining."""
+    """Return AdamW with the hyperparameters for pretraining."""
     return torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
 
 
@@ -196,7 +196,7 @@ def _step(
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), _CLIP)
     if not torch.isfinite(norm):
-        raise TrainingError(f"pretraining: the gradient is not finite at step {step}; lower lr ({settings.lr})")
+        raise TrainingError(f"pretraining: the gradient is not finite at step {step}; reduce lr ({settings.lr})")
     warm = (step + 1) / max(1, settings.warmup_steps)
     left = (settings.steps - step) / max(1.0, settings.steps * (1 - settings.decay_from))
     for part in parts:
@@ -208,7 +208,7 @@ def _step(
 
 
 def classes_of(model: PreTrainedModel, batch: Batch, settings: LoopSettings, step: int) -> torch.Tensor | None:
-    """Return the sorted token ids in the softmax of a step's loss; None for the whole vocabulary."""
+    """Return the sorted token ids for the softmax of a step's loss; None for the whole vocabulary."""
     if not settings.negatives or step >= settings.steps * 5 // 6:
         return None
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
@@ -218,7 +218,7 @@ def classes_of(model: PreTrainedModel, batch: Batch, settings: LoopSettings, ste
 
 
 def hidden_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """Return the last hidden states of all positions, flat."""
+    """Return the last hidden state of every position, as (rows * positions, width)."""
     packed = batch.packed
     mask = packed.mask.to(model.dtype)
     output = model.base_model(packed.ids, attention_mask=mask, position_ids=packed.positions, use_cache=False)
@@ -233,7 +233,7 @@ def cross_entropy(
     labels: torch.Tensor,
     classes: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the mean cross entropy at positions, over the vocabulary or over ``classes``."""
+    """Return the mean cross entropy at ``positions``. The softmax is over ``classes``, or the vocabulary if None."""
     head = model.get_output_embeddings()
     if classes is None:
         logits = head(hidden[positions])
@@ -244,14 +244,14 @@ def cross_entropy(
 
 
 class _Log:
-    """A log of JSON lines with the means since the previous line."""
+    """Log of JSON lines with the means since the previous line."""
 
     def __init__(self, path: Path, every: int, progress: Progress, first: int) -> None:
         self._path, self._every, self._progress = path, every, progress
         self._since: list[Mapping[str, float]] = []
         self._step = 0
         self._cpu = time.process_time()
-        # Lines after the last checkpoint will be written again.
+        # Drop lines after the last checkpoint; they will be written again.
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         lines = [line for line in lines if line.endswith("}") and json.loads(line)["step"] <= first]
         path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
@@ -284,12 +284,12 @@ def _save_state(
 def _load_state(
     out: Path, model: PreTrainedModel, parts: Sequence[torch.optim.Optimizer], key: Mapping[str, Any]
 ) -> int:
-    """Load a checkpoint into model and optimizers; return its steps, 0 without a checkpoint."""
+    """Load a checkpoint into model and optimizers. Return its steps, or 0 if there is none."""
     if not (out / _STATE).is_file():
         return 0
     state = torch.load(out / _STATE, weights_only=True)
     before, now = json.loads(state["settings"]), json.loads(json.dumps(key))
-    check_resumable(out, before, now, otherwise="choose another directory to start again")
+    check_resumable(out, before, now, otherwise="choose another directory to start over")
     model.load_state_dict(state["model"])
     for part, part_state in zip(parts, state["optimizers"], strict=True):
         part.load_state_dict(part_state)

@@ -1,7 +1,7 @@
-"""A small policy from MiniLM's weights: the layers of an encoder as a causal decoder.
+"""Pretrain a small policy from MiniLM's weights: the encoder's layers become a causal decoder.
 
-MiniLM (6 layers, 384 wide, 22.7M parameters) knows words and attends to equal ones. The demonstrators' queries, and
-exercises in copying, teach the rest.
+MiniLM (6 layers, width 384, 22.7M parameters) knows words and attends to equal words. The demonstrators' queries and
+copying exercises teach the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from leret.retrieval.base import Retriever
 
 
 def _has_bfloat16() -> bool:
-    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # older versions lack it
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # missing in old versions
     return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
 
 
@@ -43,15 +43,15 @@ class MiniLMSettings(Settings):
     lr: float = Field(7e-4, gt=0, description="peak rate of AdamW")
     batch_tokens: PositiveInt = Field(2048, description="tokens per step")
     warmup_steps: NonNegativeInt = 30
-    decay_from: float = Field(0.3, ge=0, lt=1, description="share of the steps after which the rate falls to 0")
+    decay_from: float = Field(0.3, ge=0, lt=1, description="share of steps after which the rate falls to 0")
     pseudo_questions: NonNegativeInt = Field(3000, description="sentences of the corpus to add to the questions")
     bf16: bool = Field(default_factory=_has_bfloat16, description="multiply matrices in bfloat16")
     negatives: NonNegativeInt = Field(2000, description="random tokens in the softmax of the loss")
     exercises: tuple[float, float] = Field(
-        (0.5, 0.1), description="shares of copying, at the start and after `constant_after` rows"
+        (0.5, 0.1), description="shares of copying exercises at the start and after `constant_after` rows"
     )
     constant_after: PositiveInt = Field(12_000, description="rows after which the share of exercises is constant")
-    probe_questions: PositiveInt = Field(48, description="questions to measure on, left out of training")
+    probe_questions: PositiveInt = Field(48, description="questions held out from training for measurements")
     probe_every: PositiveInt = 400
     checkpoint_every: PositiveInt = 100
     seed: int = 0
@@ -67,13 +67,13 @@ def pretrain_minilm(
     out: Path,
     progress: Progress,
 ) -> Path:
-    """Build the base policy, or continue building it, from the texts of questions and their corpus."""
+    """Build a base policy from questions and their corpus, or continue a stopped build."""
     if is_finished(out, settings.steps):
         return out
     if len(questions) <= settings.probe_questions + 1:
         raise TrainingError(
             f"pretraining: {len(questions)} questions are too few to hold out {settings.probe_questions}; add "
-            "questions, or lower probe_questions"
+            "questions, or reduce probe_questions"
         )
     documents = list(corpus)
     texts = [question.text for question in questions]
@@ -88,7 +88,7 @@ def pretrain_minilm(
     data = data_names(settings, k, [*held, *used], retriever, adapter)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
-    # With its cache, autocast would reuse the bfloat16 weights of the first step.
+    # Autocast's cache would reuse the bfloat16 weights of the first step.
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if settings.bf16 else nullcontext():
         return train(model, stream, _loop(settings), out, progress, probe=probe, data=data)
 
@@ -96,7 +96,7 @@ def pretrain_minilm(
 def data_names(
     settings: MiniLMSettings, k: int, texts: Sequence[str], retriever: Retriever, adapter: CompactAdapter
 ) -> dict[str, str]:
-    """Describe the rows for a checkpoint."""
+    """Describe the training rows, for the checkpoint."""
     options = settings.model_dump(include={"pseudo_questions", "exercises", "constant_after", "bf16"})
     content = {"k": k, "questions": digest(list(texts)), "retriever": retriever.digest, "adapter": adapter.settings()}
     return {name: repr(value) for name, value in (options | content).items()}
@@ -109,7 +109,7 @@ def _loop(settings: MiniLMSettings) -> LoopSettings:
 
 
 def rows(stream: Iterable[Example], tokenizer: PreTrainedTokenizerFast, longest: int = POSITIONS) -> Iterator[Row]:
-    """Yield examples as token ids, without those that exceed ``longest`` tokens."""
+    """Encode examples as token ids, and drop examples of more than ``longest`` tokens."""
     for example in stream:
         row = encoded(tokenizer, example.messages, example.targets)
         if len(row.prompt) + max(map(len, row.targets)) <= longest:
@@ -129,7 +129,7 @@ _SPANS = 6
 
 
 def copying(rng: random.Random, pieces: Sequence[int], around: tuple[Sequence[int], Sequence[int]], end: int) -> Row:
-    """Return a prompt of random pieces and spans of it as targets: only copying lowers the loss."""
+    """Return a prompt of random pieces with spans of the prompt as targets, so that only copying reduces the loss."""
     text = rng.choices(pieces, k=rng.randint(6, 40))
     before, after = around
     targets = set()
@@ -141,7 +141,7 @@ def copying(rng: random.Random, pieces: Sequence[int], around: tuple[Sequence[in
 
 
 SAMPLES = 4
-"""Samples of each prompt, at temperature 1."""
+"""Samples per prompt at temperature 1."""
 
 _MAX_TOKENS = 40
 Ids = Sequence[int]
@@ -150,12 +150,12 @@ Ids = Sequence[int]
 def probe_on(
     questions: Sequence[str], retriever: Retriever, tokenizer: PreTrainedTokenizerFast, adapter: CompactAdapter, k: int
 ) -> Probe:
-    """Make a probe on held-out questions, zero-shot at both hops; the raw question's passages are the second context.
+    """Return a probe for zero-shot queries on held-out questions. The second hop has passages for the raw question.
 
-    The loss shows neither copying nor diversity: a model that cannot copy an unseen name may have a lower loss. It
-    measures ``valid_1`` and ``valid_2``, the share of word pieces of greedy queries that are in the prompt;
-    ``distinct_1`` and ``distinct_2``, the share of different queries among four samples at temperature 1; and
-    ``mention_2``, the share of samples at the second hop with a piece that only the context has.
+    It measures copying and diversity, which the loss does not show. ``valid_1`` and ``valid_2`` are the share of word
+    pieces of greedy queries that are in the prompt, at hop 1 and 2. ``distinct_1`` and ``distinct_2`` are the share of
+    distinct queries among four samples at temperature 1. ``mention_2`` is the share of samples at hop 2 with a piece
+    that only the passages have.
     """
     contexts: dict[int, Sequence[Ranking]] = {1: [()] * len(questions), 2: retriever.search(questions, k)}
     hops = {
@@ -182,7 +182,7 @@ def probe_on(
 
 
 def generate(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], n: int) -> list[list[Ids]]:
-    """Return ``n`` completions of each prompt at temperature 1, or for 0 the greedy one, without the end token."""
+    """Return ``n`` completions per prompt at temperature 1 (0: one greedy completion), without end tokens."""
     end, suppressed = model.generation_config.eos_token_id, model.generation_config.suppress_tokens
     seeds = [range(i * SAMPLES, i * SAMPLES + max(1, n)) for i in range(len(prompts))]
     jobs = [Job(ids, 0, tuple(draws), min(n, 1), 1.0, _MAX_TOKENS) for ids, draws in zip(prompts, seeds, strict=True)]
@@ -191,7 +191,7 @@ def generate(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], n: int)
 
 
 def copied(completions: Sequence[Sequence[Ids]], prompts: Sequence[Ids]) -> float:
-    """Return the share of tokens that are in the prompt."""
+    """Return the share of the completions' tokens that are in their prompt."""
     return share(
         token in prompt
         for texts, prompt in zip(completions, map(set, prompts), strict=True)
@@ -201,11 +201,11 @@ def copied(completions: Sequence[Sequence[Ids]], prompts: Sequence[Ids]) -> floa
 
 
 def distinct(completions: Sequence[Sequence[Ids]]) -> float:
-    """Return the share of different samples of a prompt."""
+    """Return the mean share of distinct samples per prompt."""
     return round(sum(len(set(map(tuple, some))) / len(some) for some in completions) / len(completions), 3)
 
 
 def share(hits: Iterable[bool]) -> float:
-    """Return the share of True."""
+    """Return the share of True values."""
     values = list(hits)
     return round(sum(values) / max(1, len(values)), 3)

@@ -1,4 +1,4 @@
-"""`leret pretrain`: build the small policy of a sampling recipe from demonstrations without gold documents."""
+"""`leret pretrain`: build a sampling recipe's small policy by imitating rules that never see gold documents."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ if TYPE_CHECKING:
 
 
 def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progress | None = None) -> Path:
-    """Build a recipe's policy from the train split of its data, or continue building it.
+    """Build a recipe's policy from the train split of its data, or continue a stopped build.
 
-    ``out`` defaults to ``policy.model``, or ``policies/NAME`` for the name of a shipped policy.
+    ``out`` defaults to ``policy.model``, or to ``policies/NAME`` if that is the name of a shipped policy.
     """
     settings = recipe.pretrain
     if settings is None:
         raise ConfigError(
-            "pretrain: the recipe has no such section; add `pretrain: {kind: minilm}`, as `leret init --policy minilm` "
-            "does"
+            "pretrain: the recipe lacks this section; add `pretrain: {kind: minilm}` (see `leret init --policy minilm`)"
         )
     model = recipe.policy.model
     if out is None and recipe.policy.kind != "local":
         raise ConfigError(
-            f"pretrain: policy.model {model} is a name on a server ({recipe.policy.kind}), not a directory; add --out"
+            f"pretrain: policy.model {model} is on a server ({recipe.policy.kind}); choose a directory with --out"
         )
     directory = out or Path(f"policies/{model}" if model in POLICIES else model)
     from leret.demo.pretrain.decoder import weights_dir
@@ -41,8 +40,8 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
     hyperparameters = minilm_settings(settings)
     adapter = make_adapter(recipe.program.adapter)
     if not isinstance(adapter, CompactAdapter):
-        raise ConfigError("program.adapter.kind: pretrain.kind minilm has 512 positions; use compact")
-    weights_dir()  # fails before the data is read
+        raise ConfigError("program.adapter.kind: pretrain.kind minilm has only 512 positions; use kind compact")
+    weights_dir()  # fail before reading the data if the weights are missing
     progress = progress or Progress()
     progress.start(f"pretraining {directory.name}", hyperparameters.steps)
     try:
@@ -55,7 +54,7 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
 
 
 def minilm_settings(settings: PretrainSettings) -> MiniLMSettings:
-    """Return the settings of the recipe's section; ``options`` override its other keys."""
+    """Return the settings of a recipe's ``pretrain`` section. ``options`` override the other keys."""
     from leret.demo.pretrain.minilm import MiniLMSettings
 
     keys = {"seed": settings.seed} | ({} if settings.steps is None else {"steps": settings.steps})
@@ -63,4 +62,4 @@ def minilm_settings(settings: PretrainSettings) -> MiniLMSettings:
         return MiniLMSettings.model_validate({**keys, **settings.options})
     except ValidationError as error:
         faults = ((".".join(map(str, fault["loc"])), fault["msg"], fault["input"]) for fault in error.errors())
-        raise ConfigError([f"pretrain.options.{key}: {text}, is {value!r}" for key, text, value in faults]) from None
+        raise ConfigError([f"pretrain.options.{key} is {value!r}: {text}" for key, text, value in faults]) from None

@@ -73,7 +73,7 @@ def test_a_directory_stands_for_all_logs_below_it(log, tmp_path):
         find_logs(tmp_path / "none")
 
 
-@pytest.mark.parametrize(("text", "says"), [("{", ":1: not a line"), ('{"id": "a"}', ":1: 'answer' is missing")])
+@pytest.mark.parametrize(("text", "says"), [("{", ":1: not a line"), ('{"id": "a"}', ":1: key 'answer' is missing")])
 def test_other_files_are_refused(tmp_path, text, says):
     (tmp_path / "eval_seed0.jsonl").write_text(text)
     with pytest.raises(DataError, match=says):

@@ -99,7 +99,7 @@ def test_longer_stories_are_left_out(tmp_path, keys, n):
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [("a story without a number", "not a line of bAbI"), ("3 Where is John?\tgarden\t9", "from 0 to 1"),
+    [("a story without a number", "not a bAbI line"), ("3 Where is John?\tgarden\t9", "from 0 to 1"),
      ("3 Where is John?\tgarden", "from 0 to 1")],
 )  # fmt: skip
 def test_bad_lines_are_refused_with_their_place(tmp_path, line, says):
@@ -111,5 +111,5 @@ def test_bad_lines_are_refused_with_their_place(tmp_path, line, says):
 
 def test_a_book_without_sentences_is_refused(tmp_path):
     (tmp_path / "empty.txt").write_text("CHAPTER ONE\n", encoding="utf-8")
-    with pytest.raises(DataError, match="name a book"):
+    with pytest.raises(DataError, match="use a book"):
         load_tasks("babilong", babi(tmp_path), noise=(str(tmp_path / "empty.txt"),), sentences=5)

@@ -31,6 +31,6 @@ def test_an_unreachable_hub_is_one_clear_error(monkeypatch):
         raise ConnectionError("Couldn't reach 'a/b' on the Hub\nwith details")
 
     monkeypatch.setattr(datasets, "load_dataset", refuse)
-    told = r"hf:a/b: not available from the hub \(Couldn't reach 'a/b' on the Hub\).*download"
+    told = r"hf:a/b: cannot be loaded from the Hugging Face Hub \(Couldn't reach 'a/b' on the Hub\).*download"
     with pytest.raises(DataError, match=told):
         load_tasks("hotpotqa", "hf:a/b")

@@ -18,10 +18,10 @@ def test_chunks_are_named_by_their_ids_or_places(tmp_path):
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [({"chunks": []}, "a list of texts"), ({"chunks": [3]}, "texts, or objects"),
-     ({"chunks": [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}]}, "have one id"),
-     ({"support": [2]}, "from 0 to 1"), ({"support": "1"}, "places or ids"),
-     ({"support": [], "answer": None}, "nothing can be scored")],
+    [({"chunks": []}, "a list of texts"), ({"chunks": [3]}, "texts, or of objects"),
+     ({"chunks": [{"id": "a", "text": "x"}, {"id": "a", "text": "y"}]}, "have the same id"),
+     ({"support": [2]}, "from 0 to 1"), ({"support": "1"}, "indices or ids"),
+     ({"support": [], "answer": None}, "to score against")],
 )  # fmt: skip
 def test_bad_records_are_refused(tmp_path, change, says):
     with pytest.raises(DataError, match=says):

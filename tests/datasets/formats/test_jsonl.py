@@ -46,10 +46,10 @@ LINES = {
     "gold that is a string": ({**ONE, "relevant_doc_ids": "A"}, "'relevant_doc_ids' is 'A'"),
     "gold that holds a number": ({**ONE, "relevant_doc_ids": ["A", 3]}, "'relevant_doc_ids' is '3'"),
     "inputs that are a list": ({**ONE, "inputs": ["A"]}, "'inputs' is"),
-    "a question twice": ({**ONE, "inputs": {"question": "?"}}, "'question' stands"),
+    "a question twice": ({**ONE, "inputs": {"question": "?"}}, "'question' is both"),
     "hops that are a string": ({**ONE, "hops": "2"}, "a whole number"),
     "an unknown split": ({**ONE, "split": "eval"}, "'eval'; it should be train, dev or test"),
-    "an id twice": ({**ONE, "id": "q1"}, "id 'q1' also at number 1"),
+    "an id twice": ({**ONE, "id": "q1"}, "duplicate id 'q1', first used at line or item 1"),
     **{f"grades {grades}": ({**ONE, "relevance": grades}, "relevance")
        for grades in ({"A": 0}, {"b": 1}, {"A": 1.5}, {"A": True}, [2])},
 }  # fmt: skip

@@ -48,7 +48,7 @@ def test_hover_claims_over_hotpotqa_documents(tmp_path):
     row = {**HOVER[0], "label": 1, "supporting_facts": [{"key": "Ada", "value": 0}, {"key": "Byron", "value": 0}]}
     (task,) = load_tasks("hover", json_lines(tmp_path / "hub", [row]))
     assert task.gold == ("Ada", "Byron")
-    with pytest.raises(DataError, match=r"name HotpotQA's corpus as data\.corpus"):
+    with pytest.raises(DataError, match=r"set data\.corpus to HotpotQA's corpus"):
         load("hover", claims, claims)
 
 
