@@ -556,13 +556,13 @@ def half_of_the_searches_unseen(self, question):
     return dspy.Prediction(found=ids, context=found.passages, doc_ids=ids)
 
 
-@shape("is not deterministic.*keep nothing on itself")
+@shape("is not deterministic.*do not set attributes in forward")
 def state_on_itself(self, question):
     self.n = getattr(self, "n", 0) + 1
     return end(self.search(self.write(question=f"{question} {self.n}", context=[]).query))
 
 
-@shape("is not deterministic.*on the same path")
+@shape("is not deterministic.*in another")
 def memo_on_itself(self, question):
     memo = self.__dict__.setdefault("memo", {})
     if question not in memo:
@@ -570,7 +570,7 @@ def memo_on_itself(self, question):
     return end(self.search(self.write(question=question, context=[memo[question]]).query))
 
 
-@shape("is not deterministic.*no cache")
+@shape("is not deterministic.*caches")
 def searches_kept_on_itself(self, question):
     memo, query = self.__dict__.setdefault("memo", {}), self.write(question=question, context=[]).query
     if query not in memo:
@@ -578,7 +578,7 @@ def searches_kept_on_itself(self, question):
     return end(self.search(self.write(question=question, context=memo[query].passages).query, memo[query]))
 
 
-@shape("the same in every run.*keep nothing on itself")
+@shape("the same in every run.*do not set attributes in forward")
 def signature_that_grows_on_itself(self, question):
     found = self.search(self.write(question=question, context=[]).query)
     self.write.signature = self.write.signature.with_instructions(f"Found so far: {found.titles}")

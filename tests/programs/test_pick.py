@@ -157,5 +157,5 @@ def test_outside_of_leret_the_actor_answers_also_for_a_copy():
     assert actor.requests[0].choice.predictor == "pick"
     assert '"candidates": {"0": "Mary went home."' in actor.requests[0].messages[0]["content"]
     program.pick.actor = Placed(0, "nine")
-    with pytest.raises(AdapterParseError, match="'nine' is the id of no candidate"):
+    with pytest.raises(AdapterParseError, match="'nine' is not the id of a candidate"):
         program(question="?")

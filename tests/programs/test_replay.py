@@ -140,7 +140,7 @@ def test_outputs_are_found_by_what_is_asked_and_an_unused_one_is_told():
     program.order = ("y", "x")
     assert replay.run(task, [one, two], {}).prediction.query == "2 1"
     program.order = ("x", "z")
-    with pytest.raises(ReplayError, match=r'ask.question was "y", and on the same path "z"'):
+    with pytest.raises(ReplayError, match=r'ask.question was "y" in one run, and "z" in another'):
         replay.run(task, [one, two], {})
 
 
