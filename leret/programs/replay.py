@@ -73,7 +73,7 @@ MAX_STEPS = 64
 _REPEATS = 4
 
 _SETTLE_S, _STARVED_S = 0.01, 0.1
-"""Seconds without progress before threads count as blocked: without and with threads that the run started."""
+"""Seconds without progress before threads count as blocked: older than the run, and started by the run."""
 
 _LONGEST_S = 1.0  # maximum wait for threads to use the recorded steps
 _MUTED = muted()  # otherwise every rerun would print the same output
@@ -360,7 +360,7 @@ class ProgramRun:
             if isinstance(need, NeedsSearch):
                 return need
             if len(self.steps) >= MAX_STEPS:
-                raise ProgramError(f"task {task.id}: the program needs more than {MAX_STEPS} completions; limit its loops")
+                raise ProgramError(f"task {task.id}: the program needs over {MAX_STEPS} completions; limit its loops")
             return NeedsCompletion(need.call, self._ordered()) if self.side_threads else need
         if missing and self.crash is None:
             raise ReplayError(

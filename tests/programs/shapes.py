@@ -416,14 +416,14 @@ def threads_with_copied_context(self, question):
         return end(self.search([one.result().query for one in call]))
 
 
-@shape("thread that it started.*dspy.Parallel")
+@shape("in its own thread.*dspy.Parallel")
 def threads_that_ask_an_lm(self, question):
     with ThreadPoolExecutor(2) as pool:
         call = [pool.submit(self.write, question=f"{question} {i}", context=[]) for i in range(2)]
         return end(self.search([one.result().query for one in call]))
 
 
-@shape("thread that it started.*dspy.Parallel")
+@shape("in its own thread.*dspy.Parallel")
 def threads_that_search_alone(self, question):
     query = self.write(question=question, context=[]).query
     with ThreadPoolExecutor(2) as pool:
@@ -492,7 +492,7 @@ def reads_the_settings(self, question):
     return end(self.search(self.write(question=f"{question} by {name}", context=[]).query))
 
 
-@shape("n > 1.*ask for one, several times")
+@shape("n > 1.*make several calls")
 def several_completions_in_one_call(self, question):
     return end(self.search(self.write(question=question, context=[], config={"n": 3}).query))
 
