@@ -53,7 +53,7 @@ def test_a_finetuning_of_no_steps_gives_the_same_tokens(lm, weights, tmp_path, m
 def test_what_cannot_be_trained_is_refused_with_what_to_do(weights, tmp_path, keys, message):
     with pytest.raises(TrainingError, match=message):
         train_examples(str(weights), EXAMPLES, {**KEYS, **keys}, tmp_path)
-    with pytest.raises(TrainingError, match="nothing to train on"):
+    with pytest.raises(TrainingError, match="no examples to train on"):
         train_examples(str(weights), [], KEYS, tmp_path)
     with pytest.raises(PolicyError, match="no model directory"):
         train_examples(str(tmp_path / "gone"), EXAMPLES, KEYS, tmp_path)
