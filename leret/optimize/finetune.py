@@ -119,9 +119,7 @@ def _training(
     max_steps, thinking = None if online else keys.pop("max_steps", None), keys.pop("enable_thinking", None)
     recipe = validated(TrainingRecipe, keys)
     if not inputs:
-        raise TrainingError(
-            "there are no examples to train on; check whether the metric rejects every example"
-        )
+        raise TrainingError("there are no examples to train on; check whether the metric rejects every example")
     initial = initial_policy(model)
     recipe = with_learning_rate(recipe, initial)
     digests = {"data": questions_digest(inputs) if online else examples_digest(inputs), "parent": initial.digest}

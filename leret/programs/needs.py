@@ -193,7 +193,7 @@ def _shown(need: Need) -> str:
         case NeedsSearch():
             return f"a search for {_short(need.key)}"
         case Finished():
-            return f"its end with the prediction {_short(_fields(need.prediction))}"
+            return f"the end with prediction {_short(_fields(need.prediction))}"
 
 
 def _changed(predictor: str, before: Any, now: Any) -> str:

@@ -187,7 +187,7 @@ class Replay:
             if place(again) != place(need):
                 raise ReplayError(
                     f"{type(self.program).__name__} is not deterministic given its completions: after the same "
-                    f"{len(steps)} completions, {difference(need, again)}. leret cannot compare completions at a "
+                    f"{len(steps)} completion(s), {difference(need, again)}. leret cannot compare completions at a "
                     f"state that it cannot reproduce; {REPEATABLE}"
                 )
 
@@ -360,7 +360,7 @@ class ProgramRun:
             if isinstance(need, NeedsSearch):
                 return need
             if len(self.steps) >= MAX_STEPS:
-                raise ProgramError(f"task {task.id}: the program needs over {MAX_STEPS} completions; limit its loops")
+                raise ProgramError(f"task {task.id}: the program makes over {MAX_STEPS} LM calls; limit its loops")
             return NeedsCompletion(need.call, self._ordered()) if self.side_threads else need
         if missing and self.crash is None:
             raise ReplayError(

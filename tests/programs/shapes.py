@@ -454,7 +454,7 @@ def two_lms_and_two_adapters(self, question):
     return end(self.search(self.write(question=question, context=[note, other]).query))
 
 
-@shape("the same in every run.*LM that forward sets", strong=lambda self: STRONG, note="question -> note")
+@shape("the same in every run.*do not set attributes in forward", strong=lambda self: STRONG, note="question -> note")
 def lm_set_in_forward(self, question):
     self.note.set_lm(self.strong)
     note = self.note(question=question).note
@@ -590,7 +590,7 @@ def cached(query: str) -> tuple:
     return tuple(row["doc_id"] for row in look_up(query))
 
 
-@shape("is not deterministic.*wrap a search with leret.search_tool")
+@shape("is not deterministic.*wrap searches with leret.search_tool")
 def lru_cache_round_a_search(self, question):
     return dspy.Prediction(found=list(cached(self.write(question=question, context=[]).query)))
 

@@ -20,7 +20,7 @@ def need(predictor="write", *, searches=(), **inputs):
         (need(searches=(A,)), need(searches=(B,)), "returned [['a']] in one run, [['b']] in another"),
         (need(), need("read"), "a call of write with {}, another a call of read with {}"),
         (need(), NeedsSearch(("q", 3)), 'another a search for ["q", 3]'),
-        (Finished({"a": 1}, ()), Finished({"a": 2}, ()), 'its end with the prediction {"a": 1}'),
+        (Finished({"a": 1}, ()), Finished({"a": 2}, ()), 'the end with prediction {"a": 1}'),
     ],
 )
 def test_what_differs_is_told_with_both_values(one, other, told):

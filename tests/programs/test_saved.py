@@ -193,7 +193,7 @@ def test_a_program_that_comes_out_otherwise_is_refused(lms, tmp_path):
     program = optimized(Counted, lms)
     program.n_hops = 3
     save(program, tmp_path, adapter=leret.CompactAdapter())
-    with pytest.raises(ProgramError, match=r"self\.n_hops is 2, and was 3"):
+    with pytest.raises(ProgramError, match=r"self\.n_hops is 2 but was saved as 3"):
         leret.load(tmp_path)
     assert leret.load(tmp_path, program=Counted(hops=3)).program.n_hops == 3
 
