@@ -144,8 +144,8 @@ def read_tasks(trainset: Iterable[dspy.Example], reward: str | RewardFunction | 
         _, gold = _gold_of(example)
         if isinstance(reward, str) and not gold:
             raise DataError(
-                f"trainset[{number}] names no relevant documents for reward={reward!r}, only the fields "
-                f"{', '.join(example.keys())}; add a field {', '.join(_IDS)} (ids) or {', '.join(_TITLES)}, or pass a "
+                f"trainset[{number}] names no relevant documents for reward={reward!r} (fields: "
+                f"{', '.join(example.keys())}); add a field {', '.join(_IDS)} (ids) or {', '.join(_TITLES)}, or pass a "
                 "function reward(example, outcome)"
             )
         task = Task(inputs_id(example), dict(example.inputs()), gold)

@@ -29,9 +29,9 @@ _servers: dict[str, BackgroundServer] = {}
 class Provider(dspy_internals.Provider):
     """Trains the policy of a leret LM, and runs the policy in this process or on a server.
 
-    ``train_kwargs`` takes ``run_dir`` and the keys of a `leret train` recipe (``algorithm`` defaults to sft), or for
-    GRPO those of `leret.optimize.reinforce.GRPOSettings`. With ``launch_kwargs={"engine": "vllm"}``, ``launch`` starts
-    a server that runs until ``kill``. `leret.policies.serving.launch.plan` takes the other keys, except ``timeout_s``.
+    ``train_kwargs`` takes ``run_dir`` and the keys of a `leret train` recipe (``algorithm`` defaults to sft), or of
+    `leret.optimize.reinforce.GRPOSettings` for GRPO. With ``launch_kwargs={"engine": "vllm"}``, ``launch`` starts a
+    server that runs until ``kill``. `leret.policies.serving.launch.plan` takes the other keys, except ``timeout_s``.
     """
 
     def __init__(self) -> None:

@@ -202,8 +202,8 @@ class GRPOJob(ReinforceJob):
     def _new_groups(self, train_data: Sequence[Mapping[str, Any]]) -> list[Group]:
         """Return each group of this step once.
 
-        DSPy repeats the groups of a step to fill the ids, and sends the remaining repetitions in the next step. They
-        are the same list objects, so a list from the previous step is skipped.
+        DSPy repeats the groups of a step to fill the ids, and sends the remaining repetitions in the next step.
+        Repetitions are the same list objects, so a list from the previous step is skipped.
         """
         by_id: dict[int, Group] = {id(row["group"]): row["group"] for row in train_data}
         if len(by_id) == N_IDS:

@@ -77,7 +77,7 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
             part = begun[number - 1].get("part") if number <= len(begun) else part
             data = recipe.data.model_copy(update={"part": part})
             sampled = recipe.model_copy(update={"data": data})
-            if number > 1:  # `_served` replaces this by the name on the server
+            if number > 1:  # `_served` replaces this with the name on the server
                 directory = str((run.policies / _successor(trainings, number - 1)).resolve())
                 policy = recipe.policy.model_copy(update={"model": directory})
                 sampled = sampled.model_copy(update={"policy": policy})

@@ -60,7 +60,7 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
     run = Run.create(Path(place).resolve())
     before = run.manifest.optimize
     if before is not None and before["student"] != now["student"]:
-        logger.info("LeReT: %s belongs to another student; this student uses its subdirectory students/", run.path)
+        logger.info("LeReT: %s belongs to another student; using the subdirectory students/ for this one", run.path)
         run = Run.create(run.path / "students" / now["student"][:12])
         before = run.manifest.optimize
     if before is not None:
@@ -73,7 +73,7 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
 
 
 def student_digest(program: dspy.Module, policies: Mapping[str, Any]) -> str:
-    """Return a digest of the student's code, prompts and weights; ``policies`` are by predictor."""
+    """Return a digest of the student's code, prompts and weights; ``policies`` maps predictors to policies."""
     predictors = [
         [name, predictor.signature.dump_state(), to_jsonable_python(predictor.demos, fallback=repr),
          policies[name].digest, *map(predictor.lm.kwargs.get, ("temperature", "max_tokens"))]

@@ -97,9 +97,9 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
             end of the step; each example must then list its relevant documents in a field ``gold``, ``gold_ids`` or
             ``relevant_doc_ids``, or by title in ``gold_titles``. A function ``(example, outcome) -> float`` gets a
             `leret.core.types.Outcome` with ``doc_ids``, ``outputs`` and ``text``.
-        metric: function ``(example, prediction, trace=None) -> float | bool`` that scores predictions and the valset.
-        prompts: number of prompts per LM call: the student's prompt and few-shot prompts. A teacher provides the
-            few-shot prompts, or else BootstrapFewShotWithRandomSearch. Only the student's prompt is trained.
+        metric: function ``(example, prediction, trace=None) -> float | bool`` that scores final predictions.
+        prompts: number of prompts per LM call: the student's prompt and few-shot prompts. The few-shot prompts come
+            from the teacher, or from BootstrapFewShotWithRandomSearch. Only the student's prompt is trained.
         samples: completions per prompt and LM call.
         algorithms: training algorithms in order, each starting from the previous weights. sft, dpo, ipo and kto train
             on stored samples; grpo, rloo and ppo sample with the policy in training.
@@ -174,7 +174,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
 
         Returns:
             The best program, with attributes ``candidate_programs`` (best first), ``trial_logs`` and ``run_dir``. It is
-            a copy of the student if no training improves the score. A trained LM has its directory as its name.
+            a copy of the student if no training improves the score. Each trained LM is named after its directory.
 
         Raises:
             LeretError: the program cannot be optimized, or the samples provide nothing to train on.
@@ -226,7 +226,7 @@ class CompileJob:
         rm, searches = dspy.settings.rm, (search for _, search in self.program.named_sub_modules(Search))
         has_retriever = any(search.retriever is not None for search in searches)
         self.retriever = rm if isinstance(rm, Retriever) and not has_retriever else None
-        self.rm = search_tool(rm, name="rm") if self.retriever is None and callable(rm) else None  # a foreign retriever
+        self.rm = search_tool(rm, name="rm") if self.retriever is None and callable(rm) else None  # non-leret retriever
         self.spread: dict[str, list[int]] = {}  # by predictor: states, and states with unequal rewards
         self.calls_per_run = float(len(counted))
         self.run = begin_run(settings.run_dir, self._identity())
@@ -341,7 +341,7 @@ class CompileJob:
     def role(self, need: NeedsCompletion) -> Role:
         """Return the role for the LM that DSPy would call; only calls to a predictor's trained LM are sampled."""
         name = need.predictor
-        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # predictor with the LM
+        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # predictor that has the LM
         if need.choice is not None:
             return Role(self.policies[name], sampled=False, temperature=0.0)
         if owner not in self.policies:

@@ -125,7 +125,7 @@ class _ForeignLMs(BaseCallback):
 class SearchMemory:
     """Answers searches outside a replay, from known results or by searching once.
 
-    ``choose_by`` answers picks; if it is None, each pick's actor does. ``rankings`` lists the search results in order.
+    ``choose_by`` answers picks; by default, each pick's actor does. ``rankings`` lists the search results in order.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ def _load_class(path: Path, name: str) -> type[dspy.Module]:
     if not (inspect.isclass(cls) and issubclass(cls, dspy.Module)):
         classes = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module_name]
         programs = ", ".join(v.__name__ for v in classes if issubclass(v, dspy.Module))
-        raise ProgramError(f"{path} has no dspy.Module {name!r}; it has {programs or 'none'}")
+        raise ProgramError(f"{path} has no dspy.Module {name!r}; available: {programs or 'none'}")
     return cls
 
 
@@ -92,7 +92,7 @@ def input_names(program: dspy.Module) -> tuple[str, ...]:
         return ("question",)
     if not required and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise ProgramError(
-            f"{kind.__name__}.forward takes {', '.join(parameters) or 'nothing'}, without a required argument; add one "
+            f"{kind.__name__}.forward has no required argument (arguments: {', '.join(parameters) or 'none'}); add one "
             "required argument per task input, or an argument named `question`"
         )
     return required

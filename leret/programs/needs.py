@@ -169,7 +169,7 @@ def place(need: Need) -> Any:
 
 
 def difference(before: Need, now: Need) -> str:
-    """Describe how two runs differ that should end at the same position, with both values."""
+    """Describe how the positions of two runs differ, with both values."""
     if isinstance(before, NeedsCompletion) and isinstance(now, NeedsCompletion) and before.predictor == now.predictor:
         if before.key != now.key:
             return _changed(before.predictor, before.inputs, now.inputs)

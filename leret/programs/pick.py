@@ -104,7 +104,7 @@ class Pick(dspy.Module):
     """Picks one candidate with a picker (`leret.policies.pickers`), or with an LM that writes the candidate's id.
 
     Args:
-        stop: whether the policy may also answer that it picks no more candidates.
+        stop: whether the policy may stop instead of picking a candidate.
         retrieves: whether each picked candidate counts as a search that returned only this passage. The score is 1
             for the first pick, 1/2 for the second, and so on.
         actor: greedy policy for calls outside leret's runs; `leret.load` sets the policy from training.

@@ -103,7 +103,7 @@ class Formatter:
     def messages(
         self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, last: Mapping[str, str] | None = None
     ) -> Messages:
-        """Return the messages for the LM; ``last``, the need's last message with another prompt, saves time."""
+        """Return the messages for the LM; passing ``last``, the last message with another prompt, saves time."""
         if isinstance(need.call, ChoiceCall):
             return need.call.messages
         key = (need.predictor, prompt.digest)

@@ -73,7 +73,7 @@ MAX_STEPS = 64
 _REPEATS = 4
 
 _SETTLE_S, _STARVED_S = 0.01, 0.1
-"""Seconds without progress before threads count as blocked: older than the run, and started by the run."""
+"""Seconds without progress before older threads, and threads started by the run, count as blocked."""
 
 _LONGEST_S = 1.0  # maximum wait for threads to use the recorded steps
 _MUTED = muted()  # otherwise every rerun would print the same output
@@ -216,7 +216,7 @@ class _QuickPredict(dspy.Predict):
         name = run.names.get(id(self)) if watched else None
         if name is None or settings["adapter"] is not run.replay.proxy or run.replay._fields[name] != kwargs.keys():
             return super().__call__(*args, **kwargs)
-        fields = vars(self)  # DSPy's modules look up attributes slowly
+        fields = vars(self)  # attribute lookup on DSPy modules is slow
         signature = fields["signature"]
         call = PredictorCall(name, kwargs, True, run.replay.adapter, fields["lm"], {}, signature, demos=fields["demos"])
         prediction = prediction_of(run.take(call).outputs, signature)
@@ -294,7 +294,7 @@ class ProgramRun:
         return step
 
     def answer_direct(self, request: lm15.Request, owner: str = "") -> lm15.Response:
-        """Return the recorded text for a call to the LM of predictor ``owner`` that bypassed the adapter."""
+        """Return the recorded text for a call that bypassed the adapter, to the LM of predictor ``owner``."""
         predictor = calling_predictor()
         name = self.names.get(id(predictor)) or self.replay.name_of(getattr(predictor, "signature", None))
         call = PredictorCall(name, {"messages": list(messages_of(request))}, request=request)

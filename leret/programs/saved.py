@@ -408,7 +408,7 @@ def _restore(program: dspy.Module, saved: Mapping[str, Any], lm_at: Callable[[in
     parts = _parts(program)
     if parts.keys() != saved.keys():
         differ = ", ".join(sorted(parts.keys() ^ saved.keys()))
-        raise ProgramError(f"{type(program).__name__} was saved with other predictors ({differ}); load its version")
+        raise ProgramError(f"{type(program).__name__} was saved with other predictors ({differ}); use the saved class")
     for name, part in parts.items():
         part.load_state(saved[name]["state"])
         if hasattr(part, "lm"):

@@ -34,7 +34,7 @@ def test_a_program_may_search_without_leret_search(tmp_path, search):
     ("source", "name", "arguments", "message"),
     [
         (None, "P", {}, "does not exist"),
-        (MULTIHOP.read_text(), "Multihop", {}, "no dspy.Module 'Multihop'; it has MultiHop"),
+        (MULTIHOP.read_text(), "Multihop", {}, "no dspy.Module 'Multihop'; available: MultiHop"),
         (MULTIHOP.read_text(), "WriteQuery", {}, "no dspy.Module"),
         (MULTIHOP.read_text(), "MultiHop", {"hoops": 3}, r"takes hops, k, reason; remove program\.hoops"),
         ("def (", "P", {}, "does not run: SyntaxError"),
