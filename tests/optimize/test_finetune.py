@@ -100,4 +100,4 @@ def test_a_failed_job_gives_its_error_and_says_so(lm):
     job = lm.finetune(ROWS, TrainDataFormat.COMPLETION, KEYS)
     assert isinstance(job.result(60), TrainingError)
     assert job.status() == TrainingStatus.failed
-    assert "format chat, not" in str(job.result())
+    assert "only on chat data, not" in str(job.result())
