@@ -117,7 +117,7 @@ def test_inputs_are_bound_by_name_and_a_predictor_under_two_names_is_replayed_un
 
 @pytest.mark.parametrize(
     ("base", "forward", "message"),
-    [(dspy.Module, lambda self, question: None, "no predictor"), (Catching, lambda self, depth=1: None, "arguments: depth")],
+    [(dspy.Module, lambda self, question: None, "no predictor"), (Catching, lambda self, depth=1: None, "no required")],
 )
 def test_a_program_without_a_predictor_or_an_input_is_refused(base, forward, message):
     with pytest.raises(ProgramError, match=message):
