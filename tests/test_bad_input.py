@@ -70,7 +70,7 @@ CASES = {
     "recipe: two faults": (change("r.yaml", "corpus.jsonl", "nix"), f"{NEW} --set retriever.k=0", ("2 problems:", "retriever.k", "nix")),
     "recipe: none": (None, "sample nix.yaml --run new", ("nix.yaml: no such recipe", "leret recipes list")),
     "data that broke after sampling": (change("questions.jsonl", "\n", '\n{"id": "q"\n'), AGAIN, ("questions.jsonl:2",)),
-    "program without the class": (change("program.py", "class MultiHop", "class Other"), NEW, ("no dspy.Module 'MultiHop'", "it has Other")),
+    "program without the class": (change("program.py", "class MultiHop", "class Other"), NEW, ("no dspy.Module 'MultiHop'", "available: Other")),
     "program that raises": (change("program.py", "found = Found()", "found = Found(); 1 / 0"), NEW, ("ZeroDivisionError",)),
     "model with pickled weights": (lambda: Path("model/model.safetensors").rename("model/pytorch_model.bin"), NEW, ("no *.safetensors", "pytorch_model.bin", "save_pretrained")),
     "model with a broken config": (lambda: Path("model/config.json").write_text("{"), NEW, ("config.json",)),

@@ -1,4 +1,4 @@
-"""Trainings for DSPy's optimizers: `leret.training.stage.train_job` on examples in memory."""
+"""Training jobs for DSPy's optimizers: `leret.training.stage.train_job` on examples in memory."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from leret.training.stage import train_job
 S = TypeVar("S", bound=Settings)
 
 ONE_TRAINING = threading.Lock()
-"""Held during a training, which sets threads, environment and library flags of the whole process."""
+"""Lock held during training, which sets threads, environment variables and library flags of the process."""
 
 _LOG = logging.getLogger("leret")
 
 
 class FinetuneJob(TrainingJob):
-    """A finetuning in a thread: its status, and a way to stop it."""
+    """A finetuning job in a thread, with a status and a way to stop the training."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -45,7 +45,7 @@ class FinetuneJob(TrainingJob):
         self.training = False
 
     def status(self) -> TrainingStatus:
-        """Return the status; pending while another training runs in this process."""
+        """Return the status; it is pending while another training runs in this process."""
         if self.cancelled():
             return TrainingStatus.cancelled
         if self.done():
@@ -53,13 +53,13 @@ class FinetuneJob(TrainingJob):
         return TrainingStatus.running if self.training else TrainingStatus.pending
 
     def cancel(self) -> bool:
-        """Stop after the current step, with a checkpoint to resume from; return False if the job is done."""
+        """Stop after the current step and keep a checkpoint to resume from; return False if the job is done."""
         cancelled = Future.cancel(self)  # DSPy's override returns None
         self.interrupt.requested |= cancelled
         return cancelled
 
     def set_result(self, result: Any) -> None:
-        """Set the result. The training thread calls this after a cancel too; the result is then dropped."""
+        """Set the result. After a cancel, the training thread still calls this method, and the result is dropped."""
         if not self.cancelled():
             super().set_result(result)
 
@@ -76,29 +76,29 @@ def train_examples(
     environment: Environment | None = None,
     run: Run | None = None,
 ) -> Path:
-    """Train a policy on examples in memory, or resume its training; do nothing if it exists.
+    """Train a policy, or resume its training, and return its directory; do nothing if the policy exists.
 
     Args:
-        model: an LM's: ``leret/DIRECTORY``, ``leret/demo``, with or without ``leret/``.
-        examples: one completion each for sft and kto, chosen and rejected for ipo and dpo.
-        keys: of the algorithm's recipe, with ``algorithm``, ``max_steps`` and ``enable_thinking``; see `_training`.
-        run_dir: its ``policies`` folder gets the policy, whose directory is returned.
-        job: gets the status, and can stop the training.
-        progress: shows the steps.
-        tasks: samples of an online algorithm, instead of examples.
-        environment: of the tasks.
-        run: of the tasks.
+        model: model name of an LM, such as ``leret/DIRECTORY`` or ``leret/demo``; the prefix ``leret/`` is optional.
+        examples: examples with one completion (sft, kto), or with a chosen and a rejected completion (ipo, dpo).
+        keys: keys of the algorithm's recipe, ``algorithm``, and optionally the keys described in `_training`.
+        run_dir: run directory; the policy is written to its ``policies`` folder.
+        job: receives the status, and can stop the training.
+        progress: shows the training steps.
+        tasks: tasks to sample with an online algorithm, instead of examples.
+        environment: environment for the tasks.
+        run: run that the tasks belong to.
 
     Raises:
-        TrainingError: a key is wrong, there is no example, no example fits, or a check refuses.
+        TrainingError: a key is invalid, there is no example, no example fits, or a check fails.
         PolicyError: the model cannot be loaded.
-        RunError: the directory holds another training of this name.
+        RunError: the directory holds a different training with this name.
     """
     training = _training(model, tasks or examples, keys, Path(run_dir).resolve(), run, environment)
     with ONE_TRAINING:
         report = _train(training, job, progress)
     if report.dropped:
-        _LOG.warning("%s: %d of %d examples were too long", report.path, report.dropped, len(examples))
+        _LOG.warning("%s: %d of %d examples were too long and were dropped", report.path, report.dropped, len(examples))
     return report.path
 
 
@@ -110,18 +110,16 @@ def _training(
     run: Run | None,
     environment: Environment | None,
 ) -> LocalTraining:
-    """Return a training that is named by a digest of data, keys and model, unless ``keys`` has a ``name``.
+    """Return a training job, named by a digest of the data, keys and model unless ``keys`` has a ``name``.
 
-    ``keys`` may also have ``max_steps`` (optimizer steps instead of epochs; 0 gives the same policy) and
-    ``enable_thinking`` (of the chat template).
+    ``keys`` may also have ``max_steps`` (optimizer steps instead of epochs; 0 keeps the policy unchanged) and
+    ``enable_thinking`` (for the chat template).
     """
     keys, online = dict(keys), environment is not None
     max_steps, thinking = None if online else keys.pop("max_steps", None), keys.pop("enable_thinking", None)
     recipe = validated(TrainingRecipe, keys)
     if not inputs:
-        raise TrainingError(
-            "there is nothing to train on: no example is left; check whether the metric rejects all of them"
-        )
+        raise TrainingError("there are no examples to train on; check whether the metric rejects every example")
     initial = initial_policy(model)
     recipe = with_learning_rate(recipe, initial)
     digests = {"data": questions_digest(inputs) if online else examples_digest(inputs), "parent": initial.digest}
@@ -144,11 +142,11 @@ def _train(training: LocalTraining, job: FinetuneJob | None, progress: Progress 
     except KeyboardInterrupt:
         if not job.cancelled():
             raise
-    raise TrainingError(f"{training.directory.path}: cancelled; the same training resumes from its last checkpoint")
+    raise TrainingError(f"{training.directory.path}: cancelled; train again to resume from the last checkpoint")
 
 
 def validated(settings: type[S], keys: Mapping[str, Any]) -> S:
-    """Make settings from a mapping; a `TrainingError` lists all wrong keys."""
+    """Build settings from a mapping; a `TrainingError` lists all invalid keys."""
     try:
         return settings.model_validate(dict(keys))
     except ValidationError as error:
@@ -157,12 +155,12 @@ def validated(settings: type[S], keys: Mapping[str, Any]) -> S:
 
 
 def initial_policy(model: str) -> InitialPolicy:
-    """Return the policy that a training of an LM's model starts from."""
+    """Return the initial policy for training an LM's model."""
     path = find_model(model.removeprefix("leret/")).resolve()
     steps = int(training_record(path).get("total_steps", 0))
     return InitialPolicy(model.rpartition("/")[2], path, model_digest(path), steps)
 
 
 def default_run_dir() -> Path:
-    """Return the directory of trainings without ``run_dir``: ``leret`` in DSPy's folder of finetuned models."""
+    """Return the default ``run_dir``: ``leret`` in DSPy's folder for finetuned models."""
     return Path(get_finetune_directory()) / "leret"

@@ -1,4 +1,4 @@
-"""Inputs of a DSPy optimizer as inputs of leret's stages: examples as tasks, LMs as policies."""
+"""Convert the inputs of a DSPy optimizer for leret's stages: examples to tasks, LMs to policies."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from leret.programs.prompts import Prompt
 from leret.rewards import Reward, scoring
 
 RewardFunction = Callable[[dspy.Example, Outcome], "float | bool | None"]
-"""A user's reward of an example and the outcome of a step."""
+"""A user's reward function, called with an example and the outcome of a step."""
 
 _IDS, _TITLES = ("gold", "gold_ids", "relevant_doc_ids"), ("gold_titles",)
-"""Fields of an example that can name its relevant documents; the first non-empty one is used."""
+"""Example fields that can name the relevant documents; the first non-empty field is used."""
 
 
 class LMCallsSpent(LeretError):
@@ -35,27 +35,27 @@ class LMCallsSpent(LeretError):
 
 
 class CallBudget:
-    """Counts LM calls up to a bound, thread-safe; ``reserved`` calls of the bound are for later."""
+    """Thread-safe counter of LM calls with a maximum; ``reserved`` calls are held back for later use."""
 
     def __init__(self, bound: int | None) -> None:
         self.bound, self.reserved, self.spent = bound, 0, 0
         self._lock = threading.Lock()
 
     def spend(self, n: int = 1) -> None:
-        """Count calls before they start; LMCallsSpent if they exceed the bound."""
+        """Count calls before they start; LMCallsSpent if the calls would exceed the maximum."""
         with self._lock:
             if self.bound is not None and self.spent + n > self.bound - self.reserved:
-                reserve = f", {self.reserved} are reserved for valset" if self.reserved else ""
+                reserve = f" ({self.reserved} more are reserved for valset)" if self.reserved else ""
                 raise LMCallsSpent(
-                    f"max_lm_calls={self.bound} is reached after {self.spent} LM calls{reserve}; raise it and compile "
-                    "again with the same run_dir, which has the samples and trained policies"
+                    f"max_lm_calls={self.bound} is reached after {self.spent} LM calls{reserve}; raise the limit and "
+                    "compile again with the same run_dir to reuse the samples and trained policies"
                 )
             self.spent += n
 
 
 @dataclass(frozen=True)
 class CountedPolicy:
-    """A policy that counts its completions; ``ask`` makes them."""
+    """A policy that counts the completions that it requests from ``ask``."""
 
     name: str
     digest: str
@@ -67,7 +67,7 @@ class CountedPolicy:
         return await self.ask(request)
 
     async def aclose(self) -> None:
-        """Leave the policy open for its owner."""
+        """Do nothing, because the owner closes the policy."""
 
 
 def is_trainable(lm: Any) -> bool:
@@ -77,7 +77,7 @@ def is_trainable(lm: Any) -> bool:
 
 
 def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
-    """Return the policy of a leret LM, or a policy that calls another LM with its settings."""
+    """Return a call-counting policy: a leret LM's policy, or a policy that calls the LM."""
     if is_trainable(lm):
         policy = policy_of(lm)
         return CountedPolicy(policy.name, policy.digest, budget, policy.complete)
@@ -94,7 +94,7 @@ def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
 
 
 def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.BaseLM:
-    """Return a call-counting copy of an LM, with changes."""
+    """Return a call-counting copy of an LM with ``changes`` applied."""
     kind: Any = type(lm)
 
     class Counted(kind):
@@ -114,7 +114,7 @@ def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.Base
 
 
 class OtherCalls(BaseCallback):
-    """Counts calls of LMs outside predictors; above the bound, the next call of a `counted_lm` fails."""
+    """Counts LM calls outside predictors; above the maximum, the next call of a `counted_lm` fails."""
 
     def __init__(self, budget: CallBudget) -> None:
         self.budget = budget
@@ -125,15 +125,15 @@ class OtherCalls(BaseCallback):
 
 
 def greedy_lm(lm: dspy.BaseLM, budget: CallBudget) -> dspy.BaseLM:
-    """Return a call-counting copy at temperature 0; LMs that leret does not host keep their settings."""
+    """Return a call-counting copy of an LM at temperature 0; LMs that leret does not host keep their settings."""
     return counted_lm(lm, budget, **({"temperature": 0.0} if is_trainable(lm) else {}))
 
 
 def read_tasks(trainset: Iterable[dspy.Example], reward: str | RewardFunction | None) -> dict[Task, dspy.Example]:
-    """Convert examples to tasks in the order of their ids; equal examples are one task.
+    """Convert examples to tasks, sorted by task id; equal examples become one task.
 
     Raises:
-        DataError: there are no examples, two differ only in their labels, or one lacks a field of a ``reward`` by name.
+        DataError: there are no examples, two differ only in their labels, or a label that ``reward`` needs is missing.
     """
     examples: dict[str, tuple[Task, dspy.Example]] = {}
     for number, example in enumerate(trainset):
@@ -144,34 +144,34 @@ def read_tasks(trainset: Iterable[dspy.Example], reward: str | RewardFunction | 
         _, gold = _gold_of(example)
         if isinstance(reward, str) and not gold:
             raise DataError(
-                f"trainset[{number}] names no relevant documents for reward={reward!r}: add a field {', '.join(_IDS)} "
-                f"(ids) or {', '.join(_TITLES)}, or pass a function reward(example, outcome); it has "
-                f"{', '.join(example.keys())}"
+                f"trainset[{number}] names no relevant documents for reward={reward!r} (fields: "
+                f"{', '.join(example.keys())}); add a field {', '.join(_IDS)} (ids) or {', '.join(_TITLES)}, or pass a "
+                "function reward(example, outcome)"
             )
         task = Task(inputs_id(example), dict(example.inputs()), gold)
         if examples.setdefault(task.id, (task, example))[1] != example:
-            raise DataError(f"trainset[{number}] has the inputs of another example, but other labels; remove one")
+            raise DataError(f"trainset[{number}] repeats the inputs of another example with other labels; remove one")
     if not examples:
-        raise DataError("trainset is empty; LeReT samples its examples")
+        raise DataError("trainset is empty; pass at least one example")
     return dict(examples[name] for name in sorted(examples))
 
 
 def inputs_id(example: dspy.Example) -> str:
-    """Return the digest of an example's inputs."""
+    """Return a digest of an example's inputs."""
     return digest(to_jsonable_python(dict(example.inputs()), fallback=repr))
 
 
 def refuse_recurring(tasks: Iterable[Task], valset: Iterable[dspy.Example]) -> None:
-    """Refuse a valset that shares inputs with the trainset."""
+    """Raise DataError if the valset shares inputs with the trainset."""
     known = {task.id for task in tasks}
     both = [example for example in valset if inputs_id(example) in known]
     if both:
         shown = {name: str(value)[:80] for name, value in both[0].inputs().items()}
-        raise DataError(f"{len(both)} examples of valset are also in trainset, one with inputs {shown}; remove them")
+        raise DataError(f"{len(both)} valset examples are also in trainset, such as {shown}; remove them from valset")
 
 
 def step_reward(reward: str | RewardFunction | None, examples: Mapping[Task, dspy.Example]) -> str | Reward:
-    """Return the reward of a step for the sampler; None scores no step."""
+    """Return the step reward for the sampler; if ``reward`` is None, no step is scored."""
     if reward is None:
         return lambda outcome: None
     if callable(reward):
@@ -194,11 +194,11 @@ def _gold_of(example: dspy.Example) -> tuple[str, tuple[str, ...]]:
 
 
 def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
-    """Return the LMs to train by predictor; LeretError if there are none, or if one cannot be trained."""
+    """Return the LMs to train, by predictor; LeretError if there is none, or if an LM cannot be trained."""
     lms = {name: predictor.lm for name, predictor in program.named_predictors() if is_trainable(predictor.lm)}
     if not program.predictors():
         raise ProgramError(
-            f"{type(program).__name__} has no predictor to train: named_predictors() lists none; keep each "
+            f"{type(program).__name__} has no predictor to train: named_predictors() is empty; store each "
             "dspy.Predict on the program, as an attribute or in a list or dict"
         )
     if not lms:
@@ -218,7 +218,7 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
 
 
 def pick_actors(program: dspy.Module) -> dict[str, Policy]:
-    """Return the actors of a program's picks by name; LeReT does not train them."""
+    """Return the actors of a program's picks, by pick name; LeReT does not train actors."""
     picks = named_picks(program)
     if unanswered := [name for name, pick in picks.items() if pick.actor is None]:
         raise ProgramError(

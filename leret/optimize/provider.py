@@ -1,4 +1,4 @@
-"""DSPy's provider for policies with local weights: it serves, finetunes and reinforces them on this machine."""
+"""DSPy provider that serves, finetunes and reinforces policies with local weights on this machine."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ _servers: dict[str, BackgroundServer] = {}
 
 
 class Provider(dspy_internals.Provider):
-    """Trains the policy of a leret LM, also by GRPO, and runs it in this process or behind a server.
+    """Trains the policy of a leret LM, and runs the policy in this process or on a server.
 
-    ``train_kwargs`` are keys of a recipe of `leret train` (``algorithm`` is sft by default), or of
-    `leret.optimize.reinforce.GRPOSettings`, and ``run_dir`` for the policies. Calling ``launch`` on an LM with
-    ``launch_kwargs={"engine": "vllm"}`` starts a server, which answers until ``kill``; other keys are ``timeout_s``
-    and those of `leret.policies.serving.launch.plan`.
+    ``train_kwargs`` takes ``run_dir`` and the keys of a `leret train` recipe (``algorithm`` defaults to sft), or of
+    `leret.optimize.reinforce.GRPOSettings` for GRPO. With ``launch_kwargs={"engine": "vllm"}``, ``launch`` starts a
+    server that runs until ``kill``. `leret.policies.serving.launch.plan` takes the other keys, except ``timeout_s``.
     """
 
     def __init__(self) -> None:
@@ -46,7 +45,7 @@ class Provider(dspy_internals.Provider):
 
     @staticmethod
     def launch(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
-        """Load the policy, or start its server, unless it is running."""
+        """Load the policy or start its server, unless the policy is already running."""
         name, keys = lm.model.removeprefix("leret/"), dict(launch_kwargs or lm.launch_kwargs)
         if not keys:
             policy_of(lm)
@@ -60,7 +59,7 @@ class Provider(dspy_internals.Provider):
 
     @staticmethod
     def kill(lm: dspy.LM, launch_kwargs: dict[str, Any] | None = None) -> None:
-        """Stop the policy's server, and free its memory in this process. The next request loads it again."""
+        """Stop the policy's server and free the policy's memory; the next request loads the policy again."""
         name = lm.model.removeprefix("leret/")
         if name in _servers:
             submit(SERVED.pop(name).aclose()).result()
@@ -76,9 +75,9 @@ class Provider(dspy_internals.Provider):
         train_data_format: TrainDataFormat | str | None,
         train_kwargs: dict[str, Any] | None = None,
     ) -> str:
-        """Train a policy on conversations, with the last message as target; return the name of the new policy."""
+        """Train a policy to write the last message of each conversation; return the name of the new policy."""
         if train_data_format != TrainDataFormat.CHAT:
-            raise TrainingError(f"leret finetunes on data of format chat, not {train_data_format}; use a chat adapter")
+            raise TrainingError(f"leret finetunes only on chat data, not {train_data_format}; use a chat adapter")
         keys = {"algorithm": "sft", **(train_kwargs or {})}
         run_dir = keys.pop("run_dir", None) or default_run_dir()
         conversations = [tuple(row["messages"]) for row in train_data]
@@ -87,14 +86,14 @@ class Provider(dspy_internals.Provider):
 
 
 class LM(PolicyLM):
-    """A ``dspy.LM`` over a policy in this process that DSPy's optimizers can train.
+    """A ``dspy.LM`` that runs a policy in this process and can be trained by DSPy's optimizers.
 
-    The weights follow the name: ``lm.copy(model=...)`` and ``lm.model = ...`` take a directory, ``demo`` or ``agent``.
+    A new name loads new weights: ``lm.copy(model=...)`` and ``lm.model = ...`` take a directory, ``demo`` or ``agent``.
 
     Args:
-        model: a model or adapter directory, a repository of the Hugging Face hub, or ``demo`` or ``agent``.
+        model: model or adapter directory, Hugging Face Hub repository, ``demo`` or ``agent``.
         kwargs: arguments of ``dspy.LM``, and ``device``, ``dtype``, ``enable_thinking`` and ``template`` as in a
-            recipe's ``policy``. The cache is off: it identifies models by name, not by weights.
+            recipe's ``policy``. DSPy's cache is off by default, because it identifies models by name, not by weights.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class LM(PolicyLM):
         return Provider()
 
     def finetune(self, train_data: Any, train_data_format: Any, train_kwargs: dict[str, Any] | None = None) -> Any:
-        """Finetune as ``dspy.LM`` does, on prompts rendered by this LM's template."""
+        """Finetune like ``dspy.LM``, with prompts rendered by this LM's chat template."""
         keys = {"enable_thinking": self.engine.settings.enable_thinking, **(train_kwargs or self.train_kwargs)}
         return super().finetune(train_data, train_data_format, keys)
 

@@ -1,7 +1,7 @@
-"""GRPO on the groups of ``dspy.GRPO``: one step of the optimizer for each call.
+"""GRPO on groups from ``dspy.GRPO``, with one optimizer step per call.
 
-It uses leret's updates (`leret.training.online.update`), because TRL's trainer fixes one batch size for the training,
-while the number of DSPy's groups depends on the program and differs by step.
+This module uses leret's updates (`leret.training.online.update`) because TRL's trainer needs a fixed batch size, while
+the number of groups from DSPy depends on the program and varies between steps.
 """
 
 from __future__ import annotations
@@ -36,24 +36,24 @@ if TYPE_CHECKING:
     from leret.training.online.update import RolloutBatch
 
 N_IDS = 1024
-"""Groups of a step, at most. With more ids than groups, DSPy sends each group of the step at least once."""
+"""Maximum number of groups per step. With fewer groups than ids, DSPy sends each group at least once."""
 
 Group = Sequence[Mapping[str, Any]]
-"""Samples of DSPy that are compared: ``{"messages": [...], "completion": {"role", "content"}, "reward": float}``."""
+"""DSPy samples to compare: ``{"messages": [...], "completion": {"role", "content"}, "reward": float}``."""
 
 
 class GRPOSettings(OptimizerKeys, DeviceKeys, WriterKeys, ClipKeys, GRPOKeys):
-    """``train_kwargs`` of ``dspy.GRPO``, beside ``run_dir``: keys of GRPO's recipe that apply to its steps."""
+    """``train_kwargs`` of ``dspy.GRPO`` without ``run_dir``: the GRPO recipe keys that apply to single steps."""
 
     learning_rates: ClassVar[tuple[float, float]] = WritingRecipe.learning_rates
 
-    num_generations: PositiveInt = Field(description="samples a group; DSPy sets it")
+    num_generations: PositiveInt = Field(description="samples per group; set by DSPy")
     max_length: PositiveInt = Field(2048, description="prompt and completion tokens; longer samples are dropped")
     enable_thinking: bool | None = None
 
 
 class GRPOTraining:
-    """A policy in training, in memory from step to step; its log has an entry for each step."""
+    """A policy in training that stays in memory between steps; the log has one entry per step."""
 
     def __init__(self, initial: InitialPolicy, settings: GRPOSettings, directory: Path) -> None:
         import torch
@@ -80,7 +80,7 @@ class GRPOTraining:
         return entries
 
     def step(self, groups: Sequence[Group]) -> bool:
-        """Take one optimizer step on the groups; return False if no group has two rewards, and nothing changes."""
+        """Take one optimizer step on the groups; return False without a step if every group has equal rewards."""
         if not groups:
             return False
         batch = self._batch(groups)
@@ -107,7 +107,7 @@ class GRPOTraining:
             versions=versions(),
             log_history=self.log,
         )
-        method = "GRPO (arXiv 2402.03300) on the groups of dspy.GRPO"
+        method = "GRPO (arXiv 2402.03300) on groups from dspy.GRPO"
         record.write(place.final, method, self.initial.base_model, library_of(self.model))
         place.publish()
 
@@ -131,13 +131,13 @@ class GRPOTraining:
 
 
 class GRPOJob(ReinforceJob):
-    """A training by ``dspy.GRPO``: each step gives the LM, in place, the name of its new weights.
+    """A training job of ``dspy.GRPO``. Each step sets ``lm.model`` to the name of the new weights.
 
-    The weights of the step before are closed and removed, unless they are a checkpoint. A server of the LM is stopped,
-    because each step would restart it; this process answers instead.
+    The previous weights are closed and deleted unless they are a checkpoint. The LM's server is stopped, because each
+    step would restart the server; this process answers instead.
     """
 
-    _ids = itertools.count()  # DSPy remembers served ids as long as its optimizer lives
+    _ids = itertools.count()  # shared by all jobs, because DSPy's optimizer remembers used ids
 
     def initialize(self) -> None:
         engine = getattr(self.lm, "engine", None)
@@ -149,7 +149,7 @@ class GRPOJob(ReinforceJob):
         policies.mkdir(parents=True, exist_ok=True)
         self.directory = Path(tempfile.mkdtemp(prefix="grpo-", dir=policies))
         self._first = self.lm.model
-        self.lm.kill()  # memory may hold only one of them
+        self.lm.kill()  # memory may not hold the model twice
         with ONE_TRAINING, training_process(self._settings.threads):
             self._training: GRPOTraining | None = GRPOTraining(
                 initial_policy(self._first), self._settings, self.directory
@@ -159,7 +159,7 @@ class GRPOJob(ReinforceJob):
         self._seen: dict[int, Group] = {}
 
     def get_status(self) -> dict[str, Any]:
-        """Return DSPy's ``GRPOStatus``: its optimizer calls this method, its base class has only ``status``."""
+        """Return DSPy's ``GRPOStatus``. DSPy calls ``get_status``, but its base class only defines ``status``."""
         return {
             "job_id": self.directory.name,
             "status": self._state.value,
@@ -174,9 +174,9 @@ class GRPOJob(ReinforceJob):
     def step(
         self, train_data: Sequence[Mapping[str, Any]], train_data_format: TrainDataFormat | str | None = None
     ) -> None:
-        """Train on all groups of a step, ``{"batch_id": int, "group": Group}`` each; an error ends the job."""
+        """Train on all groups of a step, in rows ``{"batch_id": int, "group": Group}``; an error ends the job."""
         if self._training is None:
-            raise TrainingError(f"{self.directory.name} has ended ({self._state.value}); lm.reinforce starts another")
+            raise TrainingError(f"{self.directory.name} has ended ({self._state.value}); call lm.reinforce again")
         try:
             groups = self._new_groups(train_data)
             with ONE_TRAINING, training_process(self._settings.threads):
@@ -188,12 +188,12 @@ class GRPOJob(ReinforceJob):
         self._pending = list(itertools.islice(self._ids, N_IDS))
 
     def save_checkpoint(self, checkpoint_name: str) -> None:
-        """Keep the current weights; ``checkpoints`` has their name."""
+        """Keep the current weights, and add their name to ``checkpoints``."""
         self.checkpoints[checkpoint_name] = self.lm.model
         self.last_checkpoint = checkpoint_name
 
     def terminate(self) -> None:
-        """End the training and free its memory; the LM keeps the weights of the last step. May be called twice."""
+        """End the training and free its memory; the LM keeps its last weights. A second call does nothing."""
         self._end(TrainingStatus.succeeded)
 
     def cancel(self) -> None:
@@ -202,14 +202,14 @@ class GRPOJob(ReinforceJob):
     def _new_groups(self, train_data: Sequence[Mapping[str, Any]]) -> list[Group]:
         """Return each group of this step once.
 
-        DSPy repeats the step's groups to fill the ids and keeps the rest for its next step, always as the same list
-        objects; so a list that came before is a repetition.
+        DSPy repeats the groups of a step to fill the ids, and sends the remaining repetitions in the next step.
+        Repetitions are the same list objects, so a list from the previous step is skipped.
         """
         by_id: dict[int, Group] = {id(row["group"]): row["group"] for row in train_data}
         if len(by_id) == N_IDS:
             raise TrainingError(f"a step has {N_IDS} groups or more; lower num_dspy_examples_per_grpo_step")
         groups = [group for number, group in by_id.items() if number not in self._seen]
-        self._seen = by_id  # holds the lists, so that no other list gets their ids
+        self._seen = by_id  # keeps the lists alive, so that Python does not reuse their ids
         return groups
 
     def _publish(self, training: GRPOTraining) -> None:

@@ -1,8 +1,8 @@
-"""`leret run`: sampling, training and evaluation in order, in one or several rounds.
+"""`leret run`: sampling, training and evaluation in order, in one or more rounds.
 
-Each of several rounds samples its part of the questions. A later round samples with the policy that the last round
-trained, and its trainings start from it; their policies are named ``sft-2``, ``ipo-2`` and so on. In every evaluation
-`base` is the policy of the first round. Servers of the policy load the new weights; a server that cannot is refused.
+With several rounds, each round samples a different part of the questions. A later round samples with the policy from
+the previous round and trains that policy further, under the names ``sft-2``, ``ipo-2`` and so on. In every evaluation,
+`base` is the policy of the first round. Policy servers must be able to load new weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
 
 @dataclass(frozen=True)
 class RoundStage:
-    """One stage of a round, counted from 1; it is ``done`` if a later round has started."""
+    """One stage of a round. Rounds count from 1; ``done`` is True if a later round has started."""
 
     round: int
     stage: Literal["sample", "train", "eval"]
@@ -40,31 +40,31 @@ class RoundStage:
 
     @property
     def title(self) -> str:
-        """``round 2: train ipo-2 from sft-2``."""
+        """Return a title such as ``round 2: train ipo-2 (ipo) from sft-2``."""
         detail = ""
         if isinstance(self.recipe, TrainingRecipe):
             detail = f" {self.recipe.policy_name} ({self.recipe.algorithm}) from {self.recipe.init_from}"
         elif isinstance(self.recipe, SamplingRecipe):
             detail = f" with {self.recipe.policy.model}"
-        return f"round {self.round}: {self.stage}{detail}" + (": done before" if self.done else "")
+        return f"round {self.round}: {self.stage}{detail}" + (": already done" if self.done else "")
 
 
 def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[RoundStage]:
-    """Return the stages of the loop in order.
+    """Return the stages of all rounds in order.
 
     Args:
-        recipes: at most one of sampling, trainings in their order, at most one of evaluation.
-        run: a new run, or one of the same loop.
-        rounds: at least 1.
+        recipes: at most one sampling recipe, training recipes in order, and at most one evaluation recipe.
+        run: a new run, or a run started with the same recipes.
+        rounds: number of rounds, at least 1.
 
     Raises:
-        ConfigError: recipes are missing, too many, or have the same name.
+        ConfigError: recipes are missing, there are too many, or two have the same name.
     """
     sampling = [recipe for recipe in recipes if isinstance(recipe, SamplingRecipe)]
     trainings = [recipe for recipe in recipes if isinstance(recipe, TrainingRecipe)]
     evaluation = [recipe for recipe in recipes if isinstance(recipe, EvalRecipe)]
     if len(sampling) > 1 or len(evaluation) > 1:
-        raise ConfigError("a loop has one recipe of sampling and one of evaluation; remove the others")
+        raise ConfigError("there is more than one sampling or evaluation recipe; keep one of each kind")
     if problems := list(_problems(sampling, trainings, run, rounds)):
         raise ConfigError(problems)
     stages: list[RoundStage] = []
@@ -77,7 +77,7 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
             part = begun[number - 1].get("part") if number <= len(begun) else part
             data = recipe.data.model_copy(update={"part": part})
             sampled = recipe.model_copy(update={"data": data})
-            if number > 1:  # a server gets these weights under another name, by `_served`
+            if number > 1:  # `_served` replaces this with the name on the server
                 directory = str((run.policies / _successor(trainings, number - 1)).resolve())
                 policy = recipe.policy.model_copy(update={"model": directory})
                 sampled = sampled.model_copy(update={"policy": policy})
@@ -91,26 +91,26 @@ def _problems(
     sampling: Sequence[SamplingRecipe], trainings: Sequence[TrainingRecipe], run: Run, rounds: int
 ) -> Iterator[str]:
     if not sampling and not run.manifest_path.is_file():
-        yield f"{run.path} is not a run yet; add a recipe of sampling"
+        yield f"{run.path} is not a run yet; add a sampling recipe"
     if rounds > 1 and not (sampling and trainings):
-        yield f"--rounds {rounds} needs a recipe of sampling and one of training"
+        yield f"--rounds {rounds} needs a sampling recipe and a training recipe"
     names = [recipe.policy_name for recipe in trainings]
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        yield f"two trainings are both named {', '.join(twice)}; set `name` in one of them"
+        yield f"two training recipes have the name {', '.join(twice)}; set `name` in one of them"
     for recipe in sampling if rounds > 1 else ():
         if recipe.data.part is not None:
-            yield f"data.part: {recipe.data.part} conflicts with --rounds {rounds}, which sets the parts; remove one"
+            yield f"data.part: {recipe.data.part} conflicts with --rounds {rounds}, which sets the parts; remove either"
         if recipe.policies:
-            yield "policies: with --rounds one policy answers all predictors; remove policies or --rounds"
+            yield "policies: --rounds needs one policy for all predictors; remove policies or --rounds"
         if not isinstance(recipe.policy, LocalPolicySettings | OpenAIPolicySettings):
-            remedy = "use local, or openai with your vLLM, or remove --rounds"
+            remedy = "use local, use openai with a vLLM server, or remove --rounds"
             yield f"policy.kind: {recipe.policy.kind} cannot load new weights; {remedy}"
 
 
 def run_stage(
     stage: RoundStage, run: Run, *, serve: str | None = None, progress: Progress | None = None
 ) -> SampleReport | TrainReport | EvalReport | None:
-    """Run a stage and return its report; None if it is done. ``serve`` names an engine for the sampled policy."""
+    """Run a stage and return its report; None if already done. ``serve`` names an engine to serve the policy."""
     if stage.done:
         return None
     if isinstance(stage.recipe, SamplingRecipe):
@@ -132,7 +132,7 @@ def _name(name: str, number: int) -> str:
 
 
 def _successor(trainings: Sequence[TrainingRecipe], number: int) -> str:
-    """Return the policy for the next round: the last one trained, controls excepted."""
+    """Return the policy for the next round: the last trained policy that is not a control."""
     candidates = [recipe for recipe in trainings if not recipe.is_control] or list(trainings)
     return _name(candidates[-1].policy_name, number) if candidates and number else "base"
 
@@ -165,7 +165,7 @@ def _server(settings: PolicySettings, engine: str | None) -> Iterator[None]:
 
 
 def _served(stage: RoundStage, recipe: SamplingRecipe) -> SamplingRecipe:
-    """Load a later round's policy into its servers, and return the recipe with its served name."""
+    """Load a later round's policy into the servers, and return the recipe with the policy's served name."""
     if stage.round == 1 or not isinstance(recipe.policy, OpenAIPolicySettings):
         return recipe
     from leret.policies.serving.model import refresh, resolve_policy

@@ -1,4 +1,4 @@
-"""A student: its run, examples from its samples, its score on held-out examples, and its online trainings."""
+"""Student program: its run, training examples, valset score and online training environment."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ from leret.training.algorithms import ALGORITHMS, TrainingRecipe
 from leret.training.algorithms.base import StoredAlgorithm
 from leret.training.data import GroupSamples, TrainingExample
 
-logger = logging.getLogger("dspy.teleprompt.leret")  # where DSPy's own optimizers log
+logger = logging.getLogger("dspy.teleprompt.leret")  # DSPy's optimizers log to dspy.teleprompt
 
-_RETENTION_S = 7 * 86_400  # after which the next compile removes a run in leret's cache
+_RETENTION_S = 7 * 86_400  # compile removes older runs from leret's cache
 
 
 def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
-    """Open or create the run; None makes a directory in leret's cache.
+    """Open or create the run at ``place``; None creates a directory in leret's cache.
 
-    ``now`` has all values that decide its content; ``now["student"]`` is `student_digest`.
+    ``now`` holds all values that determine the run's content; ``now["student"]`` is a `student_digest`.
     """
     if place is None:
         parent = cache_directory() / "optimize"
@@ -60,7 +60,7 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
     run = Run.create(Path(place).resolve())
     before = run.manifest.optimize
     if before is not None and before["student"] != now["student"]:
-        logger.info("LeReT: %s belongs to another student; the files of this one are in its students/", run.path)
+        logger.info("LeReT: %s belongs to another student; using the subdirectory students/ for this one", run.path)
         run = Run.create(run.path / "students" / now["student"][:12])
         before = run.manifest.optimize
     if before is not None:
@@ -73,7 +73,7 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
 
 
 def student_digest(program: dspy.Module, policies: Mapping[str, Any]) -> str:
-    """Name a student by its code, its prompts and its weights; ``policies`` are those of its predictors."""
+    """Return a digest of the student's code, prompts and weights; ``policies`` maps predictors to policies."""
     predictors = [
         [name, predictor.signature.dump_state(), to_jsonable_python(predictor.demos, fallback=repr),
          policies[name].digest, *map(predictor.lm.kwargs.get, ("temperature", "max_tokens"))]
@@ -84,7 +84,7 @@ def student_digest(program: dspy.Module, policies: Mapping[str, Any]) -> str:
 
 
 def source_of(thing: Any) -> str:
-    """Return the code of a function or a class; its name if Python has no code of it."""
+    """Return the source code of a function or class, or its name if there is no source."""
     try:
         return inspect.getsource(thing)
     except (OSError, TypeError):
@@ -92,7 +92,7 @@ def source_of(thing: Any) -> str:
 
 
 def name_of(thing: Any) -> str:
-    """Return the name of a function or a class, or of another value's class."""
+    """Return the name of a function or class; for other values, the name of the class."""
     return str(getattr(thing, "__qualname__", type(thing).__qualname__))
 
 
@@ -102,13 +102,13 @@ def training_examples(
     algorithms: Iterable[str],
     recipe_of: Callable[[str, dspy.LM], TrainingRecipe],
 ) -> dict[str, dict[dspy.LM, list[TrainingExample]]]:
-    """Return the examples of each algorithm on stored samples and LM, in the order of the states.
+    """Return training examples by algorithm and LM, in the order of the states.
 
-    ``lms`` are by predictor.
+    ``algorithms`` must train on stored samples. ``lms`` maps predictors to LMs.
 
     Raises:
-        PolicyError: no completion parses.
-        TrainingError: at no state do two completions differ in reward.
+        PolicyError: no completion can be parsed.
+        TrainingError: the completions have equal rewards at every state.
     """
     samples = {lm: GroupSamples([group for group in groups if lms[group.state.predictor] is lm]) for lm in lms.values()}
     by_algorithm: dict[str, dict[dspy.LM, list[TrainingExample]]] = {}
@@ -117,7 +117,7 @@ def training_examples(
         recipes = {lm: recipe_of(name, lm) for lm in samples}
         by_algorithm[name] = {lm: [] for lm in samples}
         for lm, recipe in recipes.items():
-            with suppress(TrainingError):  # another LM or algorithm may learn from its samples
+            with suppress(TrainingError):  # another LM or algorithm may have examples
                 by_algorithm[name][lm] = algorithm.examples(recipe, samples[lm])
     if not any(examples for by_lm in by_algorithm.values() for examples in by_lm.values()):
         raise _nothing_learnt(groups)
@@ -128,13 +128,13 @@ def _nothing_learnt(groups: Sequence[StateSamples]) -> LeretError:
     samples = [sample for group in groups for sample in group.samples]
     unparsed = [one.failure for one in samples if one.failure is not None and one.failure.kind == "parse"]
     if unparsed and len(unparsed) == len(samples):
-        return PolicyError(f"none of {len(samples)} completions parses; one of them: {unparsed[0].message}")
+        return PolicyError(f"all {len(samples)} completions failed to parse, for example: {unparsed[0].message}")
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     mean = sum(rewards) / max(1, len(rewards))
     return TrainingError(
-        f"no pair and no target: at none of {len(groups)} sampled states did two completions differ in reward "
+        f"no training examples: the completions have equal rewards at each of {len(groups)} sampled states "
         f"({len(samples)} completions, {len(unparsed)} unparsed, mean reward {mean:.3f}); "
-        "raise samples or the LM's temperature, or take a reward that tells them apart"
+        "raise samples or the LM's temperature, or use a finer reward"
     )
 
 
@@ -147,9 +147,9 @@ def score(
     progress: Progress,
     num_threads: int | None = None,
 ) -> tuple[float, list[float]]:
-    """Return the mean metric of greedy runs by `dspy.Evaluate` on held-out examples, in percent, and each example's.
+    """Return the mean metric of greedy runs on held-out examples (in percent), and the metric of each example.
 
-    `dspy.Evaluate` counts every failure as a bad score; here an outage or a fault of the metric is raised.
+    `dspy.Evaluate` counts every failure as a bad score, but this function raises outages and errors in the metric.
     """
     scored = ScoredProgram(copy_program_with_lms(program))
     for predictor in scored.program.predictors():
@@ -165,7 +165,7 @@ def score(
 
 
 class ScoredProgram(dspy.Module):
-    """A program for `dspy.Evaluate`, with None as the prediction if a completion does not parse."""
+    """Wraps a program for `dspy.Evaluate`; the prediction is None if a completion does not parse."""
 
     def __init__(self, program: dspy.Module) -> None:
         super().__init__()
@@ -182,7 +182,7 @@ class ScoredProgram(dspy.Module):
                 if prediction is None:
                     return 0.0
                 if (value := metric(example, prediction)) is None:
-                    raise TypeError("it returned None; return a number or a bool")
+                    raise TypeError("the result is None; return a number or a bool")
                 return float(value)
             except Exception as error:
                 failed = ProgramError(f"the metric failed: {reason(error)}")
@@ -193,11 +193,11 @@ class ScoredProgram(dspy.Module):
 
 
 class StudentEnvironment(Environment):
-    """An environment of online trainings over a student instead of a recipe's program.
+    """Environment for online training of a student instead of a recipe's program.
 
-    ``lm`` is the one in training, and ``role`` chooses the policy that answers a call, given the policy in training.
-    ``retriever`` answers all searches; None if each `leret.Search` has its own, or ``rm`` searches in its place.
-    ``settings`` may hold functions as rewards.
+    ``lm`` is the LM in training. ``role`` chooses the policy for each call, given the policy in training.
+    ``retriever`` answers all searches; it is None if ``rm`` or the retriever of each `leret.Search` answers.
+    ``settings`` may hold reward functions.
     """
 
     def __init__(
@@ -223,5 +223,5 @@ class StudentEnvironment(Environment):
         return ProgramRunner.over(self._program.deepcopy(), self._adapter, searches, self._rm)
 
     def policies(self, policy: Policy, predictors: Any) -> Policy:
-        """Return the policy in training; `role` chooses the others."""
+        """Return the policy in training; `role` chooses the policies of other LMs."""
         return policy

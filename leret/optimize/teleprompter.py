@@ -80,40 +80,40 @@ Credit = Literal["auto", "step", "final", "both"]
 
 _ALGORITHMS = tuple(name for name, algorithm in ALGORITHMS.items() if not algorithm.picks)
 _ONLINE = tuple(name for name in _ALGORITHMS if ALGORITHMS[name].is_online)
-"""Algorithms that sample afresh; the others learn from samples that are stored."""
+"""Algorithms that sample during training; the other algorithms learn from stored samples."""
 
 _SETTINGS = ("prompts", "samples", "n_continuations", "credit", "seed")
-"""Arguments of `LeReT` that identify a run directory, with reward, metric and algorithms."""
+"""Arguments of `LeReT` that identify a run directory, in addition to reward, metric and algorithms."""
 
 
-class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch the direct subclasses of Teleprompter
-    """Trains the LMs of a program by the outcomes of their completions.
+class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only direct subclasses of Teleprompter
+    """Trains the LMs of a program on rewards for their completions.
 
-    At every LM call of the program on the trainset, several completions are tried and scored. The training prefers
-    the better ones.
+    At every LM call of the program on the trainset, LeReT samples and scores several completions. Training favors the
+    completions with higher scores.
 
     Args:
-        reward: reward of a step. Either a name of `leret.rewards` (``ap``, ``recall@5``), which scores everything
-            retrieved by the end of the step; the examples then name their relevant documents in a field ``gold``,
-            ``gold_ids`` or ``relevant_doc_ids``, or by title in ``gold_titles``. Or a function
-            ``(example, outcome) -> float`` of a `leret.core.types.Outcome` with ``doc_ids``, ``outputs`` and ``text``.
-        metric: ``(example, prediction, trace=None) -> float | bool``, which scores the program's end and the valset.
-        prompts: prompts per LM call: the student's, and few-shot ones from DSPy's BootstrapFewShotWithRandomSearch or,
-            with a teacher, the teacher's demos and instructions. Only the student's prompt is trained and returned.
+        reward: step reward. A name from `leret.rewards` (``ap``, ``recall@5``) scores all documents retrieved by the
+            end of the step; each example must then list its relevant documents in a field ``gold``, ``gold_ids`` or
+            ``relevant_doc_ids``, or by title in ``gold_titles``. A function ``(example, outcome) -> float`` gets a
+            `leret.core.types.Outcome` with ``doc_ids``, ``outputs`` and ``text``.
+        metric: function ``(example, prediction, trace=None) -> float | bool`` that scores final predictions.
+        prompts: number of prompts per LM call: the student's prompt and few-shot prompts. The few-shot prompts come
+            from the teacher, or from BootstrapFewShotWithRandomSearch. Only the student's prompt is trained.
         samples: completions per prompt and LM call.
-        algorithms: trainings in order, each from the weights of the one before. sft, dpo, ipo and kto learn from the
-            stored samples; grpo, rloo and ppo sample with the policy in training.
-        credit: ``step`` scores a completion by the reward, ``final`` by the metric at the program's end, ``both`` by
-            their mean. None is ``step`` for a predictor that a search follows, else ``final``; without a metric, the
-            latter is not trained.
-        train_kwargs: keys of the recipes of `leret train` (``learning_rate`` ...), for all algorithms or nested under
-            the name of one; or such a dict per LM. The default ``learning_rate`` depends on the size of the model.
-        run_dir: directory of samples and trained policies; compile continues from its contents. Another student
-            (other code, demos, instructions or weights) gets a subdirectory. None takes a temporary directory in
-            leret's cache, which the first compile after a week removes: save the program.
-        seed: seed of sampling and training.
-        max_lm_calls: limit on LM calls of the program in one compile, including those on the valset.
-        n_continuations: runs to the program's end from each completion, for credit ``final``.
+        algorithms: training algorithms in order, each starting from the previous weights. sft, dpo, ipo and kto train
+            on stored samples; grpo, rloo and ppo sample with the policy in training.
+        credit: score of a completion: the reward (``step``), the metric at the program's end (``final``), or their
+            mean (``both``). None uses ``step`` for predictors that are followed by a search, and ``final`` for other
+            predictors, which are not trained if there is no metric.
+        train_kwargs: keys of `leret train` recipes (such as ``learning_rate``), for all algorithms or nested by
+            algorithm name; or one such dict per LM. The default ``learning_rate`` depends on the model size.
+        run_dir: directory for samples and trained policies; compile continues from its contents. A student with
+            different code, demos, instructions or weights uses a subdirectory. None uses a temporary directory in
+            leret's cache, which a later compile deletes after a week, so save the program.
+        seed: seed for sampling and training.
+        max_lm_calls: maximum number of LM calls by the program in one compile, including calls on the valset.
+        n_continuations: runs to the program's end per completion, for credit ``final``.
         num_threads: threads for the valset.
     """
 
@@ -143,10 +143,10 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch the dire
                 f"algorithms={self.algorithms!r}: choose from {', '.join(_ALGORITHMS)}; `leret train` trains pickers"
             )
         if credit not in (None, "step", "final", "both"):
-            raise ConfigError(f"credit={credit!r}: choose step, final or both, or remove it")
+            raise ConfigError(f"credit={credit!r}: choose step, final or both, or remove credit")
         if reward is None and (metric is None or credit in ("step", "both")):
             raise ConfigError(
-                "reward is missing: pass a name (reward='ap') or a function; only credit='final' needs none"
+                "reward is missing; pass a name (reward='ap') or a function, or use credit='final' with a metric"
             )
         if metric is None and credit in ("final", "both"):
             raise ConfigError(f"credit={credit!r} needs a metric to score the program's end")
@@ -161,29 +161,29 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch the dire
     ) -> dspy.Module:
         """Optimize a copy of the student.
 
-        The program runs many times on recorded completions. Searches by `leret.Search`, `leret.search_tool` or
-        ``dspy.settings.rm`` are recorded too. Any other tool is called again in every run, with its side effects.
+        The program is rerun many times with recorded completions and recorded searches (by `leret.Search`,
+        `leret.search_tool` or ``dspy.settings.rm``). Any other tool is called again in every run, with side effects.
 
         Args:
             student: program with an LM on every predictor. Each `leret.LM` is trained once, for all its predictors;
-                other LMs answer their predictors and are not changed.
-            trainset: examples with inputs, to sample from.
-            teacher: programs with the predictors of the student.
-            valset: examples to choose on, by ``metric`` at temperature 0, among the student and the results of the
-                trainings. Without it, the last result is returned.
+                other LMs answer their predictors and are not trained.
+            trainset: examples with inputs to sample from.
+            teacher: one or more programs with the same predictors as the student.
+            valset: examples for choosing the best program, by ``metric`` at temperature 0, among the student and the
+                trained programs. Without a valset, the last trained program is returned.
 
         Returns:
-            The best program, or a copy of the student if no training improves it, with ``candidate_programs`` (best
-            first), ``trial_logs`` and ``run_dir``. A trained LM is a new one named after its directory.
+            The best program, with attributes ``candidate_programs`` (best first), ``trial_logs`` and ``run_dir``. It is
+            a copy of the student if no training improves the score. Each trained LM is named after its directory.
 
         Raises:
-            LeretError: the program cannot be optimized, or the samples teach nothing.
+            LeretError: the program cannot be optimized, or the samples provide nothing to train on.
         """
         job = CompileJob(self, student, trainset, teacher, valset)
         job.log("run", f"samples and policies are in {job.run.path}")
         with shown() as job.progress:
             candidates = job.train_all()
-        ranked = sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]  # the sort is stable
+        ranked = sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]  # a stable sort
         job.log("result", job.conclusion(candidates[0], ranked[0]), returned=ranked[0]["stage"])
         program: dspy.Module = ranked[0]["program"]
         program._compiled, program.candidate_programs = True, ranked
@@ -192,7 +192,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch the dire
 
 
 class CompileJob:
-    """One call of `LeReT.compile`; the constructor refuses what cannot be optimized."""
+    """One call of `LeReT.compile`; the constructor raises an error if the program cannot be optimized."""
 
     progress: Progress
 
@@ -216,7 +216,7 @@ class CompileJob:
         self.program = stock.copy_program_with_lms(student)
         self.adapter = current_adapter()
         self.budget = CallBudget(settings.max_lm_calls)
-        self.stopped: LeretError | None = None  # max_lm_calls ended the sampling
+        self.stopped: LeretError | None = None  # set if max_lm_calls ended the sampling
         self.trained = trained_lms(self.program, settings.samples)
         counted = {n: counted_policy(p.lm, self.budget) for n, p in self.program.named_predictors()}
         self.policies: dict[str, Policy] = {**counted, **pick_actors(self.program)}
@@ -226,8 +226,8 @@ class CompileJob:
         rm, searches = dspy.settings.rm, (search for _, search in self.program.named_sub_modules(Search))
         has_retriever = any(search.retriever is not None for search in searches)
         self.retriever = rm if isinstance(rm, Retriever) and not has_retriever else None
-        self.rm = search_tool(rm, name="rm") if self.retriever is None and callable(rm) else None  # not leret's
-        self.spread: dict[str, list[int]] = {}  # states, and states with different rewards, by predictor
+        self.rm = search_tool(rm, name="rm") if self.retriever is None and callable(rm) else None  # non-leret retriever
+        self.spread: dict[str, list[int]] = {}  # by predictor: states, and states with unequal rewards
         self.calls_per_run = float(len(counted))
         self.run = begin_run(settings.run_dir, self._identity())
         if len(self.examples) < len(trainset):
@@ -248,15 +248,15 @@ class CompileJob:
         return candidates
 
     def conclusion(self, student: Mapping[str, Any], best: Mapping[str, Any]) -> str:
-        """Describe the result, with its paired difference on the valset and a 95 % bootstrap interval."""
+        """Describe the result, with the paired difference on the valset and a 95 % bootstrap interval."""
         if best is student:
-            return f"no training improved the student ({best['score']:g} on valset), which is returned. {self.advice()}"
+            return f"returning the student ({best['score']:g} on valset): no training improved it. {self.advice()}"
         if best["score"] is None:
-            return f"no valset: returning the result of {best['stage']}, the last training, unscored"
+            return f"returning the result of {best['stage']}, the last training, without a score: there is no valset"
         differences = 100 * (np.array(best["subscores"]) - np.array(student["subscores"]))
         low, high = bootstrap_intervals(differences[:, None])[0]
         return (
-            f"returning the result of {best['stage']}: {best['score']:g} on valset, the student {student['score']:g}; "
+            f"returning the result of {best['stage']}: {best['score']:g} on valset (student: {student['score']:g}), "
             f"difference {differences.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
         )
 
@@ -265,7 +265,7 @@ class CompileJob:
         self.budget.reserved = before * len(settings.algorithms)
         reward, final = self.reward, self.final
         try:
-            with dspy.context(callbacks=[], _leret_spend=self.budget.spend):  # no callbacks for replays
+            with dspy.context(callbacks=[], _leret_spend=self.budget.spend):  # replays call no callbacks
                 if settings.prompts > len(self.prompts) == 1:
                     self.prompts = self._bank(final or reward if settings.reward is None else reward)
                 plan = SamplingPlan(
@@ -292,10 +292,10 @@ class CompileJob:
         self.log("sample", text, lm_calls=self.budget.spent - before, predictors=spread, **counts)
         for name, (n, n_spread) in self.spread.items():
             if not n_spread:
-                self.log("sample", f"{name} teaches nothing: at each of {n} states all samples have the same reward")
+                self.log("sample", f"{name} has no samples to train on: the rewards are equal at each of {n} states")
 
     def _bank(self, reward: str | Reward) -> list[Prompt]:
-        """Return the student's prompt and few-shot ones; half of the examples become demos, the others score them."""
+        """Return the student's prompt and few-shot prompts; half of the examples become demos, half score prompts."""
         if (bank := load_bank(self.run)) is None:
             wanted, tasks = self.settings.prompts, list(self.examples)
             lms = [predictor.lm for predictor in self.program.predictors()]
@@ -308,7 +308,7 @@ class CompileJob:
                 teacher=warm, on_scored=lambda: self.progress.advance(1),
             )  # fmt: skip
             save_bank(self.run, bank, wanted)
-            self.log("prompts", f"{len(bank)} of {wanted}", scores=[prompt.score for prompt in bank])
+            self.log("prompts", f"made {len(bank)} of {wanted} prompts", scores=[prompt.score for prompt in bank])
         return bank
 
     async def _sample(self, plan: SamplingPlan) -> None:
@@ -328,8 +328,8 @@ class CompileJob:
         failure, n_outages = stats.last_failure, stats.failures["policy"] + stats.failures["retrieval"]
         if failure is not None and n_outages:
             raise BOUNDARIES.get(failure.kind, PolicyError)(
-                f"{n_outages} completions or searches failed, the last one: {failure.message}. Fix the cause and "
-                "compile again with the same run_dir, which has the samples so far"
+                f"{n_outages} completions or searches failed; the last error: {failure.message}. Fix the cause and "
+                "compile again with the same run_dir to reuse the samples so far"
             ).failed()
         for note in [*stats.notes, *([f"failed: {failure.message}"] if failure else [])]:
             self.log("sample", note, failures=dict(stats.failures))
@@ -339,9 +339,9 @@ class CompileJob:
         return self.settings.credit or ("auto" if self.settings.reward else "final")
 
     def role(self, need: NeedsCompletion) -> Role:
-        """Return the role of the LM that DSPy would call; it is sampled if it is the predictor's LM."""
+        """Return the role for the LM that DSPy would call; only calls to a predictor's trained LM are sampled."""
         name = need.predictor
-        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # whose LM is asked
+        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # predictor that has the LM
         if need.choice is not None:
             return Role(self.policies[name], sampled=False, temperature=0.0)
         if owner not in self.policies:
@@ -366,9 +366,9 @@ class CompileJob:
     def train(
         self, algorithm: str, examples: Mapping[dspy.LM, Sequence[TrainingExample]], models: dict[dspy.LM, str]
     ) -> dspy.Module:
-        """Return the program with its LMs trained further; ``models`` holds their names and is updated.
+        """Train the LMs further and return the program with them; ``models`` maps LMs to model names and is updated.
 
-        An online algorithm trains one LM after the other, each on new samples in place of ``examples``.
+        An online algorithm trains one LM after another, each on new samples instead of ``examples``.
         """
         for lm in dict.fromkeys(self.trained.values()):
             start, keys = models.get(lm) or lm.finetuning_model or lm.model, self._keys(algorithm, lm)
@@ -402,14 +402,14 @@ class CompileJob:
             )  # fmt: skip
 
     def _live_role(self, names: Sequence[str], need: NeedsCompletion, live: Policy) -> Role:
-        """Return the role at a call of an online training: the policy in training, or another one, not sampled."""
+        """Return the role for a call in online training; only calls to the policy in training are sampled."""
         role = self.role(need)
         if not role.sampled or need.predictor not in names:
             return replace(role, sampled=False)
         return replace(role, policy=CountedPolicy(live.name, live.digest, self.budget, live.complete))
 
     def _recipe(self, algorithm: str, lm: dspy.LM, without: str = "") -> TrainingRecipe:
-        """Return the recipe of a training, without the keys that only `train_examples` takes."""
+        """Return a training recipe without the keys that only `train_examples` takes."""
         keys = self._keys(algorithm, lm)
         left_out = {"enable_thinking", without}
         return validated(TrainingRecipe, {name: value for name, value in keys.items() if name not in left_out})
@@ -421,7 +421,7 @@ class CompileJob:
         return {**defaults, **keys, **algorithm_keys, "algorithm": algorithm}
 
     def _trained(self, algorithm: str, path: Path, **facts: Any) -> str:
-        """Log the learning rate and the losses of a training; return the name of its LM."""
+        """Log the learning rate and losses of a training; return the model name of the trained LM."""
         record = training_record(path)
         rate = record.get("key", {}).get("recipe", {}).get("learning_rate")
         if rate is not None:
@@ -438,7 +438,7 @@ class CompileJob:
         return program
 
     def estimate(self, student: Mapping[str, Any]) -> None:
-        """Log an estimate of the LM calls, from those of a run of the student."""
+        """Log the estimated number of LM calls, based on the calls per run of the student."""
         settings, n = self.settings, len(self.examples)
         calls = self.calls_per_run = self.budget.spent / len(self.valset) if self.valset else self.calls_per_run
         total = calls * len(self.valset) * len(settings.algorithms)
@@ -453,19 +453,19 @@ class CompileJob:
     def advice(self) -> str:
         if shipped := {lm.model for lm in self.trained.values()} & {f"leret/{name}" for name in POLICIES}:
             return (
-                f"{shipped.pop()} knows only the words of leret's generated world: on other data, use a model of the "
-                "Hugging Face hub or a directory. On that world, try algorithms=['grpo']"
+                f"{shipped.pop()} knows only the words of leret's generated world. For other data, use a model "
+                "from the Hugging Face Hub or a directory. For the generated world, try algorithms=['grpo']"
             )
         n, n_spread = (sum(numbers) for numbers in zip(*self.spread.values(), strict=True)) if self.spread else (0, 0)
         if n and n_spread < n / 5:
             return (
-                f"Samples differ in reward at {n_spread} of {n} states: raise samples or the LM's temperature, or use "
-                "a finer reward"
+                f"Samples differ in reward at only {n_spread} of {n} states: raise samples or the LM's temperature, "
+                "or use a finer reward"
             )
         return "Raise learning_rate in train_kwargs, use more examples or samples, or try algorithms=['grpo']"
 
     def candidate(self, stage: str, program: dspy.Module) -> dict[str, Any]:
-        """Score a program at temperature 0 on the valset, in percent; None without a valset."""
+        """Score a program at temperature 0 on the valset, in percent; the score is None without a valset."""
         mean, subscores = None, list[float]()
         if self.valset and self.settings.metric:
             before, threads = self.budget.spent, self.settings.num_threads
@@ -483,7 +483,7 @@ class CompileJob:
         self.run.event("optimize", stage, text=text, **facts)
 
     def _identity(self) -> dict[str, Any]:
-        """Return what identifies the run: settings, data, and the student's code, prompts and weights."""
+        """Return the values that identify the run: settings, data, and the student's code, prompts and weights."""
         settings = self.settings
         functions = {"reward": settings.reward, "metric": settings.metric}
         digests: dict[str, Any] = {
@@ -503,13 +503,13 @@ class CompileJob:
 
 
 def _in_thread(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call in another thread if this one has an event loop, as a notebook does."""
+    """Call the function in another thread if this thread has an event loop (as in a notebook)."""
     try:
         asyncio.get_running_loop()
         has_loop = True
     except RuntimeError:
         has_loop = False
-    if not has_loop:  # outside the handler: tracebacks in the program must not mention its exception
+    if not has_loop:  # outside the except block, so that tracebacks in the program omit the RuntimeError
         return call(*args, **kwargs)
     with ThreadPoolExecutor(1, "leret-optimize") as thread:
         return thread.submit(copy_context().run, partial(call, *args, **kwargs)).result()

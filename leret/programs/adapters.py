@@ -1,4 +1,4 @@
-"""A DSPy adapter for small policies: fields without instructions, which cost about 200 tokens a call."""
+"""DSPy adapter for small policies. It leaves out field instructions, which cost about 200 tokens per call."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from leret.core.errors import ProgramError
 
 
 class CompactAdapter(dspy.ChatAdapter):
-    """Formats a call as bare fields, one message a turn, without a system message.
+    """Formats each call as bare fields, one message per turn, without a system message.
 
-    It is a chat adapter only by type, which DSPy's finetuning and GRPO require.
+    It subclasses the chat adapter only because DSPy's finetuning and GRPO require a chat adapter.
 
     Args:
-        words_per_item: most words of an item of a list-valued input (a passage of the context).
-        items: most items of a list-valued input.
-        demo_items: most items of a list-valued input in a demo; 0 leaves the field out.
-        instructions: send the signature's instructions as a system message.
-        outputs: end a call with the names of the outputs, the choices of a ``Literal``, and types other than text, so
-            that a policy can distinguish signatures.
+        words_per_item: maximum number of words per item of a list-valued input (such as a passage).
+        items: maximum number of items per list-valued input.
+        demo_items: maximum number of items per list-valued input in a demo; 0 omits the field.
+        instructions: whether to send the signature's instructions as a system message.
+        outputs: whether to end each call with the output names, the choices of ``Literal`` outputs, and the types of
+            other non-text outputs, so that a policy can distinguish signatures.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class CompactAdapter(dspy.ChatAdapter):
         suffix: str = "",
         main_request: bool = False,
     ) -> str:
-        """Return the bare fields; `dspy.ReAct` formats trajectories with it."""
+        """Return the bare fields. `dspy.ReAct` formats trajectories with this method."""
         return "\n".join(filter(None, (prefix, self._inputs(signature, inputs, self.items), suffix)))
 
     def format_assistant_message_content(
@@ -84,7 +84,7 @@ class CompactAdapter(dspy.ChatAdapter):
         raw = {names[0]: completion.strip()} if len(names) == 1 else _labelled(names, completion)
         missing = [name for name in names if not raw.get(name)]
         if missing:
-            raise AdapterParseError("CompactAdapter", signature, completion, f"no value for {', '.join(missing)}")
+            raise AdapterParseError("CompactAdapter", signature, completion, f"missing fields: {', '.join(missing)}")
         try:
             return {name: _bare(parse_value(raw[name], signature.output_fields[name].annotation)) for name in names}
         except Exception as error:
@@ -123,7 +123,7 @@ def _described(name: str, field: Any) -> str:
 
 
 def _bare(value: Any) -> Any:
-    """Strip texts: a policy with words as tokens writes spaces beside quotation marks."""
+    """Strip each text, because policies with word-level tokens write spaces around quotation marks."""
     if isinstance(value, dict):
         return {_bare(name): _bare(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -139,7 +139,7 @@ def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
 
 
 def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
-    """Return the adapter of a recipe, without the chat adapter's silent second call through JSON."""
+    """Return a recipe's adapter. The chat adapter does not retry with JSON, which would be a silent second call."""
     match settings.kind:
         case "compact":
             return CompactAdapter(**settings.model_dump(exclude={"kind"}))
@@ -152,7 +152,7 @@ def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
 
 
 def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:
-    """Return an adapter's class and arguments as JSON values; ProgramError if they do not make an equal adapter."""
+    """Return an adapter's class and arguments as JSON values; ProgramError if they do not recreate the adapter."""
     kind, names = type(adapter), dict[str, None]()
     for parent in kind.__mro__:
         parameters = inspect.signature(vars(parent).get("__init__", object.__init__)).parameters.values()
@@ -170,13 +170,13 @@ def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:
         raise ProgramError(f"the adapter {kind.__name__} cannot be saved: {error}") from error
     if differ:
         raise ProgramError(
-            f"the adapter {kind.__name__} cannot be saved: its constructor does not make {', '.join(sorted(differ))} "
-            "again from JSON values; let it take JSON values under these names"
+            f"the adapter {kind.__name__} cannot be saved: its constructor does not restore "
+            f"{', '.join(sorted(differ))} from JSON values; accept JSON values as arguments with these names"
         )
     return record
 
 
 def load_adapter(record: Mapping[str, Any]) -> dspy.Adapter:
-    """Return the adapter of a record."""
+    """Recreate an adapter from its record."""
     adapter: dspy.Adapter = class_at(record["class"], dspy.Adapter)(**record["settings"])
     return adapter

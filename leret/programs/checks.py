@@ -1,4 +1,4 @@
-"""Checking, on the first sampled paths, that leret sends the same messages as the program under the user's adapter."""
+"""Check, on the first sampled paths, that leret sends the same messages as the program with the user's adapter."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ async def check_path(
     results: SearchResults,
     prompts: Sequence[Prompt] = (ZERO_SHOT,),
 ) -> None:
-    """Refuse a ``program``, another instance, that sends other messages than leret did on this path."""
+    """Raise ReplayError if ``program``, a separate instance, sends different messages than leret on this path."""
     needs = [await runner.advance(task, steps[:n], results) for n in range(len(steps))]
-    # A separate run, since a callback changes DSPy's lines in a traceback, which ReAct shows its LM.
+    # The callback gets a run without other checks: callbacks change DSPy's tracebacks, which ReAct shows to its LM.
     watch = _ForeignLMs()
     for prompt, callbacks in [(ZERO_SHOT, [watch]), *((prompt, list[BaseCallback]()) for prompt in prompts)]:
         ours = [
@@ -61,13 +61,13 @@ async def check_path(
         where = f"{type(program).__name__}, task {task.id}, prompt {prompt.name}"
         if watch.model:
             raise ReplayError(
-                f"{where}: it calls the LM {watch.model} where leret cannot answer; keep that LM on the program "
-                "(self.judge = dspy.LM(...)), or set the call's adapter outside forward"
+                f"{where}: the program calls the LM {watch.model}, and leret cannot intercept the call; store the LM "
+                "on the program (self.judge = dspy.LM(...)), or set the adapter outside forward"
             )
         if left and not callbacks:
             raise ReplayError(
                 f"{where}: leret and the program send different messages:\n{message_difference(left[0], other)}\n"
-                f"The program must do the same in every run: {REPEATABLE}"
+                f"The program must behave the same in every run: {REPEATABLE}"
             )
 
 
@@ -80,7 +80,7 @@ def _run_stock(
     results: SearchResults,
     callbacks: list[BaseCallback],
 ) -> tuple[list[Messages], Messages | None]:
-    """Return the path's messages that DSPy does not send, and the first other ones that it sends."""
+    """Return the recorded prompts that DSPy does not send, and the first prompt that DSPy sends instead."""
     left = list(path)
     others: list[Messages] = []
 
@@ -88,7 +88,7 @@ def _run_stock(
         place = next((i for i, (known, _) in enumerate(left) if known == messages), None)
         if place is None:
             others.append(messages)
-            raise Stop  # the program asks for more than the path has
+            raise Stop  # the program makes a call that was not recorded
         return left.pop(place)[1]
 
     lm = StandInLM.of("", "recorder", lambda request: text_response(request, recorded(messages_of(request))))
@@ -108,7 +108,7 @@ def _run_stock(
     named_picks(program)
     observer = SearchMemory(results, None if runner.searches is None else runner.searches.retriever, recorded)
     settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
-    # After a failure, the calls that are missing are reported.
+    # Failures are ignored: the caller reports the calls that are missing.
     with suppress(Stop, Exception), suppress_output("dspy"):
         carrying(observer, settings).run(run_program, program, **bound_inputs(program, task))
     return [messages for messages, _ in left], others[0] if others else None
@@ -123,9 +123,9 @@ class _ForeignLMs(BaseCallback):
 
 
 class SearchMemory:
-    """Answers searches of a program that is not replayed: from known results, else by searching once.
+    """Answers searches outside a replay, from known results or by searching once.
 
-    ``choose_by``, or their actors, answer picks; ``rankings`` are those of `leret.Search`, in order.
+    ``choose_by`` answers picks; by default, each pick's actor does. ``rankings`` lists the search results in order.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class SearchMemory:
 
 
 async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCompletion], str | None]:
-    """Return the steps of one run on made-up outputs, and the reason if it does not come to its end."""
+    """Return the requests of one run with made-up outputs, and the reason if the run does not finish."""
     results: SearchResults = {}
     needs: list[NeedsCompletion] = []
     steps: list[Step] = []
@@ -169,7 +169,7 @@ async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCom
         try:
             need = await runner.advance(task, steps, results)
         except ProgramError as error:
-            return needs, str(error)  # made-up outputs may make no sense to the program
+            return needs, str(error)  # the program may reject made-up outputs
         if isinstance(need, Finished):
             return needs, None
         needs.append(need)
@@ -178,15 +178,15 @@ async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCom
             continue
         fields = None if need.call.signature is None else made_up(need.call.signature, f"{task.text} {len(steps)}")
         if fields is None:
-            return needs, f"no outputs of predictor {need.predictor} could be made up"
+            return needs, f"leret cannot make up outputs for predictor {need.predictor}"
         steps.append(runner.formatter.scripted(need, fields))
 
 
 def made_up(signature: type[dspy.Signature], text: str) -> dict[str, Any] | None:
-    """Return values for the outputs of a signature; None if a type is too special."""
+    """Return made-up values for a signature's outputs; None if an output type is not supported."""
     try:
         values = {name: _value(info.annotation, text) for name, info in signature.output_fields.items()}
-    except RecursionError:  # a model that holds itself
+    except RecursionError:  # a model that contains itself
         return None
     return None if any(value is None for value in values.values()) else values
 
@@ -196,14 +196,14 @@ def message_difference(
     theirs: Sequence[typing.Mapping[str, str]] | None,
     names: tuple[str, str] = ("leret", "program"),
 ) -> str:
-    """Show in a few lines the first difference of two prompts, called ``names``; None stands for no second prompt."""
+    """Describe the first difference between two prompts, called ``names``; ``theirs`` is None if nothing was sent."""
     if theirs is None:
         return f"  {names[1]} sends nothing"
     for place, (one, other) in enumerate(zip(ours, theirs, strict=False)):
         if one == other:
             continue
         if one.get("role") != other.get("role"):
-            return f"  message {place}: role {one.get('role')} ({names[0]}) and {other.get('role')} ({names[1]})"
+            return f"  message {place}: role {one.get('role')} ({names[0]}) vs. {other.get('role')} ({names[1]})"
         texts = str(one.get("content")), str(other.get("content"))
         start = next((i for i, (a, b) in enumerate(zip(*texts, strict=False)) if a != b), min(map(len, texts)))
         begin, end, width = max(0, start - 20), start + 60, max(map(len, names)) + 1
@@ -212,7 +212,7 @@ def message_difference(
             shown = f"{'...' if begin else ''}{text[begin:end]!r}{'...' if end < len(text) else ''}"
             lines.append(f"    {name + ':':<{width}} {shown}")
         return "\n".join(lines)
-    return f"  {len(ours)} messages ({names[0]}) and {len(theirs)} ({names[1]})"
+    return f"  {len(ours)} messages ({names[0]}) vs. {len(theirs)} ({names[1]})"
 
 
 def _value(kind: Any, text: str) -> Any:

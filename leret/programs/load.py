@@ -1,4 +1,4 @@
-"""Loading a program by ``FILE.py:Class``, and the inputs that it takes."""
+"""Load a program named ``FILE.py:Class``, and read the names of its inputs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ FILE_MODULE = "leret_program_"
 
 def _load_class(path: Path, name: str) -> type[dspy.Module]:
     if not path.is_file():
-        raise ProgramError(f"{path} does not exist; a program is named as FILE.py:Class")
+        raise ProgramError(f"{path} does not exist; name the program as FILE.py:Class")
     module_name = f"{FILE_MODULE}{digest(str(path.resolve()))}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
-        raise ProgramError(f"{path} is not a Python file")
+        raise ProgramError(f"{path} is not a Python file; name the program as FILE.py:Class")
     module = importlib.util.module_from_spec(spec)
     forget_changed(path)
     sys.modules[module_name] = module
@@ -37,16 +37,16 @@ def _load_class(path: Path, name: str) -> type[dspy.Module]:
     if not (inspect.isclass(cls) and issubclass(cls, dspy.Module)):
         classes = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module_name]
         programs = ", ".join(v.__name__ for v in classes if issubclass(v, dspy.Module))
-        raise ProgramError(f"{path} has no dspy.Module {name!r}; it has {programs or 'none'}")
+        raise ProgramError(f"{path} has no dspy.Module {name!r}; available: {programs or 'none'}")
     return cls
 
 
 def load_program(
     path: Path, name: str, arguments: dict[str, Any], *, k: int | None = None, exclude_seen: bool = False
 ) -> dspy.Module:
-    """Build the program ``name`` of a file, with ``exclude_seen`` set on each `Search`; ProgramError if that fails.
+    """Build the program ``name`` from a file, and apply ``exclude_seen`` to each `Search`; ProgramError on failure.
 
-    The constructor gets ``k`` (passages a search) if it takes it and ``arguments`` has none.
+    ``k`` (passages per search) is passed to the constructor if it takes ``k`` and ``arguments`` does not set it.
     """
     cls = _load_class(path, name)
     parameters = inspect.signature(cls.__init__).parameters  # DSPy's metaclass hides the class's signature
@@ -55,36 +55,36 @@ def load_program(
     unknown = [key for key in arguments if key not in parameters]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         takes = ", ".join(list(parameters)[1:]) or "nothing"
-        raise ProgramError(f"{name} takes {takes}; the recipe also gives program.{', program.'.join(unknown)}")
+        raise ProgramError(f"{name} takes {takes}; remove program.{', program.'.join(unknown)} from the recipe")
     try:
         program = cls(**arguments)
     except USER_ERRORS as error:
         raise ProgramError(f"{name}({arguments}) failed: {raised(error)}") from error
     searches = [module for _, module in program.named_sub_modules(type_=Search)]
     if exclude_seen and not searches:
-        raise ProgramError(f"{name} has no leret.Search, and only that follows retriever.exclude_seen; remove the key")
+        raise ProgramError(f"retriever.exclude_seen needs a leret.Search, and {name} has none; remove the key")
     for search in searches:
         search.exclude_seen = search.exclude_seen or exclude_seen
     return program
 
 
 def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> list[str]:
-    """Return a note that names the effective ``k`` if the program's differs from ``retriever.k``."""
+    """Return a note with the effective ``k`` if the program's ``k`` differs from ``retriever.k``."""
     default = getattr(inspect.signature(type(program).__init__).parameters.get("k"), "default", None)
     used = {search.k for _, search in program.named_sub_modules(type_=(Search, dspy.Retrieve))}
     stated = {default} if isinstance(default, int) and "k" not in arguments else used
-    if not used or stated == {k}:  # a search tool decides for itself
+    if not used or stated == {k}:  # a search tool sets its own number of passages
         return []
     shown, effective = (" and ".join(map(str, sorted(values))) for values in (stated, used))
-    return [f"{type(program).__name__} has k {shown}, retriever.k is {k}: a search brings {effective} passages"]
+    return [f"{type(program).__name__} has k {shown}, but retriever.k is {k}: each search returns {effective} passages"]
 
 
 def input_names(program: dspy.Module) -> tuple[str, ...]:
-    """Return the arguments of ``forward`` that take a task's inputs: those without a default, or ``question``."""
+    """Return the names of the arguments of ``forward`` for task inputs: the required arguments, or ``question``."""
     kind = type(program)
     method = getattr(kind, "forward", None) or getattr(kind, "aforward", None)
     if method is None:
-        raise ProgramError(f"{kind.__name__} has neither forward nor aforward")
+        raise ProgramError(f"{kind.__name__} has neither forward nor aforward; define one of them")
     parameters = dict(list(inspect.signature(method).parameters.items())[1:])
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     required = tuple(name for name, p in parameters.items() if p.default is p.empty and p.kind in kinds)
@@ -92,13 +92,13 @@ def input_names(program: dspy.Module) -> tuple[str, ...]:
         return ("question",)
     if not required and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         raise ProgramError(
-            f"{kind.__name__}.forward takes {', '.join(parameters) or 'nothing'}; it must take the task's "
-            "inputs by name, or a question as `question` or as its only argument without a default"
+            f"{kind.__name__}.forward has no required argument (arguments: {', '.join(parameters) or 'none'}); add one "
+            "required argument per task input, or an argument named `question`"
         )
     return required
 
 
 def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
-    """Return a task's inputs by the arguments of ``forward``; a single input goes to the only argument."""
+    """Return a task's inputs by argument of ``forward``; a single input goes to the only argument under any name."""
     names = input_names(program)
     return dict(zip(names, task.inputs.values(), strict=True)) if len(names) == len(task.inputs) == 1 else task.inputs

@@ -1,4 +1,4 @@
-"""Names in the question and the retrieved passages: candidates for query expansion by a `leret.Pick`, with numbers."""
+"""Candidates for query expansion with `leret.Pick`: names in the question and retrieved passages, with features."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ LONGEST_NAME = 6
 QUESTION = Candidate("[question]", "", data={"question": 1.0})
 
 _ADJECTIVES = ("an", "ans", "ish", "ese", "ic", "ch")
-"""Endings of words for peoples and languages, which many pages share."""
-_BEFORE, _STEM = 4, 5  # number of words before a name that are compared with the question's, and of letters compared
+"""Endings of adjectives for peoples and languages, which appear on many pages."""
+_BEFORE, _STEM = 4, 5  # words before a name to compare with the question, and letters to compare per word
 
 
 class _Mention(NamedTuple):
-    """A name in a passage: its words, its sentence's number and words, and stems of the words before it."""
+    """A name in a passage, with the number and words of its sentence and the stems of the words before the name."""
 
     text: str
     words: frozenset[str]
@@ -47,11 +47,10 @@ class _Mention(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def mentions(question: str, results: Found) -> Sequence[Candidate]:
-    """Return candidates to search for together with the question: `QUESTION`, which adds nothing, and names.
+    """Return candidates for expanding the question: `QUESTION`, which adds nothing, and names.
 
-    Names of the question come first, then names on the retrieved pages in order; names in the question or in a
-    retrieved title are left out, except names of the question that have no retrieved page. The numbers in ``data``
-    need no corpus.
+    Names from the question come first, then other names from the retrieved passages, in order. Names that occur in a
+    retrieved title are left out. The features in ``data`` need no corpus.
     """
     asked, content = words_of(question), words_of(" ".join(content_words(question)))
     passages = [passage for ranking in results.searches for passage in ranking]
@@ -118,12 +117,12 @@ def _mentions_in(text: str) -> tuple[_Mention, ...]:
 
 @lru_cache(maxsize=8192)
 def words_of(text: str) -> frozenset[str]:
-    """Return the words of a text in lower case."""
+    """Return the set of lowercase words in a text."""
     return frozenset(word.lower() for word in WORD.findall(text))
 
 
 def content_words(text: str) -> list[str]:
-    """Return the words of a text without function and question words, in order and case.
+    """Return the words of a text in order, without function and question words. Case is preserved.
 
     >>> content_words("Which city is the birthplace of Anna Bolt?")
     ['city', 'birthplace', 'Anna', 'Bolt']
@@ -132,7 +131,7 @@ def content_words(text: str) -> list[str]:
 
 
 def names(text: str) -> list[str]:
-    """Return likely names: quoted texts, then runs of capitalised words without function words and months at the start.
+    """Return likely names: quoted texts, then runs of capitalised words without leading function words and months.
 
     >>> names("Who directed The Battle of Algiers, and did C. J. Hunter see it in Rome?")
     ['Battle of Algiers', 'C. J. Hunter', 'Rome']

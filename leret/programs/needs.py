@@ -1,4 +1,4 @@
-"""Requests of a program on its way (LM calls, searches, or nothing more), and the differences of two."""
+"""What a running program needs next (a completion, a search or nothing), and how two runs differ."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from leret.retrieval.base import Retriever
 PLAIN = (str, int, float, bool, type(None))
 
 REPEATABLE = (
-    "let it depend on its inputs, completions and searches alone (wrap a search with leret.search_tool), and keep "
-    "nothing on itself: no cache, counter, demo or LM that forward sets"
+    "make the program depend only on its inputs, completions and searches (wrap searches with leret.search_tool), and "
+    "do not set attributes in forward (caches, counters, demos, LMs)"
 )
 
 encode_sorted = json_encoder(sort_keys=True)
-_SHOWN = 160  # characters of a value in a message
+_SHOWN = 160  # maximum characters of a value in a message
 
 
 @dataclass(eq=False)
 class PredictorCall:
-    """One call of an LM, as the program makes it.
+    """One LM call by a program.
 
     Attributes:
-        predictor: name in ``program.named_predictors()``; in parentheses if the program makes the predictor on the way.
-        usual: the predictor's own signature and demos under the run's adapter, without settings for this call.
-        wording: instructions other than the predictor's.
-        request: a call that bypassed the adapter, and so has no adapter and signature here.
-        choice: candidates, for a call of a `leret.Pick`.
+        predictor: name in ``program.named_predictors()``; in parentheses if ``forward`` creates the predictor.
+        usual: True if the call uses the predictor's signature and demos, the run's adapter, and no extra settings.
+        wording: instructions, if they differ from the predictor's.
+        request: raw request, if the call bypassed the adapter; ``adapter`` and ``signature`` are None then.
+        choice: candidates, if the call comes from a `leret.Pick`.
     """
 
     predictor: str
@@ -66,7 +66,7 @@ class PredictorCall:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A completion as the program sees it: its ``outputs`` fields; an AdapterParseError if it does not parse."""
+    """A completion for a call; ``outputs`` holds the parsed fields, or the AdapterParseError if parsing failed."""
 
     call: PredictorCall
     outputs: list[dict[str, Any]] | AdapterParseError
@@ -75,7 +75,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class NeedsCompletion:
-    """The program stands at a call that has no completion yet, after some searches."""
+    """The program waits for the completion of ``call``; ``searches`` came before the call."""
 
     call: PredictorCall
     searches: tuple[SearchCall, ...]
@@ -99,12 +99,12 @@ class NeedsCompletion:
 
 @dataclass(frozen=True, slots=True)
 class NeedsSearch:
-    """The program stands at a search that has no answer yet.
+    """The program waits for the result of a search.
 
     Attributes:
-        key: key of the answer in the results.
-        retriever: retriever of the query; None: the run's.
-        ask: makes the answer if the search is a tool; the other fields are empty then.
+        key: key for the result in the search results.
+        retriever: retriever to query; None means the run's retriever.
+        ask: function that runs a search tool; ``query``, ``k`` and ``retriever`` are not set then.
     """
 
     key: Any
@@ -116,7 +116,7 @@ class NeedsSearch:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The program returned ``prediction``, or ended in the AdapterParseError of its last completion."""
+    """The program returned ``prediction``, or raised it (the AdapterParseError of its last completion)."""
 
     prediction: Any
     searches: tuple[SearchCall, ...]
@@ -127,7 +127,7 @@ class Finished:
 
     @property
     def unparsed(self) -> bool:
-        """True if the program ended in an unparsed completion that it does not handle."""
+        """True if the program did not handle the parse error of its last completion."""
         return isinstance(self.prediction, AdapterParseError)
 
 
@@ -135,19 +135,19 @@ Need = NeedsCompletion | NeedsSearch | Finished
 
 
 def tool_key(name: str, arguments: Any) -> tuple[str, str]:
-    """Return the key of a search tool's result."""
+    """Return the key for a search tool's result."""
     return name, encode_sorted(plain_json(arguments))
 
 
 def order(need: NeedsCompletion | NeedsSearch) -> tuple[Any, ...]:
-    """Return a sort key by which the same one of parallel branches always continues: searches first, then calls."""
+    """Return a sort key that always continues parallel branches in the same order: searches first, then calls."""
     if isinstance(need, NeedsSearch):
         return 0, "", repr(need.key)
     return 1, need.predictor, need.key
 
 
 def plain_json(value: Any) -> Any:
-    """Return a JSON value that names a question; functions become their names, since addresses change."""
+    """Convert a value to JSON for comparison; functions become their names, because addresses change between runs."""
     if type(value) in PLAIN:
         return value
     return to_jsonable_python(value, fallback=_name, inf_nan_mode="strings", serialize_unknown=False)
@@ -158,7 +158,7 @@ def _name(value: Any) -> str:
 
 
 def place(need: Need) -> Any:
-    """Return a key of a place: the question asked or the prediction, with the documents found before it."""
+    """Return a key for the program's position: its request or prediction, and the documents retrieved so far."""
     if isinstance(need, NeedsSearch):
         return need.key
     documents = [[passage.doc_id for passage in added] for search in need.searches for added in search.added]
@@ -169,40 +169,40 @@ def place(need: Need) -> Any:
 
 
 def difference(before: Need, now: Need) -> str:
-    """Describe the difference between two places that should be one, with both values."""
+    """Describe how the positions of two runs differ, with both values."""
     if isinstance(before, NeedsCompletion) and isinstance(now, NeedsCompletion) and before.predictor == now.predictor:
         if before.key != now.key:
             return _changed(before.predictor, before.inputs, now.inputs)
-        return f"the searches before {before.predictor} found {place(before)[1]} and then {place(now)[1]}"
-    return f"it came to {_shown(before)} and then to {_shown(now)}"
+        return f"searches before {before.predictor} returned {place(before)[1]} in one run, {place(now)[1]} in another"
+    return f"one run reached {_shown(before)}, another {_shown(now)}"
 
 
 def asked_instead(step: Step, needs: Iterable[NeedsCompletion | NeedsSearch]) -> str:
-    """Describe the call that a program makes in place of a step of its path."""
+    """Describe the call that a program made instead of a recorded step."""
     name = step.call.predictor
     now = next((need.inputs for need in needs if isinstance(need, NeedsCompletion) and need.predictor == name), None)
     if now is None:
-        return f"{name} was asked for {_short(step.call.values)}, and is no longer on the same path"
+        return f"{name} was called with {_short(step.call.values)} in one run, and not called in another"
     return _changed(name, step.call.values, now)
 
 
 def _shown(need: Need) -> str:
     match need:
         case NeedsCompletion():
-            return f"a call of {need.predictor} for {_short(need.inputs)}"
+            return f"a call of {need.predictor} with {_short(need.inputs)}"
         case NeedsSearch():
             return f"a search for {_short(need.key)}"
         case Finished():
-            return f"its end with {_short(_fields(need.prediction))}"
+            return f"the end with prediction {_short(_fields(need.prediction))}"
 
 
 def _changed(predictor: str, before: Any, now: Any) -> str:
     if not (isinstance(before, Mapping) and isinstance(now, Mapping)):
-        return f"{predictor} was asked {_short(before)}, and on the same path {_short(now)}"
+        return f"{predictor} was called with {_short(before)} in one run, and with {_short(now)} in another"
     name = next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
     if name is None:
-        return f"{predictor} was called in other ways with the same inputs"
-    return f"{predictor}.{name} was {_short(before.get(name))}, and on the same path {_short(now.get(name))}"
+        return f"{predictor} was called with the same inputs but different settings"
+    return f"{predictor}.{name} was {_short(before.get(name))} in one run, and {_short(now.get(name))} in another"
 
 
 def _fields(prediction: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`leret.Pick`: a step of a program that chooses one of several candidates instead of writing a text."""
+"""`leret.Pick`: a program step that chooses one of several candidates instead of writing text."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _encode = json_encoder(ensure_ascii=False)
 
 @dataclass(frozen=True)
 class Candidates:
-    """The candidates of one call of a `leret.Pick`; ProgramError if two ids are equal."""
+    """Candidates for one call of a `leret.Pick`; ProgramError if two have the same id."""
 
     items: tuple[Candidate, ...]
 
@@ -45,7 +45,7 @@ class Candidates:
 
 @dataclass(eq=False, kw_only=True)
 class ChoiceCall(PredictorCall):
-    """One question of a `leret.Pick`; ``inputs`` are its context."""
+    """One call of a `leret.Pick`; ``inputs`` holds the context."""
 
     candidates: Candidates
     picked: tuple[Candidate, ...] = ()
@@ -63,14 +63,14 @@ class ChoiceCall(PredictorCall):
         return {one.id: None for one in self.picked}
 
     def chosen(self, text: str) -> Candidate:
-        """Return the candidate that an answer names; AdapterParseError if it may not be picked."""
+        """Return the candidate that an answer names; AdapterParseError if there is no such candidate left."""
         name = text.strip().strip('"')
         if name == STOP.id and self.stop:
             return STOP
         candidate = self.candidates.by_id.get(name)
         if candidate is None or name in self.picked_ids:
             raise AdapterParseError(
-                "Pick", _CHOICE, text, f"{name[:80]!r} is the id of no candidate of {self.predictor}"
+                "Pick", _CHOICE, text, f"{name[:80]!r} is not the id of a candidate left for {self.predictor}"
             )
         return candidate
 
@@ -101,13 +101,13 @@ class ChoiceCall(PredictorCall):
 
 
 class Pick(dspy.Module):
-    """Picks one candidate; a picker (`leret.policies.pickers`) answers, or an LM that writes its id.
+    """Picks one candidate with a picker (`leret.policies.pickers`), or with an LM that writes the candidate's id.
 
     Args:
-        stop: to pick no more is an answer too.
-        retrieves: a picked candidate counts as retrieved: a hop with that one passage, with score 1 for the first
-            pick, 1/2 for the second, ...
-        actor: greedy policy outside leret's runs; `leret.load` sets the one that the program was trained with.
+        stop: whether the policy may stop instead of picking a candidate.
+        retrieves: whether each picked candidate counts as a search that returned only this passage. The score is 1
+            for the first pick, 1/2 for the second, and so on.
+        actor: greedy policy for calls outside leret's runs; `leret.load` sets the policy from training.
     """
 
     def __init__(self, stop: bool = False, retrieves: bool = False, actor: Policy | None = None) -> None:
@@ -115,31 +115,31 @@ class Pick(dspy.Module):
         self.stop = stop
         self.retrieves = retrieves
         self.actor = actor
-        self._name = "pick"  # `named_picks` sets it
+        self._name = "pick"  # set by `named_picks`
 
     def __call__(self, candidates: Iterable[Any], picked: Sequence[Candidate] = (), **context: Any) -> Candidate | None:
-        """Choose one, like ``forward``, but without DSPy's bookkeeping while leret runs the program."""
+        """Choose a candidate like ``forward``, but skip DSPy's bookkeeping while leret runs the program."""
         if carried_run() is not None:
             return type(self).forward(self, candidates, picked, **context)
         answer: Candidate | None = super().__call__(candidates, picked, **context)
         return answer
 
     def forward(self, candidates: Iterable[Any], picked: Sequence[Candidate] = (), **context: Any) -> Candidate | None:
-        """Choose one.
+        """Choose a candidate.
 
         Args:
-            candidates: texts, with their places as ids; dicts with ``text`` and optionally ``id``, ``title``,
-                ``position`` and ``data``; passages; or `Candidate` objects.
-            picked: earlier picks in order; they are not picked again.
-            context: named values that the choice depends on (``question=...``).
+            candidates: `Candidate` objects, passages, texts (their positions are the ids), or dicts with ``text`` and
+                optionally ``id``, ``title``, ``position`` and ``data``.
+            picked: earlier picks in order, which are not picked again.
+            context: named values that the choice depends on, such as ``question=...``.
 
         Returns:
-            The chosen candidate; None if the answer is to stop, or nothing is left.
+            The chosen candidate; None if the policy stops or no candidate is left.
 
         Raises:
-            ProgramError: the candidates cannot be read, two have the same id, or there is no actor.
+            ProgramError: a candidate has the wrong type, two candidates have the same id, or there is no actor.
         """
-        fields = vars(self)  # DSPy's modules look up attributes slowly
+        fields = vars(self)  # attribute lookup on DSPy modules is slow
         watching, name = carried_run(), fields["_name"]
         items = candidates_of(candidates) if watching is None else watching.candidates(name, candidates)
         call = ChoiceCall(name, context, candidates=items, picked=tuple(picked), stop=fields["stop"])
@@ -156,19 +156,19 @@ class Pick(dspy.Module):
     def ask(self, call: ChoiceCall) -> Candidate:
         if self.actor is None:
             raise ProgramError(
-                f"the Pick {call.predictor} has no actor to answer it: set pick.actor = POLICY, or load the program "
-                "with leret.load(DIRECTORY), which sets the actor that it was trained with"
+                f"the Pick {call.predictor} has no actor: set pick.actor = POLICY, or load the program with "
+                "leret.load(DIRECTORY), which sets the trained actor"
             )
         request = Request(call.messages, (0,), 0.0, _MAX_TOKENS, choice=call.choice, predictor=call.predictor)
         [completion] = submit(self.actor.complete(request)).result()
         return call.chosen(completion.text)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Pick:
-        return copy.copy(self)  # with the same actor
+        return copy.copy(self)  # copies share the actor
 
 
 def named_picks(program: dspy.Module) -> dict[str, Pick]:
-    """Return the picks of a program by name; each pick keeps its name, and so do its copies."""
+    """Return a program's picks by name, and store the name on each pick; copies of a pick keep the name."""
     picks = {name.removeprefix("self."): pick for name, pick in program.named_sub_modules(type_=Pick)}
     for name, pick in picks.items():
         pick._name = name
@@ -176,7 +176,7 @@ def named_picks(program: dspy.Module) -> dict[str, Pick]:
 
 
 def candidates_of(source: Iterable[Any]) -> Candidates:
-    """Return the candidates that a program passes, in any of the forms of `Pick.forward`."""
+    """Convert the candidates that a program passes, in any form that `Pick.forward` accepts."""
     return Candidates(tuple([_candidate(place, item) for place, item in enumerate(source)]))
 
 
@@ -191,5 +191,5 @@ def _candidate(place: int, item: Any) -> Candidate:
         rest = str(item.get("title") or ""), item.get("position", place), item.get("data", {})
         return Candidate(str(item.get("id", place)), item["text"], *rest)
     raise ProgramError(
-        f"a Pick takes texts, dicts with a text, passages or Candidate objects, and candidate {place} is {item!r:.80}"
+        f"candidate {place} of a Pick is {item!r:.80}; pass texts, dicts with a text, passages or Candidate objects"
     )

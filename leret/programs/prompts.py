@@ -1,4 +1,4 @@
-"""Prompts of a bank, and the formatter between steps and messages, completions and outputs."""
+"""Prompts, and the formatter that writes LM messages and parses completions."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
 from leret.programs.pick import Candidates, ChoiceCall
 from leret.programs.replay import Replay, Stop
 
-_PROOFS = 3  # messages of a prompt, and completions of a predictor, that are processed both ways
+_PROOFS = 3  # messages per prompt, and completions per predictor, to process both ways
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Demos, and instructions that differ from the program's, by predictor.
+    """Demos by predictor, and instructions by predictor where they differ from the program's.
 
-    ``name`` is "0" for the zero-shot prompt; ``score`` is the mean reward on the bank's dev questions, if measured.
+    ``name`` is "0" for the zero-shot prompt. ``score`` is the mean reward on the prompt bank's dev questions.
     """
 
     name: str
@@ -57,15 +57,15 @@ class Prompt:
 
     @classmethod
     def load(cls, path: Path) -> Prompt:
-        """Read a file that ``save`` wrote; RunError if it is missing or not a prompt."""
+        """Read a file written by ``save``; RunError if the file is missing or is not a prompt."""
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
             if not all(isinstance(demos, list) for demos in value["demos"].values()):
-                raise TypeError("demos of a predictor are not a list")
+                raise TypeError("the demos of each predictor must be a list")
             return cls(str(value["name"]), value["demos"], value.get("instructions", {}), value.get("score"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
-                f"{path} is not a prompt of a bank ({type(error).__name__}: {error}); a prompt file is "
+                f"{path} is not a prompt file ({type(error).__name__}: {error}); the format is "
                 '{"name": NAME, "demos": {PREDICTOR: [{FIELD: VALUE, ...}, ...]}}'
             ) from error
 
@@ -74,10 +74,10 @@ ZERO_SHOT = Prompt("0")
 
 
 class Formatter:
-    """Turns a step into messages and a completion into outputs, exactly as the program's adapter does.
+    """Formats requests as messages and parses completions, exactly as the program's adapter does.
 
-    Usual calls take a quick way: instructions and demos are formatted once a prompt, and the adapter's ``parse`` reads
-    completions. The first ones are processed both ways; after a difference, calls are always made in full.
+    Usual calls take a fast path: instructions and demos are formatted once per prompt, and the adapter's ``parse``
+    reads completions. The first calls are processed both ways; a difference turns the fast path off.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -85,7 +85,7 @@ class Formatter:
         self._predictors = replay.predictors
         self.picks = replay.picks
         self._splits = is_turn_by_turn(self.adapter, [CompactAdapter])
-        # Messages before the last one, with the number of proofs; None: formatted in full.
+        # Messages before the last message, and the number of successful comparisons; None: no fast path.
         self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
         self._parses: dict[str, int | None] = {}
         self._signatures: dict[tuple[str, str], type[dspy.Signature]] = {}
@@ -103,12 +103,12 @@ class Formatter:
     def messages(
         self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, last: Mapping[str, str] | None = None
     ) -> Messages:
-        """Return the messages for the LM; ``last``, the same need's last message under another prompt, saves work."""
+        """Return the messages for the LM; passing ``last``, the last message with another prompt, saves time."""
         if isinstance(need.call, ChoiceCall):
             return need.call.messages
         key = (need.predictor, prompt.digest)
         head = self._heads.get(key)
-        plain = need.call.usual and all(  # a history or an image is laid out over several messages
+        plain = need.call.usual and all(  # histories and images span several messages
             isinstance(value, PLAIN) or (isinstance(value, list) and all(isinstance(item, PLAIN) for item in value))
             for value in need.inputs.values()
         )
@@ -135,7 +135,7 @@ class Formatter:
         return messages
 
     def step(self, need: NeedsCompletion, completion: str) -> Step:
-        """Return the step that a completion makes; outputs are the adapter's error if it does not parse."""
+        """Return the step for a completion; ``outputs`` is the adapter's error if the completion does not parse."""
         if isinstance(need.call, ChoiceCall):
             try:
                 return Step(need.call, [{"id": need.call.chosen(completion).id}], completion)
@@ -170,7 +170,7 @@ class Formatter:
             return signature
         if signature is not self._predictors[name].signature:
             return cast(type[dspy.Signature], signature.with_instructions(text))
-        key = (name, prompt.digest)  # making a signature takes a thousand times as long as this lookup
+        key = (name, prompt.digest)  # creating a signature is 1000 times slower than this lookup
         if key not in self._signatures:
             self._signatures[key] = signature.with_instructions(text)
         return self._signatures[key]
@@ -183,7 +183,7 @@ class Formatter:
         request = request_of(call, self._instructed(call.signature, name, prompt), demos)
         if request.tools or request.config.response_format:
             raise ProgramError(
-                f"{name} calls its LM with tools or a response format, and a leret policy writes text only; use an "
+                f"{name} calls its LM with tools or a response format, but leret policies only write text; use an "
                 "adapter with use_native_function_calling=False"
             )
         return messages_of(request)
@@ -192,7 +192,7 @@ class Formatter:
 def request_of(
     call: PredictorCall, signature: type[dspy.Signature], demos: Sequence[Mapping[str, Any]]
 ) -> lm15.Request:
-    """Return the request that the call's adapter sends to its LM."""
+    """Return the request that the call's adapter would send to the LM."""
     assert call.adapter is not None
     seen: list[lm15.Request] = []
 
@@ -203,12 +203,12 @@ def request_of(
     with suppress(Stop):
         call.adapter(EngineLM("request", take), dict(call.config), signature, demos, dict(call.inputs))
     if not seen:
-        raise ProgramError(f"{type(call.adapter).__name__} answered a call of {call.predictor} without asking its LM")
+        raise ProgramError(f"{type(call.adapter).__name__} sends no request for {call.predictor}; use another adapter")
     return seen[0]
 
 
 def outputs_of(call: PredictorCall, completion: str) -> list[dict[str, Any]] | AdapterParseError:
-    """Return the outputs that the call's adapter reads in a completion."""
+    """Return the outputs that the call's adapter parses from a completion."""
     if call.adapter is None:
         return []
     lm = EngineLM("response", lambda request: text_response(request, completion))

@@ -1,9 +1,9 @@
-"""Running a program as a function of its completions.
+"""Run a program as a function of its completions.
 
-Every step runs the program from its start, in a fraction of a millisecond, with the completions of the steps before.
-The program is a copy with stand-ins for its predictors' LMs. A proxy around the adapter in ``dspy.settings`` returns
-the recorded outputs of a call, or stops the program. Calls that bypass the adapter end in the stand-in. Outputs are
-looked up by the question, so order and threads do not matter.
+Every step reruns a copy of the program from the start with the completions of earlier steps, in a fraction of a
+millisecond. Stand-ins replace the predictors' LMs. A proxy around the adapter in ``dspy.settings`` returns the recorded
+outputs of a call, or stops the program. Calls that bypass the adapter reach the stand-in LM. Recorded outputs are
+looked up by the inputs of the call, so order and threads do not matter.
 """
 
 from __future__ import annotations
@@ -64,32 +64,32 @@ from leret.programs.search import SearchCall, as_rm, record_lms, recorded_lm
 from leret.retrieval.base import Retriever
 
 SearchResults = dict[Any, Any]
-"""Rankings by (query, k), and results of search tools by (name, arguments), of one path."""
+"""Results of one path: rankings by (query, k), and search tool results by (name, arguments)."""
 
 Retrieve = Callable[[str, int], Ranking | None]
-"""Answers a search immediately, or returns None if it cannot."""
+"""Function that returns a ranking immediately, or None if the search would take time."""
 
 MAX_STEPS = 64
 _REPEATS = 4
 
 _SETTLE_S, _STARVED_S = 0.01, 0.1
-"""Seconds without progress after which threads count as blocked: older ones than the pass, and those it started."""
+"""Seconds without progress before older threads, and threads started by the run, count as blocked."""
 
-_LONGEST_S = 1.0  # for threads to use the steps of the path
-_MUTED = muted()  # a program would print the same at every run
+_LONGEST_S = 1.0  # maximum wait for threads to use the recorded steps
+_MUTED = muted()  # otherwise every rerun would print the same output
 _program_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Stop(BaseException):
-    """Ends a program, or an adapter's call, where it stands; not an Exception, so that handlers let it pass."""
+    """Stops a program or an adapter call immediately. Not an Exception, so that handlers do not catch it."""
 
 
 class Replay:
-    """Runs one program many times; one run at a time.
+    """Runs one program many times, one run at a time.
 
     Args:
-        program: a module for this replay alone, since its predictors get stand-ins for their LMs.
-        adapter: adapter of the calls; by default that of ``dspy.settings``, else DSPy's.
+        program: module that only this replay uses, because stand-ins replace the LMs of its predictors.
+        adapter: adapter for the calls; by default ``dspy.settings.adapter``, or else DSPy's default adapter.
         rm: value of ``dspy.settings.rm`` for the program; by default the run's retriever.
     """
 
@@ -102,7 +102,7 @@ class Replay:
         self.names = (*self.predictors, *self.picks)
         if not self.names:
             raise ProgramError(
-                f"{type(program).__name__} has no predictor to train; use dspy.Predict, ChainOfThought or leret.Pick"
+                f"{type(program).__name__} has no predictor to train; add dspy.Predict, ChainOfThought or leret.Pick"
             )
         methods = [callable(getattr(type(program), name, None)) for name in ("forward", "aforward")]
         self.is_async = methods == [False, True]
@@ -116,13 +116,13 @@ class Replay:
         self._forward = self._forward_of(program)
         guard = StandInLM.of("", "replay", partial(_answer_request, ""))
         self._settings = {**QUIET, "adapter": self.proxy, "lm": guard, "rm": self.rm}
-        # These modules count failures on themselves, so an instance does not depend on its completions alone.
+        # These modules store a failure count, so each run needs a fresh copy.
         self._fresh = any(isinstance(m, dspy.Refine | dspy.BestOfN) for _, m in program.named_sub_modules())
-        # A program with both methods may bridge them by asyncio.run, which needs a thread without an event loop.
+        # A program with both methods may call asyncio.run, which needs a thread without an event loop.
         self._thread = ThreadPoolExecutor(1, "leret-replay") if methods[1] else None
 
     def _stand_in(self) -> None:
-        """Put stand-ins in the place of LMs; predictors that share an LM share its stand-in, as DSPy expects."""
+        """Replace the LMs with stand-ins. Predictors that share an LM share a stand-in, as DSPy expects."""
         stand_ins: dict[str, StandInLM] = {}
         for name, predictor in self.predictors.items():
             lm = predictor.lm
@@ -131,7 +131,7 @@ class Replay:
                 stand_ins[key] = StandInLM.of(name, "replay", partial(_answer_request, name))
             predictor.lm = stand_ins[key]
             if type(predictor) is dspy.Predict and not predictor.config:
-                predictor.__class__ = _QuickPredict  # ten times as fast
+                predictor.__class__ = _QuickPredict  # ten times faster
 
     def run(
         self,
@@ -142,10 +142,10 @@ class Replay:
         check: bool = False,
         in_thread: bool = False,
     ) -> Need:
-        """Run from the start with the steps of a path; return the next request without an answer, or the end.
+        """Run from the start with the steps of a path; return the first request without an answer, or the end.
 
-        Answers of ``retrieve`` are added to ``results``. ``check`` repeats the run; ReplayError if it comes to another
-        place. ``in_thread``: the caller is the thread without an event loop.
+        Rankings from ``retrieve`` are added to ``results``. ``check`` repeats the run and raises ReplayError if the
+        outcome differs. ``in_thread`` is True if the caller is the thread without an event loop.
         """
         if self._thread is not None and not in_thread:
             again = partial(self.run, task, steps, results, retrieve, check, in_thread=True)
@@ -165,7 +165,7 @@ class Replay:
         finally:
             passes.remove(run)
         if not in_thread and isinstance(run.crash, RuntimeError) and "running event loop" in str(run.crash):
-            self._thread = ThreadPoolExecutor(1, "leret-replay")  # asyncio.run within forward needs one without a loop
+            self._thread = ThreadPoolExecutor(1, "leret-replay")  # for asyncio.run in forward
             return self.run(task, steps, results, retrieve, check)
         usual = len(run.needs) == 1 and not (run.left or run.errors or run.side_threads or len(steps) >= MAX_STEPS)
         need = run.needs[0] if usual else run.outcome(task)
@@ -186,9 +186,9 @@ class Replay:
             again = self.run(task, steps, dict(results), retrieve, in_thread=in_thread)
             if place(again) != place(need):
                 raise ReplayError(
-                    f"{type(self.program).__name__} is not deterministic given its completions: after the "
-                    f"same {len(steps)}, {difference(need, again)}. Nothing can be learnt from alternatives at a "
-                    f"state that does not come back: {REPEATABLE}"
+                    f"{type(self.program).__name__} is not deterministic given its completions: after the same "
+                    f"{len(steps)} completion(s), {difference(need, again)}. leret cannot compare completions at a "
+                    f"state that it cannot reproduce; {REPEATABLE}"
                 )
 
     def _copy_for(self, run: ProgramRun) -> tuple[dspy.Module, Callable[..., Any]]:
@@ -207,7 +207,7 @@ class Replay:
 
 
 class _QuickPredict(dspy.Predict):
-    """A predictor that asks the run without DSPy's bookkeeping, if it is called with exactly its inputs."""
+    """A predictor that skips DSPy's bookkeeping when its arguments are exactly its input fields."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         settings = settings_here()
@@ -216,7 +216,7 @@ class _QuickPredict(dspy.Predict):
         name = run.names.get(id(self)) if watched else None
         if name is None or settings["adapter"] is not run.replay.proxy or run.replay._fields[name] != kwargs.keys():
             return super().__call__(*args, **kwargs)
-        fields = vars(self)  # DSPy's modules look up attributes slowly
+        fields = vars(self)  # attribute lookup on DSPy modules is slow
         signature = fields["signature"]
         call = PredictorCall(name, kwargs, True, run.replay.adapter, fields["lm"], {}, signature, demos=fields["demos"])
         prediction = prediction_of(run.take(call).outputs, signature)
@@ -226,13 +226,13 @@ class _QuickPredict(dspy.Predict):
 
 @dataclass(eq=False)
 class ProgramRun:
-    """One pass of a program over a path; `leret.Search` and search tools find it in ``dspy.settings``.
+    """One run of a program along a path; `leret.Search` and search tools read the run from ``dspy.settings``.
 
     Attributes:
-        left: steps that no call has taken yet.
-        has_tasks: True if calls come from several tasks of asyncio.
-        home: thread of the pass; ``older_threads`` existed before it.
-        side_threads: True if `dspy.Parallel`'s threads answer, in any order.
+        left: recorded steps that no call has used yet.
+        has_tasks: True if several asyncio tasks may make calls.
+        home: id of the thread of this run; ``older_threads`` existed before the run.
+        side_threads: True if threads of `dspy.Parallel` make calls, in any order.
     """
 
     replay: Replay
@@ -253,12 +253,12 @@ class ProgramRun:
     side_threads: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    # ------------------------------------------------------------------ requests of the program
+    # ------------------------------------------------------------------ requests from the program
 
     def answer(
         self, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any
     ) -> list[dict[str, Any]]:
-        """Return the recorded outputs of a call of the adapter; other LMs than stand-ins are asked like searches."""
+        """Return the recorded outputs of an adapter call; LMs without a stand-in are called like searches."""
         if not isinstance(lm, StandInLM):
             whole = self.replay.whole_adapter if adapter is self.replay.adapter else adapter
             return cast(list[dict[str, Any]], whole(recorded_lm(lm), config, signature, demos, inputs))
@@ -270,14 +270,14 @@ class ProgramRun:
         if name in replay.predictors and lm.owner != replay.predictors[name].lm.owner:
             usual, wording = False, f"{wording} asked of the LM of {lm.owner or 'dspy.settings'}"
         if (config.get("n") or getattr(lm, "kwargs", {}).get("n") or 1) > 1:
-            self.stop(ProgramError(f"{name} asks for n > 1 completions in one call; ask for one, several times"))
+            self.stop(ProgramError(f"{name} requests n > 1 completions in one call; make several calls with n=1"))
         if dspy.settings.send_stream is not None:
             self.stop(ProgramError(f"{name} streams its completion; call the program without dspy.streamify"))
         call = PredictorCall(name, inputs, usual, adapter, lm, config, signature, wording, demos)
         return copy.deepcopy(cast(list[dict[str, Any]], self.take(call).outputs))  # the program may change them
 
     def take(self, call: PredictorCall) -> Step:
-        """Return the step of the path that a call takes; stop the program if there is none."""
+        """Return the recorded step for a call; stop the program if there is none."""
         if self.stopped:
             self._raise_if_stopped()
         with self.lock:
@@ -294,7 +294,7 @@ class ProgramRun:
         return step
 
     def answer_direct(self, request: lm15.Request, owner: str = "") -> lm15.Response:
-        """Return the recorded text of a call that bypassed the adapter, to the LM of the predictor ``owner``."""
+        """Return the recorded text for a call that bypassed the adapter, to the LM of predictor ``owner``."""
         predictor = calling_predictor()
         name = self.names.get(id(predictor)) or self.replay.name_of(getattr(predictor, "signature", None))
         call = PredictorCall(name, {"messages": list(messages_of(request))}, request=request)
@@ -326,7 +326,7 @@ class ProgramRun:
         return copy.deepcopy(self.results[key])
 
     def candidates(self, name: str, source: Iterable[Any]) -> Candidates:
-        """Return a pick's candidates, read once a path as long as the program passes the same ones."""
+        """Return a pick's candidates, cached per path while the program passes equal candidates."""
         items = tuple(source)
         known = self.results.get(("candidates", name))
         if known is None or known[0] != items:
@@ -340,7 +340,7 @@ class ProgramRun:
         self.side_threads |= threading.get_ident() != self.home
         self.searches.append(SearchCall(len(self.steps) - len(self.left), queries, added))
 
-    # ------------------------------------------------------------------ results of the pass
+    # ------------------------------------------------------------------ results of the run
 
     def _ordered(self) -> tuple[SearchCall, ...]:
         if not self.side_threads:
@@ -360,7 +360,7 @@ class ProgramRun:
             if isinstance(need, NeedsSearch):
                 return need
             if len(self.steps) >= MAX_STEPS:
-                raise ProgramError(f"task {task.id}: the program asks for more than {MAX_STEPS} completions")
+                raise ProgramError(f"task {task.id}: the program makes over {MAX_STEPS} LM calls; limit its loops")
             return NeedsCompletion(need.call, self._ordered()) if self.side_threads else need
         if missing and self.crash is None:
             raise ReplayError(
@@ -392,15 +392,15 @@ class ProgramRun:
         if thread in _program_threads or thread not in self.older_threads:
             _program_threads.add(thread)
             error = ProgramError(
-                f"{type(self.replay.program).__name__} searches or asks an LM in a thread that it started, where leret "
-                "does not see it: such threads do not carry DSPy's context; use dspy.Parallel, or start them with "
+                f"{type(self.replay.program).__name__} searches or calls an LM in its own thread, which does not have "
+                "DSPy's context, so leret cannot answer; use dspy.Parallel, or start the thread with "
                 "contextvars.copy_context().run"
             )
             self.errors.append(error)
             raise error
 
     def _raise_if_stopped(self) -> None:
-        """Stop a program again that swallowed the stop (a bare ``except``), at its next call or search."""
+        """Stop the program again at its next call or search if a bare ``except`` caught the first stop."""
         if threading.get_ident() == self.home and (_task() if self.has_tasks else None) in self.stopped:
             raise Stop
 

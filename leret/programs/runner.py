@@ -1,4 +1,4 @@
-"""Running a program from step to step, answering its searches on the way."""
+"""Run a program step by step, and answer its searches."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from leret.retrieval.batching import SearchBatcher
 
 @dataclass(frozen=True)
 class ProgramRunner:
-    """Runs one program over one retriever; its user answers the completions: a policy, a rule, or the store.
+    """Runs one program over one retriever. The caller provides completions (from a policy, a rule or the store).
 
-    ``searches`` is the retriever of all searches; None if every `leret.Search` has one.
+    ``searches`` answers all searches; it is None if every `leret.Search` has a retriever.
     """
 
     replay: Replay
@@ -44,28 +44,28 @@ class ProgramRunner:
     async def advance(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
     ) -> NeedsCompletion | Finished:
-        """Run to the next step without a completion, or to the end; ``check`` repeats the run and compares."""
+        """Run to the next step without a completion, or to the end; ``check`` compares repeated runs."""
         need = self.replay.run(task, steps, results, self.retrieve, check)
         return await self.search_on(need, task, steps, results, check) if isinstance(need, NeedsSearch) else need
 
     async def search_on(
         self, need: NeedsSearch, task: Task, steps: Sequence[Step], results: SearchResults, check: bool
     ) -> NeedsCompletion | Finished:
-        """Run like `advance`, after a search."""
+        """Answer a search, then `advance`."""
         results[need.key] = await self._search(need)
         return await self.advance(task, steps, results, check)
 
     async def deep(self, need: NeedsCompletion | Finished, n_steps: int, depth: int) -> tuple[tuple[str, ...], ...]:
-        """Return the ids of the first ``depth`` documents of each query that followed ``n_steps`` completions."""
+        """Return the ids of the first ``depth`` documents for each query made after ``n_steps`` completions."""
         if self.searches is None:
-            raise ProgramError("a reward with a depth needs the run's retriever, not one of Search(retriever=...)")
+            raise ProgramError("a reward with a depth needs the run's retriever; remove Search(retriever=...)")
         queries = [query for search in need.searches if search.n_steps == n_steps for query in search.queries]
         quick = [ranking for query in queries if (ranking := self.searches.search_now(query, depth)) is not None]
         rankings = quick if len(quick) == len(queries) else await self.searches.search(queries, depth)
         return tuple(tuple(passage.doc_id for passage in ranking) for ranking in rankings)
 
     def state(self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
-        """Return the state at a step. Its id names the zero-shot prompt's messages, so a group saw one prompt."""
+        """Return the state at a step. The id is a digest of the zero-shot messages, so equal messages share a state."""
         messages = self.formatter.messages(need)
         id = digest(task.id, need.predictor, messages)
         return State(id, task.id, step, need.predictor, need.inputs, messages, parent)

@@ -1,7 +1,7 @@
-"""Saving an optimized program to disk, and loading it in any DSPy application.
+"""Save an optimized program to disk, and load it in any DSPy application.
 
-The directory holds ``program.json``, and beside it the program's source, if that is a file, and trained policies.
-Nothing in it is unpickled, and it holds no key. Loading runs the program's source: only load what you trust.
+The directory contains ``program.json``, the program's source file (if there is one) and the trained policies. It
+contains no pickles and no API keys. Loading runs the program's source, so only load programs that you trust.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ P = TypeVar("P", bound=dspy.Module)
 
 @dataclass(frozen=True)
 class ProgramSource:
-    """The origin of a program: its file, its class and its constructor's arguments."""
+    """A program's file, class name and constructor arguments."""
 
     path: Path
     name: str
@@ -58,11 +58,10 @@ class ProgramSource:
 
 
 class TrainedProgram(dspy.Module):
-    """A program with the LMs, the adapter and the retriever that it was saved with.
+    """A program with its saved LMs, adapter and retriever.
 
-    It works like the program itself, independently of ``dspy.configure``: its predictors keep their LMs, and the
-    adapter applies only during its forward pass. `close`, or the end of a ``with`` block, stops the servers that
-    `load` started.
+    Use it like the program itself. It ignores ``dspy.configure``: the predictors keep their LMs, and the adapter
+    applies only during the forward pass. `close`, or leaving a ``with`` block, stops the servers started by `load`.
     """
 
     def __init__(
@@ -80,25 +79,25 @@ class TrainedProgram(dspy.Module):
         return getattr(self.program, name)
 
     def _context(self) -> Any:
-        rm = {} if self.rm is None or carried_run() is not None else {"rm": self.rm}  # leret answers searches there
+        rm = {} if self.rm is None or carried_run() is not None else {"rm": self.rm}  # leret itself answers searches
         return dspy.context(adapter=self.adapter, **rm)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self._run(*args, **kwargs)
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:  # DSPy warns of direct calls of forward
+    def _run(self, *args: Any, **kwargs: Any) -> Any:  # DSPy warns about direct calls of forward
         with self._context():
             return run_program(self.program, *args, **kwargs)
 
     async def aforward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the program; without an ``aforward`` it runs in a worker thread, beside other tasks."""
+        """Run the program; a program without ``aforward`` runs in a worker thread, so that other tasks can run."""
         if not callable(getattr(type(self.program), "aforward", None)):
             return await dspy.asyncify(self._run)(*args, **kwargs)
         with self._context():
             return await self.program.acall(*args, **kwargs)
 
     def save(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Save everything into a directory, or like DSPy: a state file, or with ``save_program`` a pickle."""
+        """Save to a directory that `load` reads; a file name or other arguments save as DSPy does."""
         _save(self, path, *args, **kwargs)
 
     def close(self) -> None:
@@ -112,7 +111,7 @@ class TrainedProgram(dspy.Module):
 
 
 def with_save(program: P, adapter: dspy.Adapter | None = None) -> P:
-    """Let ``program.save(directory)`` save everything for `load`, with this adapter; files are saved by DSPy."""
+    """Make ``program.save(directory)`` write everything that `load` needs, with this adapter."""
     program.save = partial(_save, program, adapter=adapter)
     return program
 
@@ -136,20 +135,21 @@ def save(
     retriever: RetrieverSettings | None = None,
     data: DataSettings | None = None,
 ) -> None:
-    """Write a directory for `load`.
+    """Write a directory that `load` reads.
 
     Args:
-        program: program with LMs of leret or plain ``dspy.LM``s; predictors without one take ``dspy.settings.lm``.
-        directory: target directory; its other files stay.
-        adapter: adapter to save; by default that of ``dspy.settings``, else DSPy's.
-        source: the program's file, which is copied; by default its class is saved by its module's name.
-        policies: policies by predictor (``""``: all others) at temperature 0, in place of LMs and of picks' actors.
-        retriever: retriever of every `leret.Search`, over the corpus of ``data``; by default the program's.
-        data: settings of the corpus.
+        program: program with leret LMs or plain ``dspy.LM``s; predictors without an LM use ``dspy.settings.lm``.
+        directory: target directory; other files in it are kept.
+        adapter: adapter to save; by default ``dspy.settings.adapter``, or else DSPy's default adapter.
+        source: the program's file, which is copied; by default the program is saved by its class's import path.
+        policies: policies by predictor (``""`` for all others), saved with temperature 0 instead of the program's LMs
+            and pick actors.
+        retriever: retriever for every `leret.Search`, over the corpus of ``data``; by default the program's retrievers.
+        data: data settings that name the corpus.
 
     Raises:
         ProgramError: the adapter, an LM or the state cannot be written as JSON.
-        PolicyError: the weights of a policy are missing.
+        PolicyError: a policy has no weights.
     """
     rm = dspy.settings.rm
     if isinstance(program, TrainedProgram):
@@ -176,29 +176,29 @@ def load(
     program: dspy.Module | None = None,
     api_key_env: str | Collection[str] | None = None,
 ) -> TrainedProgram:
-    """Return a saved program, ready to be called or composed into another one.
+    """Load a saved program, ready to call or to use inside another program.
 
     Args:
-        directory: a directory of ``optimized.save(directory)``, or a run's ``program`` directory.
-        serve: place to run the leret policies of its predictors. None: as saved. ``local``: in this process. ``vllm``:
-            on servers that start now and end with the program. A URL: on this OpenAI-compatible server
-            (``http://127.0.0.1:8000/v1``), without torch here; it must list them by name, as `leret serve policy`
-            does. Other LMs, and actors of picks, stay as saved.
-        lm: LM of the predictors, in place of the saved LMs.
-        retriever: retriever in place of the saved index.
-        program: program that takes the saved state, if its class cannot be constructed again.
-        api_key_env: environment variables with keys that the program may send to its servers; the first one holds the
-            key of the server at the URL, and of LMs that were saved with a key.
+        directory: directory written by ``optimized.save(directory)``, or the ``program`` directory of a run.
+        serve: where to run the predictors' leret policies. None: as saved. ``local``: in this process. ``vllm``: on
+            servers that start now and stop when the program is closed. A URL such as ``http://127.0.0.1:8000/v1``: on
+            an OpenAI-compatible server that lists the policies by name, as `leret serve policy` does; this needs no
+            local torch. Other LMs and pick actors always run as saved.
+        lm: LM for all predictors, instead of the saved LMs.
+        retriever: retriever to use instead of the saved retriever.
+        program: program that receives the saved state, if its class cannot be constructed from the saved arguments.
+        api_key_env: environment variables with keys that the program may send to its servers. The first variable is
+            used for the server at the URL, and for LMs that were saved with a key.
 
     Raises:
         ConfigError: the program would send a key that ``api_key_env`` does not allow.
         ProgramError: the directory is not a saved program, its source no longer runs, or its retriever was not saved.
         PolicyError: a policy is missing, its chat template has changed, or the server does not have it.
-        RetrievalError: its index is missing or belongs to another corpus.
+        RetrievalError: the index is missing or belongs to another corpus.
     """
     directory = Path(directory)
     if serve not in {None, "local", "vllm"} and not str(serve).startswith(("http://", "https://")):
-        raise ConfigError(f"serve={serve!r}: give None, 'local', 'vllm', or a URL as http://127.0.0.1:8000/v1")
+        raise ConfigError(f"serve={serve!r}: use None, 'local', 'vllm' or a URL such as http://127.0.0.1:8000/v1")
     saved = _read(directory)
     try:
         return _load(saved, directory, serve, lm, retriever, program, api_key_env)
@@ -229,7 +229,7 @@ def _load(
         retriever = _retriever(searched, data, directory)
     rm = _open_searches(program, saved.get("searches", {}), directory, retriever)
     if serve is not None and lm is None and not any("policy" in record for record in saved["lms"]):
-        raise ConfigError(f"serve={serve!r}: no predictor of this program has a leret policy; load it without serve")
+        raise ConfigError(f"serve={serve!r}: no predictor of this program has a leret policy; remove serve")
     servers = Servers()
     try:
         lms = [open_lm(record, directory, serve, servers, next(iter(keys), None)) for record in used[0]]
@@ -247,7 +247,7 @@ def _load(
 def _answered_by(
     program: dspy.Module, policies: Mapping[str, PolicySettings] | None, directory: Path
 ) -> dict[str, Any]:
-    """Return the records of predictors, of their LMs, and of picks; weights are written."""
+    """Return records of the predictors, their LMs and the picks; also write the weights."""
     parts, picks = _parts(program), named_picks(program)
     if policies is None:
         lms: dict[str, Any] = {name: getattr(part, "lm", None) for name, part in parts.items()}
@@ -276,7 +276,7 @@ def _refuse_keys(records: Any, allowed: Collection[str], file: Path) -> None:
             if name.endswith("_env") and isinstance(value, str) and value in os.environ and value not in allowed:
                 to = records.get("urls") or records.get("url") or (records.get("lm") or {}).get("api_base")
                 raise ConfigError(
-                    f"{file} sends the key in the variable {value} to {to or 'the provider of its LM'}; allow that by "
+                    f"{file} sends the key in ${value} to {to or 'the provider of its LM'}; to allow this, use "
                     f"leret.load(..., api_key_env={value!r}), or pass another LM or retriever"
                 )
     for value in records.values() if isinstance(records, Mapping) else records:
@@ -296,7 +296,7 @@ def _searches(program: dspy.Module, rm: Any, directory: Path) -> dict[str, Any]:
         records[place] = record or {"unsaved": type(retriever).__name__}
         if record is None:
             _LOG.warning(
-                "the retriever of %s is a %s, which only Python can make again; load the program with "
+                "the retriever of %s is a %s, which cannot be saved; pass a retriever when you load the program: "
                 "leret.load(..., retriever=...)",
                 place or "dspy.settings.rm", type(retriever).__name__,
             )  # fmt: skip
@@ -306,7 +306,7 @@ def _searches(program: dspy.Module, rm: Any, directory: Path) -> dict[str, Any]:
 def _open_searches(
     program: dspy.Module, records: Mapping[str, Any], directory: Path, retriever: Retriever | None
 ) -> Retriever | None:
-    """Give each search its retriever, or ``retriever``; returns the one for ``dspy.settings.rm``."""
+    """Set the retriever of each search, and return the retriever for ``dspy.settings.rm``."""
     known: dict[str, Retriever] = {}
 
     def open_at(place: str) -> Retriever | None:
@@ -318,22 +318,22 @@ def _open_searches(
             try:
                 known[name] = reopen(record, directory)
             except LeretError as error:
-                raise ProgramError(f"{error}; or give another retriever: leret.load(..., retriever=...)") from error
+                raise ProgramError(f"{error}; or pass another retriever: leret.load(..., retriever=...)") from error
         return known[name]
 
     for place, search in _parts(program, Search).items():
         search.retriever = open_at(place) or search.retriever
         if search.retriever is None and place in records:
             raise ProgramError(
-                f"the retriever of {place} was a {records[place]['unsaved']}, which is not saved; "
-                "give one: leret.load(..., retriever=...)"
+                f"the retriever of {place} was a {records[place]['unsaved']} and was not saved; "
+                "pass a retriever: leret.load(..., retriever=...)"
             )
     return open_at("")
 
 
 def _parts(program: dspy.Module, kind: type = Parameter) -> dict[str, Any]:
-    """Return a program's predictors and other parts with a state, by place; those of compiled parts as well."""
-    parts = program.named_sub_modules(type_=kind)  # optimizers attach the programs that they tried
+    """Return a program's stateful parts, such as predictors, by place; includes parts of compiled programs."""
+    parts = program.named_sub_modules(type_=kind)  # optimizers attach candidate programs
     return {place: part for place, part in parts if not place.startswith("self.candidate_programs")}
 
 
@@ -355,7 +355,7 @@ def _record(program: dspy.Module, source: ProgramSource | None, directory: Path)
         return {"class": path_of(kind), "arguments": _arguments(program), "values": values}
     except ProgramError as error:
         advice = f"leret.load(..., program={kind.__name__}(...))"
-        _LOG.warning("%s; give a program to take the state: %s", error, advice)
+        _LOG.warning("%s; to load the saved state, pass a program: %s", error, advice)
         return {"class": kind.__name__, "arguments": None, "reason": f"{error}", "values": values}
 
 
@@ -376,14 +376,14 @@ def _arguments(program: dspy.Module) -> dict[str, Any]:
             continue
         value = vars(program).get(name, parameter.default)
         if value is parameter.empty or (name in vars(program) and not plain_value(value)):
-            raise ProgramError(f"the argument {name} of {type(program).__name__} is not kept as a JSON value")
+            raise ProgramError(f"the argument {name} of {type(program).__name__} is not stored as a JSON value")
         if name in vars(program):
             arguments[name] = value
     return arguments
 
 
 def _construct(entry: Mapping[str, Any], directory: Path, searched: RetrieverSettings | None) -> dspy.Module:
-    advice = f"give one that takes the saved state: leret.load(..., program={entry['class'].rpartition(':')[2]}(...))"
+    advice = f"pass a program for the saved state: leret.load(..., program={entry['class'].rpartition(':')[2]}(...))"
     if entry["arguments"] is None:
         raise ProgramError(f"{entry['reason']}; {advice}")
     if "file" in entry:
@@ -400,7 +400,7 @@ def _construct(entry: Mapping[str, Any], directory: Path, searched: RetrieverSet
             raise ProgramError(f"{entry['class']} cannot be constructed again ({error}); {advice}") from error
     for place, value in _values(program).items():
         if entry["values"].get(place, value) != value:
-            raise ProgramError(f"{place} is {value!r}, and was {entry['values'][place]!r} when it was saved; {advice}")
+            raise ProgramError(f"{place} is {value!r} but was saved as {entry['values'][place]!r}; {advice}")
     return program
 
 
@@ -408,7 +408,7 @@ def _restore(program: dspy.Module, saved: Mapping[str, Any], lm_at: Callable[[in
     parts = _parts(program)
     if parts.keys() != saved.keys():
         differ = ", ".join(sorted(parts.keys() ^ saved.keys()))
-        raise ProgramError(f"{type(program).__name__} has other predictors than were saved: {differ}; load its version")
+        raise ProgramError(f"{type(program).__name__} was saved with other predictors ({differ}); use the saved class")
     for name, part in parts.items():
         part.load_state(saved[name]["state"])
         if hasattr(part, "lm"):
@@ -425,7 +425,7 @@ def _write(directory: Path, value: Mapping[str, Any]) -> None:
     try:
         write_atomically(directory / _FILE, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
     except (TypeError, ValueError) as error:
-        raise ProgramError(f"the state of the program is not JSON ({error}); see its demos") from error
+        raise ProgramError(f"the state of the program is not JSON ({error}); check its demos") from error
 
 
 def _read(directory: Path) -> dict[str, Any]:
@@ -438,7 +438,7 @@ def _read(directory: Path) -> dict[str, Any]:
             "writes R/program"
         ) from error
     if not isinstance(saved, dict) or saved.get("version") != _VERSION:
-        raise ProgramError(f"{path} is not of version {_VERSION}; save the program again with this leret")
+        raise ProgramError(f"{path} does not have version {_VERSION}; save the program again")
     if saved.get("dspy") != dspy.__version__:
-        _LOG.warning("%s was saved under DSPy %s, and this is %s", directory, saved.get("dspy"), dspy.__version__)
+        _LOG.warning("%s was saved with DSPy %s, but this is DSPy %s", directory, saved.get("dspy"), dspy.__version__)
     return saved

@@ -1,6 +1,6 @@
-"""Calls of a program that leret watches: searches, and LMs besides those of its predictors.
+"""Program calls that leret records: searches, and calls of LMs other than the predictors' LMs.
 
-Searches are `Search`, `search_tool`, and ``dspy.settings.rm``. Other LMs are frozen, and asked once a path like them.
+Searches are `Search`, `search_tool` and ``dspy.settings.rm``. Equal searches and LM requests are sent once per path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from leret.retrieval.base import Retriever
 
 
 class Observer(Protocol):
-    """Stands in for retrievers and tools while leret runs a program; ``dspy.settings`` carry it."""
+    """Answers searches and tool calls while leret runs a program; ``dspy.settings`` holds the observer."""
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking: ...
 
@@ -33,7 +33,7 @@ class Observer(Protocol):
 
 
 class SearchCall(NamedTuple):
-    """One search of a program after ``n_steps`` completions: queries, with a ranking for each."""
+    """One search after ``n_steps`` completions: the queries, and one ranking per query."""
 
     n_steps: int
     queries: tuple[str, ...]
@@ -42,17 +42,17 @@ class SearchCall(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """Passages that a program has retrieved so far.
+    """Passages retrieved so far by a program.
 
     Attributes:
-        searches: one ranking a search, in order.
+        searches: one ranking per search, in order.
     """
 
     searches: tuple[Ranking, ...] = ()
 
     @cached_property
     def ranking(self) -> Ranking:
-        """The union of all searches by retriever score, no document twice; the properties are in its order."""
+        """All searches merged by retriever score, without duplicates. The other properties use the same order."""
         return merge(self.searches)
 
     @property
@@ -69,7 +69,7 @@ class Found:
 
     @property
     def scores(self) -> list[float]:
-        """The retriever's scores; higher is better."""
+        """Retriever scores; higher is better."""
         return [passage.score for passage in self.ranking]
 
     @property
@@ -79,12 +79,12 @@ class Found:
 
 
 class Search(dspy.Module):
-    """Retrieves passages for a query and adds them to those of earlier searches.
+    """Retrieves passages for a query and adds them to the results of earlier searches.
 
     Args:
-        k: passages a search.
-        exclude_seen: skip documents of earlier searches, so that a search always brings ``k`` new passages.
-        retriever: retriever to search with; None takes ``dspy.settings.rm``, which leret sets in its stages.
+        k: passages per search.
+        exclude_seen: whether to skip documents from earlier searches, so that each search adds ``k`` new passages.
+        retriever: retriever to search; None uses ``dspy.settings.rm``, which leret sets while it runs the program.
     """
 
     def __init__(self, k: int = 3, exclude_seen: bool = False, retriever: Retriever | None = None) -> None:
@@ -94,19 +94,19 @@ class Search(dspy.Module):
         self.retriever = retriever
 
     def __call__(self, query: str | Sequence[str], results: Found | None = None) -> Found:
-        """Search, like ``forward``, but without DSPy's costly bookkeeping while leret runs the program."""
+        """Search like ``forward``, but skip DSPy's slow bookkeeping while leret runs the program."""
         if settings_here().get("_leret_run") is not None:
             return type(self).forward(self, query, results)
         answer: Found = super().__call__(query, results)
         return answer
 
     def forward(self, query: str | Sequence[str], results: Found | None = None) -> Found:
-        """Search once a query and return all passages so far; a list of queries is one hop."""
+        """Search once per query and return all passages so far; a list of queries is one hop."""
         before = results.searches if results is not None else ()
         searches: tuple[Ranking, ...] = before
         watching: Observer | None = settings_here().get("_leret_run") or watching_run()
         queries = (query,) if isinstance(query, str) else tuple(map(str, query))
-        fields = vars(self)  # DSPy's modules look up attributes slowly
+        fields = vars(self)  # attribute lookup on DSPy modules is slow
         n, exclude_seen, retriever = fields["k"], fields["exclude_seen"], fields["retriever"]
         for text in queries:
             seen = {p.doc_id for ranking in searches for p in ranking} if exclude_seen else ()
@@ -133,17 +133,17 @@ class Search(dspy.Module):
 
 
 def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name: str | None = None) -> Any:
-    """Wrap a search function, async or not, a ``dspy.Tool``, or any callable that returns rows, so that leret sees it.
+    """Wrap a search function (sync or async), a ``dspy.Tool`` or another callable so that leret records its results.
 
-    Outside leret it behaves like the callable, with its name, signature and documentation, so `dspy.ReAct` and
-    `dspy.Tool` take it. While leret runs a program, results are recorded: each query is asked once, however often the
-    program is replayed, and rewards are computed from the results.
+    Outside leret, the wrapper behaves like the callable and has its name, signature and docstring, so `dspy.ReAct` and
+    `dspy.Tool` accept the wrapper. While leret runs a program, each query is sent once, even if the program is
+    replayed, and rewards use the recorded results.
 
     Args:
-        fn: the callable; if left out, returns a decorator.
-        ids: function from a row to its document's id; by default ``doc_id``, ``pid``, ``id`` or ``title``, or the text
-            up to `` | ``.
-        name: name of the tool, for a callable without one.
+        fn: callable that returns rows; if omitted, a decorator is returned.
+        ids: function that maps a row to a document id; by default the id is ``doc_id``, ``pid``, ``id`` or ``title``,
+            or the text up to `` | ``.
+        name: tool name, for a callable without a name.
     """
     if fn is None:
         return partial(search_tool, ids=ids, name=name)
@@ -177,7 +177,7 @@ def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name
 
 
 def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> Ranking:
-    """Return rows of a search as passages; without a ``score``, the first place counts 1, the second 1/2, ..."""
+    """Convert search rows to passages. Rows without a ``score`` get 1, 1/2, 1/3, ... by position."""
     passages = []
     for place, row in enumerate(rows, start=1):
         doc_id = ids(row) if ids is not None else _document_of(row)
@@ -189,10 +189,10 @@ def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> 
 
 
 def as_rm(query: str, k: int = 3, **kwargs: Any) -> list[dict[str, Any]]:
-    """Search for `dspy.Retrieve`: ``dspy.settings.rm`` while leret runs a program over its retriever."""
+    """Search for `dspy.Retrieve`; this function is ``dspy.settings.rm`` while leret runs a program."""
     watching: Observer | None = watching_run()
     if watching is None:
-        raise ProgramError("leret runs no program here")
+        raise ProgramError("leret's dspy.settings.rm was called outside a leret run; call it in forward")
     added = watching.search(query, k)
     watching.add((query,), (added,))
     return rm_rows(added)
@@ -205,7 +205,7 @@ def _document_of(row: Any) -> str:
         value = _get(row, name)
         if value is not None:
             return str(value).split(" | ", 1)[0]
-    raise ProgramError(f"search_tool cannot name the document of {row!r}; pass search_tool(fn, ids=...)")
+    raise ProgramError(f"search_tool cannot read a document id from {row!r}; pass search_tool(fn, ids=...)")
 
 
 def _get(row: Any, name: str) -> Any:
@@ -213,7 +213,7 @@ def _get(row: Any, name: str) -> Any:
 
 
 def recorded_lm(lm: dspy.BaseLM) -> dspy.BaseLM:
-    """Return a copy of an LM that the watching run answers: equal requests are sent, and counted, once."""
+    """Return a copy of an LM that sends requests through the active run: equal requests are sent and counted once."""
     kind: Any = type(lm)
     if isinstance(lm, StandInLM) or getattr(kind, "is_recorded", False):
         return lm
@@ -239,7 +239,7 @@ def recorded_lm(lm: dspy.BaseLM) -> dspy.BaseLM:
 
 
 def record_lms(program: dspy.Module) -> None:
-    """Replace the LMs that a program's modules hold, except predictors', by recorded ones."""
+    """Replace the LMs on a program's modules, except the predictors' LMs, with recorded copies."""
     for _, module in program.named_sub_modules():
         for name, value in list(vars(module).items()):
             if not (isinstance(module, dspy.Predict) and name == "lm"):

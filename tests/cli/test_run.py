@@ -54,7 +54,7 @@ def test_two_rounds_sample_two_halves_and_the_report_shows_them(tmp_path, small)
     assert (len(first), len(second), first & second) == (3, 3, set())
     assert {row["system"] for row in json.loads((run.eval / "summary.json").read_text())["rows"]} >= {"sft", "sft-2"}
     assert "sampled from" in run.report.read_text()
-    assert "done before" in succeeds("run", *stages)
+    assert "already done" in succeeds("run", *stages)
 
 
 def test_query_augmentation_trains_on_a_users_lines_and_compares(folder):

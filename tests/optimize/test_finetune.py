@@ -53,7 +53,7 @@ def test_a_finetuning_of_no_steps_gives_the_same_tokens(lm, weights, tmp_path, m
 def test_what_cannot_be_trained_is_refused_with_what_to_do(weights, tmp_path, keys, message):
     with pytest.raises(TrainingError, match=message):
         train_examples(str(weights), EXAMPLES, {**KEYS, **keys}, tmp_path)
-    with pytest.raises(TrainingError, match="nothing to train on"):
+    with pytest.raises(TrainingError, match="no examples to train on"):
         train_examples(str(weights), [], KEYS, tmp_path)
     with pytest.raises(PolicyError, match=r"model directory .* does not exist"):
         train_examples(str(tmp_path / "gone"), EXAMPLES, KEYS, tmp_path)
@@ -100,4 +100,4 @@ def test_a_failed_job_gives_its_error_and_says_so(lm):
     job = lm.finetune(ROWS, TrainDataFormat.COMPLETION, KEYS)
     assert isinstance(job.result(60), TrainingError)
     assert job.status() == TrainingStatus.failed
-    assert "format chat, not" in str(job.result())
+    assert "only on chat data, not" in str(job.result())

@@ -49,7 +49,7 @@ def test_gold_is_of_the_first_field_that_names_it(fields, gold):
 
 def test_only_a_reward_by_name_needs_gold():
     assert read_tasks([example()], lambda example, outcome: 1.0)
-    with pytest.raises(DataError, match=r"trainset\[0\].*it has question, answer"):
+    with pytest.raises(DataError, match=r"trainset\[0\].*\(fields: question, answer\)"):
         read_tasks([example(answer="x")], "ap")
 
 
@@ -66,7 +66,7 @@ def test_a_call_beyond_the_bound_is_not_made():
     budget = CallBudget(5)
     budget.reserved = 2
     budget.spend(3)
-    with pytest.raises(LMCallsSpent, match=r"max_lm_calls=5 is reached after 3 LM calls, 2 are reserved"):
+    with pytest.raises(LMCallsSpent, match=r"max_lm_calls=5 is reached after 3 LM calls \(2 more are reserved"):
         budget.spend()
     budget.reserved = 0
     budget.spend(2)

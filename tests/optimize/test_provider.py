@@ -62,7 +62,7 @@ def test_stock_bootstrap_finetune_trains_through_it(program, trainset, lm, calls
 
 @pytest.mark.parametrize(
     ("keys", "metric", "message"),
-    [({"learning_rat": 1}, None, "did you mean learning_rate"), ({}, lambda *_: 0, "nothing to train on")],
+    [({"learning_rat": 1}, None, "did you mean learning_rate"), ({}, lambda *_: 0, "no examples to train on")],
 )
 def test_a_finetuning_that_fails_fails_the_optimizer(program, trainset, keys, metric, message):
     with pytest.raises(TrainingError, match=message):

@@ -115,12 +115,16 @@ def test_a_round_that_a_later_one_has_followed_is_done(tmp_path):
 @pytest.mark.parametrize(
     ("recipes", "rounds", "says"),
     [
-        ([SAMPLING, SAMPLING], 1, "one recipe of sampling"),
+        ([SAMPLING, SAMPLING], 1, "more than one sampling"),
         ([SFT], 1, "is not a run yet"),
         ([SAMPLING, EVAL], 2, "--rounds 2 needs"),
-        ([SAMPLING, SFT, SFT], 1, "two trainings are both named sft"),
+        ([SAMPLING, SFT, SFT], 1, "two training recipes have the name sft"),
         ([SamplingRecipe.model_validate({"data": {"kind": "world", "part": "0/2"}}), SFT], 2, "data.part: 0/2"),
-        ([sampling().model_copy(update={"policies": {"a": SAMPLING.policy}}), SFT], 2, "policies: with --rounds"),
+        (
+            [sampling().model_copy(update={"policies": {"a": SAMPLING.policy}}), SFT],
+            2,
+            "policies: --rounds needs one policy",
+        ),
         ([sampling(kind="together", model="m"), SFT], 2, "policy.kind: together cannot load new weights"),
     ],
 )

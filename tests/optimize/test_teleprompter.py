@@ -85,7 +85,7 @@ def test_the_student_is_returned_where_nothing_was_better(monkeypatch, trainings
     best = optimizer.compile(student_of(), trainset=TRAIN, valset=VAL)
     assert best.write.lm.model == "leret/words"
     assert best._compiled
-    assert any("no training improved the student (50 on valset)" in line for line in heard())
+    assert any("returning the student (50 on valset): no training improved it" in line for line in heard())
 
 
 def test_without_a_valset_the_last_result_is_returned_unscored(trainings, heard):
@@ -286,7 +286,7 @@ REFUSED = {
     "no LM to train": (lambda: student_of(lm=EngineLM("other", print)), {}, "leret.LM"),
     "no weights": (lambda: student_of(lm=fake_lm(finetuning_model="leret/nowhere")), {}, "no local weights"),
     "temperature 0": (lambda: student_of(lm=fake_lm(temperature=0.0)), {}, "temperature 0"),
-    "no pair": (lambda: student_of(lm=fake_lm(policy=Words("words", text="alpha"))), {}, "no pair and no target"),
+    "no pair": (lambda: student_of(lm=fake_lm(policy=Words("words", text="alpha"))), {}, "no training examples"),
     "valset in trainset": (Writer, {"valset": [*VAL, TRAIN[0]]}, "what follows alpha number 0"),
     "valset without metric": (Writer, {"valset": VAL, "metric": None}, "metric"),
     "no example": (Writer, {"trainset": []}, "trainset is empty"),

@@ -416,14 +416,14 @@ def threads_with_copied_context(self, question):
         return end(self.search([one.result().query for one in call]))
 
 
-@shape("thread that it started.*dspy.Parallel")
+@shape("in its own thread.*dspy.Parallel")
 def threads_that_ask_an_lm(self, question):
     with ThreadPoolExecutor(2) as pool:
         call = [pool.submit(self.write, question=f"{question} {i}", context=[]) for i in range(2)]
         return end(self.search([one.result().query for one in call]))
 
 
-@shape("thread that it started.*dspy.Parallel")
+@shape("in its own thread.*dspy.Parallel")
 def threads_that_search_alone(self, question):
     query = self.write(question=question, context=[]).query
     with ThreadPoolExecutor(2) as pool:
@@ -454,7 +454,7 @@ def two_lms_and_two_adapters(self, question):
     return end(self.search(self.write(question=question, context=[note, other]).query))
 
 
-@shape("the same in every run.*LM that forward sets", strong=lambda self: STRONG, note="question -> note")
+@shape("the same in every run.*do not set attributes in forward", strong=lambda self: STRONG, note="question -> note")
 def lm_set_in_forward(self, question):
     self.note.set_lm(self.strong)
     note = self.note(question=question).note
@@ -492,7 +492,7 @@ def reads_the_settings(self, question):
     return end(self.search(self.write(question=f"{question} by {name}", context=[]).query))
 
 
-@shape("n > 1.*ask for one, several times")
+@shape("n > 1.*make several calls")
 def several_completions_in_one_call(self, question):
     return end(self.search(self.write(question=question, context=[], config={"n": 3}).query))
 
@@ -556,13 +556,13 @@ def half_of_the_searches_unseen(self, question):
     return dspy.Prediction(found=ids, context=found.passages, doc_ids=ids)
 
 
-@shape("is not deterministic.*keep nothing on itself")
+@shape("is not deterministic.*do not set attributes in forward")
 def state_on_itself(self, question):
     self.n = getattr(self, "n", 0) + 1
     return end(self.search(self.write(question=f"{question} {self.n}", context=[]).query))
 
 
-@shape("is not deterministic.*on the same path")
+@shape("is not deterministic.*in another")
 def memo_on_itself(self, question):
     memo = self.__dict__.setdefault("memo", {})
     if question not in memo:
@@ -570,7 +570,7 @@ def memo_on_itself(self, question):
     return end(self.search(self.write(question=question, context=[memo[question]]).query))
 
 
-@shape("is not deterministic.*no cache")
+@shape("is not deterministic.*caches")
 def searches_kept_on_itself(self, question):
     memo, query = self.__dict__.setdefault("memo", {}), self.write(question=question, context=[]).query
     if query not in memo:
@@ -578,7 +578,7 @@ def searches_kept_on_itself(self, question):
     return end(self.search(self.write(question=question, context=memo[query].passages).query, memo[query]))
 
 
-@shape("the same in every run.*keep nothing on itself")
+@shape("the same in every run.*do not set attributes in forward")
 def signature_that_grows_on_itself(self, question):
     found = self.search(self.write(question=question, context=[]).query)
     self.write.signature = self.write.signature.with_instructions(f"Found so far: {found.titles}")
@@ -590,7 +590,7 @@ def cached(query: str) -> tuple:
     return tuple(row["doc_id"] for row in look_up(query))
 
 
-@shape("is not deterministic.*wrap a search with leret.search_tool")
+@shape("is not deterministic.*wrap searches with leret.search_tool")
 def lru_cache_round_a_search(self, question):
     return dspy.Prediction(found=list(cached(self.write(question=question, context=[]).query)))
 

@@ -108,8 +108,8 @@ def test_an_adapter_comes_back_with_all_its_settings(adapter):
     ("adapter", "says"),
     [
         (dspy.TwoStepAdapter(dspy.LM("openai/m")), "extraction_model"),
-        (dspy.ChatAdapter(native_response_types=[dspy.Reasoning]), "does not make native_response_types again"),
-        (Renaming("ornate"), "does not make written again"),
+        (dspy.ChatAdapter(native_response_types=[dspy.Reasoning]), "does not restore native_response_types"),
+        (Renaming("ornate"), "does not restore written"),
         (type("Local", (dspy.ChatAdapter,), {"__qualname__": "f.<locals>.Local"})(), "cannot be imported"),
     ],
 )

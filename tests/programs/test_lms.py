@@ -94,7 +94,7 @@ class Threaded(Writer):
 def test_a_retriever_asked_in_a_thread_of_the_program_is_refused(tmp_path, monkeypatch):
     shelf = type("Shelf", (CallableRetriever, FakeRetriever), {})
     monkeypatch.setitem(main_thread_config, "rm", shelf())  # what every thread sees
-    with pytest.raises(LeretError, match=r"dspy\.Parallel, or start them with contextvars\.copy_context"):
+    with pytest.raises(LeretError, match=r"dspy\.Parallel, or start the thread with contextvars\.copy_context"):
         leret_of(tmp_path).compile(student_of(Threaded), trainset=TRAIN)
 
 

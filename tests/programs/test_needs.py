@@ -16,11 +16,11 @@ def need(predictor="write", *, searches=(), **inputs):
 @pytest.mark.parametrize(
     ("one", "other", "told"),
     [
-        (need(x="1"), need(x="2"), 'write.x was "1", and on the same path "2"'),
-        (need(searches=(A,)), need(searches=(B,)), "found [['a']] and then [['b']]"),
-        (need(), need("read"), "a call of write for {} and then to a call of read for {}"),
-        (need(), NeedsSearch(("q", 3)), 'then to a search for ["q", 3]'),
-        (Finished({"a": 1}, ()), Finished({"a": 2}, ()), 'its end with {"a": 1}'),
+        (need(x="1"), need(x="2"), 'write.x was "1" in one run, and "2" in another'),
+        (need(searches=(A,)), need(searches=(B,)), "returned [['a']] in one run, [['b']] in another"),
+        (need(), need("read"), "a call of write with {}, another a call of read with {}"),
+        (need(), NeedsSearch(("q", 3)), 'another a search for ["q", 3]'),
+        (Finished({"a": 1}, ()), Finished({"a": 2}, ()), 'the end with prediction {"a": 1}'),
     ],
 )
 def test_what_differs_is_told_with_both_values(one, other, told):
@@ -38,8 +38,8 @@ def test_predictions_and_inputs_are_compared_by_their_fields_and_an_object_by_it
 
 def test_a_step_that_is_not_asked_for_is_told_with_what_is_asked_instead():
     step = Step(PredictorCall("write", {"x": "1"}), [{"query": "q"}])
-    assert needs.asked_instead(step, [need(x="2")]) == 'write.x was "1", and on the same path "2"'
-    assert "no longer on the same path" in needs.asked_instead(step, [NeedsSearch("q")])
+    assert needs.asked_instead(step, [need(x="2")]) == 'write.x was "1" in one run, and "2" in another'
+    assert "not called in another" in needs.asked_instead(step, [NeedsSearch("q")])
 
 
 def test_of_branches_side_by_side_a_search_goes_first():

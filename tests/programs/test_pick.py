@@ -78,7 +78,7 @@ def test_the_program_goes_on_with_what_the_ids_name(answers, picked):
 def test_an_id_that_may_not_be_picked_does_not_parse(stop, answers):
     end = replayed(Picks(stop=stop), *answers)
     assert end.unparsed
-    assert "the id of no candidate of pick" in str(end.prediction)
+    assert "is not the id of a candidate left for pick" in str(end.prediction)
 
 
 def test_what_is_picked_counts_as_retrieved_where_the_pick_says_so():
@@ -128,7 +128,7 @@ def test_candidates_are_texts_dicts_passages_or_candidates():
     assert [(one.id, one.title, one.text, one.position) for one in made] == [
         ("0", "", "a", 0), ("7", "B", "b", 1), ("d", "D", "c", None), ("x", "", "e", None),
     ]  # fmt: skip
-    with pytest.raises(ProgramError, match="candidate 0 is 3"):
+    with pytest.raises(ProgramError, match="candidate 0 of a Pick is 3"):
         candidates_of([3])
     with pytest.raises(ProgramError, match="the id '0'"):
         candidates_of(["a", {"id": "0", "text": "b"}])
@@ -157,5 +157,5 @@ def test_outside_of_leret_the_actor_answers_also_for_a_copy():
     assert actor.requests[0].choice.predictor == "pick"
     assert '"candidates": {"0": "Mary went home."' in actor.requests[0].messages[0]["content"]
     program.pick.actor = Placed(0, "nine")
-    with pytest.raises(AdapterParseError, match="'nine' is the id of no candidate"):
+    with pytest.raises(AdapterParseError, match="'nine' is not the id of a candidate"):
         program(question="?")

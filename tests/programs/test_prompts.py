@@ -62,7 +62,7 @@ def test_a_prompt_is_read_back_and_its_digest_ignores_the_name(tmp_path):
 )
 def test_what_is_not_a_prompt_is_refused(tmp_path, text):
     (tmp_path / "1.json").write_text(text)
-    with pytest.raises(RunError, match=r"not a prompt.* a prompt file is .*\"demos\": \{PREDICTOR"):
+    with pytest.raises(RunError, match=r"not a prompt.* the format is .*\"demos\": \{PREDICTOR"):
         Prompt.load(tmp_path / "1.json")
 
 

@@ -117,7 +117,7 @@ def test_inputs_are_bound_by_name_and_a_predictor_under_two_names_is_replayed_un
 
 @pytest.mark.parametrize(
     ("base", "forward", "message"),
-    [(dspy.Module, lambda self, question: None, "no predictor"), (Catching, lambda self, depth=1: None, "takes depth")],
+    [(dspy.Module, lambda self, question: None, "no predictor"), (Catching, lambda self, depth=1: None, "no required")],
 )
 def test_a_program_without_a_predictor_or_an_input_is_refused(base, forward, message):
     with pytest.raises(ProgramError, match=message):
@@ -140,7 +140,7 @@ def test_outputs_are_found_by_what_is_asked_and_an_unused_one_is_told():
     program.order = ("y", "x")
     assert replay.run(task, [one, two], {}).prediction.query == "2 1"
     program.order = ("x", "z")
-    with pytest.raises(ReplayError, match=r'ask.question was "y", and on the same path "z"'):
+    with pytest.raises(ReplayError, match=r'ask.question was "y" in one run, and "z" in another'):
         replay.run(task, [one, two], {})
 
 

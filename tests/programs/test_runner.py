@@ -58,7 +58,7 @@ def test_a_program_that_does_not_end_is_told(walk):
             while True:
                 question = self.write(question=question, context=[]).query
 
-    with pytest.raises(ProgramError, match="more than 64 completions"):
+    with pytest.raises(ProgramError, match="makes over 64 LM calls"):
         walk(Endless())
 
 
