@@ -57,7 +57,7 @@ def copy(name: str, directory: Path) -> list[Path]:
 
 
 def purpose(name: str) -> str:
-    """Return the first sentence of a shipped file's header."""
+    """Return the purpose of a shipped file: the first sentence of its header."""
     text = (ROOT / name).read_text(encoding="utf-8")
     if name.endswith(".py"):
         return text.split('"""')[1].split("\n")[0].strip() if '"""' in text else ""
@@ -86,7 +86,7 @@ def find_model(name: str, key: str) -> Path:
     try:
         return Path(snapshot_download(name, ignore_patterns=_OTHER_FORMATS))
     except Exception as error:
-        fault = f"{key}: {name} is not a directory, and the Hugging Face hub failed ({reason(error)})"
+        fault = f"{key}: {name} is not a directory, and downloading it from the Hugging Face hub failed ({reason(error)})"
         raise RetrievalError(f"{fault}; download the model yourself and name its directory") from error
 
 
@@ -106,6 +106,6 @@ def model_digest(directory: Path) -> str:
 def require_model(directory: Path, digest: str, index: Path) -> None:
     """Raise RetrievalError if the model is missing or is not the one that built the index."""
     if not directory.is_dir():
-        raise RetrievalError(f"{index}: the model directory {directory} is missing; restore it, or build the index again")
+        raise RetrievalError(f"{index}: model directory {directory} is missing; restore it, or build the index again")
     if model_digest(directory) != digest:
         raise RetrievalError(f"{index}: the model in {directory} has changed; restore it, or build the index again")
