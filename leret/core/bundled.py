@@ -86,7 +86,7 @@ def find_model(name: str, key: str) -> Path:
     try:
         return Path(snapshot_download(name, ignore_patterns=_OTHER_FORMATS))
     except Exception as error:
-        fault = f"{key}: {name} is not a directory, and downloading it from the Hugging Face hub failed ({reason(error)})"
+        fault = f"{key}: {name} is not a directory, and its download failed ({reason(error)})"
         raise RetrievalError(f"{fault}; download the model yourself and name its directory") from error
 
 

@@ -103,7 +103,7 @@ def current_adapter() -> dspy.Adapter:
 
 
 def one_call(adapter: dspy.Adapter) -> dspy.Adapter:
-    """Disable the adapter's JSON fallback, which calls the LM again after a parse error: one seed is one call."""
+    """Return the adapter without its JSON fallback, a second call after a parse error: one seed is one call."""
     if not getattr(adapter, "use_json_adapter_fallback", False):
         return adapter
     adapter = copy.copy(adapter)
