@@ -43,7 +43,7 @@ from leret.core.stages import source_digest
 from leret.core.types import digest
 
 SCHEMA = 2  # version of the run directory's layout
-_RUN, _LERET = "$RUN/", "$LERET/"  # path prefixes in run.yaml: the run directory, and leret
+_RUN, _LERET = "$RUN/", "$LERET/"  # path prefixes: run directory, leret
 
 _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets")
 
@@ -54,7 +54,7 @@ class RunManifest:
 
     versions: Mapping[str, str | None] = field(default_factory=dict)  # Python and the packages that affect results
     sampling: Mapping[str, Any] | None = None  # the resolved recipe of `leret sample`, as JSON values
-    digests: Mapping[str, str] = field(default_factory=dict)  # digests of the corpus, the program, the last sampling policy ...
+    digests: Mapping[str, str] = field(default_factory=dict)  # of the corpus, program, last policy ...
     rounds: Sequence[Mapping[str, Any]] = ()  # policy, model and digest per sampling round, oldest first
     bank: Mapping[str, Any] | None = None  # names and scores of its prompts
     searched: Mapping[str, bool] | None = None  # by predictor: True if a search follows the predictor
@@ -88,7 +88,7 @@ class Run:
         self.report = path / "report.html"
         self.cache = path / "cache"
         self.setup_lock = path / ".setup.lock"  # held while a process creates files for all shards
-        self._record: tuple[tuple[int, int, int], Any] | None = None  # file status and content of run.yaml when last read
+        self._record: tuple[tuple[int, int, int], Any] | None = None  # stamp and content of run.yaml when last read
         self._manifest: tuple[Mapping[str, Any], RunManifest] | None = None  # record and the manifest built from it
 
     @classmethod
@@ -151,7 +151,7 @@ class Run:
         return sections
 
     def prepare(self, sections: Mapping[str, Any]) -> int:
-        """Write pending sections; they take effect when a commit sets the store's ``application_id`` to the result."""
+        """Write pending sections; they apply once a commit sets the store's ``application_id`` to the result."""
         name = secrets.randbits(30) + 1
         self.update(prepared={"name": name, "sections": sections})
         return name
