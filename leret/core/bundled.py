@@ -27,7 +27,7 @@ def names() -> list[str]:
 
 
 def find(name: str, *folders: str) -> Path:
-    """Return the path of a shipped file. ``name`` is a path, or a file name in one of ``folders`` (first match)."""
+    """Return a shipped file by relative path, or by name in the first of ``folders`` that has it (suffix optional)."""
     known = names()
     for folder in ("", *folders):
         for suffix in ("", ".yaml", ".py"):

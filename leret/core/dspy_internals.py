@@ -151,7 +151,7 @@ QUIET: dict[str, Any] = {"callbacks": [], "disable_history": True, "warn_on_type
 
 
 def carrying(run: Any, settings: Mapping[str, Any]) -> Context:
-    """Return a context with a watched run and its settings; threads of `dspy.Parallel` inherit the settings."""
+    """Return a context with a watched run and its settings; threads of `dspy.Parallel` inherit both."""
     context = copy_context()
     whole = {**main_thread_config, **settings_here(), **settings, "_leret_run": run}
     context.run(thread_local_overrides.set, dotdict(whole))
@@ -262,7 +262,7 @@ class StandInLM(EngineLM):
 
     @history.setter
     def history(self, value: list[Any]) -> None:
-        """Discard the history: DSPy assigns it."""
+        """Ignore the history that DSPy assigns."""
 
     def inspect_history(self, *args: Any, **kwargs: Any) -> None:
         """Print nothing."""

@@ -13,7 +13,7 @@
     `-- RunError         a run directory: missing, not a run, wrong version, locked, disk full
 
 A message names the wrong value and its place, and then what to do. The command line prints only the message and
-exits with ``exit_code``: 2 if the user can correct the cause, 1 if something failed.
+exits with ``exit_code``: 2 if the user can fix the cause, and 1 for other failures.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class MissingDependency(LeretError):
         with suppress(PackageNotFoundError):  # leret itself is not installed
             lines = requires("leret") or lines
         packages = [f"'{line.partition(';')[0]}'" for line in lines if line.endswith(f"'{extra}'")]
-        others = f" or `pip install {' '.join(packages)}`" if packages and not command else ""
+        others = (
+            f"; if leret is not on an index, run `pip install {' '.join(packages)}`" if packages and not command else ""
+        )
         install = command or f"pip install 'leret[{extra}]'"
         super().__init__(f"{package} is not installed; run `{install}`{others}")
 

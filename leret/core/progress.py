@@ -74,7 +74,7 @@ class ProgressLines(Progress):
             print(f"{self.part}: {self.figures(ended=ended)}", file=sys.stderr, flush=True)
 
     def figures(self, *, ended: bool, width: int | None = None) -> str:
-        """Format ``12/60, 3.1/s, 0:15 left, mean reward 0.412`` (or the duration) in at most ``width`` characters."""
+        """Format ``12/60, 3.1/s, 0:15 left, mean reward 0.412``, cut to ``width``; ``ended`` shows the duration."""
         seconds = time.monotonic() - self.began
         rate = self.done / seconds if seconds > 0 else 0.0
         parts = []

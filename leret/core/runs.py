@@ -5,7 +5,7 @@
     R/run.yaml        resolved recipe of every stage, versions, digests; `schema` is the layout version
     R/prompts/        prompt bank
     R/rollouts.db     states and samples
-    R/held_out.json   ids of questions excluded from training: the test split, and questions with equal text
+    R/held_out.json   ids of questions excluded from training: the test split and duplicates of its questions
     R/preferences/    preference pairs for training
     R/policies/NAME/  trained policies
     R/program/        files for `leret.load`
@@ -50,13 +50,13 @@ _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets
 
 @dataclass(frozen=True, slots=True)
 class RunManifest:
-    """Content of run.yaml with local paths. A section is None or empty until its stage has run."""
+    """Content of run.yaml with absolute paths. A section is None or empty until its stage has run."""
 
     versions: Mapping[str, str | None] = field(default_factory=dict)  # Python and the packages that affect results
     sampling: Mapping[str, Any] | None = None  # the resolved recipe of `leret sample`, as JSON values
-    digests: Mapping[str, str] = field(default_factory=dict)  # of the corpus, program, last policy ...
+    digests: Mapping[str, str] = field(default_factory=dict)  # by name: corpus, program, last sampling policy ...
     rounds: Sequence[Mapping[str, Any]] = ()  # policy, model and digest per sampling round, oldest first
-    bank: Mapping[str, Any] | None = None  # names and scores of its prompts
+    bank: Mapping[str, Any] | None = None  # names and scores of the bank's prompts
     searched: Mapping[str, bool] | None = None  # by predictor: True if a search follows the predictor
     preferences: Mapping[str, Any] = field(default_factory=dict)  # strategy, margin and number of pairs
     training: Mapping[str, Any] = field(default_factory=dict)  # by name of a trained policy: its key and counts

@@ -181,7 +181,7 @@ class Choice:
 
     predictor: str  # name of the `leret.Pick` in the program
     context: Mapping[str, Any]  # values from the program by name (``question``), unchanged
-    candidates: Sequence[Candidate]  # not picked before; `STOP` is last if stopping is allowed
+    candidates: Sequence[Candidate]  # candidates not picked yet; `STOP` is last if stopping is allowed
     picked: tuple[Candidate, ...] = ()  # earlier picks, in order
 
 
@@ -286,7 +286,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class LMCall:
-    """One LM call (step) of a rollout."""
+    """One step of a rollout: an LM call, a rule or a pick."""
 
     predictor: str
     inputs: Mapping[str, Json]
