@@ -92,9 +92,7 @@ class MissingDependency(LeretError):
         with suppress(PackageNotFoundError):  # leret itself is not installed
             lines = requires("leret") or lines
         packages = [f"'{line.partition(';')[0]}'" for line in lines if line.endswith(f"'{extra}'")]
-        others = (
-            f"; if leret is not on an index, run `pip install {' '.join(packages)}`" if packages and not command else ""
-        )
+        others = f"; for a leret checkout, run `pip install {' '.join(packages)}`" if packages and not command else ""
         install = command or f"pip install 'leret[{extra}]'"
         super().__init__(f"{package} is not installed; run `{install}`{others}")
 
