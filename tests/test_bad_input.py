@@ -117,7 +117,7 @@ def test_a_full_disk_leaves_the_run_to_go_on():
     Path("R/events.jsonl").rename("kept.jsonl")
     Path("R/events.jsonl").symlink_to("/dev/full")
     command = "train training/sft.yaml --run R --set require_spread=false --set learning_rate=1e-3"
-    stops(command, "R cannot be written: the disk is full: free some space and run the same command again")
+    stops(command, "R cannot be written: the disk is full; free some space and run the same command again")
     after = snapshot()
     assert {name for name in before if after.get(name) != before[name]} <= {"R/run.yaml"}
     Path("kept.jsonl").replace("R/events.jsonl")

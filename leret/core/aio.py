@@ -1,4 +1,4 @@
-"""A background event loop for synchronous callers (`search`, an LM of DSPy), and tasks."""
+"""Asyncio helpers, and a background event loop for synchronous callers (`leret.search`, DSPy LMs)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _running: tuple[int, asyncio.AbstractEventLoop] | None = None
 
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
-    """Start a coroutine on the background loop; cancelling the future cancels it."""
-    global _running  # noqa: PLW0603  one loop a process is the point
+    """Start a coroutine on the background loop. Cancelling the future cancels the coroutine."""
+    global _running  # noqa: PLW0603  one loop per process is the point
     with _lock:
         if _running is None or _running[0] != os.getpid():  # a forked child does not inherit the thread
             loop = asyncio.new_event_loop()
@@ -27,7 +27,7 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start a task that logs no warning if its error is never read, because another error ended the session."""
+    """Start a task that does not log "exception was never retrieved" when another error ends the session first."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task
@@ -45,7 +45,7 @@ async def for_each(items: Iterable[T], do: Callable[[T], Awaitable[None]], concu
 
 
 async def gathered(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results in order. The first error, or a cancellation, cancels all others and waits for them."""
+    """Return the coroutines' results in order. On an error or a cancellation, cancel all tasks and wait for them."""
     tasks = [asyncio.create_task(one) for one in work]
     try:
         return list(await asyncio.gather(*tasks))

@@ -1,4 +1,4 @@
-"""Recipes, programs, and models by name: those that ship with leret, and models of the Hugging Face hub."""
+"""Find recipes and programs that ship with leret, and local or Hugging Face models, by name."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ FOLDERS = ("sampling", "training", "eval", "pipelines")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 ROOT = _PACKAGE / "_recipes" if (_PACKAGE / "_recipes").is_dir() else _PACKAGE.parent
-"""Directory with `FOLDERS`: the top of a checkout, or ``leret/_recipes`` in a wheel."""
+"""Directory that contains `FOLDERS`: the root of a checkout, or ``leret/_recipes`` in a wheel."""
 
 
 def names() -> list[str]:
-    """List all recipes, then all programs, as ``sampling/demo.yaml``."""
+    """List all recipes, then all programs, by relative path (``sampling/demo.yaml``)."""
     paths: list[str] = []
     for folder in FOLDERS:
         suffix = ".py" if folder == "pipelines" else ".yaml"
@@ -27,7 +27,7 @@ def names() -> list[str]:
 
 
 def find(name: str, *folders: str) -> Path:
-    """Return a shipped file: ``sampling/demo.yaml``, or ``demo`` in the first of ``folders`` that has it."""
+    """Return a shipped file by relative path, or by name in the first of ``folders`` that has it (suffix optional)."""
     known = names()
     for folder in ("", *folders):
         for suffix in ("", ".yaml", ".py"):
@@ -35,11 +35,11 @@ def find(name: str, *folders: str) -> Path:
                 return ROOT / folder / f"{name}{suffix}"
     stems = {Path(other).stem: other for other in known if not folders or other.startswith(folders)}
     near = [f"; did you mean {stems[stem]}?" for stem in get_close_matches(Path(name).stem, stems, 1)]
-    raise ConfigError("".join([f"{name}: no such recipe; name a file, or one from `leret recipes list`", *near]))
+    raise ConfigError("".join([f"{name}: no such recipe; name a file or a recipe from `leret recipes list`", *near]))
 
 
 def copy(name: str, directory: Path) -> list[Path]:
-    """Copy a recipe, in its folder, and all programs for editing; return the new files. Existing files stay."""
+    """Copy a recipe and, for sampling, all programs into ``directory``. Return new files; existing files stay."""
     source = find(name, *FOLDERS)
     programs = sorted((ROOT / "pipelines").glob("*.py")) if source.parent.name == "sampling" else []
     written: list[Path] = []
@@ -51,13 +51,13 @@ def copy(name: str, directory: Path) -> list[Path]:
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
         except OSError as error:
-            raise ConfigError(f"{target} cannot be written ({error.strerror}); name another directory") from error
+            raise ConfigError(f"{target} cannot be written ({error.strerror}); choose another directory") from error
         written.append(target)
     return written
 
 
 def purpose(name: str) -> str:
-    """Return the first sentence of a shipped file's header."""
+    """Return the purpose of a shipped file: the first sentence of its header."""
     text = (ROOT / name).read_text(encoding="utf-8")
     if name.endswith(".py"):
         return text.split('"""')[1].split("\n")[0].strip() if '"""' in text else ""
@@ -67,7 +67,7 @@ def purpose(name: str) -> str:
 
 
 POLICIES = {"demo": "policy", "agent": "agent"}
-"""Folders under ``leret/demo`` of the small policies that ship with leret, by name."""
+"""Folders in ``leret/demo`` of the small policies that ship with leret, by policy name."""
 
 
 _MODEL_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".json", ".txt", ".model", ".metadata"}
@@ -75,23 +75,23 @@ _OTHER_FORMATS = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]
 
 
 def find_model(name: str, key: str) -> Path:
-    """Return the directory of a model: ``name``, or ``owner/name`` of the Hugging Face hub, downloaded if missing."""
+    """Return a model's directory: ``name``, or a download of ``owner/name`` from the Hugging Face hub."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
     if path.is_absolute() or name.count("/") != 1 or name.startswith("."):
-        raise RetrievalError(f"{key}: no model directory {name}; correct the path, or name a model on the hub")
+        raise RetrievalError(f"{key}: no model directory {name}; fix the path, or name a model on the Hugging Face hub")
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, ignore_patterns=_OTHER_FORMATS))
     except Exception as error:
-        fault = f"{key}: no directory {name}, and the hub failed ({reason(error)})"
-        raise RetrievalError(f"{fault}; download the model and name its directory") from error
+        fault = f"{key}: {name} is not a directory, and its download failed ({reason(error)})"
+        raise RetrievalError(f"{fault}; download the model yourself and name its directory") from error
 
 
 def model_digest(directory: Path) -> str:
-    """Return the digest of a model directory: of its weights, settings, and vocabulary files."""
+    """Return a digest of the weights, settings and vocabulary files in a model directory."""
     content = hashlib.blake2b(digest_size=16)
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory).as_posix()
@@ -104,8 +104,8 @@ def model_digest(directory: Path) -> str:
 
 
 def require_model(directory: Path, digest: str, index: Path) -> None:
-    """Refuse a model other than the one that built the index."""
+    """Raise RetrievalError if the model is missing or is not the one that built the index."""
     if not directory.is_dir():
-        raise RetrievalError(f"{index}: its model {directory} is missing; restore it, or build the index again")
+        raise RetrievalError(f"{index}: model directory {directory} is missing; restore it, or build the index again")
     if model_digest(directory) != digest:
         raise RetrievalError(f"{index}: the model in {directory} has changed; restore it, or build the index again")

@@ -1,4 +1,4 @@
-"""Names of classes in JSON files, for objects that another process builds again."""
+"""Import paths of classes, stored in JSON so that another process can rebuild their objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leret.core.errors import ProgramError
 
 
 def path_of(kind: type) -> str:
-    """Return ``package.module:Class``, with the file's name for a script; ProgramError if that cannot be imported."""
+    """Return ``package.module:Class`` (a script's module is its file name); ProgramError if it is not importable."""
     module, name = kind.__module__, kind.__qualname__
     if module == "__main__" and vars(main := sys.modules[module]).get(name) is kind:
         spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
@@ -25,20 +25,20 @@ def path_of(kind: type) -> str:
 
 
 def class_at(path: str, kind: type = object) -> Any:
-    """Import the class at ``package.module:Class``; ProgramError if it is missing or not a ``kind``."""
+    """Import a class from ``package.module:Class``; ProgramError if it is missing or not a subclass of ``kind``."""
     module, _, name = path.partition(":")
     try:
         imported = attrgetter(name)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
-        advice = "install its package, or put its folder on PYTHONPATH"
+        advice = "install its package, or add its folder to PYTHONPATH"
         raise ProgramError(f"{path} cannot be imported here ({error}); {advice}") from error
     if not (inspect.isclass(imported) and issubclass(imported, kind)):
-        raise ProgramError(f"{path} is not a {kind.__name__}; save the program again")
+        raise ProgramError(f"{path} is not a subclass of {kind.__name__}; save the program again")
     return imported
 
 
 def plain_value(value: Any) -> bool:
-    """Check that a value survives JSON unchanged."""
+    """Check whether a value survives a round trip through JSON unchanged."""
     if isinstance(value, list):
         return all(map(plain_value, value))
     if isinstance(value, dict):

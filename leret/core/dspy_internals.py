@@ -1,4 +1,4 @@
-"""The parts of DSPy 3.4.1 that are private or may change; tests/core/test_dspy_internals.py states expectations."""
+"""Wrap the parts of DSPy 3.4.1 that are private or may change; tests/core/test_dspy_internals.py checks them."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ __all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "Provid
 LM_ATTRIBUTES = frozenset(
     {LM_CLASS_STATE_KEY, "model", "model_type", "num_retries", "finetuning_model", "launch_kwargs", "train_kwargs"}
 )
-"""Keys of ``dspy.LM.dump_state`` other than engines and keyword arguments of requests."""
+"""Keys of ``dspy.LM.dump_state`` that are neither engines nor request arguments."""
 
 _GENERATION = frozenset(
     {"temperature", "top_p", "max_tokens", "max_completion_tokens", "stop", "seed", "frequency_penalty",
      "presence_penalty", "reasoning_effort", "response_format"}
 )  # fmt: skip
-"""Keyword arguments of an LM that belong in a request; the others belong to its client."""
+"""LM keyword arguments that are sent in a request; all other arguments configure the client."""
 
 PART_MARKER = "<<CUSTOM-TYPE-"
-"""Marker at which DSPy's base adapter splits a message into parts."""
+"""Start of the marker at which DSPy's base adapter splits a message into parts."""
 
 
 class PlainJSONAdapter(dspy.JSONAdapter):
-    """DSPy's JSON adapter without ``response_format``, which policies in this process do not support."""
+    """DSPy's JSON adapter without ``response_format``, which in-process policies do not support."""
 
     __call__ = dspy.ChatAdapter.__call__
     acall = dspy.ChatAdapter.acall
 
 
 def rm_rows(ranking: Sequence[Any]) -> list[Any]:
-    """Return passages in the form that `dspy.Retrieve` expects from ``dspy.settings.rm``."""
+    """Convert passages to the rows that `dspy.Retrieve` expects from ``dspy.settings.rm``."""
     texts = [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
     return [dotdict(long_text=text, pid=p.doc_id, score=p.score) for p, text in zip(ranking, texts, strict=True)]
 
 
 class AdapterProxy:
-    """A proxy in ``settings.adapter`` that sends calls to ``answer`` and everything else to the adapter.
+    """A proxy for ``dspy.settings.adapter``: ``answer`` handles calls, and the adapter everything else.
 
-    A subclass would not do: DSPy wraps its methods, and ReAct formats its trajectory by the ambient adapter.
+    A subclass would not work: DSPy wraps adapter methods, and ReAct formats its trajectory with the current adapter.
     """
 
     def __init__(self, adapter: dspy.Adapter, answer: Callable[..., list[dict[str, Any]]]) -> None:
@@ -92,7 +92,7 @@ class _FirstAdapter(BaseCallback):
 
 
 def current_adapter() -> dspy.Adapter:
-    """Return the adapter of ``dspy.settings``, or DSPy's default."""
+    """Return ``dspy.settings.adapter``, or DSPy's default adapter."""
     if dspy.settings.adapter is not None:
         return cast(dspy.Adapter, dspy.settings.adapter)
     first, lm = _FirstAdapter(), EngineLM("adapter", lambda request: text_response(request, "-"))
@@ -103,7 +103,7 @@ def current_adapter() -> dspy.Adapter:
 
 
 def one_call(adapter: dspy.Adapter) -> dspy.Adapter:
-    """Return the adapter without DSPy's second call for a completion that does not parse: one seed is one call."""
+    """Return the adapter without its JSON fallback, a second call after a parse error: one seed is one call."""
     if not getattr(adapter, "use_json_adapter_fallback", False):
         return adapter
     adapter = copy.copy(adapter)
@@ -112,7 +112,7 @@ def one_call(adapter: dspy.Adapter) -> dspy.Adapter:
 
 
 def run_program(program: dspy.Module, /, *args: Any, **inputs: Any) -> Any:
-    """Call a program, even one that only has ``aforward``."""
+    """Call a program through ``forward``, or through ``aforward`` if ``forward`` is missing."""
     if callable(getattr(type(program), "forward", None)):
         return program(*args, **inputs)
     return asyncio.run(program.acall(*args, **inputs))
@@ -125,20 +125,20 @@ def calling_predictor() -> Any:
 
 
 settings_here: Callable[[], Mapping[str, Any]] = thread_local_overrides.get
-"""Return all settings in a context of `carrying`; elsewhere only those that differ from the process's."""
+"""Return the thread-local DSPy settings: all settings in a context from `carrying`, elsewhere only overrides."""
 
 
 def carried_run() -> Any:
-    """Return the run of a context of `carrying`; None elsewhere."""
+    """Return the run of the current context from `carrying`, or None outside of such a context."""
     return thread_local_overrides.get().get("_leret_run")
 
 
 passes: list[Any] = []
-"""Program runs that are being replayed now, in all threads."""
+"""Program runs currently replayed, in all threads."""
 
 
 def watching_run() -> Any:
-    """Return `carried_run`; ProgramError if a replayed program has started this thread itself."""
+    """Return `carried_run`; ProgramError in a thread that a replayed program started."""
     run = carried_run()
     if run is None:
         for one in tuple(passes):
@@ -151,7 +151,7 @@ QUIET: dict[str, Any] = {"callbacks": [], "disable_history": True, "warn_on_type
 
 
 def carrying(run: Any, settings: Mapping[str, Any]) -> Context:
-    """Return a context with the settings of a watched run, which reach the threads of `dspy.Parallel`."""
+    """Return a context with a watched run and its settings; threads of `dspy.Parallel` inherit both."""
     context = copy_context()
     whole = {**main_thread_config, **settings_here(), **settings, "_leret_run": run}
     context.run(thread_local_overrides.set, dotdict(whole))
@@ -159,13 +159,13 @@ def carrying(run: Any, settings: Mapping[str, Any]) -> Context:
 
 
 def forward_of(program: dspy.Module) -> Callable[..., Any]:
-    """Return a module's ``forward``, which skips DSPy's bookkeeping, or the module if it overrides ``__call__``."""
+    """Return a module's ``forward`` to skip DSPy's bookkeeping, or the module if it overrides ``__call__``."""
     plain = type(program).__call__ is dspy.Module.__call__
     return cast(Callable[..., Any], object.__getattribute__(program, "forward") if plain else program)
 
 
 def prediction_of(outputs: Sequence[Mapping[str, Any]], signature: type[dspy.Signature]) -> dspy.Prediction:
-    """Build what `dspy.Prediction.from_completions` builds of a copy, in a third of the time."""
+    """Build the same prediction as `dspy.Prediction.from_completions` on a copy, three times as fast."""
     prediction, completions = dspy.Prediction.__new__(dspy.Prediction), Completions.__new__(Completions)
     fields: dict[str, list[Any]] = {name: [one[name] for one in outputs] for name in outputs[0]} if outputs else {}
     for name, values in fields.items():
@@ -178,18 +178,18 @@ def prediction_of(outputs: Sequence[Mapping[str, Any]], signature: type[dspy.Sig
 
 
 def is_turn_by_turn(adapter: dspy.Adapter, kinds: Sequence[type[dspy.Adapter]]) -> bool:
-    """Check that an adapter's ``format`` is DSPy's or that of one of ``kinds``: demos first, then the inputs."""
-    method = inspect.unwrap(type(adapter).format)  # DSPy wraps it in every subclass
+    """Check whether an adapter inherits ``format`` from DSPy or ``kinds``, which put demos before the inputs."""
+    method = inspect.unwrap(type(adapter).format)  # DSPy wraps ``format`` in every subclass
     return any(method is inspect.unwrap(kind.format) for kind in (dspy.Adapter, *kinds))
 
 
 def last_message(adapter: dspy.Adapter, signature: type[dspy.Signature], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the last message of a call, for an adapter with DSPy's ``format``."""
+    """Return the last message of a call. The adapter must have DSPy's ``format``."""
     return message("user", adapter.format_user_message_content(signature, dict(inputs), main_request=True))
 
 
 def messages_of(request: lm15.Request) -> Messages:
-    """Return the messages of a request as text, the system's first; UnsupportedFeatureError for other content."""
+    """Return a request's text messages, system message first; UnsupportedFeatureError for non-text content."""
     messages: list[Message] = []
     if request.system is not None:
         parts = request.system
@@ -208,14 +208,14 @@ def _text(part: Any) -> str:
     if isinstance(part, lm15.ToolResultPart):
         return "".join(map(_text, part.content))
     if not isinstance(part, lm15.TextPart):
-        fault = f"a leret policy only reads text, and the prompt has a {type(part).__name__}"
+        fault = f"the prompt contains a {type(part).__name__}; leret policies read only text, so remove it"
         raise lm15.UnsupportedFeatureError(fault, feature="messages")
     return cast(str, part.text)
 
 
 async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Message]) -> str:
-    """Return an LM's completion of these messages, with its own settings."""
-    if not isinstance(lm, dspy.LM):  # it overrides ``forward``, which DSPy 3.5 no longer supports
+    """Complete the messages with the LM's configured settings."""
+    if not isinstance(lm, dspy.LM):  # a subclass that overrides ``forward``; DSPy 3.5 drops support
         [first, *_] = await lm.acall(messages=[dict(one) for one in messages])
         return str(first["text"] if isinstance(first, Mapping) else first)
     settings = {name: value for name, value in lm.kwargs.items() if name in _GENERATION and value is not None}
@@ -238,7 +238,7 @@ def text_response(
 
 
 class EngineLM(dspy.LM):
-    """A ``dspy.LM`` that calls a function, without cache and retries."""
+    """A ``dspy.LM`` that calls a Python function, without cache or retries."""
 
     def __init__(self, name: str, answer: Callable[[lm15.Request], lm15.Response], **settings: Any) -> None:
         engines = {"engine": _Engine(answer), "async_engine": _AsyncEngine(answer)}
@@ -246,7 +246,7 @@ class EngineLM(dspy.LM):
 
 
 class StandInLM(EngineLM):
-    """A stand-in for the LM of the predictor ``owner`` during a run; "" stands for ``dspy.settings.lm``."""
+    """A stand-in for a predictor's LM during a run. ``owner`` names the predictor; "" means ``dspy.settings.lm``."""
 
     owner = ""
 
@@ -258,11 +258,11 @@ class StandInLM(EngineLM):
 
     @property
     def history(self) -> list[Any]:
-        raise ProgramError("it reads the history of its LM, which no replay has; use what the predictor returns")
+        raise ProgramError("it reads the history of its LM, which is empty in a replay; use what the predictor returns")
 
     @history.setter
     def history(self, value: list[Any]) -> None:
-        """Keep nothing."""
+        """Ignore the history that DSPy assigns."""
 
     def inspect_history(self, *args: Any, **kwargs: Any) -> None:
         """Print nothing."""
@@ -290,13 +290,13 @@ class _AsyncEngine(SharedInstance):
 
 
 class _MutedStream(io.TextIOBase):
-    """A stream that drops the output of muted threads; a live progress display writes from another thread."""
+    """A stream that drops the output of muted threads. Other threads (a live progress display) still write."""
 
     stream: TextIO
 
     def write(self, text: str) -> int:
         if threading.get_ident() in _muted or (_muted and type(threading.current_thread()).__name__ == "TMonitor"):
-            return len(text)  # tqdm's monitor redraws the bars of such threads
+            return len(text)  # tqdm's monitor thread redraws the bars of muted threads
         return self.stream.write(text)
 
     def flush(self) -> None:
@@ -308,12 +308,12 @@ class _MutedStream(io.TextIOBase):
 
 _streams_lock, _log_lock = threading.Lock(), threading.RLock()
 _muted: dict[int, int] = {}  # number of `muted` blocks around each muted thread
-# Kept for ever: a ``print`` in another thread holds no reference to its stream.
+# Never deleted: a ``print`` in another thread holds no reference to its stream.
 _streams = {"stdout": _MutedStream(), "stderr": _MutedStream()}
 
 
 class muted:  # noqa: N801 - a context manager; a generator takes 1.5 times as long
-    """Drop the output of threads, by default of this one, in the block. Blocks of several threads may overlap."""
+    """Drop the output of ``threads`` (default: this thread) in the block. Blocks may overlap across threads."""
 
     def __init__(self, threads: Collection[int] | None = None) -> None:
         self._threads = threads
@@ -340,7 +340,7 @@ class muted:  # noqa: N801 - a context manager; a generator takes 1.5 times as l
 
 @contextmanager
 def suppress_output(logger: str) -> Iterator[None]:
-    """Drop the output of this thread and the log of one library in the block; other threads wait for their turn."""
+    """Drop this thread's output and one library's log in the block; only one thread is in the block at a time."""
     log = logging.getLogger(logger)
     with _log_lock:  # the log level is global: each thread restores it
         level = log.level

@@ -1,4 +1,4 @@
-"""The exceptions of leret, one for each boundary.
+"""Exceptions of leret, one per boundary.
 
 ::
 
@@ -6,14 +6,14 @@
     |-- ConfigError      a recipe, an override, a flag
     |-- DataError        a corpus, a question file, a line in it
     |-- RetrievalError   an index, a retriever, a retrieval server
-    |-- PolicyError      a model directory, an LM server, a completion that never came
-    |-- ProgramError     a user's DSPy program: its file, its class, what it does
-    |-- ReplayError      a program that does not depend on its completions alone, so that it cannot be replayed
-    |-- TrainingError    a trainer, its inputs, a failed pre-flight
-    `-- RunError         a run directory: missing, foreign, of another version, locked, full
+    |-- PolicyError      a model directory, an LM server, a missing completion
+    |-- ProgramError     a user's DSPy program: its file, class or behavior
+    |-- ReplayError      a program that cannot be replayed because its steps depend on more than completions
+    |-- TrainingError    a trainer, its inputs, a failed check before training
+    `-- RunError         a run directory: missing, not a run, wrong version, locked, disk full
 
 A message names the wrong value and its place, and then what to do. The command line prints only the message and
-exits with ``exit_code``: 2 if the user can correct the cause, 1 if something failed.
+exits with ``exit_code``: 2 if the user can fix the cause, and 1 for other failures.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from typing import Any, Self
 _LIBRARIES = (
     str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib")), "<",
 )  # fmt: skip
-"""Path prefixes of leret, of libraries, and of code without a file."""
+"""Path prefixes of leret, libraries and code without a file."""
 
 USER_ERRORS = (Exception, SystemExit, GeneratorExit)
-"""Exceptions of a user's function that leret reports as the function's error."""
+"""Exceptions from a user's function that leret catches and reports."""
 
 
 class LeretError(Exception):
-    """The base class of leret's exceptions."""
+    """Base class of leret's exceptions."""
 
     exit_code = 2
 
     def failed(self) -> Self:
-        """Return the error with exit code 1: the user's input was not the cause."""
+        """Set the exit code to 1, for errors that the user did not cause, and return the error."""
         self.exit_code = 1
         return self
 
 
 class ConfigError(LeretError):
-    """All faults of a recipe, one per line: the place (file, line, key), the fault, and how to correct it."""
+    """All problems of a recipe, one per line: the place (file, line, key), the problem and how to fix it."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
@@ -57,11 +57,11 @@ class ConfigError(LeretError):
 
 
 class DataError(LeretError):
-    """A corpus or a question file that does not have its format."""
+    """A corpus or question file with an invalid format."""
 
 
 class RetrievalError(LeretError):
-    """An index or a retriever that cannot answer; leret never scores it as a bad query."""
+    """An index or a retriever that fails; leret never scores the failure as a bad query."""
 
 
 class PolicyError(LeretError):
@@ -73,32 +73,32 @@ class ProgramError(LeretError):
 
 
 class ReplayError(LeretError):
-    """A program that reaches another step when it is replayed, or sends other messages than recorded."""
+    """A program that takes different steps or sends different messages when it is replayed."""
 
 
 class TrainingError(LeretError):
-    """A training that cannot start, or that failed."""
+    """Training that cannot start, or that failed."""
 
 
 class RunError(LeretError):
-    """A run directory that is missing, foreign, locked, of another version, or on a full disk."""
+    """A run directory that is missing, not a run, locked, of another version, or on a full disk."""
 
 
 class MissingDependency(LeretError):
-    """A missing ``package``, which an ``extra`` of leret or a ``command`` installs."""
+    """A missing ``package``. The message names the pip command for ``extra``, or ``command``."""
 
     def __init__(self, package: str, extra: str, command: str | None = None) -> None:
         lines: list[str] = []
         with suppress(PackageNotFoundError):  # leret itself is not installed
             lines = requires("leret") or lines
         packages = [f"'{line.partition(';')[0]}'" for line in lines if line.endswith(f"'{extra}'")]
-        others = f"; without leret on an index, `pip install {' '.join(packages)}`" if packages and not command else ""
+        others = f"; for a leret checkout, run `pip install {' '.join(packages)}`" if packages and not command else ""
         install = command or f"pip install 'leret[{extra}]'"
-        super().__init__(f"{package} is not installed; `{install}` installs it{others}")
+        super().__init__(f"{package} is not installed; run `{install}`{others}")
 
 
 def import_optional(module: str, package: str, extra: str) -> Any:
-    """Import a module of a package that ``extra`` installs; MissingDependency if it is missing."""
+    """Import a module from a package in leret's ``extra``; MissingDependency if the import fails."""
     try:
         return import_module(module)
     except ImportError as error:
@@ -106,13 +106,13 @@ def import_optional(module: str, package: str, extra: str) -> Any:
 
 
 def reason(error: BaseException) -> str:
-    """Return the class and the first line of another library's error."""
+    """Return the class name and the first line of an error from another library."""
     first, _, _ = str(error).strip().partition("\n")
     return f"{type(error).__name__}: {first}"
 
 
 def raised(error: BaseException) -> str:
-    """Return `reason` with the last line of the user's code in the traceback (``ValueError: x (a.py:3)``)."""
+    """Return `reason` and the place in the user's code that raised the error (``ValueError: x (a.py:3)``)."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARIES)]
     if not frames:
         return reason(error)

@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all, locks between processes, and the cache directory."""
+"""Atomic writes of files and directories, locks between processes, and the cache directory."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from filelock import FileLock, Timeout
 
 from leret.core.errors import LeretError
 
-_KEY = ".key"  # file in an unfinished directory with the key of its content
+_KEY = ".key"  # file with the content key of an unfinished directory
 
 
 @contextmanager
 def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file that replaces ``path`` when the block succeeds; missing directories are created.
+    """Open a file that replaces ``path`` when the block succeeds. Missing directories are created.
 
-    ``mode`` is ``w`` (UTF-8) or ``wb``. OSError if the disk is full, or the directory cannot be written.
+    ``mode`` is ``w`` (UTF-8) or ``wb``. OSError if the disk is full or the directory is not writable.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        os.fchmod(handle, 0o644)  # mkstemp makes the file readable for its owner only
+        os.fchmod(handle, 0o644)  # mkstemp makes the file private to its owner
         with os.fdopen(handle, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
@@ -38,7 +38,7 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+    """Write a text file atomically, with `atomic_file`."""
     with atomic_file(path) as file:
         file.write(text)
 
@@ -60,15 +60,15 @@ def locked(path: Path, busy: LeretError) -> Iterator[None]:
 
 @contextmanager
 def atomic_directory(directory: Path, key: str, busy: LeretError, *, resumable: bool = False) -> Iterator[Path]:
-    """Make a directory, ``.NAME.building``, that replaces ``directory`` when the block succeeds.
+    """Create a directory, ``.NAME.building``, that replaces ``directory`` when the block succeeds.
 
-    It is empty except for the remains of a block with the same key. OSError if it cannot be written.
+    The new directory is empty, or has content left by a block with the same key. OSError if it is not writable.
 
     Args:
-        directory: a link stays, and its target is replaced.
-        key: identifies the content; the remains of a killed process with another key are deleted.
+        directory: path to replace. A symbolic link remains, and the directory it points to is replaced.
+        key: identifies the content. Content left by a killed process with another key is deleted.
         busy: raised if another process is writing the same directory.
-        resumable: keep the content after a failure for the next block with the same key.
+        resumable: keep the content of a failed block for the next block with the same key.
     """
     target = Path(os.path.realpath(directory))
     scratch = _scratch(target)
@@ -90,7 +90,7 @@ def atomic_directory(directory: Path, key: str, busy: LeretError, *, resumable: 
 
 
 def is_incomplete(directory: Path) -> bool:
-    """Check whether an `atomic_directory` is unfinished, stopped or at work."""
+    """Check whether an `atomic_directory` block for this directory is unfinished (running or killed)."""
     return _scratch(Path(os.path.realpath(directory))).is_dir()
 
 
@@ -106,7 +106,7 @@ def _scratch(target: Path) -> Path:
 
 
 def _replace(new: Path, directory: Path) -> None:
-    """Move a directory to its place. Processes that map files of the old one keep reading them."""
+    """Replace ``directory`` with ``new``. Processes with memory-mapped old files can still read them."""
     if not directory.exists():
         os.replace(new, directory)
         return
@@ -125,6 +125,6 @@ def _replace(new: Path, directory: Path) -> None:
 
 
 def read_uri(path: Path) -> str:
-    """Return the URI that opens an SQLite file for reading, as immutable if it has no write-ahead log."""
+    """Return the read-only URI of an SQLite file; ``immutable`` is set if there is no write-ahead log."""
     at_rest = not path.with_name(path.name + "-wal").exists()
     return f"{path.absolute().as_uri()}?mode=ro{'&immutable=1' if at_rest else ''}"

@@ -1,6 +1,6 @@
-"""Settings of glibc's malloc and Python's garbage collector: small models train 1.5 to 3 times as fast on CPUs.
+"""Tune glibc's malloc and Python's garbage collector: small models train 1.5 to 3 times as fast on CPUs.
 
-By default glibc returns freed blocks to the kernel, and a training step of a tiny model mostly takes page faults.
+By default, glibc returns freed blocks to the kernel, so page faults take most of a tiny model's training time.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # of mallopt(3)
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # options of mallopt(3)
 _GIB = 1 << 30
-# New objects per collection of young ones; with Python's 700, sampling spends a tenth of its time collecting.
+# New objects per young collection. With Python's default of 700, sampling spends a tenth of its time collecting.
 _YOUNG = 20_000
 
 
 def tune_malloc() -> bool:
-    """Let this process keep freed memory; False without glibc, or if the environment sets a threshold."""
+    """Let this process keep freed memory. Return False without glibc or if a ``MALLOC_*`` variable is set."""
     if any(name.startswith("MALLOC_") for name in os.environ):
         return False
     try:
@@ -32,7 +32,7 @@ def tune_malloc() -> bool:
 
 
 def trim_malloc() -> bool:
-    """Return free pages to the system, and whether there were any. Does nothing without glibc."""
+    """Release free pages to the system. Return True if any were released; False without glibc."""
     try:
         return bool(ctypes.CDLL(None).malloc_trim(0))
     except (AttributeError, OSError, TypeError):
@@ -41,7 +41,7 @@ def trim_malloc() -> bool:
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Exclude existing objects from garbage collection in the block, and collect less often. May be nested."""
+    """Exclude existing objects from garbage collection and collect less often in the block. Blocks may nest."""
     if gc.get_freeze_count():
         yield
         return

@@ -1,4 +1,4 @@
-"""Progress of long stages, and its display on a terminal or in a file."""
+"""Progress reports of long stages: bars on a terminal, or plain lines."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_PART, _BAR = 24, 12  # columns of the name (at most) and of the bar of one part of a stage
+_PART, _BAR = 24, 12  # width in characters: a part's name (maximum) and its bar
 
 
 class Progress:
-    """The progress of the parts of a stage, one after another; the base class shows nothing."""
+    """Progress of a stage, one part after another. The base class shows nothing."""
 
     def start(self, stage: str, total: int | None) -> None:
-        """Begin a part, named in a word or two, with its number of units of work if known."""
+        """Begin a part; ``stage`` names it in a word or two, and ``total`` is its number of units if known."""
 
     def advance(self, n: int = 1, **facts: float | int | str) -> None:
-        """Count ``n`` more units; ``facts`` (mean_reward, failures ...) replace those of the same name."""
+        """Count ``n`` more units; ``facts`` (mean_reward, failures ...) replace earlier facts with equal names."""
 
     def finish(self) -> None:
-        """End the part."""
+        """End the current part."""
 
 
 @contextmanager
@@ -37,15 +37,15 @@ def shown() -> Iterator[Progress]:
 
     name = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, max_width=_PART))
     figures = TextColumn("{task.fields[figures]}", markup=False, style="dim", table_column=Column(no_wrap=True))
-    # Bind the current stream: a console with stderr=True looks sys.stderr up at every write, finds the stream that
-    # redirects it while a library is muted, and writes to itself for ever.
+    # Bind the current stream. A console with stderr=True looks up sys.stderr at every write; while a library is muted,
+    # that is the stream that redirects to the console, and the console would write to itself forever.
     console = Console(file=sys.stderr)
     with RichProgress(name, BarColumn(bar_width=_BAR), figures, console=console, refresh_per_second=5) as bars:
         yield _Bars(bars)
 
 
 class ProgressLines(Progress):
-    """Plain lines on standard error: one every ``every_s`` seconds, and one at the end of each part."""
+    """Plain lines on standard error, every ``every_s`` seconds and at the end of each part."""
 
     def __init__(self, every_s: float = 5.0) -> None:
         self.every_s = every_s
@@ -74,7 +74,7 @@ class ProgressLines(Progress):
             print(f"{self.part}: {self.figures(ended=ended)}", file=sys.stderr, flush=True)
 
     def figures(self, *, ended: bool, width: int | None = None) -> str:
-        """Format ``12/60, 3.1/s, 0:15 left, mean reward 0.412``, or the duration at the end; cut between figures."""
+        """Format ``12/60, 3.1/s, 0:15 left, mean reward 0.412``, cut to ``width``; ``ended`` shows the duration."""
         seconds = time.monotonic() - self.began
         rate = self.done / seconds if seconds > 0 else 0.0
         parts = []
@@ -97,7 +97,7 @@ class ProgressLines(Progress):
 
 
 class _Bars(ProgressLines):
-    """A live display on a terminal, one bar per part; a part of unknown length ends with a full bar."""
+    """A live terminal display with one bar per part. A part of unknown length ends with a full bar."""
 
     def __init__(self, bars: Any) -> None:
         super().__init__()
@@ -117,6 +117,6 @@ class _Bars(ProgressLines):
 
 
 def plain(text: str) -> str:
-    """Return text without control and direction characters for a terminal; a lone surrogate becomes a ?."""
+    """Replace control and text-direction characters with spaces, and lone surrogates with ``?``, for a terminal."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)

@@ -1,20 +1,20 @@
-"""The run directory: the contract between the stages, and with readers of a run.
+"""The run directory, through which stages exchange data.
 
 ::
 
-    R/run.yaml        resolved recipe of every stage, versions, digests; `schema` guards against other versions
-    R/prompts/        the bank
+    R/run.yaml        resolved recipe of every stage, versions, digests; `schema` is the layout version
+    R/prompts/        prompt bank
     R/rollouts.db     states and samples
-    R/held_out.json   ids of questions never to train on: those of split test, and others with the text of one
-    R/preferences/    training data
+    R/held_out.json   ids of questions excluded from training: the test split and duplicates of its questions
+    R/preferences/    preference pairs for training
     R/policies/NAME/  trained policies
-    R/program/        what `leret.load` needs
-    R/eval/           summary.json, run files
+    R/program/        files for `leret.load`
+    R/eval/           summary.json, TREC run files
     R/report.html
-    R/events.jsonl    log of the stages
-    R/cache/          indexes and other things that can be built again
-    R/shards/         stores of shards, until they are merged into rollouts.db
-    R/STAGE.done      marks of completed stages (`leret.core.stages`)
+    R/events.jsonl    event log of all stages
+    R/cache/          indexes and other files that leret can rebuild
+    R/shards/         one store per shard, until merged into rollouts.db
+    R/STAGE.done      marker of a completed stage (`leret.core.stages`)
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ from leret.core.stages import source_digest
 from leret.core.types import digest
 
 SCHEMA = 2  # version of the run directory's layout
-_RUN, _LERET = "$RUN/", "$LERET/"  # beginnings of paths in run.yaml: in the run directory, in the shipped files
+_RUN, _LERET = "$RUN/", "$LERET/"  # path prefixes: run directory, leret
 
 _PACKAGES = ("leret", "torch", "transformers", "trl", "dspy", "bm25s", "datasets")
 
 
 @dataclass(frozen=True, slots=True)
 class RunManifest:
-    """Content of run.yaml, with the paths of this machine. A section is None, or empty, until its stage has run."""
+    """Content of run.yaml with absolute paths. A section is None or empty until its stage has run."""
 
     versions: Mapping[str, str | None] = field(default_factory=dict)  # Python and the packages that affect results
     sampling: Mapping[str, Any] | None = None  # the resolved recipe of `leret sample`, as JSON values
-    digests: Mapping[str, str] = field(default_factory=dict)  # corpus, program, policy that sampled last ...
-    rounds: Sequence[Mapping[str, Any]] = ()  # policy, model and digest of each round of sampling, oldest first
-    bank: Mapping[str, Any] | None = None  # names and scores of the prompts
-    searched: Mapping[str, bool] | None = None  # by predictor: True if a search follows it
-    preferences: Mapping[str, Any] = field(default_factory=dict)  # strategy, margin and number of the pairs
-    training: Mapping[str, Any] = field(default_factory=dict)  # key and counts of each trained policy, by name
+    digests: Mapping[str, str] = field(default_factory=dict)  # by name: corpus, program, last sampling policy ...
+    rounds: Sequence[Mapping[str, Any]] = ()  # policy, model and digest per sampling round, oldest first
+    bank: Mapping[str, Any] | None = None  # names and scores of the bank's prompts
+    searched: Mapping[str, bool] | None = None  # by predictor: True if a search follows the predictor
+    preferences: Mapping[str, Any] = field(default_factory=dict)  # strategy, margin and number of pairs
+    training: Mapping[str, Any] = field(default_factory=dict)  # by name of a trained policy: its key and counts
     eval: Mapping[str, Any] | None = None  # the resolved recipe of the last `leret eval`
     optimize: Mapping[str, Any] | None = None  # digests from which `leret.LeReT` resumes
 
@@ -72,7 +72,7 @@ _SECTIONS = {section.name for section in fields(RunManifest)}
 
 
 class Run:
-    """A run directory, with attributes for the files and directories listed above."""
+    """A run directory. Attributes are paths of the files and directories in the module docstring."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,39 +87,39 @@ class Run:
         self.eval = path / "eval"
         self.report = path / "report.html"
         self.cache = path / "cache"
-        self.setup_lock = path / ".setup.lock"  # held by the process that makes what all shards of the run use
-        self._record: tuple[tuple[int, int, int], Any] | None = None  # run.yaml as it was read last
-        self._manifest: tuple[Mapping[str, Any], RunManifest] | None = None  # made from that record
+        self.setup_lock = path / ".setup.lock"  # held while a process creates files for all shards
+        self._record: tuple[tuple[int, int, int], Any] | None = None  # stamp and content of run.yaml when last read
+        self._manifest: tuple[Mapping[str, Any], RunManifest] | None = None  # record and the manifest built from it
 
     @classmethod
     def open(cls, path: Path) -> Run:
-        """Open an existing run; RunError if there is none, or one of another version."""
+        """Open an existing run; RunError if it does not exist or has another layout version."""
         run = cls(path)
         if not run.manifest_path.is_file():
-            raise RunError(f"{path} is not a run directory (no run.yaml); `leret sample RECIPE --run {path}` makes one")
+            raise RunError(f"{path} is not a run directory (no run.yaml); run `leret sample RECIPE --run {path}`")
         run.record()
         return run
 
     @classmethod
     def create(cls, path: Path) -> Run:
-        """Open a run, or create one in an empty or missing directory; RunError if it holds other things."""
+        """Open a run, or create it in a missing or empty directory; RunError if the directory has other files."""
         run = cls(path)
         if run.manifest_path.is_file():
             return cls.open(path)
         if path.exists() and not path.is_dir():
-            raise RunError(f"{path} is a file; a run is a directory")
+            raise RunError(f"{path} is a file; choose a directory for the run")
         if path.is_dir() and any(not file.name.startswith(".") for file in path.iterdir()):
-            raise RunError(f"{path} is not empty and is not a run; name an empty or a new directory")
+            raise RunError(f"{path} is not empty and is not a run; choose an empty or a new directory")
         with run.writing():
             path.mkdir(parents=True, exist_ok=True)
-            with FileLock(run.setup_lock):  # shards of a run may all begin at once
+            with FileLock(run.setup_lock):  # shards may start at the same time
                 if not run.manifest_path.is_file():
                     run.update(versions=versions())
         return run
 
     @property
     def manifest(self) -> RunManifest:
-        """The content of run.yaml, read again only after a change; RunError as from `record`."""
+        """Content of run.yaml, reread only after a change; raises the same RunError as `record`."""
         record = self.record()
         if self._manifest is None or self._manifest[0] is not record:
             sections = {name: _with_texts(record[name], "$", self._located) for name in record.keys() & _SECTIONS}
@@ -127,13 +127,13 @@ class Run:
         return self._manifest[1]
 
     def record(self) -> Mapping[str, Any]:
-        """Return run.yaml as written: paths are relative to the run (``$RUN/../data``) or to leret (``$LERET/``).
+        """Return run.yaml with unresolved paths, relative to the run (``$RUN/../data``) or to leret (``$LERET/``).
 
-        So a run can be moved together with its files. RunError if the file is unreadable or of another version.
+        Relative paths let a run move together with its files. RunError if run.yaml is unreadable or of another version.
         """
         try:
             status = self.manifest_path.stat()
-            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)  # a new one with every writing
+            stamp = (status.st_ino, status.st_mtime_ns, status.st_size)  # changes with every write
             if self._record is None or self._record[0] != stamp:
                 self._record = stamp, yaml.load(self.manifest_path.read_text(encoding="utf-8"))
             value: Any = self._record[1]
@@ -141,8 +141,8 @@ class Run:
             raise RunError(f"{self.manifest_path} cannot be read ({error}); restore it or start a new run") from error
         schema = value.get("schema") if isinstance(value, dict) else None
         if schema != SCHEMA:
-            fault = f"{self.path} is a run of layout version {schema!r}, this leret reads version {SCHEMA}"
-            raise RunError(f"{fault}; use the leret that wrote it, or start a new run")
+            fault = f"{self.path} has run layout version {schema!r}, but this leret reads version {SCHEMA}"
+            raise RunError(f"{fault}; use the leret version that wrote the run, or start a new run")
         sections: dict[str, Any] = value
         prepared = sections.get("prepared")
         if prepared and prepared["name"] == self._stored_name():
@@ -151,7 +151,7 @@ class Run:
         return sections
 
     def prepare(self, sections: Mapping[str, Any]) -> int:
-        """Write sections that replace others once a commit gives the store the returned name."""
+        """Write pending sections; they apply once a commit sets the store's ``application_id`` to the result."""
         name = secrets.randbits(30) + 1
         self.update(prepared={"name": name, "sections": sections})
         return name
@@ -163,7 +163,7 @@ class Run:
             return int(database.execute("PRAGMA application_id").fetchone()[0])
 
     def update(self, *, keep: bool = False, **sections: Any) -> None:
-        """Replace sections of run.yaml (``sampling``, ``digests`` ...); ``keep`` merges them into the old ones."""
+        """Replace sections of run.yaml (``sampling``, ``digests`` ...); ``keep`` merges new keys into old sections."""
         with self.writing(), FileLock(self.path / ".run.yaml.lock"):
             value: dict[str, Any] = {**self.record()} if self.manifest_path.is_file() else {"schema": SCHEMA}
             for name, section in _with_texts(sections, "/", self._shared).items():
@@ -171,20 +171,20 @@ class Run:
             write_atomically(self.manifest_path, yaml.dump(value))
 
     def section(self, name: str, made_by: str) -> dict[str, Any]:
-        """Return a section of run.yaml; RunError if the command ``made_by`` has not run."""
+        """Return a section of run.yaml; RunError if it is empty because the command ``made_by`` has not run."""
         value = getattr(self.manifest, name)
         if not value:
             raise RunError(f"{self.path} has no {name} yet; run `{made_by} --run {self.path}` first")
         return dict(value)
 
     def event(self, stage: str, what: str, **facts: Any) -> None:
-        """Append a line to events.jsonl: ``{"time", "stage", "event", ...facts}``; times in seconds since 1970, UTC."""
+        """Append ``{"time", "stage", "event", **facts}`` to events.jsonl; ``time`` is in seconds since 1970 (UTC)."""
         line = json.dumps({"time": round(time.time(), 3), "stage": stage, "event": what, **facts}, ensure_ascii=False)
         with self.writing(), (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def events(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the lines of events.jsonl, oldest first, without those cut off by a crash."""
+        """Yield the events in events.jsonl, oldest first, without lines that a crash cut off."""
         path = self.path / "events.jsonl"
         if not path.is_file():
             return
@@ -211,34 +211,34 @@ class Run:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Turn an OSError into a RunError with advice; earlier writes stay."""
+        """Convert an OSError in the block to a RunError with advice; earlier writes remain."""
         try:
             yield
         except OSError as error:
             full = error.errno in {errno.ENOSPC, errno.EDQUOT}
-            what = "the disk is full: free some space" if full else f"{error}: choose a writable directory"
-            again = "and run the same command again; it resumes here"
+            what = "the disk is full; free some space" if full else f"{error}; choose a writable directory"
+            again = "and run the same command again to resume"
             raise RunError(f"{self.path} cannot be written: {what} {again}") from error
 
 
 def versions() -> dict[str, str | None]:
-    """Return the installed versions of Python and of the packages that affect results; None for a missing one."""
+    """Return versions of Python and of packages that affect results; None for a missing package."""
     return {"python": platform.python_version()} | {package: installed_version(package) for package in _PACKAGES}
 
 
 def program_digest(program: Mapping[str, Any]) -> str:
-    """Return the digest of a program: its source, arguments and adapter; ``program`` is the recipe's section."""
+    """Return a digest of a program's source, arguments and adapter; ``program`` is the recipe section."""
     path, _, name = program["path"].rpartition(":")
     try:
         source = source_digest(Path(path))
     except OSError as error:
-        raise ProgramError(f"{path} cannot be read ({error.strerror}); correct program.path") from error
+        raise ProgramError(f"{path} cannot be read ({error.strerror}); fix program.path") from error
     arguments = {key: value for key, value in program.items() if key not in {"path", "adapter"}}
     return digest(source, name, arguments, program["adapter"])
 
 
 def _with_texts(value: Any, prefix: str, change: Callable[[str], str]) -> Any:
-    """Return a value with its texts that begin with a prefix changed."""
+    """Apply ``change`` to every string in ``value`` that starts with ``prefix``."""
     if isinstance(value, Mapping):
         return {key: _with_texts(item, prefix, change) for key, item in value.items()}
     if isinstance(value, list | tuple):

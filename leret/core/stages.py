@@ -1,18 +1,18 @@
-"""The protocol of a stage: is it done, may it resume, what is left. Index builds follow it too. A stage is a function::
+"""The protocol by which stages and index builds skip completed work and resume. A stage is a function::
 
     def stage(recipe, run) -> Report:
         key = stage_key(recipe, input_stamps(recipe.data.corpus, run.store))
-        before = completed(run.path, "sample", key)       # before it opens a model, a corpus or an index
+        before = completed(run.path, "sample", key)       # before the stage opens a model, a corpus or an index
         if before is not None:
             return Report(**before, already=True)
         check_resumable(run.path, manifest_section, recipe, free_keys(type(recipe)))
-        ...                                               # the rest: ask the store or the checkpoint
+        ...                                               # do the work that is not in the store or the checkpoint
         mark_completed(run.path, "sample", key, asdict(report), [run.store])
         return report
 
-`stage_key` covers every key of the recipe, and input files by name, size and time of change. `completed` compares it,
-and the sizes of the result's files, with the mark in ``DIR/STAGE.done``. `check_resumable` skips `free_keys`, and also
-compares digests of contents (corpus, program, parent policy): ``{**recipe, "digest": {"corpus": ...}}``.
+`stage_key` covers every key of the recipe, and each input file's name, size and modification time. `completed`
+compares the key and the sizes of result files with the mark in ``DIR/STAGE.done``. `check_resumable` skips `free_keys`
+and also compares content digests (corpus, program, parent policy): ``{**recipe, "digest": {"corpus": ...}}``.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 
 _LERET = Path(__file__).resolve().parents[1]
-_read: dict[Path, bytes] = {}  # modules as they were when `forget_changed` last saw them
+_read: dict[Path, bytes] = {}  # contents of modules at the last call of `forget_changed`
 
 
 def source_files(file: Path) -> list[Path]:
-    """List a Python file and the modules of its directory or package that it imports, directly or indirectly.
+    """List a Python file and all modules in its directory or package that it imports, directly or indirectly.
 
-    Import statements are read, not run, so computed names are missing. Installed packages and leret are left out.
+    Imports are parsed, not executed, so computed module names are missing. Installed packages and leret are excluded.
     """
     first = file.resolve()
     top = first.parent
@@ -61,14 +61,14 @@ def source_files(file: Path) -> list[Path]:
 
 
 def source_digest(file: Path) -> str:
-    """Return the digest of `source_files`; OSError if one cannot be read."""
+    """Return a digest of `source_files`; OSError if a file cannot be read."""
     files = {os.path.relpath(path.resolve(), file.resolve().parent): path for path in source_files(file)}
     names = {name: hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() for name, path in files.items()}
     return digest(names) if len(names) > 1 else names[file.resolve().name]
 
 
 def forget_changed(file: Path) -> None:
-    """Let the next import read the modules of `source_files` again if one has changed since the last call."""
+    """Make the next import reload all modules of `source_files` if any has changed since the last call."""
     now = {path.resolve(): path.read_bytes() for path in source_files(file)}
     if any(_read.get(path, content) != content for path, content in now.items()):
         for name, module in list(sys.modules.items()):
@@ -90,7 +90,7 @@ def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:
 
 
 def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:
-    """Return names, sizes and times of change (ns) of files, and of all files in directories; None is skipped.
+    """Return name, size and modification time (ns) of files. Directories are searched recursively; None is skipped.
 
     Equal stamps count as equal contents. A missing path has no stamps.
     """
@@ -99,22 +99,22 @@ def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:
 
 
 def stage_key(recipe: BaseModel | Json, *inputs: Json) -> str:
-    """Return the key of a stage's result: a digest of the recipe, and of digests or stamps of its inputs."""
+    """Return the key of a stage's result: a digest of the recipe and the digests or stamps of its inputs."""
     return digest(recipe if isinstance(recipe, dict | list | str) else recipe.model_dump(mode="json"), inputs)
 
 
 def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
-    """Return the report of the completed stage, None if the key or the size of a result's file has changed."""
+    """Return the report of a completed stage; None if the key or the size of a result file has changed."""
     try:
         mark = json.loads((directory / f"{stage}.done").read_text(encoding="utf-8"))
         same = all((directory / name).stat().st_size == size for name, size in mark["files"].items())
         return dict(mark["report"]) if same and mark["key"] == key else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None  # no mark, or a broken one: the stage finds out what is left
+        return None  # no mark, or a damaged mark: the stage itself finds the remaining work
 
 
 def inputs_unchanged(directory: Path, stage: str) -> bool:
-    """Compare the stamps of a completed stage's input files with those in its mark; False without them."""
+    """Check whether a completed stage's input files still have the stamps in its mark; False without stamps."""
     try:
         inputs = json.loads((directory / f"{stage}.done").read_text(encoding="utf-8"))["inputs"]
         return bool(digest(input_stamps(*(directory / name for name in inputs))) == digest(list(inputs.values())))
@@ -130,9 +130,9 @@ def mark_completed(
     files: Iterable[Path] = (),
     inputs: Mapping[Path, Json] | None = None,
 ) -> None:
-    """Mark a stage as completed; its ``files``, or their directories, are inside ``directory``, so both can move.
+    """Mark a stage as completed. ``files`` are files or directories in ``directory``, so the mark can move with them.
 
-    ``inputs`` are stamps of input files for `inputs_unchanged`.
+    ``inputs`` are stamps of input files, by path, for `inputs_unchanged`.
     """
     sizes = {os.path.relpath(file, directory): file.stat().st_size for path in files for file in _files(path)}
     mark: dict[str, Any] = {"key": key, "report": dict(report), "files": sizes}
@@ -148,14 +148,14 @@ def check_resumable(
     free: Collection[str] = (),
     otherwise: str = "name a new run directory",
 ) -> None:
-    """Refuse to resume work that began with another recipe; the RunError lists every key that differs.
+    """Refuse to resume work that was started with another recipe. The RunError lists every key that differs.
 
-    Keys in ``free`` may differ, with all keys below them; items of a list have no number (``engines.model``), and ``*``
-    is any name. ``otherwise`` is an alternative to the old values, for the message.
+    Keys in ``free`` and their subkeys may differ; they omit list indices (``engines.model``), and ``*`` is a wildcard.
+    ``otherwise`` tells the user how to continue without the old values.
     """
     before, now = dict(_flat(old)), dict(_flat(new))
     changed = [
-        f"  {key.removeprefix('digest.')}: its content has changed since"
+        f"  {key.removeprefix('digest.')}: its content has changed since then"
         if key.startswith("digest.")
         else f"  {key}: {before.get(key)!r} in the run, {now.get(key)!r} in the recipe"
         for key in dict.fromkeys([*before, *now])
@@ -163,11 +163,11 @@ def check_resumable(
     ]
     if changed:
         listed = "\n".join(changed)
-        raise RunError(f"{where} was begun with another recipe:\n{listed}\nuse the same values, or {otherwise}")
+        raise RunError(f"{where} was started with another recipe:\n{listed}\nuse the same values, or {otherwise}")
 
 
 def is_complete_parquet(path: Path) -> bool:
-    """Check that a Parquet file has its footer, which is written last."""
+    """Check whether a Parquet file is complete: its footer is written last."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -188,7 +188,7 @@ def _is_free(key: str, free: Collection[str]) -> bool:
 
 
 def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Json]]:
-    """Yield leaves by dotted key; sections in a list are numbered; None and {} count as absent."""
+    """Yield leaves by dotted key. Sections in a list are numbered; None and {} count as absent."""
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json")
     if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):

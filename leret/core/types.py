@@ -1,4 +1,4 @@
-"""The values that the stages exchange: plain, frozen, without I/O."""
+"""Plain, frozen values that the stages exchange."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
 Json = Any
-"""A value that ``json.dumps`` takes."""
+"""A value that ``json.dumps`` accepts."""
 
 
 def json_encoder(**options: Any) -> Callable[[Json], str]:
-    """Return ``json.dumps`` with these options, which builds its encoder only once.
+    """Return ``json.dumps`` with these options. The encoder is built only once.
 
     >>> json_encoder(separators=(",", ":"))({"a": [1, None]})
     '{"a":[1,null]}'
@@ -28,7 +28,7 @@ _hash = partial(hashlib.blake2b, digest_size=16)
 
 
 def digest(*parts: Json) -> str:
-    """Return a 32-digit hexadecimal name for JSON values, the same on every machine.
+    """Return a 32-digit hexadecimal digest of JSON values, equal on every machine.
 
     >>> digest("q1", {"b": 1, "a": [2]}) == digest("q1", {"a": [2], "b": 1})
     True
@@ -37,14 +37,14 @@ def digest(*parts: Json) -> str:
 
 
 Message = Mapping[str, Any]
-"""One message of a chat, as in OpenAI's API and chat templates; build it by `message`, and read it by `text_of`."""
+"""A chat message, as in OpenAI's API and chat templates; build one with `message`, and read one with `text_of`."""
 
 Messages = tuple[Message, ...]
-"""Messages in order, the system's first."""
+"""Messages in order, system message first."""
 
 
 def message(role: str, text: str) -> dict[str, Any]:
-    """Build a message; text is the only kind of content."""
+    """Build a text message."""
     return {"role": role, "content": text}
 
 
@@ -54,18 +54,18 @@ def text_of(message: Message) -> str:
 
 
 def seed_of(*parts: Json) -> int:
-    """Return a 63-bit seed made of JSON values, the same on every machine."""
+    """Return a 63-bit seed from JSON values, equal on every machine."""
     name = _hash(_encode(("seed", *parts)).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(name[:8]) >> 1
 
 
 def storable(text: str) -> str:
-    """Return text that can be written as UTF-8: lone surrogates, which a server may send, become ``?``."""
+    """Replace lone surrogates, which a server may send, with ``?`` so that text can be written as UTF-8."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class SharedInstance:
-    """An object (a model, connections) that deep copies of a program share; DSPy's optimizers copy programs."""
+    """An object (a model, connections) that deep copies of a program share. DSPy optimizers copy programs."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self
@@ -82,15 +82,15 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The inputs of a program, and the known facts about them. A question is a task with one text input."""
+    """Inputs of a program with labels and metadata. A question is a task with one text input."""
 
     id: str
-    inputs: Mapping[str, Json] = field(hash=False)  # by argument of the program; one input goes to its only argument
-    gold: tuple[str, ...] = ()  # ids of the relevant documents; only rewards and evaluation read it
-    answers: tuple[str, ...] = ()  # reference answers, each of them right
-    type: str | None = None  # bridge, comparison ...; reports group results by it and by ``hops``
+    inputs: Mapping[str, Json] = field(hash=False)  # by program argument; one input goes to the only argument
+    gold: tuple[str, ...] = ()  # ids of the relevant documents, read only by rewards and evaluation
+    answers: tuple[str, ...] = ()  # reference answers, all equally correct
+    type: str | None = None  # bridge, comparison ...; reports group results by type and ``hops``
     hops: int | None = None
-    split: str | None = None  # as the data set names it; None if leret splits the data
+    split: str | None = None  # the data set's split; None if leret splits the data
     relevance: Mapping[str, int] = field(default_factory=dict, hash=False)  # grades of gold documents, for nDCG
 
     @classmethod
@@ -110,7 +110,7 @@ class Task:
 
     @property
     def text(self) -> str:
-        """The only input if it is text, else the text that names the inputs, else all inputs as JSON."""
+        """The only input if it is text; else the inputs' ``text`` attribute, if any; else all inputs as JSON."""
         if not isinstance(self.inputs, dict) and hasattr(self.inputs, "text"):
             return str(self.inputs.text)
         values = list(self.inputs.values())
@@ -118,16 +118,16 @@ class Task:
 
     @property
     def grades(self) -> dict[str, int]:
-        """Grades of the gold documents; 1 without grades in the data."""
+        """Grades by gold document; 1 for a document without a grade in the data."""
         return {doc_id: self.relevance.get(doc_id, 1) for doc_id in self.gold}
 
     def is_solved_by(self, doc_ids: Sequence[str]) -> bool:
-        """Check that all gold documents lead the ranking: nothing is left to find or to rank better."""
+        """Check whether the ranking starts with all gold documents, so that no search can improve it."""
         gold = set(self.gold)
         return bool(gold) and gold == set(doc_ids[: len(gold)])
 
 
-class Passage(NamedTuple):  # leret builds millions of them; a frozen dataclass takes twice as long
+class Passage(NamedTuple):  # leret builds millions of passages; a frozen dataclass takes twice as long
     """A document in a ranking; a higher ``score`` is better."""
 
     doc_id: str
@@ -137,13 +137,13 @@ class Passage(NamedTuple):  # leret builds millions of them; a frozen dataclass 
 
 
 Ranking = tuple[Passage, ...]
-"""Passages, best first, each document once."""
+"""Passages, best first, without duplicate documents."""
 
 _score = attrgetter("score")
 
 
 def merge(rankings: Iterable[Sequence[Passage]]) -> Ranking:
-    """Merge rankings by score: a document keeps its best score, and ties keep their order.
+    """Merge rankings by score. A document keeps its best score, and ties keep their order.
 
     >>> a, b = Passage("a", "", "", 2.0), Passage("b", "", "", 3.0)
     >>> [p.doc_id for p in merge([[a], [b, a]])]
@@ -155,24 +155,24 @@ def merge(rankings: Iterable[Sequence[Passage]]) -> Ranking:
             known = best.get(passage.doc_id)
             if known is None or passage.score > known.score:
                 best[passage.doc_id] = passage
-    return tuple(sorted(best.values(), key=_score, reverse=True))  # reverse keeps ties in order
+    return tuple(sorted(best.values(), key=_score, reverse=True))  # ``reverse`` does not reorder ties
 
 
 class Candidate(NamedTuple):
-    """An item that a program may pick: a chunk of a text, a passage, a mention.
+    """An item that a program may pick: a text chunk, a passage, a mention.
 
-    An encoder reads the title, if any, then the text.
+    Encoders read the title, if any, and then the text.
     """
 
-    id: str  # unique among the candidates of a choice; the store keeps it as the action
+    id: str  # unique among the candidates of a choice; stored as the action
     text: str
     title: str = ""
-    position: float | None = None  # place in its document, from 0; None if candidates have no order
-    data: Mapping[str, Json] = {}  # further values for feature functions
+    position: float | None = None  # position in the document, from 0; None if unordered
+    data: Mapping[str, Json] = {}  # additional values for feature functions
 
 
 STOP = Candidate("[stop]", "")
-"""The action that ends an episode of picks."""
+"""Action that ends an episode of picks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,38 +180,38 @@ class Choice:
     """A picker's input: candidates and their context."""
 
     predictor: str  # name of the `leret.Pick` in the program
-    context: Mapping[str, Any]  # named values from the program (``question``), unchanged
-    candidates: Sequence[Candidate]  # all that were not picked before; `STOP` comes last if stopping is allowed
+    context: Mapping[str, Any]  # values from the program by name (``question``), unchanged
+    candidates: Sequence[Candidate]  # candidates not picked yet; `STOP` is last if stopping is allowed
     picked: tuple[Candidate, ...] = ()  # earlier picks, in order
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The inputs of a step after some completions."""
+    """A program step reached after earlier completions, with its inputs."""
 
-    id: str  # digest of (task id, predictor, messages), so that all samples of a group saw one prompt
+    id: str  # digest of (task id, predictor, messages), so all samples of a group share a prompt
     task_id: str
     step: int  # number of LM calls before this one
     predictor: str
     inputs: Mapping[str, Json]
-    messages: Messages  # of the zero-shot prompt, which is the prompt of every preference
+    messages: Messages  # messages of the zero-shot prompt, which every preference pair uses
     parent: str | None = None  # id of the sample that led here; None at the first step
 
     @property
     def draw(self) -> str:
-        """Seed of random draws at the state: depends on its inputs, not on the wording of a prompt."""
+        """Seed for random draws at this state. It depends on the inputs, not on the prompt's wording."""
         return digest(self.task_id, self.predictor, self.inputs)
 
 
 OUTAGES = ("policy", "retrieval", "program")
-"""Kinds of failure that leret never scores; the next resume tries such a sample again."""
+"""Kinds of failure that leret never scores. On resume, leret retries these samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """The reason why a sample has no reward."""
 
-    kind: str  # parse (the completion has another format), prompt (too long for the model), or one of `OUTAGES`
+    kind: str  # parse (completion not in the adapter's format), prompt (too long for the model), or one of `OUTAGES`
     message: str
 
     @property
@@ -221,15 +221,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of an action, and all that a reward or a measure may read. An outage is not an outcome."""
+    """The result of an action, with everything that a reward or a measure may read. Outages have no outcome."""
 
     task: Task
     text: str = ""  # the policy's completion at this step
-    outputs: Mapping[str, Json] = field(default_factory=dict)  # fields parsed from it; empty if it does not parse
-    ranking: Ranking = ()  # union of all passages retrieved by the end of the step, best first
-    prediction: Any = None  # the program's return value; None before its end
+    outputs: Mapping[str, Json] = field(default_factory=dict)  # fields parsed from ``text``; empty if parsing fails
+    ranking: Ranking = ()  # all passages retrieved by the end of the step, merged, best first
+    prediction: Any = None  # the program's return value; None before it returns
     n_steps: int = 1  # number of LM calls so far
-    deep: tuple[tuple[str, ...], ...] = ()  # ids of each query of the step, to the ``depth`` of a reward's settings
+    deep: tuple[tuple[str, ...], ...] = ()  # document ids per query of the step, up to rank ``depth`` of the rewards
 
     @property
     def doc_ids(self) -> tuple[str, ...]:
@@ -240,13 +240,13 @@ class Outcome:
 class Sample:
     """One action (a completion) at one state under one prompt of the bank, with its result.
 
-    A completion that does not parse stays in its group with a failure of kind ``parse``, so that an algorithm can give
-    it a reward. ``components`` are named parts of the reward (``step`` and ``final`` if both count), and further
-    measures (``recall``). ``sampled`` is 0 at a predictor that is not sampled, where the reward of 0 means nothing.
-    ``q`` and ``logp`` are a picker's Q-value and log-probability of the choice.
+    An unparsed completion stays in its group with a failure of kind ``parse``, so an algorithm can give it a reward.
+    ``components`` holds named parts of the reward (``step`` and ``final`` if credit is ``both``), other measures
+    (``recall``), and the Q-value (``q``) and log-probability (``logp``) of a picker's choice. ``sampled`` is 0 if the
+    predictor is not sampled; the reward of 0 is then a placeholder.
     """
 
-    id: str  # digest of the request: state, prompt, index, seed, sampling settings, policy
+    id: str  # digest of state, prompt, index, seed, sampling settings and policy
     state_id: str
     task_id: str
     step: int
@@ -255,9 +255,9 @@ class Sample:
     seed: int
     completion: str | None = None
     outputs: Mapping[str, Json] = field(default_factory=dict)
-    doc_ids: tuple[str, ...] = ()  # accumulated ranking after this step, best first
-    scores: tuple[float, ...] = ()  # of ``doc_ids``, by the retriever
-    reward: float | None = None  # any real number; None exactly when ``failure`` is set
+    doc_ids: tuple[str, ...] = ()  # ranking of all passages retrieved so far, best first
+    scores: tuple[float, ...] = ()  # retriever scores of ``doc_ids``
+    reward: float | None = None  # any real number; None if and only if ``failure`` is set
     components: Mapping[str, float] = field(default_factory=dict)
     failure: Failure | None = None
     n_prompt_tokens: int | None = None
@@ -274,7 +274,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The policy and settings of all samples that one prompt of the bank gets at a state in one round."""
+    """Policy and sampling settings shared by all samples with one bank prompt at a state in one round."""
 
     policy: str
     policy_digest: str
@@ -286,22 +286,22 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class LMCall:
-    """One step of a rollout."""
+    """One step of a rollout: an LM call, a rule or a pick."""
 
     predictor: str
     inputs: Mapping[str, Json]
-    messages: Messages  # the request under the rollout's prompt; empty if a rule or a picker answered
+    messages: Messages  # request with the rollout's prompt; empty for a rule or a picker
     completion: str | None  # None for a system without an LM
-    outputs: Mapping[str, Json] | None  # fields parsed from the completion; None if it does not parse
-    value: float | None = None  # a picker's Q-value of its choice
+    outputs: Mapping[str, Json] | None  # fields parsed from the completion; None if parsing fails
+    value: float | None = None  # Q-value of a picker's choice
 
 
 @dataclass(frozen=True, slots=True)
 class Hop:
     """One search of a rollout, after ``n_steps`` LM calls."""
 
-    queries: tuple[str, ...]  # several if `leret.Search` was called with a list
-    ranking: Ranking  # union of all passages retrieved by the end of this search, best first
+    queries: tuple[str, ...]  # more than one if `leret.Search` was called with a list
+    ranking: Ranking  # all passages retrieved by the end of this search, merged, best first
     n_steps: int = 0
 
 
@@ -311,10 +311,10 @@ class Rollout:
 
     task_id: str
     hops: tuple[Hop, ...]
-    finished: bool  # the program returned ``prediction``
-    failure: Failure | None = None  # the reason if it did not
+    finished: bool  # True if the program returned ``prediction``
+    failure: Failure | None = None  # why the program did not return
     prediction: Any = None
-    index: int = 0  # number of the run among several on the same task
+    index: int = 0  # index of the run among repeated runs on the task
     steps: tuple[LMCall, ...] = ()  # all LM calls, including those after the last search
 
     @property
@@ -323,10 +323,10 @@ class Rollout:
 
     @property
     def unparsed(self) -> bool:
-        """True if the run ended with a completion that is not in the adapter's format."""
+        """True if the run ended with a completion that could not be parsed."""
         return self.failure is not None and self.failure.kind == "parse"
 
     @property
     def error(self) -> str | None:
-        """The failure, unless it is an unparsed completion, which counts as the system's result."""
+        """The failure as text, or None. An unparsed completion counts as the system's result, not as an error."""
         return None if self.failure is None or self.unparsed else f"{self.failure.kind}: {self.failure.message}"

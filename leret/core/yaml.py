@@ -1,4 +1,4 @@
-"""YAML 1.2 as plain values, with the place of each key for messages."""
+"""Read and write YAML 1.2 as plain values, with the file and line of each key for error messages."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from leret.core.errors import ConfigError
 Key = tuple[str | int, ...]
 """A path into nested mappings and lists: ``("policy", "urls", 0)``."""
 
-_MAX_DEPTH = 50  # stops an alias that contains itself
-_MAX_VALUES = 100_000  # aliases of aliases make a billion values in a few hundred bytes
+_MAX_DEPTH = 50  # limits an alias that contains itself
+_MAX_VALUES = 100_000  # nested aliases can expand a few hundred bytes to a billion values
 
 
 @dataclass
 class Placed:
-    """A document (None if empty), the places of its keys (``file.yaml:12``), and its keys that are not text."""
+    """A document (None if empty), the places of its keys (``file.yaml:12``), and messages about non-text keys."""
 
     value: Any
     places: dict[Key, str]
     problems: list[str] = field(default_factory=list)
 
     def at(self, key: Key) -> str:
-        """Return the start of a message before ``key``: ``file.yaml:12: ``, or ``--set `` for a flag.
+        """Return the prefix of a message about ``key``: ``file.yaml:12: ``, or ``--set `` for a flag.
 
-        An absent key has the place of the nearest section around it.
+        An absent key has the place of the nearest enclosing section.
         """
         while key and key not in self.places:
             key = key[:-1]
@@ -43,11 +43,11 @@ class Placed:
 
 
 def parse(text: str, source: str) -> Placed:
-    """Read a document with the places of its keys; ``source`` is its name in messages."""
+    """Parse a document and record the places of its keys; ``source`` is the file name in messages."""
     try:
         document = YAML(typ="rt").load(text)
     except RecursionError as error:
-        raise ConfigError(f"{source}: nested too deeply; {_MAX_DEPTH} levels are allowed") from error
+        raise ConfigError(f"{source}: nested too deeply; use at most {_MAX_DEPTH} levels") from error
     except (YAMLError, ValueError) as error:  # ValueError: a date such as 2024-13-45
         raise ConfigError(_fault(error, source)) from error
     placed = Placed(None, {(): f"{source}:1"})
@@ -57,12 +57,12 @@ def parse(text: str, source: str) -> Placed:
         nonlocal n_values
         n_values += 1
         if len(key) > _MAX_DEPTH or n_values > _MAX_VALUES:
-            limits = f"{_MAX_DEPTH} levels and {_MAX_VALUES} values are allowed, with aliases expanded"
-            raise ConfigError(f"{placed.at(key)}nested too deeply, or too long; {limits}")
+            limits = f"use at most {_MAX_DEPTH} levels and {_MAX_VALUES} values (aliases are expanded)"
+            raise ConfigError(f"{placed.at(key)}nested too deeply or too long; {limits}")
         if isinstance(node, TaggedScalar | CommentedMap | CommentedSeq) and node.tag.value is not None:
-            raise ConfigError(f"{placed.at(key)}not YAML: unknown tag {node.tag.value}; remove it")
+            raise ConfigError(f"{placed.at(key)}invalid YAML: unknown tag {node.tag.value}; remove it")
         if isinstance(node, CommentedMap | CommentedSeq):
-            lines = node.lc.data or {}  # a merged key has none
+            lines = node.lc.data or {}  # merged keys have no line
             names = list(node) if isinstance(node, CommentedMap) else range(len(node))
             keys = {name: (*key, name if isinstance(name, int | str) else str(name)) for name in names}
             for name in names:
@@ -81,12 +81,12 @@ def parse(text: str, source: str) -> Placed:
 
 
 def load(text: str) -> Any:
-    """Read a document as plain values."""
+    """Parse a document without recording places."""
     return parse(text, "YAML").value
 
 
 def dump(value: Any) -> str:
-    """Write plain values as a document; mappings keep their order."""
+    """Format plain values as a YAML document; mappings keep their order."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style, yaml.allow_unicode, yaml.width = False, True, 4096
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
@@ -96,7 +96,7 @@ def dump(value: Any) -> str:
 
 
 def dotted(key: Key) -> str:
-    """Return ``("policy", "urls", 0)`` as ``policy.urls[0]``."""
+    """Format ``("policy", "urls", 0)`` as ``policy.urls[0]``."""
     text = ""
     for part in key:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
@@ -111,7 +111,7 @@ def _fault(error: Exception, source: str) -> str:
     problem = str(getattr(error, "problem", None) or error)
     if isinstance(error, DuplicateKeyError):
         name = re.search(r'duplicate key "(.*?)"', problem)
-        return f"{place}: {name.group(1) if name else 'a key'}: stands twice; keep one"
+        return f"{place}: {name.group(1) if name else 'a key'}: set twice; keep one"
     if r"'\t'" in problem:
         problem = "a tab indents the line; use spaces"
-    return f"{place}: not YAML: {problem}"
+    return f"{place}: invalid YAML: {problem}"

@@ -76,6 +76,6 @@ def test_logs_of_a_real_tracker_lie_beside_the_policy(run, monkeypatch, name, fo
 
 def test_a_report_to_what_is_not_installed_names_the_extra(run, monkeypatch):
     monkeypatch.setattr(watch, "find_spec", lambda name: None)
-    with pytest.raises(MissingDependency, match=r"wandb is not installed; `pip install 'leret\[wandb\]'`"):
+    with pytest.raises(MissingDependency, match=r"wandb is not installed; run `pip install 'leret\[wandb\]'`"):
         train(SFTRecipe(report_to=("wandb",)), run)
     assert not (run.policies / ".sft").exists()

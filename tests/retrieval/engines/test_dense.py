@@ -96,13 +96,13 @@ def test_another_model_is_refused(tmp_path):
     with pytest.raises(RetrievalError, match="has changed; restore it, or build the index again"):
         open_index(index)
     shutil.rmtree(model)
-    with pytest.raises(RetrievalError, match=r"its model .* is missing"):
+    with pytest.raises(RetrievalError, match=r"model directory .* is missing"):
         open_index(index)
 
 
 def test_a_missing_model_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    for name, says in {"/nowhere/m": "no model directory /nowhere/m", "a/m": "and the hub failed"}.items():
+    for name, says in {"/nowhere/m": "no model directory /nowhere/m", "a/m": "and its download failed"}.items():
         with pytest.raises(RetrievalError, match=says):
             build(tmp_path / "index", model=name)
 
