@@ -541,7 +541,7 @@ def retries_with_another_rollout(self, question):
     return end(self.search(question))
 
 
-@shape("no search that leret sees.*leret.search_tool")
+@shape("no search visible to leret.*leret.search_tool")
 def search_that_leret_does_not_see(self, question):
     rows = FakeRetriever().search([self.write(question=question, context=[]).query], 2)[0]
     return dspy.Prediction(found=[row.doc_id for row in rows], answer=self.answer(question=question, context=[]).answer)
