@@ -66,7 +66,7 @@ def purpose(name: str) -> str:
     return words.strip().split(". ")[0].rstrip(".")
 
 
-POLICIES = {"demo": "policy", "agent": "agent"}
+POLICIES = {"demo": "policy", "agent": "agent", "english": "english"}
 """Folders in ``leret/demo`` of the small policies that ship with leret, by policy name."""
 
 
