@@ -118,7 +118,7 @@ def ended(*, debug: bool) -> Iterator[None]:
         is_usage = type(error).__module__.startswith(("typer", "click"))
         if is_usage and isinstance(error, RuntimeError):
             raise  # typer.Exit and typer.Abort
-        if type(error).__name__ == "NoArgsIsHelpError":  # a command group printed its help
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command printed its help
             raise typer.Exit(0) from None
         if debug and not is_usage:
             complain(traceback.format_exc().rstrip(), label="")

@@ -151,7 +151,7 @@ def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: 
 
 
 def raw_question(path: Path) -> str:
-    """Describe BM25 recall of the raw questions at k = the total passages a recipe's searches return."""
+    """Describe BM25 recall of the raw questions, with k equal to the total passages that a recipe retrieves."""
     from leret.datasets.load import load
     from leret.evaluation.retriever import evaluate_retriever
     from leret.retrieval.engines.bm25 import BM25
@@ -226,7 +226,7 @@ def copy_recipe(
     name: _NameArgument,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory for the copy.")] = Path(),
 ) -> None:
-    """Copy a recipe and the shipped programs for editing. Existing files are not overwritten."""
+    """Copy a recipe, and the programs that it can use, for editing. Existing files are not overwritten."""
     written = bundled.copy(name, directory)
     for path in written:
         console.say(f"wrote {path}")

@@ -115,7 +115,7 @@ def _flag_settings(
     retriever: dict[str, Any] = {"kind": kind}
     if model is not None:
         if kind not in keys:
-            raise ConfigError(f"--model {model}: --kind {kind} has no model; remove it, or use --kind {'|'.join(keys)}")
+            raise ConfigError(f"--kind {kind} takes no model; remove --model {model} or use --kind {'|'.join(keys)}")
         retriever[keys[kind]] = model
     elif kind in keys and not changes:
         raise ConfigError(f"--kind {kind} needs --model, a model directory or hub name (retriever.{keys[kind]})")
@@ -132,7 +132,7 @@ def _data(corpus: str, form: str | None, skip_invalid: bool) -> dict[str, Any]:
 
 
 def _exists(out: Path, planned: Manifest, force: bool) -> bool:
-    """Return True if ``out`` is the planned index. Raise RetrievalError if ``out`` must not be replaced."""
+    """Return True if ``out`` is the planned index. Raise RetrievalError if ``out`` cannot be replaced."""
     from leret.retrieval.index.manifest import MANIFEST, read_manifest
 
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):

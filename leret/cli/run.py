@@ -31,7 +31,7 @@ def train(
         str | None,
         typer.Option(
             metavar="CONFIG",
-            help="Train in several processes: fsdp, zero3, multi, a file, or accelerate (your config).",
+            help="Train in several processes: fsdp, zero3, multi, a file, or accelerate (your own config).",
         ),
     ] = None,
 ) -> None:
@@ -43,7 +43,7 @@ def train(
     settings = load_recipe(recipe, TrainingRecipe, overrides or ())
     directory = Run.open(run)
     directory.section("sampling", "leret sample RECIPE")
-    from leret.training import stage  # slow import, so check the recipe first
+    from leret.training import stage  # slow to import, so check the recipe first
     from leret.training.job import refuse_processes
 
     if launch is not None:
@@ -111,7 +111,7 @@ def evaluate(
     directory = Run.open(run)
     sampling = directory.section("sampling", "leret sample RECIPE")
     console.warn_of_demo(sampling["data"]["kind"], sampling["policy"]["model"])
-    from leret.evaluation.plan import estimate  # slow import, so check the recipe first
+    from leret.evaluation.plan import estimate  # slow to import, so check the recipe first
     from leret.evaluation.stage import evaluate as stage
 
     if dry_run:
@@ -148,7 +148,7 @@ def run(
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory.", show_default="runs/RECIPE")] = None,
     rounds: Annotated[
         int,
-        typer.Option(min=1, help="Rounds. Each samples its part of the questions with the last policy."),
+        typer.Option(min=1, help="Rounds. Each samples part of the questions with the latest policy."),
     ] = 1,
     serve: Annotated[
         Literal["vllm", "sglang"] | None,

@@ -45,9 +45,9 @@ def sample(
     if engine == "process" and (workers is not None or address is not None):
         raise ConfigError("--workers and --address need --engine ray; add --engine ray or remove the flags")
     if engine == "ray" and (workers is None or shard is not None):
-        raise ConfigError("--engine ray needs --workers N and cannot be combined with --shard")
+        raise ConfigError("--engine ray needs --workers N and cannot use --shard; add --workers N or remove --shard")
     console.warn_of_demo(settings.data.kind, settings.policy.model)
-    from leret.sampling.estimate import estimate  # slow import, so check the recipe first
+    from leret.sampling.estimate import estimate  # slow to import, so check the recipe first
     from leret.sampling.sharding import RayCluster, Shard, sample_shard
     from leret.sampling.stage import sample as stage
 
@@ -58,7 +58,7 @@ def sample(
         part, directory = Shard.parse(shard), Run.create(run)
         with shown() as progress:
             stats = sample_shard(settings, directory, part, progress=progress)
-        console.done(f"shard {shard}: {part.store(directory)}; merge all with: leret sample {recipe} --run {run}")
+        console.done(f"shard {shard}: {part.store(directory)}; merge all shards: leret sample {recipe} --run {run}")
         console.facts(stats)
         return
     with nullcontext() if workers is None else RayCluster(workers, address) as cluster, shown() as progress:
@@ -71,7 +71,9 @@ def pairs(
     run: RunOption,
     strategy: Annotated[Strategy, typer.Option(help="How to pair samples by reward.")] = "adjacent",
     margin: Annotated[float, typer.Option(min=0.0, help="Minimum reward difference (--strategy margin).")] = 0.0,
-    max_pairs: Annotated[int | None, typer.Option(min=1, help="Maximum pairs per state, by reward difference.")] = None,
+    max_pairs: Annotated[
+        int | None, typer.Option(min=1, help="Maximum pairs per state, largest margins first.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the preference pairs of a run without sampling."""

@@ -34,7 +34,9 @@ def policy(
     name: Annotated[str | None, typer.Option(help="Model name in requests.", show_default="POLICY-DIGEST")] = None,
     executable: Annotated[str | None, typer.Option(help="Engine executable.", show_default="from PATH")] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base model first.")] = False,
-    api_key_env: Annotated[str | None, typer.Option(metavar="VAR", help="Environment variable with the key.")] = None,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VAR", help="Variable with the API key for clients.")
+    ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Maximum seconds until the server is ready.")] = 600.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to wait on exit before killing the server.")] = 15.0,
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the server's output.")] = None,
@@ -98,7 +100,7 @@ def retriever(
 
     token = ApiKey.from_env(token_env, "--token-env").reveal()
     if token is None and not _is_loopback(host):
-        complain(f"--host {host} lets every machine on the network search; pass --token-env", "warning: ")
+        complain(f"--host {host} lets every machine on the network search; set a token with --token-env", "warning: ")
     loaded = open_retriever(index)
     settings = ServerSettings(
         token=token, host=host, max_waiting=max_waiting, max_batch=max_batch, max_k=max_k, max_documents=max_documents,

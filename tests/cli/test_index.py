@@ -51,7 +51,7 @@ def test_only_an_index_is_replaced_and_only_by_force(index):
         (["--kind", "pubmed", *BM25[2:]], "pubmed has no index to build"),
         (["--kind", "hybrid", *BM25[2:]], "needs two engines"),
         (["--kind", "dense", *BM25[2:]], "--kind dense needs --model"),
-        ([*BM25, "--model", "x"], "--model x: --kind bm25 has no model"),
+        ([*BM25, "--model", "x"], "--kind bm25 takes no model; remove --model x"),
         (["sampling/demo.yaml", *BM25], "remove --kind, --corpus"),
         (["sampling/demo.yaml", "--format", "jsonl", "--skip-invalid"], "remove --format, --skip-invalid"),
     ],
