@@ -37,7 +37,7 @@ def as_json(wanted: bool) -> bool:
 
 
 def _set(example: str) -> Any:
-    return typer.Option("--set", metavar="KEY=VALUE", help=f"Override a recipe key, for example {example}. Repeatable.")
+    return typer.Option("--set", metavar="KEY=VALUE", help=f"Override a setting, for example {example}. Repeatable.")
 
 
 RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file or the name of a shipped recipe.")]

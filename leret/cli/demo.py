@@ -39,7 +39,7 @@ _STRENGTHS = (  # minimum recall, comment
 )
 _NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name from `leret recipes list`.")]
 
-app = typer.Typer(help="Recipes and programs that ship with leret.", no_args_is_help=True)
+app = typer.Typer(help="List, show and copy the shipped recipes and programs.", no_args_is_help=True)
 
 
 def demo(
