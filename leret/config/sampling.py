@@ -76,9 +76,7 @@ class PartSettings(Settings):
 
     weight: float = 1.0
     function: Annotated[str | None, _FUNCTION] = Field(None, description="None: the function named like the part")
-    model: Annotated[str | None, RecipePath("model", hub=True)] = Field(
-        None, description="embedding model (similarity)"
-    )
+    model: Annotated[str | None, RecipePath("model", hub=True)] = Field(None, description="for similarity")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -130,14 +128,10 @@ class SamplingSettings(Settings):
     n_continuations: PositiveInt = Field(1, description="continuations per sample (credit: final or both)")
     concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
     max_error_rate: Annotated[float, Free()] = Field(0.1, ge=0, le=1, description="maximum share of failed samples")
-    max_unparsed_rate: Annotated[float, Free()] = Field(
-        0.5, ge=0, le=1, description="maximum share of unparsed samples"
-    )
+    max_unparsed_rate: Annotated[float, Free()] = Field(0.5, ge=0, le=1, description="same for unparsed samples")
     strategy: Annotated[Literal["adjacent", "best-worst", "all", "margin"], Free()] = "adjacent"
     margin: Annotated[float, Free()] = Field(0.0, ge=0, description="minimum reward difference (strategy margin)")
-    max_pairs: Annotated[PositiveInt | None, Free()] = Field(
-        None, description="maximum pairs per state, largest margins first"
-    )
+    max_pairs: Annotated[PositiveInt | None, Free()] = Field(None, description="per state, largest margins first")
     bank: BankSettings = BankSettings()
 
     @property
@@ -158,9 +152,7 @@ class SamplingSettings(Settings):
 class PretrainSettings(Settings):
     """Training of a small policy by `leret pretrain`, on demonstrations written without gold documents."""
 
-    kind: Literal["minilm"] = Field(
-        description="minilm: a decoder that starts from MiniLM's weights, trained on your corpus"
-    )
+    kind: Literal["minilm"] = Field(description="a decoder on MiniLM's weights, trained on your corpus")
     steps: PositiveInt | None = None
     seed: int = 0
     options: dict[str, Any] = Field(default_factory=dict)
