@@ -256,7 +256,7 @@ def _clashes(recipe: Recipe) -> Iterator[Clash]:
         if recipe.init_from == recipe.policy_name:
             yield ("init_from", "name"), f"{recipe.init_from} would start from itself; set another `name`"
     elif recipe.samples > 1 and recipe.temperature == 0:
-        yield ("samples", "temperature"), f"temperature 0 gives {recipe.samples} equal runs per question; set it to 1"
+        yield ("samples", "temperature"), f"is {recipe.samples}, but runs are equal at temperature 0; set samples: 1"
 
 
 def _sampling_clashes(recipe: SamplingRecipe) -> Iterator[Clash]:

@@ -81,7 +81,7 @@ def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
     near = numbered or get_close_matches(name, known, 1)
     others = (one for one in sections(model, around, recipe, any_kind=True) if name in one.model_fields)
     if kinds := [one.model_fields[tag].default for one in others if (tag := _tag(one)) in one.model_fields]:
-        return f"unknown key for this kind, but known for {', '.join(kinds)}; remove it"
+        return f"unknown key for this kind (known for {', '.join(kinds)}); remove it"
     if near:
         return f"unknown key; did you mean {dotted((*around, near[0]))}?"
     if elsewhere := [k for k in _all_keys(model) if k[-1] == name]:

@@ -128,7 +128,7 @@ class SamplingSettings(Settings):
     n_continuations: PositiveInt = Field(1, description="continuations per sample (credit: final or both)")
     concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
     max_error_rate: Annotated[float, Free()] = Field(0.1, ge=0, le=1, description="maximum share of failed samples")
-    max_unparsed_rate: Annotated[float, Free()] = Field(0.5, ge=0, le=1, description="same for unparsed samples")
+    max_unparsed_rate: Annotated[float, Free()] = Field(0.5, ge=0, le=1, description="maximum unparsed share")
     strategy: Annotated[Literal["adjacent", "best-worst", "all", "margin"], Free()] = "adjacent"
     margin: Annotated[float, Free()] = Field(0.0, ge=0, description="minimum reward difference (strategy margin)")
     max_pairs: Annotated[PositiveInt | None, Free()] = Field(None, description="per state, largest margins first")

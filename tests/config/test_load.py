@@ -115,7 +115,7 @@ ALIASES = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10
     ("text", "says"),
     [
         ("# nothing\n", "r.yaml: empty"),
-        ("- a\n- b\n", "r.yaml:1: a list, not a recipe"),
+        ("- a\n- b\n", "r.yaml:1: contains a list, not a recipe"),
         (GOOD + "data: {kind: world}\n", "r.yaml:6: data: stands twice"),
         ("data:\n\tkind: world\n", "r.yaml:2: not YAML: a tab"),
         ("data: {kind: world\npolicy: 3\n", "r.yaml:2: not YAML"),

@@ -39,7 +39,7 @@ def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch
     ("text", "message"),
     [
         ("algorithm: ipa\n", "algorithm: 'ipa' is not one of sft, dpo, ipo, .*; did you mean ipo"),
-        ("algorithm: sft\nbeta: 1\n", "beta: unknown key for this kind, but known for dpo, ipo, .*; remove it"),
+        ("algorithm: sft\nbeta: 1\n", "beta: unknown key for this kind .known for dpo, ipo, .*; remove it"),
         ("algorithm: sft\nwarmup_ratio: 0.1\nwarmup_steps: 5\n", "cannot both be set"),
         ("algorithm: sft\nmax_steps: 3\nmatch_steps_of: ipo\n", "cannot both be set"),
         ("algorithm: ipo\nlosses: {ipo: 0}\n", "losses.ipo: .*greater than 0"),
@@ -51,10 +51,7 @@ def test_an_algorithm_is_added_by_its_file_and_a_line(run, tmp_path, monkeypatch
         ("algorithm: sft\nname: base\n", "cannot name a policy"),
         ("algorithm: sft\nname: a/b\n", "cannot name a policy"),
         ("algorithm: sft\nname: mine\ninit_from: mine\n", "mine would start from itself"),
-        (
-            "algorithm: grpo\nmatch_steps_of: ipo\n",
-            "match_steps_of: unknown key for this kind, but known for sft, dpo, ipo, kto",
-        ),
+        ("algorithm: grpo\nmatch_steps_of: ipo\n", "match_steps_of: unknown key for this kind .known for sft, dpo"),
         ("algorithm: pick\nlora: {r: 4}\n", "lora: unknown key for this kind"),
         ("algorithm: pqn\ndtype: bfloat16\n", "dtype: unknown key for this kind"),
         ("algorithm: pqn\nlr_scheduler_type: linear\n", "min_lr_rate"),
