@@ -174,8 +174,7 @@ def escape(text: str) -> str:
 def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str], Sequence[float]]]) -> None:
     """Write ``qid Q0 docid rank score tag`` lines; ``rankings`` are (question id, document ids best first, scores).
 
-    Other tools sort by score, some in single precision, and break ties differently. Strictly decreasing scores keep
-    the order.
+    Scores are made strictly decreasing, because other tools sort by score and break ties differently.
     """
     lines = [
         f"{escape(qid)} Q0 {escape(doc_id)} {rank} {score:.9g} {escape(tag)}\n"

@@ -29,7 +29,7 @@ _SYSTEM = "raw-question"
 
 @dataclass(frozen=True)
 class RetrieverReport:
-    """Results of a retriever. ``values`` are (n_questions, n_measures); ``measures`` and ``intervals`` are of the means."""
+    """Results of a retriever. ``values`` are (n_questions, n_measures); ``measures`` are means with ``intervals``."""
 
     retriever: str
     questions: tuple[Task, ...]
