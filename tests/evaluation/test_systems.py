@@ -55,7 +55,7 @@ def test_unknown_names_are_listed_together_with_what_there_is(run):
     with pytest.raises(ConfigError) as caught:
         select(("sftt", "base", "bank:7", "fused:nope"), available(run, {}, {}))
     assert len(caught.value.problems) == 3
-    assert "'sftt' is not in this run; did you mean sft? it has raw-question" in caught.value.problems[0]
+    assert "unknown system 'sftt'; did you mean sft? available: raw-question" in caught.value.problems[0]
 
 
 def test_demos_are_extra_systems_on_the_base(run, tmp_path):
