@@ -64,7 +64,7 @@ class Scorer:
             query = " ".join(hop.queries) if hop.queries else None
             place = (task.id, task.type, rollout.index, i, query, completion)
             ranking = outcome.doc_ids, tuple(passage.score for passage in hop.ranking)
-            n_calls = sum(s.completion is not None and s.value is None for s in steps[n_before:n_steps])  # picks have a value
+            n_calls = sum(s.completion is not None and s.value is None for s in steps[n_before:n_steps])  # except picks
             end = (rollout.unparsed, rollout.error) if last else (False, None)
             value = steps[hop.n_steps - 1].value if hop.n_steps else None
             rows.append(

@@ -66,7 +66,7 @@ def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySet
     for key, names in (("demos", demos), ("actors", actors)):
         for name in names:
             if name in by_name or not name or "/" in name or name.startswith("."):
-                raise ConfigError(f"{key}: {name!r} is already in use or invalid (empty, with '/' or a leading '.'); choose another name")
+                raise ConfigError(f"{key}: {name!r} is in use or invalid (empty, contains /, or starts with .); choose another name")
             by_name[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
     by_name |= {name: replace(by_name[name], prompt=Prompt.load(Path(path))) for name, path in demos.items()}
     by_name |= {n: replace(by_name[n], policy=n, settings=actor, rivals=(RAW,)) for n, actor in actors.items()}
