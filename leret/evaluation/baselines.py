@@ -126,7 +126,7 @@ def marked_question(task: Task, step: int) -> Sequence[str]:
 
 
 def query_places(rollout: Rollout) -> dict[int, int]:
-    """Map each step that wrote a query to the query's index, given a rollout of `marked_question`."""
+    """Map each step that wrote a query to the query's index, in a rollout with `marked_question`."""
     places: dict[int, int] = {}
     for query in (query for hop in rollout.hops for query in hop.queries):
         index = len(set(places.values()))
@@ -158,7 +158,7 @@ def answer_fields(predictor: str, signature: type[dspy.Signature] | None, texts:
     special = [f"{predictor}.{name} is {kind}" for name, kind in fields.items() if kind not in (str, list[str])]
     if special or not fields:
         raise ConfigError(
-            "systems: raw-question, rm3, oracle-titles and hyde need predictors with only str or list[str] outputs, but "
+            "systems: raw-question, rm3, oracle-titles and hyde need predictors with only str or list[str] fields, but "
             f"{special[0] if special else f'{predictor} has no output fields'}; remove these systems from `systems`"
         )
     return {name: " ".join(texts) if kind is str else list(texts) for name, kind in fields.items()}

@@ -64,7 +64,7 @@ class Evaluation:
 
     @property
     def delivers(self) -> bool:
-        """Whether to write R/program: always for the unnamed evaluation, otherwise only until it has results."""
+        """Return whether to write R/program: always for the unnamed evaluation, otherwise only until it has results."""
         return self.directory == self.run.eval or not (self.run.eval / "summary.json").is_file()
 
     def summary(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class EvalEstimate:
 
 
 def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
-    """Estimate the cost of `leret.evaluation.stage.evaluate`; raises its errors, except errors from policies."""
+    """Estimate the cost of `leret.evaluation.stage.evaluate`; raises the errors of `evaluate`, except policy errors."""
     whole = _estimate(recipe, run)
     choice = choosing(resolve(recipe, run))
     if choice is None:
@@ -186,8 +186,8 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     tasks = [task for task in chosen if task.gold]
     if not tasks:
         source = recipe.questions or f"split {recipe.split} of the run's data"
-        cause = f"none of {len(chosen)} questions has gold documents" if chosen else "it is empty"
-        raise DataError(f"no questions to evaluate in {source}: {cause}; choose another split or question file")
+        cause = f"none of its {len(chosen)} questions has gold documents" if chosen else "it is empty"
+        raise DataError(f"no questions to evaluate in {source} ({cause}); choose another split or question file")
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
             ids = store.question_ids()

@@ -83,7 +83,7 @@ def read_rows(path: Path) -> list[ScoredHop]:
         return [_row(record) for record in pq.read_table(path).to_pylist()]
     except (OSError, pa.ArrowException, KeyError) as error:
         cause = f"column {error} is missing: an older leret wrote the file" if isinstance(error, KeyError) else error
-        raise RunError(f"cannot read {path} ({cause}); delete {path.parent} and run `leret eval` again") from error
+        raise RunError(f"{path} cannot be read ({cause}); delete {path.parent} and run `leret eval` again") from error
 
 
 def _row(record: dict[str, Any]) -> ScoredHop:
@@ -163,7 +163,7 @@ _UNSAFE = re.compile(r"[\s%\x00-\x20\x7f-\xa0\u200b\ufeff\ud800-\udfff]")
 
 
 def escape(text: str) -> str:
-    """Escape an id for TREC files, which separate fields by white space; `urllib.parse.unquote` reverses the escape.
+    """Escape an id for TREC files, which separate fields by white space; `urllib.parse.unquote` reverses the escaping.
 
     >>> escape("Ed Wood (film) 100%")
     'Ed%20Wood%20(film)%20100%25'

@@ -78,13 +78,15 @@ class RetrieverReport:
             write_atomically(directory / "per_question.jsonl", "".join(rows))
             write_atomically(directory / "summary.json", json.dumps(summary, indent=1) + "\n")
         except OSError as error:
-            raise RunError(f"cannot write to {directory} ({error.strerror or error}); choose another --out") from error
+            raise RunError(
+                f"{directory} cannot be written ({error.strerror or error}); choose another --out"
+            ) from error
 
 
 def evaluate_retriever(
     retriever: Retriever, questions: Sequence[Task], measures: Sequence[str], progress: Progress | None = None
 ) -> RetrieverReport:
-    """Search for every question up to the largest cut-off (100 for measures without one), and measure the rankings.
+    """Search for every question up to the largest cut-off (100 if a measure has no cut-off), and measure the rankings.
 
     Raises:
         DataError: there are no questions, or a question has no gold documents.
@@ -123,7 +125,7 @@ def evaluate_retriever(
 
 
 def parse_measures(names: Sequence[str]) -> tuple[str, ...]:
-    """Return names of ir_measures without duplicates; ConfigError for unknown names."""
+    """Return the measure names without duplicates; ConfigError for unknown measures."""
     measures = tuple(dict.fromkeys(name.strip() for name in names))
     supported = "R@k, P@k, Success@k, AP[@k], RR[@k], nDCG[@k] and Rprec, where k is at least 1"
     problems = [
@@ -135,9 +137,9 @@ def parse_measures(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def measure(names: Sequence[str], questions: Sequence[Task], rankings: Sequence[Ranking]) -> NDArray[np.float64]:
-    """Return the measures of rankings, (n_questions, n_measures); an empty ranking scores 0.
+    """Compute the measures of each ranking, (n_questions, n_measures); an empty ranking scores 0.
 
-    Tools that read TREC runs sort by score in single precision. Strictly decreasing scores keep the order of rankings.
+    TREC tools sort by score in single precision, so scores are made strictly decreasing to keep the ranks.
     """
     import ir_measures
 

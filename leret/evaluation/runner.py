@@ -44,7 +44,7 @@ CONCURRENCY = 256
 
 _MIN_RUNS = 50
 _MAX_FAILED = 0.5
-"""The evaluation stops if a larger share of runs failed, after at least `_MIN_RUNS` runs."""
+"""Maximum share of failed runs, checked after `_MIN_RUNS` runs. The evaluation stops above it."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Policies:
 
 @dataclass
 class Evaluator:
-    """Evaluates systems on one set of questions; ``key`` is a digest of all shared inputs (data, program ...)."""
+    """Evaluates systems on one set of questions; ``key`` is a digest of their common inputs (data, program ...)."""
 
     run: Run
     directory: Path
@@ -84,7 +84,7 @@ class Evaluator:
     measures: Sequence[str]
     key: str
     progress: Progress
-    # A policy's connections belong to one event loop.
+    # Includes the event loop, because a policy's connections belong to one event loop.
     _open: tuple[str, Policy, asyncio.Runner] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -193,7 +193,7 @@ class Evaluator:
 
 
 def _stop_if_most_failed(failure: Failure, n_failed: int, n_done: int, n_before: int) -> None:
-    n_all = n_done + (n_before if failure.kind == "prompt" else 0)  # a prompt that is too long fails on every run
+    n_all = n_done + (n_before if failure.kind == "prompt" else 0)  # too long a prompt fails on every run
     if n_failed > _MAX_FAILED * n_all:
         raise BOUNDARIES.get(failure.kind, PolicyError)(
             f"evaluation stopped because {n_failed} of {n_all} runs failed; last failure: {failure.message}. "

@@ -31,7 +31,7 @@ from leret.rollouts.environment import Environment
 
 @dataclass(frozen=True)
 class EvalReport:
-    """A summary, its path, the report page, and the systems run by this call (none if ``already`` complete)."""
+    """Result of an evaluation. ``asked`` are the systems run by this call; ``already`` is True if no work was left."""
 
     summary: Mapping[str, Any]
     path: Path

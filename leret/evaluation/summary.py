@@ -9,10 +9,10 @@
      "comparisons": [{"a", "b", "measure", "hop", "n", "difference", "ci", "p", "p_holm"}],
      "comparisons_by_hop": [...], "comparisons_by_type": [... with "type"]}
 
-A hop is one search of the program. `comparisons` are after the last hop, on all questions. Rates are in [0, 1]. A
-difference is the mean of a minus the mean of b, over questions with scores for a and b. `p_holm` is adjusted per
-measure and list. Future versions may add keys, but never remove or redefine keys. `leret eval` adds its recipe's keys,
-`focus` (the delivered policy) and `chosen_on` (recall by policy on the split ``choose_on``).
+A hop is one search of the program. `comparisons` compares systems after the last hop, on all questions. Rates are in
+[0, 1]. A difference is the mean of a minus the mean of b, over questions with scores for a and b. `p_holm` is adjusted
+per measure and list. Future versions may add keys, but never remove or redefine keys. `leret eval` adds its recipe's
+keys, `focus` (the delivered policy) and `chosen_on` (recall by policy on the split ``choose_on``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def summarise(
     measures: Sequence[str],
     recipe: EvalRecipe,
 ) -> dict[str, Any]:
-    """Compute the part of summary.json that depends on the rows; keeps the order of systems and measures."""
+    """Compute the part of summary.json that depends on the rows. The order of systems and measures is kept."""
     ends = (row.hop for _, results in systems for row in results.rows if row.failure is None and not row.unparsed)
     hops = max(ends, default=1)
     scores = {system.name: score_table(results.rows, questions, hops, measures) for system, results in systems}

@@ -1,7 +1,7 @@
 """Systems that can be evaluated in a run, by name.
 
 =================  ========================================================================
-``raw-question``   no LM: the question is the answer to every LM call, and so the query at every hop. At a choice, the
+``raw-question``   no LM: the question answers every LM call, so it is the query at every hop. At a choice, the
                    candidate without text if there is one, else the next candidate in BM25's ranking for the question
 ``oracle-titles``  no LM: the gold titles are the queries, one title per query. At a choice, a gold candidate
 ``rm3``            no LM: the question expanded by RM3 is the query at every hop; needs a retriever of kind bm25
@@ -66,7 +66,7 @@ def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySet
     for key, names in (("demos", demos), ("actors", actors)):
         for name in names:
             if name in by_name or not name or "/" in name or name.startswith("."):
-                raise ConfigError(f"{key}: {name!r} is in use or invalid (empty, contains /, or starts with .); choose another name")
+                raise ConfigError(f"{key}: {name!r} is in use or invalid; choose a new name without '/' or leading '.'")
             by_name[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
     by_name |= {name: replace(by_name[name], prompt=Prompt.load(Path(path))) for name, path in demos.items()}
     by_name |= {n: replace(by_name[n], policy=n, settings=actor, rivals=(RAW,)) for n, actor in actors.items()}
@@ -115,7 +115,7 @@ def training_facts(run: Run) -> dict[str, dict[str, Any]]:
             if not path.parent.name.startswith("."):
                 facts[path.parent.name] = dict(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError) as error:
-            raise RunError(f"cannot read {path} ({error}); delete {path.parent} and train again") from error
+            raise RunError(f"{path} cannot be read ({error}); delete {path.parent} and train again") from error
 
     def depth(name: str) -> int:
         parent = facts[name].get("parent")

@@ -128,7 +128,7 @@ def test_a_list_of_queries_gets_a_list_and_other_outputs_are_refused():
     with pytest.raises(ConfigError, match=r"\(direct\) has no output fields; remove these systems from `systems`"):
         answer_fields("(direct)", None, ["a"])
     agent = Replay(Agent())
-    with pytest.raises(ConfigError, match=r"list\[str\] outputs, but agent.react.next_tool_name is .*Literal"):
+    with pytest.raises(ConfigError, match=r"list\[str\] fields, but agent.react.next_tool_name is .*Literal"):
         roll(agent, Formatter(agent), raw_question)
 
 

@@ -62,7 +62,7 @@ def test_demos_are_extra_systems_on_the_base(run, tmp_path):
     mine = prompt_file(tmp_path / "mine.json", "x")
     systems = select(("base",), available(run, {"mine": mine}, {}), ["mine"])
     assert [(s.name, s.policy, s.kind) for s in systems][1] == ("mine", "base", "prompt")
-    with pytest.raises(ConfigError, match="'base' is taken"):
+    with pytest.raises(ConfigError, match="'base' is in use"):
         available(run, {"base": mine}, {})
     with pytest.raises(RunError, match="is not a prompt"):
         available(run, {"other": str(tmp_path / "absent.json")}, {})

@@ -95,7 +95,7 @@ def _hops(run: Sequence[ScoredHop], gold: Sequence[str], corpus: Mapping[str, Do
 
 @dataclass(frozen=True)
 class SampledRound:
-    """One of several rounds; ``spread`` is the share of states with differing sample rewards."""
+    """One sampling round; ``spread`` is the share of states with differing sample rewards."""
 
     policy: str
     part: str

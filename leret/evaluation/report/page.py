@@ -49,7 +49,7 @@ def render(
     name: str,
     subtitle: str,
 ) -> str:
-    """Return the report as HTML that loads no other files; text is escaped. Its subject is the summary's ``focus``.
+    """Return the report on the summary's ``focus`` as HTML without external files, with all text escaped.
 
     ``summary`` and ``examples`` are the content of their JSON files, ``training`` maps policies to the content of
     training.json, and ``facts`` are (label, text).
@@ -99,7 +99,7 @@ def render(
 
 
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Compare the policy after the last hop with the baseline, or with the raw question if it beats the policy."""
+    """Compare the policy after the last hop with the baseline, or the raw question if it has higher recall."""
     focus, baseline = summary["focus"], summary["baseline"]
     rows = {row["system"]: row["hops"][-1] for row in summary["rows"]}
     if focus in rows and RAW in rows and (rows[RAW]["recall"] or 0.0) > (rows[focus]["recall"] or 0.0):

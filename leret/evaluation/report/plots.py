@@ -86,7 +86,7 @@ def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> st
 
 
 def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) -> str:
-    """Draw a histogram with the steps side by side, over [0, 1], widened to include all values."""
+    """Draw a histogram with the steps side by side, over [0, 1] or a wider range that includes all values."""
     steps = sorted(by_step)
     values = [value for step in steps for value in by_step[step]]
     low, high = min(0.0, *values), max(1.0, *values)
@@ -179,7 +179,7 @@ def _svg(name: str, description: str, size: tuple[float, float], draw: Callable[
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<(metadata|style)[ >].*?</\1>", "", text, flags=re.DOTALL)  # its style would apply to the whole page
+    text = re.sub(r"<(metadata|style)[ >].*?</\1>", "", text, flags=re.DOTALL)  # its style would affect the page
     for side in ("width", "height"):
         text = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
     for colour, variable in _VARIABLES.items():
