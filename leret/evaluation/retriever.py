@@ -78,9 +78,7 @@ class RetrieverReport:
             write_atomically(directory / "per_question.jsonl", "".join(rows))
             write_atomically(directory / "summary.json", json.dumps(summary, indent=1) + "\n")
         except OSError as error:
-            raise RunError(
-                f"{directory} cannot be written ({error.strerror or error}); choose another --out"
-            ) from error
+            raise RunError(f"{directory} cannot be written ({error.strerror or error}); use another --out") from error
 
 
 def evaluate_retriever(

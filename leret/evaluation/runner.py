@@ -193,7 +193,7 @@ class Evaluator:
 
 
 def _stop_if_most_failed(failure: Failure, n_failed: int, n_done: int, n_before: int) -> None:
-    n_all = n_done + (n_before if failure.kind == "prompt" else 0)  # too long a prompt fails on every run
+    n_all = n_done + (n_before if failure.kind == "prompt" else 0)  # a prompt that is too long always fails
     if n_failed > _MAX_FAILED * n_all:
         raise BOUNDARIES.get(failure.kind, PolicyError)(
             f"evaluation stopped because {n_failed} of {n_all} runs failed; last failure: {failure.message}. "

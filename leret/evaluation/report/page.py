@@ -51,8 +51,7 @@ def render(
 ) -> str:
     """Return the report on the summary's ``focus`` as HTML without external files, with all text escaped.
 
-    ``summary`` and ``examples`` are the content of their JSON files, ``training`` maps policies to the content of
-    training.json, and ``facts`` are (label, text).
+    ``examples`` is the content of examples.json, ``training`` is training.json by policy, ``facts`` are (label, text).
     """
     last, measures = summary["n_hops"], summary["measures"]
     loader = FileSystemLoader(Path(__file__).parent)
