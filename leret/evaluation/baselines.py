@@ -116,6 +116,7 @@ def hyde_note(policy: str, rows: Sequence[ScoredHop]) -> str:
 
 
 def raw_question(task: Task, step: int) -> Sequence[str]:
+    """Return the question at every step."""
     return (task.text,)
 
 
