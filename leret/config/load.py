@@ -196,7 +196,7 @@ def _override(placed: Placed, override: str) -> list[str]:
     try:
         value = parse(text, f"--set {name}").value
     except ConfigError as error:
-        return [f"--set {override}: the value is invalid YAML ({error.problems[0]}); put the value in quotes"]
+        return [f"--set {override}: {error.problems[0]}; put the value in quotes"]
     section = placed.value
     for depth, part in enumerate(parts[:-1], 1):
         if section.get(part) is None:
