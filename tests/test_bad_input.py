@@ -81,7 +81,7 @@ CASES = {
     "run: no preferences": (lambda: shutil.rmtree("R/preferences"), "train training/dpo.yaml --run R --set init_from=base", ("preferences",)),
     "run: no samples to evaluate": (without_samples, EVAL, ("leret sample",)),
     "run: no such system": (None, f"{EVAL} --set systems=[bse]", ("'bse'", "did you mean base?")),
-    "run: no such baseline": (None, f"{EVAL} --set baseline=bass", ("baseline: 'bass' is not in this run",)),
+    "run: no such baseline": (None, f"{EVAL} --set baseline=bass", ("baseline: unknown system 'bass'",)),
     "run: an unknown measure": (None, f"{EVAL} --set measures=[recal]", ("measures: unknown measure 'recal'",)),
     "run: lengths of other data": (None, f"{EVAL} --set data.sentences=9", ("data: only kind babilong",)),
     "run: sampled on what is asked": (None, f"{EVAL} --set split=all", ("q",)),

@@ -1,4 +1,4 @@
-"""The application: commands, global flags, the set-up of the process, and exit codes (0, 1, 2, 130)."""
+"""The command-line application: commands, global flags, process setup, and exit codes (0, 1, 2, 130)."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ _DEFAULTS = {
     "DATASETS_VERBOSITY": "error",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # litellm would fetch its price list on import
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # otherwise litellm downloads its price list on import
     "TOKENIZERS_PARALLELISM": "false",
     "TRANSFORMERS_VERBOSITY": "error",
 }
 _SHAPES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
-"""PyTorch caches kernels and buffers of the last 1,024 bfloat16 shapes: gigabytes, if the shapes all differ."""
+"""PyTorch caches kernels and buffers for the last 1,024 bfloat16 shapes, which takes gigabytes if all differ."""
 _LOUD = ("LiteLLM", "accelerate", "bm25s", "datasets", "dspy", "httpx", "matplotlib", "numba", "transformers", "trl")
 
 
 class _Application(typer.core.TyperGroup):
-    """The root command: turns every error of a command into one message and an exit code."""
+    """Root command that turns each error into one message and an exit code."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Accept ``--debug`` anywhere on the command line."""
@@ -55,7 +55,7 @@ class _Application(typer.core.TyperGroup):
 app = typer.Typer(
     cls=_Application,
     name="leret",
-    help="Teach a DSPy program to search by trying: sample, train on what worked, measure, load it back.",
+    help="Teach a DSPy program to search by trial and error: sample, train on what worked, evaluate, load the policy.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -70,9 +70,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def _global(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and logs of libraries.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and library logs.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     prepare(debug)
@@ -118,7 +118,7 @@ def ended(*, debug: bool) -> Iterator[None]:
         is_usage = type(error).__module__.startswith(("typer", "click"))
         if is_usage and isinstance(error, RuntimeError):
             raise  # typer.Exit and typer.Abort
-        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command has printed its help
+        if type(error).__name__ == "NoArgsIsHelpError":  # a group without a command printed its help
             raise typer.Exit(0) from None
         if debug and not is_usage:
             complain(traceback.format_exc().rstrip(), label="")
@@ -128,7 +128,7 @@ def ended(*, debug: bool) -> Iterator[None]:
 
 
 def _outcome(error: Any, debug: bool) -> tuple[str, int]:
-    """Return the message and the exit code for an exception; typer's have ``format_message``."""
+    """Return the message and exit code for an exception. Typer's exceptions have a ``format_message`` method."""
     if hasattr(error, "format_message"):
         command, message = error.ctx.command_path if error.ctx else "leret", error.format_message().rstrip(".")
         return f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`", 2
@@ -145,19 +145,19 @@ def _outcome(error: Any, debug: bool) -> tuple[str, int]:
         return f"{place}{fault}", 1
     package = (error.name or "").split(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package in _OF_TRAINING:
-        return f"{MissingDependency(package, 'train')}; training and local policies need it", 2
-    hint = "" if debug else "; --debug shows the traceback"
+        return f"{MissingDependency(package, 'train')}; it is required for training and local policies", 2
+    hint = "" if debug else "; run with --debug to see the traceback"
     fault = f"unexpected {type(error).__name__}: {error}"
-    return f"{fault}. This is a bug in leret or in a library that it uses{hint}", 1
+    return f"{fault}. This is a bug in leret or one of its dependencies{hint}", 1
 
 
 class _PlainFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return plain(super().format(record))  # a warning may quote a server's text
+        return plain(super().format(record))  # warnings may quote untrusted server text
 
 
 def prepare(debug: bool) -> None:
-    """Set up the process without overriding the environment; libraries log and warn only under debug."""
+    """Set up the process without overriding the environment. Silence library logs and warnings unless ``debug``."""
     tune_malloc()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_PlainFormatter())
@@ -167,7 +167,7 @@ def prepare(debug: bool) -> None:
     for name in _SHAPES:
         os.environ.setdefault(name, "64")
     if "DSPY_CACHEDIR" not in os.environ:
-        # DSPy creates its disk cache on import; leret does not use it, so it gets a temporary directory.
+        # DSPy creates a disk cache on import. leret does not use the cache, so put it in a temporary directory.
         os.environ["DSPY_CACHEDIR"] = directory = tempfile.mkdtemp(prefix="leret-dspy-")
         atexit.register(shutil.rmtree, directory, ignore_errors=True)
     if not debug:

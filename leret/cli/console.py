@@ -1,4 +1,4 @@
-"""Shared arguments, flags and output of commands: results on standard output, progress and errors on standard error."""
+"""Arguments, flags and output shared by commands. Results go to stdout, progress and errors to stderr."""
 
 from __future__ import annotations
 
@@ -22,66 +22,66 @@ if TYPE_CHECKING:
     from leret.config.sampling import SamplingRecipe
 
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
-_NAME, _HEAD = 16, 8  # least width of a table's first column; width up to which a head is not folded
+_NAME, _HEAD = 16, 8  # minimum width of a table's first column; headings up to this width are not wrapped
 _LABELS = {
     "no_spread": "states without spread",
-    "histogram": "rewards in tenths of their range",
-    "waiting": "missing after an outage",
+    "histogram": "samples per tenth of the reward range",
+    "waiting": "questions stopped by an outage",
 }
 
 
 def as_json(wanted: bool) -> bool:
-    """Handle ``--json``: `facts` and `table` print a JSON object, `say` and `done` print nothing."""
+    """Handle ``--json``: `facts` and `table` print a JSON object; `say` and `done` print nothing."""
     _JSON.set(wanted)
     return wanted
 
 
 def _set(example: str) -> Any:
-    return typer.Option("--set", metavar="KEY=VALUE", help=f"Override a key: {example}. Repeatable.")
+    return typer.Option("--set", metavar="KEY=VALUE", help=f"Override a setting, for example {example}. Repeatable.")
 
 
-RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file, or the name of a shipped recipe.")]
+RecipeArgument = Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file or the name of a shipped recipe.")]
 RunOption = Annotated[Path, typer.Option("--run", metavar="DIR", help="The run directory.")]
 Overrides = Annotated[list[str] | None, _set("sampling.samples=2")]
 TrainingOverrides = Annotated[list[str] | None, _set("learning_rate=1e-6")]
 DataOverrides = Annotated[list[str] | None, _set("data.split=dev")]
 RetrieverOverrides = Annotated[list[str] | None, _set("store=hnsw")]
 EvalOverrides = Annotated[list[str] | None, _set("limit=100")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the work and its cost; do nothing.")]
-AsJson = Annotated[bool, typer.Option("--json", callback=as_json, help="Print only one JSON object.")]
-SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Skip bad lines of the data, and count them.")]
-FormatOption = Annotated[str | None, typer.Option("--format", help="Kind of data: jsonl, beir, hotpotqa, chunks ...")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the planned work and its cost, then exit.")]
+AsJson = Annotated[bool, typer.Option("--json", callback=as_json, help="Print the result as one JSON object.")]
+SkipInvalid = Annotated[bool, typer.Option("--skip-invalid", help="Skip and count invalid lines in the data.")]
+FormatOption = Annotated[str | None, typer.Option("--format", help="Data format: jsonl, beir, hotpotqa, chunks, ...")]
 Host = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 lets other machines connect.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
-IndexOrUrl = Annotated[str, typer.Argument(metavar="INDEX", help="An index directory, or the URL of a server.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 picks a free port.")]
+IndexOrUrl = Annotated[str, typer.Argument(metavar="INDEX", help="An index directory or a retrieval server's URL.")]
 TokenEnv = Annotated[
-    str | None, typer.Option("--token-env", metavar="VAR", help="Environment variable with the server's token.")
+    str | None, typer.Option("--token-env", metavar="VAR", help="Environment variable that holds the server's token.")
 ]
 
 
 def say(text: str = "", style: str | None = None) -> None:
-    """Print text on standard output; a terminal wraps it at spaces, and commands before their flags."""
+    """Print text to stdout. On a terminal, wrap text at spaces and commands before flags."""
     if not _JSON.get():
         console = _console(stderr=False)
         console.print(_wrapped(plain(text), console), soft_wrap=True, style=style)
 
 
 def complain(text: str, label: str = "error: ") -> None:
-    """Print a message on standard error."""
+    """Print a message to stderr."""
     style = {"error: ": "red", "warning: ": "yellow"}.get(label)
     console = _console(stderr=True)
     console.print(_wrapped(f"{label}{plain(text)}", console), soft_wrap=True, style=style)
 
 
 def _wrapped(text: str, console: Any, indent: str = "") -> str:
-    """Break long lines at spaces, on a terminal only."""
+    """Wrap long lines at spaces if the console is a terminal."""
     if not console.is_terminal:
         return text
     return "\n".join(_folded(line, console.width, indent) for line in text.split("\n"))
 
 
 def _folded(line: str, width: int, indent: str) -> str:
-    """Break a line at spaces, and a command before its flags, with a backslash for the shell."""
+    """Wrap a line at spaces. Wrap a command before flags, with a backslash at the end of each line."""
     fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
     if not line.startswith("  leret "):
         return fill(line, width, subsequent_indent=indent or "    " * line.startswith("  "))
@@ -95,19 +95,19 @@ def done(text: str) -> None:
 
 
 def warn_of_demo(kind: str, model: str) -> None:
-    """Warn if a shipped policy, in this process or served, is used on data with other words."""
+    """Warn if a shipped policy, local or served, is used on data outside leret's generated world."""
     if kind != "world" and re.fullmatch(f"({'|'.join(POLICIES)})(-[0-9a-f]{{8}})?", model):
         complain(
-            f"policy.model {model} knows only the words of leret's generated world and finds next to nothing in other "
-            "data; see `leret init --help` for other policies",
+            f"policy.model {model} knows only the words of leret's generated world and finds almost nothing in other "
+            "data; choose another policy (see `leret init --help`)",
             "warning: ",
         )
 
 
 def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
-    """Return a check for `leret.config.load`: kinds of data, and rewards, that leret does not know.
+    """Return a check for `leret.config.load` that reports unknown data formats and rewards.
 
-    Importing the kinds of retrievers and policies registers their settings.
+    The imports below register the settings of retrievers and policies.
     """
     import leret.policies.load
     import leret.retrieval.load  # noqa: F401
@@ -122,14 +122,14 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
             yield ("data.kind",), str(error)
         for key in ("reward", "final") if hasattr(recipe, "sampling") else ():
             spec = getattr(recipe.sampling, key)
-            for fault in [] if spec is None else faults(spec):  # paths are not resolved yet
+            for fault in [] if spec is None else faults(spec):  # paths in spec are not resolved yet
                 yield (f"sampling.{key}",), fault
 
     return check
 
 
 def sampling_recipe(recipe: str | Path, overrides: Sequence[str] = (), optional: Sequence[str] = ()) -> SamplingRecipe:
-    """Load a sampling recipe with `known_names` as its check."""
+    """Load a sampling recipe and check it with `known_names`."""
     from leret.config.load import load_recipe
     from leret.config.sampling import SamplingRecipe
 
@@ -137,9 +137,9 @@ def sampling_recipe(recipe: str | Path, overrides: Sequence[str] = (), optional:
 
 
 def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
-    """Print a dataclass or a mapping, one field per line; ``notes`` go to standard error.
+    """Print a dataclass or mapping, one field per line, without None, False and empty values; ``notes`` go to stderr.
 
-    ``shown`` replaces the values, but not in JSON. None, False and empty values are left out.
+    ``shown``, if set, is printed in place of ``values``, except with ``--json``.
     """
     for note in getattr(values, "notes", ()):
         complain(note, "note: ")
@@ -158,9 +158,9 @@ def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, values: Any = None) -> None:
-    """Print a table without cutting or wrapping figures; ``--json`` prints ``values``.
+    """Print a table, or ``values`` with ``--json``. Numbers are never cut or wrapped.
 
-    A narrow terminal folds the first column, then drops the last columns with a note.
+    On a narrow terminal, the first column is wrapped. If that is not enough, the last columns are dropped with a note.
     """
     from rich import box
     from rich.table import Table
@@ -185,11 +185,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
         shown.add_row(*row[:n_shown])
     draw(shown, least=leasts[n_shown - 1])
     if hidden := ", ".join(columns[n_shown:]):
-        complain(f"a wider terminal also shows {hidden}", "note: ")
+        complain(f"columns hidden in this narrow terminal: {hidden}", "note: ")
 
 
 def draw(shown: Any, least: int = 0) -> None:
-    """Print a Rich table, at least ``least`` characters wide; a file gets no padding."""
+    """Print a Rich table at least ``least`` characters wide, without trailing spaces."""
     console = _console(stderr=False)
     console.width = max(console.width if console.is_terminal else 1000, least)
     with console.capture() as captured:
@@ -221,7 +221,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        unscored = "not scored (only candidates are)"
+        unscored = "not scored (not a candidate)"
         return ", ".join(f"{name}: {unscored if item is None else _shown(item)}" for name, item in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(_shown(item) for item in value)
@@ -229,7 +229,7 @@ def _shown(value: Any) -> str:
 
 
 def _console(*, stderr: bool) -> Any:
-    """Return a new console: tests and pipes replace the standard streams. Text is neither markup nor emoji."""
+    """Return a new console, because tests replace the standard streams. Do not interpret markup or emoji codes."""
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)

@@ -1,4 +1,4 @@
-"""``leret data``."""
+"""``leret data``: inspect questions and corpora, and add candidates to questions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 
-app = typer.Typer(help="Inspect questions and corpora.", no_args_is_help=True)
+app = typer.Typer(help="Inspect questions and corpora, and add candidates to questions.", no_args_is_help=True)
 
 
 @app.command("inspect", epilog="Example: leret data inspect --questions q.jsonl --corpus c.jsonl")
@@ -34,7 +34,7 @@ def inspect(
     overrides: DataOverrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count, check and show the contents of a question file and its corpus; exit with 2 if lines are bad."""
+    """Check and summarize a question file and its corpus. Exit with code 2 if lines are invalid."""
     data = _settings(recipe, form, questions, corpus, overrides or [])
     from leret.datasets.inspect import inspect as stage
 
@@ -48,11 +48,11 @@ def inspect(
 def episodes(
     questions: Annotated[str, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")],
     corpus: Annotated[str, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="JSON lines of kind chunks.")],
-    candidates: Annotated[int, typer.Option(min=2, help="Candidates per question, gold documents included.")] = 10,
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file (JSON lines in the chunks format).")],
+    candidates: Annotated[int, typer.Option(min=2, help="Candidates per question, including gold documents.")] = 10,
     form: FormatOption = None,
 ) -> None:
-    """Give each question candidates from a corpus: its gold documents, and the first others that BM25 finds."""
+    """Add candidates from a corpus to each question: its gold documents and the top other BM25 results."""
     from leret.datasets.load import load
 
     data = _settings(None, form, questions, corpus, ["data.split=all"])
@@ -61,10 +61,10 @@ def episodes(
 
 
 def _write_episodes(data: Data, path: Path, n: int) -> int:
-    """Write tasks with ``n`` candidates each; return the number of tasks.
+    """Write tasks with ``n`` candidates each, in an order seeded by the task's id. Return the number of tasks.
 
-    The order of the candidates is drawn by the task's id. Figures on them are not comparable to those on a data set's
-    own paragraphs: the gold documents are always present, and the others are close to the question.
+    Results are not comparable to results on a data set's original paragraphs: here gold documents are always present,
+    and all other candidates are similar to the question.
     """
     from leret.core.files import write_atomically
     from leret.datasets.splits import rank_of
@@ -93,7 +93,7 @@ def _show(report: DataReport) -> None:
             "splits by": "the data set" if report.own_splits else "hash of the id",
             "inputs": report.inputs if set(report.inputs) != {"question"} else None,
             "types": report.types,
-            "hops (0 unknown)": {str(hops): n for hops, n in report.hops.items()},
+            "hops (0: unknown)": {str(hops): n for hops, n in report.hops.items()},
             "gold documents per question": _histogram(report.gold),
             "reference answers per question": _histogram(report.answers),
             "words per question": _spread(report.question_words),
@@ -101,7 +101,7 @@ def _show(report: DataReport) -> None:
             "documents that are never gold": report.n_unused_documents,
             "duplicate questions": report.duplicate_questions,
             "duplicate documents": report.duplicate_documents,
-            "bad lines": report.skipped or None,
+            "invalid lines": report.skipped or None,
             "corpus digest": report.corpus_digest,
         },
     )
@@ -114,7 +114,7 @@ def _show(report: DataReport) -> None:
 
 
 def _histogram(counts: Mapping[int, int]) -> dict[str, int]:
-    """Group numbers above 4 into ranges that double: 5-8, 9-16 ..."""
+    """Group numbers above 4 into ranges of doubling size: 5-8, 9-16, ..."""
     shown: Counter[str] = Counter()
     for number, n in counts.items():
         high = 1 << (number - 1).bit_length()
@@ -135,12 +135,12 @@ def _settings(
     values: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
     values = {name: value for name, value in values.items() if value is not None}
     if recipe is not None and recipe.endswith((".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv")):
-        raise ConfigError(f"{recipe} is not a recipe (YAML); pass data files as --questions and --corpus")
+        raise ConfigError(f"{recipe} is a data file, not a YAML recipe; pass data files with --questions and --corpus")
     if recipe is not None:
         overrides = overrides + [f"data.{name}={value}" for name, value in values.items()]
         return sampling_recipe(recipe, overrides, ("policy.model",)).data
     if not values:
-        raise ConfigError("pass a sampling recipe, or --questions and --corpus")
+        raise ConfigError("no data to inspect; pass a sampling recipe, or --questions and --corpus")
     if questions is not None and form is None:
         values["kind"] = detect_kind(questions)
     flags = {f"data.{name}": f"--{name}" for name in values} | {"data.kind": "--format"}

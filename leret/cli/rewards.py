@@ -1,4 +1,4 @@
-"""``leret rewards`` and ``leret rescore``."""
+"""``leret rewards`` and ``leret rescore``: list, test and change rewards."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _RECIPE = (".yaml", ".yml")
 
-app = typer.Typer(help="Rewards of samples.", no_args_is_help=True)
+app = typer.Typer(help="List and test rewards.", no_args_is_help=True)
 
 
 @app.command("list", epilog="Example: leret rewards list")
 def listing(as_json: AsJson = False) -> None:
-    """List the rewards and the mixers that a recipe can name."""
+    """List the rewards and mixers available to recipes."""
     from leret.rewards import REWARDS, settings_of
     from leret.rewards.combine import MIXERS
 
@@ -31,7 +31,7 @@ def listing(as_json: AsJson = False) -> None:
         settings = settings_of(function)
         rows.append((f"{name}, {name}@k" if "k" in settings else name, ", ".join(s for s in settings if s != "k")))
     console.table(("reward", "settings"), rows, values={"rewards": list(REWARDS), "mixers": list(MIXERS)})
-    console.say(f"mixers: {', '.join(MIXERS)}; your own: FILE.py:function or module:function")
+    console.say(f"mixers: {', '.join(MIXERS)}; name a custom reward as FILE.py:function or module:function")
 
 
 @app.command("test", epilog="Example: leret rewards test rewards.py:score")
@@ -45,12 +45,12 @@ def check_rewards(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that a reward reaches its maximum on a perfect outcome, and less on a wrong one."""
+    """Check that a reward is highest for a perfect outcome and lower for a wrong outcome."""
     from leret.rewards import REWARDS, Scoring, scoring
     from leret.rewards.proof import prove
 
     if name is None:
-        todo = {each: scoring(each) for each in REWARDS if each != "similarity"}  # needs a model
+        todo = {each: scoring(each) for each in REWARDS if each != "similarity"}  # similarity needs a model
     elif name.endswith(_RECIPE) or name.lstrip().startswith("{"):
         todo = {}
         for spec in console.sampling_recipe(name).sampling.rewards if name.endswith(_RECIPE) else [_spec(name)]:
@@ -64,7 +64,7 @@ def check_rewards(
     console.table(("reward", "gold", "worst"), rows, values={"rewards": [p._asdict() for p in proofs]})
     if faults := [f"{proof.name}: {fault}" for proof in proofs for fault in proof.faults]:
         raise ConfigError(faults)
-    console.done("every reward reaches its maximum on the gold outcome")
+    console.done("every reward reaches its maximum on the perfect outcome")
 
 
 def rescore(
@@ -75,7 +75,7 @@ def rescore(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score a run's samples again without LM calls, and rebuild its pairs."""
+    """Recompute the rewards of a run's samples without LM calls, and rebuild its preference pairs."""
     from leret.core.runs import Run
     from leret.sampling.rescore import rescore as stage
 
@@ -92,7 +92,7 @@ def _spec(text: str) -> str | RewardSettings:
     if text.endswith(_RECIPE):
         reward, *final = console.sampling_recipe(text).sampling.rewards
         if final:
-            console.complain("sampling.final is ignored: it scores only the end of a run", label="note: ")
+            console.complain("sampling.final is ignored; only step rewards are computed again", label="note: ")
         return reward
     value = parse(text, "--reward").value if text.lstrip().startswith("{") else text
     recipe = {"data": {"kind": "world"}, "sampling": {"reward": value}}

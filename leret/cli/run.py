@@ -1,4 +1,4 @@
-"""``leret train``, ``merge`` and ``eval``, and ``leret run``, the whole loop."""
+"""``leret train``, ``leret merge``, ``leret eval``, and ``leret run`` for the whole loop."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ def train(
     launch: Annotated[
         str | None,
         typer.Option(
-            metavar="CONFIG", help="Run several processes: fsdp, zero3, multi, a file, or accelerate for your own."
+            metavar="CONFIG",
+            help="Train in several processes: fsdp, zero3, multi, a file, or accelerate (your own config).",
         ),
     ] = None,
 ) -> None:
-    """Train the policy on a run's samples (sft, dpo, ipo, kto) or on new ones (grpo, rloo, ppo)."""
+    """Train a policy on a run's samples (sft, dpo, ipo, kto) or on new samples (grpo, rloo, ppo)."""
     from leret.config.load import load_recipe
     from leret.core.runs import Run
     from leret.training.algorithms import TrainingRecipe
@@ -42,7 +43,7 @@ def train(
     settings = load_recipe(recipe, TrainingRecipe, overrides or ())
     directory = Run.open(run)
     directory.section("sampling", "leret sample RECIPE")
-    from leret.training import stage  # slow to import: faults of the recipe are reported before
+    from leret.training import stage  # slow to import, so check the recipe first
     from leret.training.job import refuse_processes
 
     if launch is not None:
@@ -55,7 +56,7 @@ def train(
         command = [*_launched(launch), *debug, "train", recipe, "--run", str(run)]
         command += [part for value in overrides or () for part in ("--set", value)]
         raise typer.Exit(subprocess.run(command, check=False).returncode)
-    first = os.environ.get("RANK", "0") == "0"  # only one process prints
+    first = os.environ.get("RANK", "0") == "0"  # only the first process prints
     with shown() as progress:
         report = stage.train(settings, directory, progress=progress if first else None)
     if first:
@@ -64,14 +65,14 @@ def train(
 
 
 def _launched(config: str) -> list[str]:
-    """Return the command that launches leret with a configuration; ``accelerate`` is the user's default one."""
+    """Return the command to launch leret with an accelerate config. ``accelerate`` is the user's default config."""
     shipped = ROOT / "training/accelerate"
     file = shipped / f"{config}.yaml" if (shipped / f"{config}.yaml").is_file() else Path(config)
     if config != "accelerate" and not file.is_file():
         known = ", ".join(sorted(path.stem for path in shipped.glob("*.yaml")))
         raise ConfigError(
-            f"--launch {config}: no such accelerate configuration; choose a file, {known}, or accelerate (the one that "
-            "`accelerate config` wrote)"
+            f"--launch {config}: unknown accelerate config; choose a file, {known}, or accelerate (the default from "
+            "`accelerate config`)"
         )
     options = [] if config == "accelerate" else ["--config_file", str(file)]
     return [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", "leret"]
@@ -82,14 +83,14 @@ def merge(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the merged model, in float32.")],
     as_json: AsJson = False,
 ) -> None:
-    """Merge a LoRA adapter into its base model, and compare the logits of the two."""
+    """Merge a LoRA adapter into its base model, and compare logits before and after."""
     from leret.policies.checkpoints import find_model
     from leret.policies.serving.model import write_merged
 
     if out.exists():
         raise ConfigError(f"--out {out} already exists; choose another directory")
     difference = write_merged(find_model(adapter), out)
-    console.done(f"merged into {out}; largest difference of logits: {difference:.1e} of the largest logit")
+    console.done(f"merged into {out}; maximum logit difference: {difference:.1e} of the maximum logit")
     console.facts({"path": str(out), "difference": difference})
 
 
@@ -98,10 +99,10 @@ def evaluate(
     run: RunOption,
     overrides: console.EvalOverrides = None,
     dry_run: DryRun = False,
-    all_: Annotated[bool, typer.Option("--all", help="Also show every measure after every hop.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="Also show every measure after each hop.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure the base, prompts, trained policies and baselines on held-out questions."""
+    """Evaluate the base model, prompts, trained policies and baselines on held-out questions."""
     from leret.config.evaluation import EvalRecipe
     from leret.config.load import load_recipe
     from leret.core.runs import Run
@@ -110,7 +111,7 @@ def evaluate(
     directory = Run.open(run)
     sampling = directory.section("sampling", "leret sample RECIPE")
     console.warn_of_demo(sampling["data"]["kind"], sampling["policy"]["model"])
-    from leret.evaluation.plan import estimate  # slow to import: faults of the recipe are reported before
+    from leret.evaluation.plan import estimate  # slow to import, so check the recipe first
     from leret.evaluation.stage import evaluate as stage
 
     if dry_run:
@@ -122,7 +123,7 @@ def evaluate(
 
 
 def show(report: EvalReport, by_hop: bool = False) -> None:
-    """Print the table of an evaluation, its headline, and the paths of its files."""
+    """Print an evaluation's table, headline and file paths."""
     from leret.evaluation.summary import headline, table, table_by_hop
 
     summary = report.summary
@@ -133,30 +134,32 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
     if sentence := headline(summary):
         console.say(sentence)
     if by_hop:
-        console.table(*table_by_hop(summary), "after every hop")
+        console.table(*table_by_hop(summary), "after each hop")
     if report.already:
-        console.say("nothing to do: all systems were evaluated before")
+        console.say("nothing to do: all systems are already evaluated")
     console.done(f"{report.path}  {report.page}")
 
 
 def run(
     recipes: Annotated[
-        list[str], typer.Argument(metavar="RECIPE", help="Recipes of sampling, training and evaluation, or one of all.")
+        list[str],
+        typer.Argument(metavar="RECIPE", help="Sampling, training and evaluation recipes, or one file with all."),
     ],
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory.", show_default="runs/RECIPE")] = None,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Rounds; each samples its part of the questions with the policy of the last one.")
+        int,
+        typer.Option(min=1, help="Rounds. Each samples part of the questions with the latest policy."),
     ] = 1,
     serve: Annotated[
         Literal["vllm", "sglang"] | None,
-        typer.Option(help="Start a server of each round's policy for sampling.", show_default="no server"),
+        typer.Option(help="Serve each round's policy with this engine for sampling.", show_default="no server"),
     ] = None,
     overrides: Overrides = None,
     skip_invalid: SkipInvalid = False,
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Sample, train and evaluate, in one or several rounds."""
+    """Sample, train and evaluate, in one or more rounds."""
     from leret.config.load import load_all
     from leret.config.sampling import SamplingRecipe
     from leret.core.runs import Run

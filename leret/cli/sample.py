@@ -27,26 +27,27 @@ def sample(
     dry_run: DryRun = False,
     as_json: AsJson = False,
     shard: Annotated[
-        str | None, typer.Option(metavar="I/N", help="Every N-th question, starting at I (from 0).")
+        str | None, typer.Option(metavar="I/N", help="Sample only shard I of N, with I from 0 to N-1.")
     ] = None,
     engine: Annotated[
-        Literal["process", "ray"], typer.Option(help="Sample in this process, or on a Ray cluster.")
+        Literal["process", "ray"], typer.Option(help="Sample in this process or on a Ray cluster.")
     ] = "process",
-    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes of --engine ray.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes for --engine ray.")] = None,
     address: Annotated[
-        str | None, typer.Option(help="Cluster of --engine ray: auto, HOST:PORT or ray://; default: a new one.")
+        str | None,
+        typer.Option(help="Cluster for --engine ray: auto, HOST:PORT or ray://; default: a new cluster."),
     ] = None,
 ) -> None:
-    """Try several queries at every state of a program, and score their results."""
+    """Try several queries at each state of a program, and reward each query."""
     from leret.core.runs import Run
 
     settings = console.sampling_recipe(recipe, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid)
     if engine == "process" and (workers is not None or address is not None):
-        raise ConfigError("--workers and --address need --engine ray")
+        raise ConfigError("--workers and --address need --engine ray; add --engine ray or remove the flags")
     if engine == "ray" and (workers is None or shard is not None):
-        raise ConfigError("--engine ray needs --workers N and makes its own shards; remove --shard")
+        raise ConfigError("--engine ray needs --workers N and cannot use --shard; add --workers N or remove --shard")
     console.warn_of_demo(settings.data.kind, settings.policy.model)
-    from leret.sampling.estimate import estimate  # slow to import: faults of the recipe are reported before
+    from leret.sampling.estimate import estimate  # slow to import, so check the recipe first
     from leret.sampling.sharding import RayCluster, Shard, sample_shard
     from leret.sampling.stage import sample as stage
 
@@ -57,7 +58,7 @@ def sample(
         part, directory = Shard.parse(shard), Run.create(run)
         with shown() as progress:
             stats = sample_shard(settings, directory, part, progress=progress)
-        console.done(f"shard {shard} is in {part.store(directory)}; to merge all: leret sample {recipe} --run {run}")
+        console.done(f"shard {shard}: {part.store(directory)}; merge all shards: leret sample {recipe} --run {run}")
         console.facts(stats)
         return
     with nullcontext() if workers is None else RayCluster(workers, address) as cluster, shown() as progress:
@@ -68,9 +69,11 @@ def sample(
 
 def pairs(
     run: RunOption,
-    strategy: Annotated[Strategy, typer.Option(help="Samples to compare.")] = "adjacent",
-    margin: Annotated[float, typer.Option(min=0.0, help="Least difference of rewards (strategy margin).")] = 0.0,
-    max_pairs: Annotated[int | None, typer.Option(min=1, help="Pairs per state, widest margins first.")] = None,
+    strategy: Annotated[Strategy, typer.Option(help="How to pair samples by reward.")] = "adjacent",
+    margin: Annotated[float, typer.Option(min=0.0, help="Minimum reward difference (--strategy margin).")] = 0.0,
+    max_pairs: Annotated[
+        int | None, typer.Option(min=1, help="Maximum pairs per state, largest margins first.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild the preference pairs of a run without sampling."""
@@ -79,18 +82,18 @@ def pairs(
     from leret.sampling.preferences.dataset import build_preferences
 
     if margin and strategy != "margin":
-        raise ConfigError(f"--margin {margin} needs --strategy margin, not {strategy}")
+        raise ConfigError(f"--margin {margin} needs --strategy margin; the strategy is {strategy}")
     directory = Run.open(run)
     directory.section("sampling", "leret sample RECIPE")
     refuse_changes_since_sampling(directory, "pairs")
     report = build_preferences(directory, strategy, margin, max_pairs)
-    console.done(f"{report.pairs:,} pairs in {report.path}")
+    console.done(f"{report.pairs:,} pairs saved to {report.path}")
     console.facts(report)
 
 
 @app.command("check", epilog="Example: leret store check --run runs/mine")
 def check(run: RunOption, as_json: AsJson = False) -> None:
-    """Check a store: file, rows, paths and rewards; exit with 1 if something is wrong."""
+    """Check a run's store: file, rows, paths and rewards. Exit with code 1 if there are faults."""
     from leret.core.runs import Run
     from leret.sampling.store.check import check_store
 
@@ -99,39 +102,39 @@ def check(run: RunOption, as_json: AsJson = False) -> None:
     console.facts(report, vars(report) | {"faults": None})
     if report.faults:
         listed = "\n".join(f"  {fault}" for fault in report.faults)
-        raise RunError(f"{directory.store} has {len(report.faults)} kinds of faults:\n{listed}").failed()
-    console.done(f"{directory.store} is sound")
+        raise RunError(f"{directory.store} has faults:\n{listed}").failed()
+    console.done(f"{directory.store} has no faults")
 
 
 @app.command("merge", epilog="Example: leret store merge runs/mine /disk2/mine /disk3/mine")
 def merge(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The run directory to merge into.")],
     shards: Annotated[
-        list[Path] | None, typer.Argument(metavar="SHARD", help="Runs with samples of other machines.")
+        list[Path] | None, typer.Argument(metavar="SHARD", help="Run directories from other machines.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Merge the samples of shards into a run; without SHARD, those in its shards directory."""
+    """Merge samples from shards into a run. Without SHARD, merge all shards in the run's shards directory."""
     from leret.core.runs import Run
     from leret.sampling.store.merge import merge_shards
 
     counts = merge_shards(Run.open(run), shards or ())
-    console.done(f"merged; to sample the rest and build the preferences: leret sample RECIPE --run {run}")
+    console.done(f"merged; sample the remaining questions and build preferences with: leret sample RECIPE --run {run}")
     console.facts(counts)
 
 
 @app.command("export", epilog="Example: leret store export --run runs/mine --out samples.jsonl")
 def export(
     run: RunOption,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file; - is standard output (jsonl only).")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file; - for stdout (jsonl only).")],
     to: Annotated[Literal["jsonl", "parquet"], typer.Option(help="File format.")] = "jsonl",
-    messages: Annotated[bool, typer.Option("--messages", help="Add the messages of each sample's state.")] = False,
+    messages: Annotated[bool, typer.Option("--messages", help="Include each sample's messages.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing FILE.")] = False,
     form: Annotated[
-        Literal["samples", "sft", "kto"], typer.Option(help="All samples, or the rows of TRL's SFT or KTO trainer.")
+        Literal["samples", "sft", "kto"], typer.Option(help="Export all samples, or rows for TRL's SFT or KTO trainer.")
     ] = "samples",
 ) -> None:
-    """Write a row per sample (question, step, completion, query, ranking, reward, error), or rows for a trainer."""
+    """Export one row per sample (question, step, completion, query, ranking, reward, error), or rows for a trainer."""
     from leret.core.runs import Run
     from leret.sampling.store.export import export_rows, export_store
 
@@ -148,4 +151,4 @@ def export(
         rows, columns = completion_rows(examples, labelled=form == "kto")
         n = export_rows(rows, columns, to, file, force=force)
     if file is out:
-        console.done(f"{n:,} {'samples' if form == 'samples' else 'rows'} in {out}")
+        console.done(f"{n:,} {'samples' if form == 'samples' else 'rows'} saved to {out}")

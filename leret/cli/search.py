@@ -1,4 +1,4 @@
-"""``leret search`` and ``leret eval-retriever``: a retriever alone."""
+"""``leret search`` and ``leret eval-retriever``: use a retriever without a program."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _SHOWN = 240
 
 def search(
     index: IndexOrUrl,
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="The query.")],
-    k: Annotated[int, typer.Option("-k", min=1, help="Documents to show.")] = 10,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="The search query.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of documents to show.")] = 10,
     token_env: TokenEnv = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search an index or a retrieval server; --json prints the full texts."""
+    """Search an index or a retrieval server. --json prints the full texts."""
     from leret.retrieval.load import open_retriever
 
     ranking = open_retriever(index, token_env=token_env).retriever.search([query], k)[0]
@@ -59,7 +59,7 @@ def _show_ranking(ranking: Ranking, query: str) -> None:
 
 
 def _pattern(query: str) -> Any:
-    """Compile a pattern of the query's words, in any case; without words, it matches nothing."""
+    """Compile a case-insensitive pattern for the query's words. It matches nothing if there are no words."""
     import re
 
     words = {word for word in re.findall(r"\w+", query[:10_000]) if len(word) > 1}
@@ -68,7 +68,7 @@ def _pattern(query: str) -> Any:
 
 
 def _excerpt(text: str, pattern: Any) -> str:
-    """Cut a text for the table, starting shortly before the first word of the query."""
+    """Shorten a text for the table, starting shortly before the first query word."""
     first = pattern.search(text)
     start = max(0, first.start() - _SHOWN // 4) if first is not None and first.start() > _SHOWN // 2 else 0
     end = start + _SHOWN
@@ -85,7 +85,7 @@ def _marked(text: str, pattern: Any) -> Text:
 
 def eval_retriever(
     index: IndexOrUrl,
-    questions: Annotated[str, typer.Option(metavar="PATH", help="Questions with their relevant documents.")],
+    questions: Annotated[str, typer.Option(metavar="PATH", help="Question file with relevant documents, or hf:NAME.")],
     measures: Annotated[str, typer.Option(help="R@k, P@k, Success@k, AP, RR, nDCG, Rprec; comma-separated.")] = (
         "R@10,AP"
     ),
@@ -94,7 +94,7 @@ def eval_retriever(
     token_env: TokenEnv = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a retriever on questions with known relevant documents."""
+    """Evaluate a retriever on questions with known relevant documents."""
     from leret.evaluation.retriever import evaluate_retriever, parse_measures
     from leret.retrieval.load import open_retriever
 
@@ -105,7 +105,8 @@ def eval_retriever(
         report = evaluate_retriever(retriever.retriever, tasks, names, progress)
     if not report.finds_gold:
         console.complain(
-            f"no ranking has a relevant document; do the questions of {questions} belong to {index}?", "warning: "
+            f"no ranking has a relevant document; check that the questions of {questions} belong to {index}",
+            "warning: ",
         )
     if out is not None:
         report.save(out)
@@ -116,7 +117,7 @@ def eval_retriever(
     title = f"{len(tasks):,} questions, {index} ({retriever.engine})"
     console.table(("measure", "mean", "95 % interval"), rows, title, values=report.brief())
     if report.n_empty:
-        console.say(f"{report.n_empty:,} rankings are empty and count as 0")
+        console.say(f"{report.n_empty:,} questions have no results and count as 0")
     rate = len(tasks) / max(report.seconds, 1e-9)
     console.say(f"at most {report.depth} documents per question; {rate:,.0f} questions/s")
     if out is not None:
@@ -133,5 +134,5 @@ def _load(questions: str, overrides: list[str], retriever: OpenRetriever) -> lis
     flags = {"data.questions": "--questions"}
     tasks = load_tasks(flag_recipe({"data": data}, flags, overrides, ("data.corpus",)).data, retriever.ids())
     if n := sum(tasks.skipped.values()):
-        console.complain(f"{n} records of {questions} are skipped: {', '.join(tasks.skipped)}", "warning: ")
+        console.complain(f"{n} records of {questions} skipped: {', '.join(tasks.skipped)}", "warning: ")
     return list(tasks)

@@ -21,24 +21,26 @@ _WATCH_S = 0.25
 
 @app.command("policy", epilog="Example: leret serve policy ipo --run runs/mine --engine vllm")
 def policy(
-    policy: Annotated[str, typer.Argument(metavar="POLICY", help="A model, a policy's directory, demo, or see --run.")],
+    policy: Annotated[str, typer.Argument(metavar="POLICY", help="Model, policy directory, demo, or policy of --run.")],
     extra: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments of the engine, after --.")
+        list[str] | None, typer.Argument(metavar="ARGUMENT", help="Arguments for the engine, after --.")
     ] = None,
-    engine: Annotated[Literal["vllm", "sglang", "tgi"], typer.Option(help="The server to start.")] = "vllm",
+    engine: Annotated[Literal["vllm", "sglang", "tgi"], typer.Option(help="Server software to start.")] = "vllm",
     run: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="A run; POLICY is base or one of its policies.")
+        Path | None, typer.Option(metavar="DIR", help="Run directory. POLICY is then base or a policy of the run.")
     ] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
-    name: Annotated[str | None, typer.Option(help="Model name in requests.", show_default="with its digest")] = None,
-    executable: Annotated[str | None, typer.Option(help="The engine's command.", show_default="on PATH")] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base first.")] = False,
-    api_key_env: Annotated[str | None, typer.Option(metavar="VAR", help="Variable with the key of clients.")] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait for the server.")] = 600.0,
-    grace: Annotated[float, typer.Option(min=0, help="Seconds before it is killed on exit.")] = 15.0,
+    name: Annotated[str | None, typer.Option(help="Model name in requests.", show_default="POLICY-DIGEST")] = None,
+    executable: Annotated[str | None, typer.Option(help="Engine executable.", show_default="from PATH")] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base model first.")] = False,
+    api_key_env: Annotated[
+        str | None, typer.Option(metavar="VAR", help="Variable with the API key for clients.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Maximum seconds until the server is ready.")] = 600.0,
+    grace: Annotated[float, typer.Option(min=0, help="Seconds to wait on exit before killing the server.")] = 15.0,
     log: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the server's output.")] = None,
-    dry: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
+    dry: Annotated[bool, typer.Option("--print", help="Print the command without running it.")] = False,
 ) -> None:
     """Start an LM server for a policy, wait until it is ready, and stop it on Ctrl-C."""
     from leret.core.runs import Run
@@ -60,7 +62,7 @@ def policy(
     try:
         with run_server(planned, timeout_s=timeout, grace_s=grace, log=log, tell=tell) as child:
             ready = True
-            done(f"{planned.served.name} is served at {at.url}/v1")
+            done(f"serving {planned.served.name} at {at.url}/v1")
             say(planned.recipe)
             while True:
                 child.check_alive()
@@ -82,23 +84,23 @@ def retriever(
     host: Host = "127.0.0.1",
     port: Port = 8893,
     token_env: Annotated[
-        str | None, typer.Option(metavar="VAR", help="Variable with the token that clients must send.")
+        str | None, typer.Option(metavar="VAR", help="Environment variable with the token for clients.")
     ] = None,
-    max_waiting: Annotated[int, typer.Option(min=1, help="Queries in the queue; more get 503.")] = 1024,
-    max_batch: Annotated[int, typer.Option(min=1, help="Queries per batch.")] = 64,
-    max_k: Annotated[int, typer.Option(min=1, help="Documents per query.")] = 1000,
-    max_documents: Annotated[int, typer.Option(min=1, help="Documents per request.")] = 64_000,
-    max_body_mb: Annotated[float, typer.Option(min=0.001, help="Megabytes per request.")] = 4.0,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds for open requests on exit.")] = 10.0,
+    max_waiting: Annotated[int, typer.Option(min=1, help="Maximum queued queries; more get status 503.")] = 1024,
+    max_batch: Annotated[int, typer.Option(min=1, help="Maximum queries per batch.")] = 64,
+    max_k: Annotated[int, typer.Option(min=1, help="Maximum documents per query.")] = 1000,
+    max_documents: Annotated[int, typer.Option(min=1, help="Maximum documents per request.")] = 64_000,
+    max_body_mb: Annotated[float, typer.Option(min=0.001, help="Maximum request size in megabytes.")] = 4.0,
+    drain: Annotated[float, typer.Option(min=0, help="Seconds to finish open requests on exit.")] = 10.0,
 ) -> None:
-    """Serve an index to dspy.ColBERTv2, to kind: remote, and to search-RL projects."""
+    """Serve an index to dspy.ColBERTv2, leret's remote retriever (kind: remote) and search-RL projects."""
     from leret.http.endpoints import ApiKey
     from leret.retrieval.load import open_retriever
     from leret.retrieval.server.app import RetrieverServer, ServerSettings, serve
 
     token = ApiKey.from_env(token_env, "--token-env").reveal()
     if token is None and not _is_loopback(host):
-        complain(f"--host {host} lets every machine on the network search; add --token-env", "warning: ")
+        complain(f"--host {host} lets every machine on the network search; set a token with --token-env", "warning: ")
     loaded = open_retriever(index)
     settings = ServerSettings(
         token=token, host=host, max_waiting=max_waiting, max_batch=max_batch, max_k=max_k, max_documents=max_documents,
@@ -107,13 +109,13 @@ def retriever(
     server = RetrieverServer(
         loaded.retriever, settings, engine=loaded.engine, corpus=loaded.corpus, documents=loaded.documents
     )
-    loaded.retriever.search(["warm up"], 1)  # the first search compiles code and maps files
+    loaded.retriever.search(["warm up"], 1)  # the first search is slow: it compiles code and maps files
 
     def ready(url: str) -> None:
         documents = "" if loaded.documents is None else f", {loaded.documents:,} documents"
         say(f"serving {index} ({loaded.engine}{documents}) at {url}")
 
-    import asyncio  # slow to import for `leret --help`
+    import asyncio  # imported late to keep `leret --help` fast
 
     asyncio.run(serve(server, host, port, ready=ready, drain_s=drain))
 

@@ -1,4 +1,4 @@
-"""The base classes of all sections of a recipe, and the marks on their keys."""
+"""Base classes of recipe sections, and markers for their keys."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ T = TypeVar("T")
 
 
 class Settings(BaseModel):
-    """A section that refuses unknown keys and is frozen."""
+    """A frozen recipe section that rejects unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class KindSettings(Settings):
-    """A section with kinds, each a class and a line of a table.
+    """A section with several kinds. Each kind is a subclass with an entry in a table.
 
-    A class without a default ``kind`` validates as the union of the kinds that derive from it.
+    A class without a default ``kind`` validates its input as one of its subclasses, chosen by the ``kind`` key.
     """
 
-    tag: ClassVar[str] = "kind"  # the key that identifies the kind; a literal in each class
-    default_kind: ClassVar[str | None] = None  # of a section without the key
-    table: ClassVar[Mapping[str, Any]] = {}  # entries by kind, with their class as ``settings``; set by its module
+    tag: ClassVar[str] = "kind"  # key that selects the kind; each subclass annotates it with a Literal
+    default_kind: ClassVar[str | None] = None  # kind of a section without this key
+    table: ClassVar[Mapping[str, Any]] = {}  # entry by kind, with the class in ``settings``; set by the table's module
 
     @classmethod
     def kinds(cls) -> tuple[type[Self], ...]:
-        """Return the classes of the union that this class stands for."""
+        """Return the concrete classes of this section, one per kind."""
         if not cls.model_fields[cls.tag].is_required():
             return (cls,)
         if cls.table:
@@ -70,24 +70,24 @@ def _union(kinds: tuple[Any, ...], tag: str) -> TypeAdapter[Any]:
 
 @dataclass(frozen=True)
 class Free:
-    """Marks a key or section that may change on resume, because it does not affect samples."""
+    """Marks a key or section that may change on resume because it does not affect samples."""
 
 
 @dataclass(frozen=True)
 class RecipePath:
-    """Marks a key that names a file or directory. `leret.config.load` says where a relative path is looked up."""
+    """Marks a key whose value is a path. `leret.config.load` documents where relative paths are looked up."""
 
-    noun: str  # of the file in messages
-    advice: str = "correct the path"
-    hub: bool = False  # the value may be a model on the Hugging Face hub (owner/name)
-    names: tuple[str, ...] = ()  # values that are not paths (demo)
+    noun: str  # name of the file in messages, as in "question file"
+    advice: str = "fix the path"
+    hub: bool = False  # also accepts a model on the Hugging Face hub (owner/name)
+    names: tuple[str, ...] = ()  # values that are names, not paths (demo)
     may_be_missing: bool = False
-    member: bool = False  # the path is followed by :Name, as in FILE.py:Class
-    only: str = ""  # suffix of a path; a value with another suffix is a name
+    member: bool = False  # the value is PATH:Name, as in FILE.py:Class
+    only: str = ""  # suffix of paths; a value with another suffix is a name, not a path
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """Yield every settings class in an annotation: a union, a list, a mapping."""
+    """Yield every settings class in an annotation, also inside a union, list or mapping."""
     if isinstance(annotation, type) and issubclass(annotation, KindSettings):
         yield from annotation.kinds()
     elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
@@ -98,9 +98,9 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def free_keys(recipe: Any) -> frozenset[str]:
-    """Return the dotted keys of a settings class or union that do not affect samples in any of its kinds.
+    """Return the dotted keys of a settings class or union that are marked `Free` in every kind.
 
-    A free section is listed without its keys. Items of a list have no index, and names of a mapping are ``*``.
+    A free section is listed without its keys. Keys of list items have no index; ``*`` stands for names in a mapping.
     """
     free: set[str] = set()
     deciding: set[str] = set()
@@ -121,7 +121,7 @@ def free_keys(recipe: Any) -> frozenset[str]:
 
 
 def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: Key = ()) -> M:
-    """Return a copy with ``change(key, path, mark)`` for each path, without the class after it (``FILE.py:Class``)."""
+    """Return a copy with each path replaced by ``change(key, path, mark)``. A class (``FILE.py:Class``) is kept."""
 
     def changed(value: Any, mark: RecipePath | None, key: Key) -> Any:
         if isinstance(value, BaseModel):
@@ -149,7 +149,7 @@ def _path_marks(model: type[BaseModel]) -> dict[str, RecipePath | None]:
 
 
 def portable(settings: BaseModel, directory: Path) -> dict[str, Any]:
-    """Return settings as JSON values for a file in ``directory``, with existing paths relative to it."""
+    """Return settings as JSON values, with existing paths relative to ``directory``."""
 
     def relative(key: Key, path: str, mark: RecipePath) -> str:
         return os.path.relpath(path, directory) if Path(path).exists() and path not in mark.names else path
@@ -158,7 +158,7 @@ def portable(settings: BaseModel, directory: Path) -> dict[str, Any]:
 
 
 def resolve_paths(settings: M, directory: Path) -> M:
-    """Return settings from a file in ``directory`` with absolute paths, except those that do not exist there."""
+    """Return settings with paths relative to ``directory`` made absolute. Paths that do not exist stay unchanged."""
 
     def absolute(key: Key, path: str, mark: RecipePath) -> str:
         place = directory / path
@@ -168,7 +168,7 @@ def resolve_paths(settings: M, directory: Path) -> M:
 
 
 def paths_in(settings: BaseModel) -> list[tuple[Key, str, RecipePath]]:
-    """List all paths in a recipe or section, with their keys and marks."""
+    """List all paths in a recipe or section as (key, path, mark)."""
     paths: list[tuple[Key, str, RecipePath]] = []
 
     def note(key: Key, path: str, mark: RecipePath) -> str:
@@ -180,7 +180,7 @@ def paths_in(settings: BaseModel) -> list[tuple[Key, str, RecipePath]]:
 
 
 def mark_of(field: FieldInfo, kind: type[T]) -> T | None:
-    """Return the mark of a key, even on a part of its annotation (``Annotated[str, mark] | None``)."""
+    """Return a field's mark, which may be nested in its annotation (``Annotated[str, mark] | None``)."""
 
     def marks(annotation: Any) -> Iterator[Any]:
         yield from getattr(annotation, "__metadata__", ())
@@ -191,8 +191,8 @@ def mark_of(field: FieldInfo, kind: type[T]) -> T | None:
 
 
 def _without_key(value: Any) -> Any:
-    if "@" in str(value) or "?" in str(value):  # the message leaves out the value, which may hold a key
-        raise ValueError("remove user, password and query; put the key in a variable (api_key_env, token_env)")
+    if "@" in str(value) or "?" in str(value):  # the message omits the value, which may contain a key
+        raise ValueError("must not contain user, password or query; set api_key_env or token_env instead")
     return value
 
 

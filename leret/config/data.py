@@ -1,4 +1,4 @@
-"""The `data` section: tasks and corpus, one settings class for each set of keys."""
+"""The `data` section: tasks and corpus. Kinds with the same keys share a settings class."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from leret.config.base import Free, KindSettings, RecipePath
 Split = Literal["train", "dev", "test", "all"]
 
 QUESTIONS_ALONE = frozenset({"jsonl", "hover", "chunks", "babilong", "episodes"})
-"""Kinds with files that hold no documents, so that most engines need `data.corpus` too."""
+"""Kinds without documents in their question files: most retrievers also need `data.corpus`."""
 
 
 class DataSettings(KindSettings):
-    """Keys of every kind of `leret.datasets.formats.READERS`. A kind without further keys is a `FileSettings`."""
+    """Keys of every kind in `leret.datasets.formats.READERS`. Kinds without special keys use `FileSettings`."""
 
     default_kind = "jsonl"
 
     kind: str
-    split: Split = Field("train", description="the questions that are sampled; evaluation has its own")
-    limit: Annotated[PositiveInt | None, Free()] = Field(None, description="maximum number of questions of the split")
+    split: Split = Field("train", description="split to sample; `leret eval` has its own key")
+    limit: Annotated[PositiveInt | None, Free()] = Field(None, description="maximum number of questions from the split")
     part: Annotated[str | None, Free()] = Field(
-        None, pattern=r"^\d+/\d+$", description="I/N: every N-th question under `limit`, from the I-th (0 is the first)"
+        None, pattern=r"^\d+/\d+$", description="I/N: every N-th question within `limit`, starting at index I (from 0)"
     )
-    seed: int = Field(0, description="of the split, of the order under `limit`, of the generated world")
-    skip_invalid: Annotated[bool, Free()] = Field(False, description="count bad lines instead of refusing the file")
+    seed: int = Field(0, description="seed for the split, the choice under `limit`, and the generated world")
+    skip_invalid: Annotated[bool, Free()] = Field(False, description="skip and count invalid records")
 
     @property
     def corpus_file(self) -> str | None:
@@ -38,7 +38,7 @@ class DataSettings(KindSettings):
     def _is_a_part(cls, value: str | None) -> str | None:
         index, count = map(int, (value or "0/1").split("/"))
         if index >= count:
-            raise ValueError(f"{value}: part {index} of {count} does not exist; count from 0, as in 0/{count or 2}")
+            raise ValueError(f"{value}: part {index} of {count} does not exist; parts start at 0, as in 0/{count or 2}")
         return value
 
     @model_validator(mode="wrap")
@@ -52,9 +52,9 @@ class DataSettings(KindSettings):
 
 
 class _Files(DataSettings):
-    corpus: Annotated[str | None, Free(), RecipePath("corpus file")] = Field(None, description="path, or hf:NAME")
+    corpus: Annotated[str | None, Free(), RecipePath("corpus file")] = Field(None, description="path or hf:NAME")
     questions: Annotated[str, Free(), RecipePath("question file")] = Field(
-        description="path, or hf:NAME; --set data.questions=FILE names it, `leret init` writes a recipe for your files"
+        description="path or hf:NAME; use --set data.questions=FILE, or write a recipe for your files with `leret init`"
     )
 
     @property
@@ -63,21 +63,21 @@ class _Files(DataSettings):
 
 
 class FileSettings(_Files):
-    """Tasks in files of a format."""
+    """Tasks in files, or any other kind without special keys."""
 
-    kind: str = Field("jsonl", description="format of the files, or world, which is generated")
+    kind: str = Field("jsonl", description="file format")
 
 
 class BabilongSettings(_Files):
-    """bAbI's stories among sentences of books."""
+    """bAbI stories, with sentences from books inserted between the facts."""
 
     kind: Literal["babilong"] = "babilong"
-    noise: tuple[Annotated[str, RecipePath("text file")], ...] = Field((), description="books")
+    noise: tuple[Annotated[str, RecipePath("text file")], ...] = Field((), description="books (text files)")
     sentences: PositiveInt | tuple[PositiveInt, ...] | None = Field(
-        None, description="sentences per task, facts and noise; of several, each task draws one; none: no noise"
+        None, description="sentences per task (facts plus noise); each task draws one of a list; None: no noise"
     )
-    facts: PositiveInt | None = Field(None, description="longest story in sentences; none: the least of `sentences`")
-    noise_seed: int = Field(0, description="of the places of facts, and of the noise")
+    facts: PositiveInt | None = Field(None, description="maximum story length in sentences; None: min(sentences)")
+    noise_seed: int = Field(0, description="seed for the positions of the facts and the choice of noise")
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -86,12 +86,12 @@ class BabilongSettings(_Files):
     @model_validator(mode="after")
     def _has_noise(self) -> Self:
         if self.sentences and not self.noise:
-            raise ValueError("data.noise is missing: it fills up data.sentences; name a book, a text file")
+            raise ValueError("data.noise is missing, but data.sentences needs noise; add a book (text file)")
         return self
 
 
 class WorldSettings(DataSettings):
-    """A generated world, which reads no file."""
+    """A generated world, without files."""
 
     kind: Literal["world"] = "world"
-    options: dict[str, Any] = Field(default_factory=dict, description="arguments of the generator")
+    options: dict[str, Any] = Field(default_factory=dict, description="arguments for the generator")

@@ -13,7 +13,7 @@ from leret.config.policy import PolicySettings
 
 
 class EvalDataSettings(Settings):
-    """Changes to the run's data of kind babilong; the evaluation's seed is its ``noise_seed``."""
+    """Overrides for the run's data (kind babilong only). The evaluation's ``seed`` becomes ``data.noise_seed``."""
 
     sentences: PositiveInt | None = None
     facts: PositiveInt | None = None
@@ -21,39 +21,39 @@ class EvalDataSettings(Settings):
 
 
 class EvalRecipe(Settings):
-    """`leret eval`: systems on held-out questions of the run's data."""
+    """The recipe of `leret eval`, which compares systems on held-out questions."""
 
-    evaluation: str | None = Field(None, pattern=r"^\w[\w.-]*$", description="name; None: from split and file")
+    evaluation: str | None = Field(None, pattern=r"^\w[\w.-]*$", description="name; None: built from split and file")
     split: Literal["dev", "test", "all"] = "test"
     limit: Annotated[PositiveInt | None, Free()] = None
-    questions: Annotated[str | None, RecipePath("question file")] = Field(None, description="over the run's corpus")
+    questions: Annotated[str | None, RecipePath("question file")] = Field(None, description="replaces the run's file")
     data: EvalDataSettings = EvalDataSettings()
     systems: Annotated[tuple[str, ...], Free()] = Field(
         ("raw-question", "oracle-titles", "base", "bank", "policies"),
-        description="bank: all few-shot prompts with the base policy; policies: all trained ones; or single names",
+        description="names of systems; bank: the base policy with each few-shot prompt; policies: all trained policies",
     )
     demos: Annotated[
-        dict[str, Annotated[str, RecipePath("prompt file", "name a JSON file as in R/prompts")]], Free()
-    ] = Field(default_factory=dict, description="extra systems of the base policy: prompt file by name")
+        dict[str, Annotated[str, RecipePath("prompt file", "name a file like R/prompts/*.json")]], Free()
+    ] = Field(default_factory=dict, description="extra systems: the base policy with a prompt file, by name")
     actors: Annotated[dict[str, SerializeAsAny[PolicySettings]], Free()] = Field(
         default_factory=dict, description="extra systems: policy or picker by name"
     )
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
-        default_factory=dict, description="by predictor, replace the run's in all systems that are not trained for it"
+        default_factory=dict, description="policies by predictor that replace the run's, except for trained predictors"
     )
     measures: Annotated[tuple[str, ...], Free()] = ("recall", "ap")
-    choose_on: Literal["dev"] | None = Field(None, description="choose the delivered policy by recall; None: the last")
-    baseline: Annotated[str, Free()] = Field("base", description="system for comparisons")
+    choose_on: Literal["dev"] | None = Field(None, description="choose the final policy by recall; None: the last one")
+    baseline: Annotated[str, Free()] = Field("base", description="system to compare all other systems with")
     temperature: float = Field(0.0, ge=0)
-    samples: Annotated[PositiveInt, Free()] = Field(1, description="runs per question, averaged, at temperature > 0")
-    resamples: Annotated[PositiveInt, Free()] = Field(10_000, description="of the bootstrap")
+    samples: Annotated[PositiveInt, Free()] = Field(1, description="runs per question to average at temperature > 0")
+    resamples: Annotated[PositiveInt, Free()] = Field(10_000, description="bootstrap resamples")
     confidence: Annotated[float, Free()] = Field(0.95, gt=0, lt=1)
-    examples: Annotated[NonNegativeInt, Free()] = Field(10, description="most improved and most worsened questions")
+    examples: Annotated[NonNegativeInt, Free()] = Field(10, description="questions with the largest gains and losses")
     seed: int = 0
 
     @property
     def evaluation_name(self) -> str | None:
-        """Directory in R/eval; None for the run's test questions, which use R/eval itself."""
+        """Directory name in R/eval; None for the run's test questions, which use R/eval itself."""
         split = "" if self.split == "test" else self.split
         stem = re.sub(r"(\.(jsonl|json|tsv|txt|gz|bz2|zst))+$", "", PurePath(self.questions or "").name.lstrip("."))
         seed = f"seed{self.seed}" if self.changes and self.seed else ""
@@ -63,6 +63,6 @@ class EvalRecipe(Settings):
 
     @property
     def changes(self) -> dict[str, Any]:
-        """The changed keys of the run's data."""
+        """Keys of the run's data that the recipe overrides, with their new values."""
         changes = {name: value for name, value in self.data if value is not None}
         return {**changes, "noise_seed": self.seed} if changes else {}

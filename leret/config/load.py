@@ -1,8 +1,8 @@
-"""Reads a recipe (YAML, overrides, files) and lists all its faults at once, each with its place.
+"""Reads recipes from YAML files and overrides, and reports all faults together, each with its place.
 
-A relative path is looked up in the current directory, the recipe's folder, the folder around that, and the recipes that
-ship with leret. One file may hold a whole run: a sampling recipe with the sections ``train`` (a training, or a list)
-and ``eval``.
+A relative path is looked up in the current directory, the recipe's folder, the parent of that folder, and the folder of
+the shipped recipes. One file may describe a whole run: a sampling recipe with the sections ``train`` (one training
+recipe or a list) and ``eval``.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from leret.core.yaml import Key, Placed, dotted, parse
 Recipe = SamplingRecipe | TrainingRecipe | EvalRecipe
 R = TypeVar("R", SamplingRecipe, TrainingRecipe, EvalRecipe)
 Clash = tuple[tuple[str, ...], str]
-"""Dotted keys that contradict each other, the one to correct first, and a message."""
+"""Dotted keys that conflict, starting with the key to fix, and a message."""
 Check = Callable[[Recipe], Iterable[Clash]] | None
-"""Finds names in a recipe that the tables of higher packages lack."""
+"""Finds unknown names in a recipe. Higher packages provide it, because they have the tables of known names."""
 
 _FOLDERS: dict[Any, str] = {SamplingRecipe: "sampling", TrainingRecipe: "training", EvalRecipe: "eval"}
 _SECTIONS: dict[Any, str] = {TrainingRecipe: "train.", EvalRecipe: "eval."}
@@ -44,43 +44,43 @@ def load_recipe(
     optional: Collection[str] = (),
     check: Check = None,
 ) -> R:
-    """Read a recipe with absolute paths: a YAML file, or the name of a shipped one. ConfigError lists all faults.
+    """Read a YAML file or a shipped recipe, and make its paths absolute. ConfigError lists all faults.
 
-    ``overrides`` (``a.b=c`` with a YAML value) win over the file. Files of the keys ``optional`` may be missing
-    (``policy.model`` if a command is about to create it).
+    ``overrides`` (``a.b=c`` with a YAML value) replace values from the file. ``optional`` lists keys whose files may be
+    missing (``policy.model`` if the command creates the model).
     """
     file = find_recipe(path, _FOLDERS[model])
     parts = _parts(_read(file), file)
     recipes = [placed for stage, placed in parts if stage in {None, model}]
     if len(recipes) > 1:
-        raise ConfigError(f"{file}: {len(recipes)} recipes for `leret {_COMMANDS[model]}`; run all with `leret run`")
+        raise ConfigError(f"{file} has {len(recipes)} recipes for `leret {_COMMANDS[model]}`; run all with `leret run`")
     if not recipes:
         stages = ", ".join(f"a recipe for `leret {_COMMANDS[stage]}`" for stage, _ in parts)
-        raise ConfigError(f"{file}: {stages}, not for `leret {_COMMANDS[model]}`; name another recipe")
+        raise ConfigError(f"{file} contains {stages}, not for `leret {_COMMANDS[model]}`; name another recipe")
     return _checked(recipes[0], model, file.resolve().parent, overrides, optional, check)
 
 
 def flag_recipe(
     value: dict[str, Any], flags: Mapping[str, str], overrides: Sequence[str] = (), optional: Collection[str] = ()
 ) -> SamplingRecipe:
-    """Check a sampling recipe for the demo's policy; ``flags`` are a command's flags by dotted key of ``value``."""
+    """Check a sampling recipe built from command-line flags. ``flags`` maps the dotted keys of ``value`` to flags."""
     whole = {"program": {"adapter": {"kind": "compact"}}, **value}
     placed = Placed(whole, {tuple(key.split(".")): flag for key, flag in flags.items()})
     return _checked(placed, SamplingRecipe, Path.cwd(), overrides, optional)
 
 
 def find_recipe(path: str | Path, *folders: str) -> Path:
-    """Return the named file, or the shipped recipe of that name in the first of ``folders`` that has it."""
+    """Return the file, or else the shipped recipe with this name in the first of ``folders`` that contains it."""
     file = Path(path)
     if file.is_dir():
-        raise ConfigError(f"{path} is a directory; name a recipe in it, as in {file / 'NAME.yaml'}")
+        raise ConfigError(f"{path} is a directory; name a recipe in the directory, as in {file / 'NAME.yaml'}")
     return file if file.is_file() else shipped.find(str(path), *folders)
 
 
 def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: Check = None) -> list[Recipe]:
-    """Read recipes of several stages. An override applies to all recipes with its key, ``train.seed=1`` to trainings.
+    """Read recipes of several stages. An override applies to all recipes with its key; ``train.seed=1``, to training.
 
-    A short name of several stages (``demo``) means sampling in the first place, and another stage later.
+    A short name that several stages share (``demo``) means sampling if it comes first, and a later stage otherwise.
     """
     recipes: list[Recipe] = []
     problems: list[str] = []
@@ -96,8 +96,8 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
             try:
                 if stage is None:
                     keys = ", ".join(sorted(placed.value)) or "none"
-                    advice = "sampling has `data`, training has `algorithm`, evaluation has `systems` or `measures`"
-                    raise ConfigError(f"{file}: unclear which stage this recipe is for (keys: {keys}); {advice}")
+                    advice = "add `data` to sample, `algorithm` to train, or `systems` or `measures` to evaluate"
+                    raise ConfigError(f"{file}: the keys of this recipe ({keys}) do not identify its stage; {advice}")
                 plain = {override: override.removeprefix(_SECTIONS.get(stage, "")) for override in overrides}
                 fitting = {override: key for override, key in plain.items() if _has_place(stage, placed.value, key)}
                 matched |= set(fitting)
@@ -105,14 +105,14 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
             except ConfigError as error:
                 problems += error.problems
     unmatched = [override for override in overrides if override not in matched] if recipes or matched else []
-    problems += [f"--set {override}: no recipe has the key {override.split('.')[0]!r}" for override in unmatched]
+    problems += [f"--set {override}: no recipe has key {override.split('.')[0]!r}; fix it" for override in unmatched]
     if problems:
         raise ConfigError(problems)
     return recipes
 
 
 def _has_place(stage: Any, value: Mapping[str, Any], override: str) -> bool:
-    """Check that a stage has an override's first key, and for ``data``, which two stages have, also the second."""
+    """Return True if a stage has the override's first key. For ``data``, which two stages have, check two keys."""
     first, *rest = (part.strip() for part in override.partition("=")[0].split("."))
     if first not in _keys(sections(stage, (), value)):
         return False
@@ -125,7 +125,7 @@ def _keys(models: Iterable[Any]) -> set[str]:
 
 
 def stage_of(value: Mapping[str, Any]) -> Any:
-    """Return the class of a recipe, identified by keys of a single stage; None if no stage or several fit."""
+    """Return the recipe class of the only stage with one of the keys; None if no stage or several stages fit."""
     keys = {stage: _keys((stage, *models_in(stage))) for stage in _FOLDERS}
     others = {stage: set().union(*(keys[other] for other in keys if other is not stage)) for stage in keys}
     fits = [stage for stage in keys if set(value) & (keys[stage] - others[stage])]
@@ -133,7 +133,7 @@ def stage_of(value: Mapping[str, Any]) -> Any:
 
 
 def _parts(placed: Placed, file: Path) -> list[tuple[Any, Placed]]:
-    """Split a file into its recipes, each with its stage; the stage is None if no key identifies it."""
+    """Split a file into (stage, recipe) pairs; the stage is None if no key identifies it."""
     sampling = {name: value for name, value in placed.value.items() if name not in {"train", "eval"}}
     if len(sampling) == len(placed.value):
         return [(stage_of(sampling), placed)]
@@ -147,7 +147,7 @@ def _parts(placed: Placed, file: Path) -> list[tuple[Any, Placed]]:
     parts: list[tuple[Any, Placed]] = [(SamplingRecipe, whole)] if sampling else []
     for stage, key, value in inner:
         if not isinstance(value, dict):
-            raise ConfigError(f"{placed.at(key)}{dotted(key)}: {value!r} is not a recipe; write its keys and values")
+            raise ConfigError(f"{placed.at(key)}{dotted(key)}: {value!r} is not a recipe; write `key: value` lines")
         places = {other[len(key) :]: place for other, place in placed.places.items() if other[: len(key)] == key}
         parts.append((stage, Placed(value, places)))
     return parts
@@ -162,10 +162,10 @@ def _read(file: Path) -> Placed:
         raise ConfigError(f"{file} cannot be read ({error.strerror}); name another file") from error
     placed = parse(text, str(file))
     if placed.value is None:
-        raise ConfigError(f"{file}: empty; write a recipe for your data with `leret init`")
+        raise ConfigError(f"{file}: empty file; write a recipe for your data with `leret init`")
     if not isinstance(placed.value, dict):
         kind = type(placed.value).__name__
-        raise ConfigError(f"{file}:1: a {kind}, not a recipe; write `key: value` lines")
+        raise ConfigError(f"{file}:1: contains a {kind}, not a recipe; write `key: value` lines")
     return placed
 
 
@@ -192,17 +192,17 @@ def _override(placed: Placed, override: str) -> list[str]:
     name, equals, text = override.partition("=")
     parts = name.strip().split(".")
     if not equals or not all(parts):
-        return [f"--set {override}: not of the form KEY=VALUE, as in --set sampling.samples=2"]
+        return [f"--set {override}: must have the form KEY=VALUE, as in --set sampling.samples=2"]
     try:
         value = parse(text, f"--set {name}").value
     except ConfigError as error:
-        return [f"--set {override}: the value is not YAML ({error.problems[0]}); put it in quotes"]
+        return [f"--set {override}: {error.problems[0]}; put the value in quotes"]
     section = placed.value
     for depth, part in enumerate(parts[:-1], 1):
         if section.get(part) is None:
             section[part] = {}
         if not isinstance(section[part], dict):
-            return [f"--set {override}: {'.'.join(parts[:depth])} is {section[part]!r}, not a section with keys"]
+            return [f"--set {override}: {'.'.join(parts[:depth])} is {section[part]!r}, not a section; fix the key"]
         placed.places.setdefault(tuple(parts[:depth]), "--set")
         section = section[part]
     section[parts[-1]] = value
@@ -212,18 +212,18 @@ def _override(placed: Placed, override: str) -> list[str]:
 
 
 def sampling_recipe_of(run: Run, made_by: str = "leret sample RECIPE") -> SamplingRecipe:
-    """Return the recipe of a run; RunError if ``made_by`` has not run, or run.yaml has keys that this version lacks."""
+    """Return the run's recipe. RunError if command ``made_by`` has not run, or if run.yaml has unknown keys."""
     section = run.section("sampling", made_by)
     try:
         return SamplingRecipe.model_validate(section)
     except ValidationError as error:
         placed = Placed(section, {(): f"{run.manifest_path}: sampling"})
         faults = "; ".join(describe(detail, SamplingRecipe, placed) for detail in error.errors())
-        raise RunError(f"{faults}; written by another version of leret, or edited: correct run.yaml") from error
+        raise RunError(f"{faults}; another version of leret wrote run.yaml, or it was edited; fix run.yaml") from error
 
 
 def _validate(placed: Placed, model: type[R], check: Check, optional: Collection[str]) -> tuple[R | None, list[str]]:
-    """Return the faults, and the recipe without its faulty values if it is valid without them."""
+    """Return the recipe without its faulty values (None if it is invalid without these values), and the faults."""
     problems: list[str] = []
     faulty: set[Key] = set()
     value = placed.value
@@ -251,35 +251,35 @@ def _clashes(recipe: Recipe) -> Iterator[Clash]:
         yield from _sampling_clashes(recipe)
     elif isinstance(recipe, TrainingRecipe):
         if recipe.warmup_ratio and recipe.lr_scheduler_type == "constant":
-            advice = "lr_scheduler_type constant has no warm-up; set constant_with_warmup, or remove it"
+            advice = "lr_scheduler_type constant has no warm-up; set constant_with_warmup, or remove warmup_ratio"
             yield ("warmup_ratio", "lr_scheduler_type"), advice
         if recipe.init_from == recipe.policy_name:
-            yield ("init_from", "name"), f"{recipe.init_from} would start from itself; give the new policy a name"
+            yield ("init_from", "name"), f"{recipe.init_from} would start from itself; set another `name`"
     elif recipe.samples > 1 and recipe.temperature == 0:
-        yield ("samples", "temperature"), f"{recipe.samples} equal runs per question at temperature 0; set samples: 1"
+        yield ("samples", "temperature"), f"is {recipe.samples}, but runs are equal at temperature 0; set samples: 1"
 
 
 def _sampling_clashes(recipe: SamplingRecipe) -> Iterator[Clash]:
     data, policy, settings, adapter = recipe.data, recipe.policy, recipe.sampling, recipe.program.adapter.kind
     n_few_shot, bank = settings.prompts - 1, settings.bank
     if data.kind in QUESTIONS_ALONE and not data.corpus_file and recipe.retriever.needs_corpus:
-        picks = "" if data.kind in {"jsonl", "hover"} else ", or for a program that only picks set retriever.kind: none"
-        message = f"missing: kind {data.kind} has only questions, retriever {recipe.retriever.kind} needs a corpus"
-        yield ("data.corpus", "data.kind", "retriever.kind"), f"{message}; name one{picks}"
+        picks = "" if data.kind in {"jsonl", "hover"} else ", or set retriever.kind: none if the program only picks"
+        message = f"missing; kind {data.kind} has only questions, but retriever {recipe.retriever.kind} needs a corpus"
+        yield ("data.corpus", "data.kind", "retriever.kind"), f"{message}; add a corpus file{picks}"
     if policy.kind == "local" and policy.model in shipped.POLICIES and adapter != "compact":
-        message = f"{adapter}, but policy.model {policy.model} only reads prompts of kind compact; change one of them"
+        message = f"is {adapter}, but policy.model {policy.model} only reads compact prompts; change one of the two"
         yield ("program.adapter.kind", "policy.model"), message
     if settings.prompts * settings.samples < 2:
         message = "one completion per state leaves nothing to compare; raise sampling.prompts or sampling.samples"
         yield ("sampling.samples", "sampling.prompts"), message
     if policy.temperature == 0 and settings.samples > 1:
-        message = f"{settings.samples} equal samples per prompt at policy.temperature 0; raise it, or set 1"
+        message = f"policy.temperature 0 gives {settings.samples} equal samples per prompt; raise it, or set samples: 1"
         yield ("sampling.samples", "policy.temperature"), message
     if settings.margin and settings.strategy != "margin":
-        message = f"unused by strategy {settings.strategy}; set sampling.strategy: margin, or remove it"
+        message = f"strategy {settings.strategy} ignores the margin; set sampling.strategy: margin, or remove it"
         yield ("sampling.margin", "sampling.strategy"), message
     if n_few_shot > bank.candidates:
-        message = f"{n_few_shot} few-shot prompts from {bank.candidates} candidates; raise sampling.bank.candidates"
+        message = f"needs {n_few_shot} few-shot prompts; raise sampling.bank.candidates (now {bank.candidates})"
         yield ("sampling.prompts", "sampling.bank.candidates"), message
 
 
@@ -304,15 +304,15 @@ def _with_absolute_paths(recipe: R, placed: Placed, folder: Path, optional: Coll
                 return str(path.resolve())
         if mark.may_be_missing or dotted(key) in optional:
             return str(Path(text).absolute())
-        advice = "run `leret pretrain` on this recipe first, or correct the path" if is_pretrained else mark.advice
-        problems.append(f"{placed.at(key)}{dotted(key)}: no {mark.noun} {text!r} here or beside the recipe; {advice}")
+        advice = "run `leret pretrain` on this recipe first, or fix the path" if is_pretrained else mark.advice
+        problems.append(f"{placed.at(key)}{dotted(key)}: no {mark.noun} {text!r} here or next to the recipe; {advice}")
         return text
 
     return with_paths(recipe, absolute), problems
 
 
 def _is_name(text: str, mark: RecipePath) -> bool:
-    """Check for a name that is not a path: ``demo``, ``hf:NAME``, or ``owner/name`` if no such folder exists."""
+    """Return True for names that are not paths: ``demo``, ``hf:NAME``, or ``owner/name`` without a folder ``owner``."""
     if text in mark.names or text.startswith("hf:"):
         return True
     owner, _, name = text.partition("/")

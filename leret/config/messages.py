@@ -1,4 +1,4 @@
-"""Pydantic's errors as messages with place, key, value, and advice."""
+"""Turns pydantic errors into messages with the place, key and value, and advice."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ _BOUNDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def describe(detail: Mapping[str, Any], model: type[BaseModel], placed: Placed) -> str:
-    """Format one of ``ValidationError.errors()`` as ``file.yaml:12: policy.top_p: must be at most 1, is 2``."""
+    """Format one of ``ValidationError.errors()`` as ``file.yaml:12: policy.top_p: must be at most 1, got 2``."""
     key, message = key_of(detail, placed.value), str(detail.get("ctx", {}).get("error", ""))
     where = placed.at(key)
-    if detail["type"] == "value_error":  # from leret's validators, which may name their keys
+    if detail["type"] == "value_error":  # from leret's validators, which may name the key themselves
         return f"{where}{message}" if not key or str(key[0]) in message else f"{where}{dotted(key)}: {message}"
     return f"{where}{dotted(key)}: {_fault(detail, key, model, placed.value)}"
 
 
 def key_of(detail: Mapping[str, Any], value: Any) -> Key:
-    """Return the key of an error as the user writes it, without the kinds that pydantic adds to the location."""
+    """Return an error's key as written in the recipe, without the kinds that pydantic adds to the location."""
     key: list[str | int] = []
     location = detail["loc"]
     for n, part in enumerate(location):
@@ -59,17 +59,17 @@ def _fault(detail: Mapping[str, Any], key: Key, model: type[BaseModel], recipe: 
         names = [word or number for word, number in allowed]
         return f"{value!r} is not one of {', '.join(names)}{nearest(str(value), names)}"
     if kind in _BOUNDS:
-        return f"must be {_BOUNDS[kind](context)}, is {value!r}"
+        return f"must be {_BOUNDS[kind](context)}, got {value!r}"
     if kind in {"model_type", "model_attributes_type"}:
-        return f"must be a section of keys, is {value!r}; indent its keys under it"
+        return f"must be a section with keys, got {value!r}; write the keys below, indented"
     expected = _KINDS.get(kind.split("_")[0])
     if expected and not any(word in kind for word in ("pattern", "too_")):
-        return f"must be {expected}, is {value!r}"
-    return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, is {value!r}"
+        return f"must be {expected}, got {value!r}"
+    return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, got {value!r}"
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """Return ``; did you mean recall?``, or nothing if no known name is near."""
+    """Return ``; did you mean recall?``, or an empty string if no known name is similar."""
     near = get_close_matches(name, known, 1)
     return f"; did you mean {near[0]}?" if near else ""
 
@@ -81,7 +81,7 @@ def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
     near = numbered or get_close_matches(name, known, 1)
     others = (one for one in sections(model, around, recipe, any_kind=True) if name in one.model_fields)
     if kinds := [one.model_fields[tag].default for one in others if (tag := _tag(one)) in one.model_fields]:
-        return f"not of this kind, but of {', '.join(kinds)}; remove it"
+        return f"unknown key for this kind (known for {', '.join(kinds)}); remove it"
     if near:
         return f"unknown key; did you mean {dotted((*around, near[0]))}?"
     if elsewhere := [k for k in _all_keys(model) if k[-1] == name]:
@@ -90,7 +90,7 @@ def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
 
 
 def sections(model: Any, key: Key, value: Any, *, any_kind: bool = False) -> list[type[BaseModel]]:
-    """Return the settings classes at a key: those of the recipe's kind, or of any kind."""
+    """Return the settings classes for the section at a key, of the recipe's kind or with ``any_kind`` of all kinds."""
     models = list(models_in(model))
     for part in key:
         models = _of_kind(models, value)

@@ -1,4 +1,4 @@
-"""The recipe of `leret sample`: every key that can change a result, with its default, unit, and range."""
+"""The recipe of `leret sample`: keys with their defaults, units and ranges."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from leret.config.retriever import BM25Settings, RetrieverSettings
 
 
 class AdapterSettings(Settings):
-    """The adapter, which turns a call into messages and a completion into fields."""
+    """The adapter, which formats calls as messages and parses completions into fields."""
 
     kind: Literal["chat", "json", "xml", "compact"] = "chat"
     words_per_item: PositiveInt = Field(40, description="words per passage (compact)")
     items: PositiveInt = Field(6, description="passages per call (compact)")
     demo_items: NonNegativeInt = Field(0, description="passages per demo (compact)")
     instructions: bool = Field(False, description="send the signature's instructions (compact)")
-    outputs: bool = Field(False, description="name the outputs at the end of a call, as policy agent expects (compact)")
+    outputs: bool = Field(False, description="name the outputs at the end of a call; policy agent needs it (compact)")
 
 
 def _with_class(path: str) -> str:
     if not all(path.rpartition(":")):
-        raise ValueError(f"{path!r} has no class; write {path.rstrip(':')}:ClassName")
+        raise ValueError(f"{path!r} does not name a class; write {path.rstrip(':')}:ClassName")
     return path
 
 
 class ProgramSettings(Settings):
-    """The DSPy program; further keys are arguments of its constructor."""
+    """The DSPy program. Other keys are passed to the program's constructor."""
 
     model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
 
@@ -61,22 +61,22 @@ class BankSettings(Settings):
     train_questions: PositiveInt = 50
     dev_questions: PositiveInt = 50
     max_demos: PositiveInt = 3
-    candidates: PositiveInt = Field(8, description="candidate prompts; the best ones form the bank")
-    temperature: float = Field(0.7, ge=0, description="of the bootstrapping calls")
-    path: Annotated[str | None, RecipePath("directory of prompts")] = Field(None, description="as R/prompts")
+    candidates: PositiveInt = Field(8, description="candidate prompts; the best candidates form the bank")
+    temperature: float = Field(0.7, ge=0, description="temperature of the bootstrapping calls")
+    path: Annotated[str | None, RecipePath("directory of prompts")] = Field(None, description="like R/prompts")
 
 
-_FUNCTION = RecipePath("file of a reward", "name it as FILE.py:function", member=True, only=".py")
+_FUNCTION = RecipePath("reward file", "name it as FILE.py:function", member=True, only=".py")
 
 
 class PartSettings(Settings):
-    """A part of a reward; further keys are settings of its function (``s`` of length, ``field`` of f1)."""
+    """A reward part. Other keys are arguments of the part's function (``s`` for length, ``field`` for f1)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
 
     weight: float = 1.0
-    function: Annotated[str | None, _FUNCTION] = Field(None, description="default: the name of the part")
-    model: Annotated[str | None, RecipePath("model", hub=True)] = Field(None, description="of similarity")
+    function: Annotated[str | None, _FUNCTION] = Field(None, description="None: the function named like the part")
+    model: Annotated[str | None, RecipePath("model", hub=True)] = Field(None, description="for similarity")
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -84,18 +84,18 @@ class PartSettings(Settings):
 
 
 class RewardSettings(Settings):
-    """A reward of several parts, which every sample keeps apart."""
+    """A reward with several parts. Samples also store the value of each part."""
 
-    parts: dict[str, PartSettings] = Field(min_length=1, description="weight or settings of each part, by name")
+    parts: dict[str, PartSettings] = Field(min_length=1, description="parts by name, each with a weight or settings")
     mixer: str = Field("weights", description="weights, uniform, std, pca, l2 or normalize_then_sum")
     unparsed_reward: Annotated[float | None, Free()] = Field(
-        None, description="reward of a completion that does not parse; None: leave it out"
+        None, description="reward of completions that do not parse; None: drop these completions"
     )
 
     @field_validator("parts", mode="before")
     @classmethod
     def _with_weights(cls, parts: Any) -> Any:
-        # Short forms: [ap, format]; {ap: 1.0, format: 0.5}; a function's name as key.
+        # Short forms: [ap, format], {ap: 1.0, format: 0.5}, or a function (FILE.py:function) as key.
         named = dict.fromkeys(parts, 1.0) if isinstance(parts, list | tuple) else parts
         if not isinstance(named, dict):
             return named
@@ -110,38 +110,38 @@ RewardKey = Annotated[
     Annotated[str, _FUNCTION, Tag("name")] | Annotated[RewardSettings, Tag("section")],
     Discriminator(lambda value: "name" if isinstance(value, str) else "section"),
 ]
-"""A name (``recall@5``, ``FILE.py:function``), or parts with a mixer."""
+"""A name (``recall@5``, ``FILE.py:function``) or a section with parts."""
 
 
 class SamplingSettings(Settings):
-    """Samples at every state, and their scoring."""
+    """How states are sampled and samples are scored."""
 
     prompts: PositiveInt = Field(4, description="prompts of the bank, including the zero-shot prompt")
     samples: PositiveInt = Field(1, description="completions per prompt and state")
     seed: int = 0
-    reward: RewardKey = Field("ap", description="of a step: a measure of evaluation, or several parts")
-    final: RewardKey | None = Field(None, description="reward of the program's end; None: same as reward")
-    final_weight: float = Field(0.5, ge=0, le=1, description="of final under credit both")
+    reward: RewardKey = Field("ap", description="step reward: a measure, or a section with parts")
+    final: RewardKey | None = Field(None, description="reward for the program's result; None: same as reward")
+    final_weight: float = Field(0.5, ge=0, le=1, description="weight of `final` with credit: both")
     credit: Literal["auto", "step", "final", "both"] = Field(
-        "auto", description="score a completion by its step, the program's end, both, or (auto) by its predictor"
+        "auto", description="score by the step, the program's result (final) or both; auto: depends on the predictor"
     )
-    n_continuations: PositiveInt = Field(1, description="runs to the end from each sample, under credit final and both")
+    n_continuations: PositiveInt = Field(1, description="continuations per sample (credit: final or both)")
     concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
-    max_error_rate: Annotated[float, Free()] = Field(0.1, ge=0, le=1, description="failed samples that stop the run")
-    max_unparsed_rate: Annotated[float, Free()] = Field(0.5, ge=0, le=1, description="unparsed ones that stop the run")
+    max_error_rate: Annotated[float, Free()] = Field(0.1, ge=0, le=1, description="maximum share of failed samples")
+    max_unparsed_rate: Annotated[float, Free()] = Field(0.5, ge=0, le=1, description="maximum unparsed share")
     strategy: Annotated[Literal["adjacent", "best-worst", "all", "margin"], Free()] = "adjacent"
-    margin: Annotated[float, Free()] = Field(0.0, ge=0, description="least difference of rewards, for strategy margin")
-    max_pairs: Annotated[PositiveInt | None, Free()] = Field(None, description="per state, widest margins first")
+    margin: Annotated[float, Free()] = Field(0.0, ge=0, description="minimum reward difference (strategy margin)")
+    max_pairs: Annotated[PositiveInt | None, Free()] = Field(None, description="per state, largest margins first")
     bank: BankSettings = BankSettings()
 
     @property
     def end_reward(self) -> str | RewardSettings | None:
-        """Reward of the program's end; None without one."""
+        """Reward for the program's result; None if only steps count."""
         return self.final or (self.reward if self.credit in {"final", "both"} else None)
 
     @property
     def whole_reward(self) -> str | RewardSettings:
-        """Reward of a run of the whole program, for the bank: that of steps, unless only the end counts."""
+        """Reward for whole program runs, used for the bank: the step reward, unless credit is ``final``."""
         return (self.end_reward if self.credit == "final" else None) or self.reward
 
     @property
@@ -150,7 +150,7 @@ class SamplingSettings(Settings):
 
 
 class PretrainSettings(Settings):
-    """Training of a small policy by `leret pretrain` on demonstrations that do not use gold documents."""
+    """Training of a small policy by `leret pretrain`, on demonstrations written without gold documents."""
 
     kind: Literal["minilm"] = Field(description="a decoder on MiniLM's weights, trained on your corpus")
     steps: PositiveInt | None = None
@@ -159,13 +159,13 @@ class PretrainSettings(Settings):
 
 
 class SamplingRecipe(Settings):
-    """The recipe of `leret sample`, which later stages read from the run."""
+    """The recipe of `leret sample`. Later stages read it from the run."""
 
     data: SerializeAsAny[DataSettings]
     retriever: SerializeAsAny[RetrieverSettings] = BM25Settings()
     policy: SerializeAsAny[PolicySettings] = LocalPolicySettings()
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
-        default_factory=dict, description="other policies, by predictor or pick; not sampled at temperature 0"
+        default_factory=dict, description="policies by predictor or pick; not sampled if temperature is 0"
     )
     program: ProgramSettings = ProgramSettings()
     sampling: SamplingSettings = SamplingSettings()
@@ -177,10 +177,10 @@ class SamplingRecipe(Settings):
         return {"": self.policy, **self.policies}
 
     def policy_of(self, predictors: Collection[str] | None) -> PolicySettings:
-        """Return the policy settings that some predictors, or all, share."""
+        """Return the policy settings that ``predictors`` share; None means all predictors."""
         return self.policies.get(next(iter(predictors or ()), ""), self.policy)
 
     def decoding_of(self, predictor: str) -> dict[str, Any]:
-        """Return temperature, top-p and max_tokens of a predictor if the recipe has other policies."""
+        """Return a predictor's temperature, top_p and max_tokens; empty if the recipe has no ``policies``."""
         keys = {"temperature", "top_p", "max_tokens"}
         return self.policy_of([predictor]).model_dump(include=keys) if self.policies else {}

@@ -1,4 +1,4 @@
-"""Keys of `leret train` in groups; a recipe of `leret.training.algorithms` combines those that its algorithm has."""
+"""Groups of keys for `leret train`. Each recipe in `leret.training.algorithms` combines the groups it needs."""
 
 from __future__ import annotations
 
@@ -18,40 +18,40 @@ class LoraSettings(Settings):
     r: PositiveInt = 16
     alpha: PositiveInt = 32
     target_modules: str | tuple[str, ...] = "all-linear"
-    quantization: Literal["nf4"] | None = Field(None, description="of the frozen base (QLoRA); CUDA only")
+    quantization: Literal["nf4"] | None = Field(None, description="quantize the frozen base model (QLoRA); CUDA only")
 
 
 class OptimizerKeys(Settings):
-    """Optimizer and batch size, as in TRL and transformers."""
+    """Optimizer and batch size, named as in TRL and transformers."""
 
-    learning_rate: float | None = Field(None, gt=0, description="chosen by the size of the model when absent")
+    learning_rate: float | None = Field(None, gt=0, description="None: depends on the model size")
     optim: Literal["adamw_torch_fused", "adamw_torch", "rmsprop", "adafactor", "sgd"] = "adamw_torch_fused"
     weight_decay: float = Field(0.0, ge=0)
     max_grad_norm: float = Field(1.0, gt=0)
-    per_device_train_batch_size: PositiveInt = Field(16, description="examples a batch and device")
+    per_device_train_batch_size: PositiveInt = Field(16, description="examples per device and batch")
 
 
 class DeviceKeys(Settings):
-    """Seed, device and threads of a training."""
+    """Seed, device and threads for training."""
 
     seed: int = 0
     device: Annotated[str, Free()] = "auto"
-    threads: PositiveInt | None = Field(1, description="CPU threads; 1 makes a resumed training bit-equal")
+    threads: PositiveInt | None = Field(1, description="CPU threads; 1: training is bit-identical after a resume")
 
 
 class WriterKeys(Settings):
-    """Weights of a policy that writes."""
+    """Adapter, precision and default learning rates for policies that write text."""
 
-    # Default rates for 1.5 million and for a billion parameters, full weights.
+    # Default rates for 1.5 million and 1 billion parameters (full fine-tuning).
     learning_rates: ClassVar[tuple[float, float]] = (1e-3, 1e-5)
 
     lora: LoraSettings | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def learning_rate_for(self, n_parameters: int) -> float:
-        """Return the default rate for a model: a power law through `learning_rates`.
+        """Return the default learning rate: a power law of the model size through `learning_rates`.
 
-        An adapter gets at least ten times the rate of a model with a billion parameters.
+        With LoRA, the minimum is ten times the rate for a billion parameters.
         """
         small, large = self.learning_rates
         size = min(max(n_parameters / 1.5e6, 1.0), 1e9 / 1.5e6)
@@ -61,40 +61,40 @@ class WriterKeys(Settings):
     @model_validator(mode="after")
     def _quantizes_in_bfloat16(self) -> WriterKeys:
         if self.lora and self.lora.quantization and self.dtype != "bfloat16":
-            raise ValueError("lora.quantization: nf4 computes in bfloat16; set dtype: bfloat16 too")
+            raise ValueError("lora.quantization: nf4 needs bfloat16; set dtype: bfloat16 too")
         return self
 
 
 class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
-    """`leret train`: keys of every algorithm. Data, program and retriever are those of the run."""
+    """The recipe of `leret train`: keys shared by all algorithms. Data, program and retriever come from the run."""
 
     tag = "algorithm"
 
     algorithm: str
-    name: str | None = Field(None, description="of the policy in R/policies; the algorithm's name when absent")
-    init_from: str = Field("base", description="base, the name of a policy of the run, a directory, demo or agent")
+    name: str | None = Field(None, description="name of the policy in R/policies; None: the algorithm's name")
+    init_from: str = Field("base", description="base, a policy of the run, a directory, demo or agent")
     predictors: tuple[str, ...] | None = Field(None, description="train only on samples of these predictors")
 
-    # Number of steps, and the learning rate over them.
-    max_steps: PositiveInt | None = Field(None, description="optimizer steps, instead of num_train_epochs")
+    # Number of steps and learning rate schedule.
+    max_steps: PositiveInt | None = Field(None, description="optimizer steps; replaces num_train_epochs")
     num_train_epochs: float = Field(1.0, gt=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "linear"
-    warmup_ratio: float = Field(0.0, ge=0, lt=1, description="share of the steps")
-    warmup_steps: NonNegativeInt = Field(0, description="number of steps, instead of warmup_ratio")
+    warmup_ratio: float = Field(0.0, ge=0, lt=1, description="share of steps for warm-up")
+    warmup_steps: NonNegativeInt = Field(0, description="steps for warm-up, instead of warmup_ratio")
 
     # Checkpoints, logs, trackers and alarms.
     save_steps: Annotated[PositiveInt, Free()] = 50
     logging_steps: Annotated[PositiveInt, Free()] = 5
     report_to: Annotated[tuple[Literal["wandb", "tensorboard", "trackio"], ...], Free()] = ()
-    project: Annotated[str, Free()] = Field("leret", description="of wandb and trackio")
-    run_name: Annotated[str | None, Free()] = Field(None, description="of trackers; the policy's name when absent")
-    on_alarm: Annotated[Literal["warn", "stop"], Free()] = Field("warn", description="stop leaves a checkpoint")
+    project: Annotated[str, Free()] = Field("leret", description="project name in wandb and trackio")
+    run_name: Annotated[str | None, Free()] = Field(None, description="name in trackers; None: the policy's name")
+    on_alarm: Annotated[Literal["warn", "stop"], Free()] = Field("warn", description="stop: end with a checkpoint")
 
-    # Validation during the training; the best step is published.
-    eval_steps: PositiveInt | None = Field(None, description="steps between validations; none: no validation")
-    eval_tasks: PositiveInt = Field(64, description="tasks to validate on, at most")
-    eval_split: Literal["dev", "train"] = Field("dev", description="of the run's data; train: left out of training")
-    metric_for_best_model: str = Field("recall", description="a measure of all that was retrieved, or of the answer")
+    # Validation during training. The best step is published.
+    eval_steps: PositiveInt | None = Field(None, description="steps between validations; None: no validation")
+    eval_tasks: PositiveInt = Field(64, description="maximum number of validation tasks")
+    eval_split: Literal["dev", "train"] = Field("dev", description="train: excludes the validation tasks from training")
+    metric_for_best_model: str = Field("recall", description="a measure of all retrieved documents or of the answer")
 
     @property
     def policy_name(self) -> str:
@@ -102,16 +102,16 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
 
     @property
     def is_control(self) -> bool:
-        """True if the policy only serves comparisons; later rounds never start from it."""
+        """True if the policy is only for comparison. Later rounds never start from a control."""
         return False
 
     @property
     def samples_in_process(self) -> bool:
-        """True if one process samples and trains, so that no launcher can start several."""
+        """True if sampling and training share a process. A launcher cannot start several such processes."""
         return False
 
     def n_steps(self, n_inputs: int) -> int:
-        """Return the optimizer steps of the whole training on so many examples or tasks, on one device."""
+        """Return the total optimizer steps for ``n_inputs`` examples or tasks on one device."""
         raise NotImplementedError
 
     @field_validator("name")
@@ -124,15 +124,15 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
     @model_validator(mode="after")
     def _has_one_warmup(self) -> Self:
         if self.warmup_ratio and self.warmup_steps:
-            raise ValueError("warmup_ratio and warmup_steps exclude each other; remove one")
+            raise ValueError("warmup_ratio and warmup_steps cannot both be set; remove one")
         return self
 
 
 class ExampleRecipe(TrainingRecipe, WriterKeys):
     """Keys of algorithms that learn from stored samples."""
 
-    match_steps_of: str | None = Field(None, description="a control: take as many steps as this policy took in all")
-    gradient_accumulation_steps: PositiveInt = Field(1, description="batches a step")
+    match_steps_of: str | None = Field(None, description="a control: train for as many steps as this policy in total")
+    gradient_accumulation_steps: PositiveInt = Field(1, description="batches per step")
     max_length: PositiveInt = Field(2048, description="prompt and completion tokens; longer examples are dropped")
 
     @property
@@ -146,36 +146,36 @@ class ExampleRecipe(TrainingRecipe, WriterKeys):
     @model_validator(mode="after")
     def _counts_steps_once(self) -> ExampleRecipe:
         if self.max_steps and self.match_steps_of:
-            raise ValueError("max_steps and match_steps_of exclude each other; remove one")
+            raise ValueError("max_steps and match_steps_of cannot both be set; remove one")
         return self
 
 
 class RoundRecipe(TrainingRecipe):
-    """Keys of algorithms that sample the run's tasks in rounds: sample some with the current policy, score, update.
+    """Keys of algorithms that train in rounds: sample tasks with the current policy, score the samples, update.
 
-    Names are as in TRL where TRL has them.
+    Keys that TRL has too are named as in TRL.
     """
 
-    states: Literal["live", "stored"] = Field("live", description="of the current policy, or of the run's samples")
-    limit: PositiveInt | None = Field(None, description="tasks at most; None: as many as the run's sampling takes")
-    questions_per_round: PositiveInt = Field(4, description="tasks; each step of a program is a state")
-    num_generations: PositiveInt = Field(8, description="samples a state")
-    temperature: float | None = Field(None, gt=0, description="of sampling; None: the run's, like the next two")
-    top_p: float | None = Field(None, gt=0, le=1)
-    max_completion_length: PositiveInt | None = Field(None, description="tokens; None: the run's")
+    states: Literal["live", "stored"] = Field("live", description="live: from the current policy; stored: the run's")
+    limit: PositiveInt | None = Field(None, description="maximum number of tasks; None: the run's limit")
+    questions_per_round: PositiveInt = Field(4, description="tasks per round; each program step is a state")
+    num_generations: PositiveInt = Field(8, description="samples per state")
+    temperature: float | None = Field(None, gt=0, description="sampling temperature; None: the run's")
+    top_p: float | None = Field(None, gt=0, le=1, description="None: the run's")
+    max_completion_length: PositiveInt | None = Field(None, description="maximum tokens; None: the run's")
     reward: RewardKey | None = Field(None, description="None: the run's")
     credit: Literal["step", "final", "both"] | None = Field(None, description="None: the run's")
     unparsed_reward: float | None = Field(
-        None, description="of a completion that does not parse; None: the reward's, or 0, or its group's lowest if less"
+        None, description="reward of unparsed completions; None: set by reward, else min(0, lowest in the group)"
     )
     num_iterations: PositiveInt = Field(1, description="passes over the samples of a round")
-    num_mini_batches: PositiveInt = Field(1, description="optimizer steps a pass")
+    num_mini_batches: PositiveInt = Field(1, description="optimizer steps per pass")
     save_steps: Annotated[PositiveInt, Free()] = Field(50, description="rounds between checkpoints")
-    logging_steps: PositiveInt = Field(5, description="rounds averaged in a log entry")
+    logging_steps: PositiveInt = Field(5, description="rounds to average per log entry")
 
     @property
     def uses_trl(self) -> bool:
-        """True if TRL's trainer runs the algorithm instead of our loop."""
+        """True if TRL's trainer runs the algorithm instead of leret's loop."""
         return False
 
     @property
@@ -192,56 +192,56 @@ class RoundRecipe(TrainingRecipe):
 
 
 class ClipKeys(Settings):
-    """Clipping and entropy bonus of a policy gradient."""
+    """Clipping and entropy bonus for policy gradients."""
 
-    epsilon: float = Field(0.2, gt=0, description="the ratio to the sampling policy is clipped at 1 - epsilon ...")
-    epsilon_high: float | None = Field(None, gt=0, description="... and at 1 + epsilon_high; None: epsilon")
-    entropy_coef: float = Field(0.0, description="weight of the tokens' entropy, which lowers the loss")
+    epsilon: float = Field(0.2, gt=0, description="clip the probability ratio at 1 - epsilon")
+    epsilon_high: float | None = Field(None, gt=0, description="clip the ratio at 1 + epsilon_high; None: epsilon")
+    entropy_coef: float = Field(0.0, description="weight of the token entropy, subtracted from the loss")
 
 
 class WritingRecipe(RoundRecipe, WriterKeys, ClipKeys):
-    """Keys of online algorithms that train a policy that writes."""
+    """Keys of online algorithms for policies that write text."""
 
     learning_rates: ClassVar[tuple[float, float]] = (2e-3, 1e-6)
 
     per_device_train_batch_size: PositiveInt = Field(64, description="completions in memory at once")
     keep_rollouts: Literal["above", "below", "either"] | None = Field(
-        None, description="learn only from completions with all parts of the reward above (below) the group's mean"
+        None, description="use only completions with all reward parts above (below) their group mean"
     )
     served: bool = Field(
-        False, description="the run's servers write (kind openai: vLLM), and load the adapter before each round"
+        False, description="sample on the run's servers (kind openai, vLLM), which load the adapter before each round"
     )
     beta: float = Field(0.0, ge=0, description="strength of the KL penalty to the initial policy")
     kl_estimator: Literal["k1", "k3"] = "k3"
-    target_kl: float | None = Field(None, gt=0, description="nats a completion that beta adapts to; None: fixed beta")
-    kl_horizon: float = Field(10_000, gt=0, description="completions in which beta moves by about a fifth")
+    target_kl: float | None = Field(None, gt=0, description="nats per completion, to adapt beta; None: fixed beta")
+    kl_horizon: float = Field(10_000, gt=0, description="completions until beta changes by up to 20 %")
 
     @model_validator(mode="after")
     def _has_a_penalty_to_move(self) -> WritingRecipe:
         if self.target_kl is not None and not self.beta:
-            raise ValueError("target_kl moves beta, which is 0; set beta to its first value")
+            raise ValueError("target_kl adapts beta, but beta is 0; set an initial beta above 0")
         return self
 
     @model_validator(mode="after")
     def _serves_adapters(self) -> WritingRecipe:
         if self.served and self.lora is None:
-            raise ValueError("served: a running server takes only adapters; set lora too")
+            raise ValueError("served: servers can only load LoRA adapters; set lora too")
         return self
 
 
 class TRLKeys(Settings):
-    """The choice between our loop and TRL's trainer; TRL gets the keys of vLLM unchanged."""
+    """The choice between leret's loop and TRL's trainer. The vLLM keys are passed to TRL unchanged."""
 
     not_in_trl: ClassVar[tuple[str, ...]] = (
         "questions_per_round", "target_kl", "keep_rollouts", "kl_estimator", "served",
     )  # fmt: skip
 
-    engine: Literal["leret", "trl"] = Field("leret", description="our loop, or TRL's trainer on the stored states")
-    gradient_accumulation_steps: PositiveInt = Field(1, description="batches a step, of engine trl")
-    use_vllm: bool = Field(False, description="TRL samples with vLLM")
+    engine: Literal["leret", "trl"] = Field("leret", description="leret's loop, or TRL's trainer on stored states")
+    gradient_accumulation_steps: PositiveInt = Field(1, description="batches per step (engine trl)")
+    use_vllm: bool = Field(False, description="sample with vLLM (engine trl)")
     vllm_mode: Literal["server", "colocate"] = "server"
-    vllm_server_base_url: str | None = Field(None, description="of `trl vllm-serve` on other GPUs")
-    vllm_gpu_memory_utilization: float = Field(0.3, gt=0, le=1, description="of vllm_mode colocate")
+    vllm_server_base_url: str | None = Field(None, description="URL of `trl vllm-serve` on other GPUs")
+    vllm_gpu_memory_utilization: float = Field(0.3, gt=0, le=1, description="for vllm_mode colocate")
     vllm_tensor_parallel_size: PositiveInt = 1
 
     @property
@@ -251,7 +251,7 @@ class TRLKeys(Settings):
     @model_validator(mode="after")
     def _fits_the_engine(self) -> TRLKeys:
         if self.uses_trl and getattr(self, "states", "stored") != "stored":
-            raise ValueError("engine: trl trains on the run's stored states; set states: stored")
+            raise ValueError("engine trl only trains on the run's stored states; set states: stored")
         in_trl_only = ("gradient_accumulation_steps", "use_vllm")
         other, names = ("leret", self.not_in_trl) if self.uses_trl else ("trl", in_trl_only)
         if wrong := changed_keys(self, names):
@@ -260,16 +260,16 @@ class TRLKeys(Settings):
 
 
 class PickingRecipe(RoundRecipe):
-    """Keys of trainings of pickers; they start from the run's picker, or from a trained one."""
+    """Keys of algorithms that train pickers, starting from the run's picker or a trained picker."""
 
     learning_rate: float = Field(1e-3, gt=0)
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.999, ge=0, lt=1)
     adam_epsilon: float = Field(1e-8, gt=0)
-    questions_per_round: PositiveInt = Field(64, description="tasks; each pick of a program is a state")
+    questions_per_round: PositiveInt = Field(64, description="tasks per round; each pick is a state")
     per_device_train_batch_size: PositiveInt = Field(256, description="states in memory at once")
 
 
 def changed_keys(settings: Settings, names: Sequence[str]) -> list[str]:
-    """Return those keys with another value than their default."""
+    """Return the ``names`` whose values differ from their defaults."""
     return [name for name in names if getattr(settings, name) != type(settings).model_fields[name].default]

@@ -1,6 +1,6 @@
-"""Baselines of policies: rules instead of an LM, RM3, HyDE, and the fusion of other systems' rankings.
+"""Baselines for policies: rules instead of an LM, RM3, HyDE, and the fusion of other systems' rankings.
 
-Rules run the program itself, so its cut-offs, hops and `exclude_seen` apply to them too.
+Rules answer the steps of the real program, so the program's cut-offs, hops and `exclude_seen` apply to baselines too.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from leret.retrieval.fusion import reciprocal_rank_fusion
 from leret.rollouts.actors import Decoding
 
 _PASSAGE_TOKENS = 128
-"""Least limit for HyDE's passage; the policy's `max_tokens` is meant for queries."""
+"""Minimum `max_tokens` for HyDE's passage, because the policy's setting is meant for short queries."""
 
 _HEAD_WORDS, _RANKINGS = 12, 512
-"""Words that replace a missing title; rankings in memory."""
+"""Number of words of text that replace a missing title; maximum number of rankings in memory."""
 
 Script = Callable[[Task, int], Sequence[str]]
-"""(task, step from 0) to the texts that answer the step."""
+"""Maps (task, step number from 0) to the texts that answer the step."""
 
 
 class CandidateRanking:
-    """Ranks the candidates of choices by BM25, title and text, for the question."""
+    """Ranks the candidates of choices by BM25 on title and text, with the question as the query."""
 
     def __init__(self) -> None:
         self._rankings: dict[tuple[str, str, int], list[str]] = {}
 
     def first(self, task: Task, choice: Choice) -> str:
-        """Return the id of the best candidate that was not picked before."""
+        """Return the id of the best candidate that is not yet picked."""
         left = {one.id for one in choice.candidates if one is not STOP}
         candidates = {one.id: one for one in (*choice.candidates, *choice.picked) if one is not STOP}
         key = task.id, choice.predictor, hash(frozenset(candidates))
@@ -56,10 +56,10 @@ class CandidateRanking:
 
 @dataclass
 class ScriptedPolicy:
-    """Answers the steps of a program by a rule instead of an LM; an `Actor`.
+    """An `Actor` that answers the steps of a program by a rule instead of an LM.
 
-    At a choice it takes the first of these that exists: a candidate of ``wanted``, the candidate without a text (which
-    adds nothing to the question), the next of BM25's ranking for the question.
+    At a choice, the order of preference is: candidates in ``wanted``, candidates without text (a choice that adds
+    nothing to the question), and then BM25's ranking for the question.
     """
 
     formatter: Formatter
@@ -79,20 +79,20 @@ class ScriptedPolicy:
 
 
 def rank(query: str, documents: list[Document]) -> list[str]:
-    """Return ids in BM25's order; documents without a word of the query come last, in their given order."""
+    """Return ids in BM25's order, then documents that share no word with the query, in input order."""
     try:
         [ranking] = BM25.build(Corpus(documents)).search([query], len(documents))
-    except RetrievalError:  # no document has a word
+    except RetrievalError:  # no document has any words
         ranking = ()
     return list(dict.fromkeys([*(passage.doc_id for passage in ranking), *(one.doc_id for one in documents)]))
 
 
 @dataclass(frozen=True)
 class HydeActor:
-    """Answers the steps of a program by HyDE (https://arxiv.org/abs/2212.10496); an `Actor`.
+    """An `Actor` that answers the steps of a program by HyDE (https://arxiv.org/abs/2212.10496).
 
-    The query is a passage by the policy that answers the question, or the question if the policy writes nothing. The
-    paper encodes the passage; the run's retriever takes it as a text.
+    The query is a passage that the policy writes to answer the question, or the question if the policy writes nothing.
+    The paper searches with the passage's embedding; the run's retriever searches with the passage's text.
     """
 
     policy: Policy
@@ -109,24 +109,24 @@ class HydeActor:
 
 
 def hyde_note(policy: str, rows: Sequence[ScoredHop]) -> str:
-    """Describe HyDE's queries for the report: a small policy may not write passages at all."""
+    """Describe HyDE's queries for the report, because a small policy may not write passages at all."""
     lengths = [len(row.completion.split()) for row in rows if row.completion is not None]
     mean = sum(lengths) / max(1, len(lengths))
     return f"hyde: the query was the text that {policy} wrote when asked for a passage; mean length {mean:.0f} words"
 
 
 def raw_question(task: Task, step: int) -> Sequence[str]:
-    """Return the question, at every step."""
+    """Return the question at every step."""
     return (task.text,)
 
 
 def marked_question(task: Task, step: int) -> Sequence[str]:
-    """Return the question after a word that marks the step for `query_places`."""
+    """Return the question, prefixed with a word that marks the step for `query_places`."""
     return (f"answerofstep{step}end {task.text}",)
 
 
 def query_places(rollout: Rollout) -> dict[int, int]:
-    """Return the index of the query that each step writes, without steps that write none, under `marked_question`."""
+    """Map each step that wrote a query to the query's index, in a rollout with `marked_question`."""
     places: dict[int, int] = {}
     for query in (query for hop in rollout.hops for query in hop.queries):
         index = len(set(places.values()))
@@ -136,9 +136,9 @@ def query_places(rollout: Rollout) -> dict[int, int]:
 
 
 def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[int, int]]) -> Script:
-    """Make a script that writes the gold titles in order, one per query; the last query has all that remain.
+    """Return a script that writes the gold titles in order, one per query; the last query has all remaining titles.
 
-    A query after the last title repeats it. ``places`` holds the results of `query_places` by task id.
+    Queries after the last title repeat that title. ``places`` has the results of `query_places` by task id.
     """
 
     def script(task: Task, step: int) -> Sequence[str]:
@@ -153,38 +153,38 @@ def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[i
 
 
 def answer_fields(predictor: str, signature: type[dspy.Signature] | None, texts: Sequence[str]) -> dict[str, Any]:
-    """Return outputs with ``texts`` in every field, as a list or one line; ConfigError for fields of other types."""
+    """Return outputs with ``texts`` in every field, as a list or one line; ConfigError for other types."""
     fields = {} if signature is None else {name: info.annotation for name, info in signature.output_fields.items()}
     special = [f"{predictor}.{name} is {kind}" for name, kind in fields.items() if kind not in (str, list[str])]
     if special or not fields:
         raise ConfigError(
-            "systems: raw-question, rm3, oracle-titles and hyde need a program whose predictors write texts alone, but "
-            f"{special[0] if special else f'{predictor} has no output fields'}; leave them out of `systems`"
+            "systems: raw-question, rm3, oracle-titles and hyde need predictors with only str or list[str] fields, but "
+            f"{special[0] if special else f'{predictor} has no output fields'}; remove these systems from `systems`"
         )
     return {name: " ".join(texts) if kind is str else list(texts) for name, kind in fields.items()}
 
 
 def rm3_retriever(retriever: Retriever) -> Retriever:
-    """Put RM3 over the run's retriever; ConfigError unless that is BM25."""
+    """Wrap the run's retriever with RM3; ConfigError if the retriever is not BM25."""
     from leret.retrieval.engines.rm3 import RM3
 
     try:
         return RM3(retriever)
     except RetrievalError as error:
-        raise ConfigError(f"systems: rm3 cannot be evaluated: {error}; leave it out of `systems`") from error
+        raise ConfigError(f"systems: rm3 cannot be evaluated ({error}); remove rm3 from `systems`") from error
 
 
 def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Iterator[Rollout]:
-    """Yield rollouts that fuse the rankings of the systems' first samples at each hop by reciprocal rank.
+    """Yield rollouts that fuse, by reciprocal rank, the rankings of the systems' first samples at each hop.
 
-    A system that ended early keeps its last ranking at later hops. A rollout fails if a system failed on its question.
+    A system that ended early keeps its last ranking at later hops. A rollout fails if a system failed on the question.
     """
     tables = [first_runs(rows) for rows in parts]
     for question in questions:
         runs = [table.get(question.id, []) for table in tables]
         failed = next((row.failure for run in runs for row in run if row.failure is not None), None)
         if failed is not None or not all(runs):
-            kind, _, message = (failed or "fused: one of the systems has no result for it").partition(": ")
+            kind, _, message = (failed or "fused: a system has no result for the question").partition(": ")
             yield Rollout(question.id, (), False, Failure(kind, message))
             continue
         runs = [[row for row in run if not row.unparsed] or run for run in runs]

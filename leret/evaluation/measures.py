@@ -1,4 +1,4 @@
-"""Scores of rollouts: the rewards of `leret.rewards` on every hop's accumulated ranking."""
+"""Scoring of rollouts: the rewards of `leret.rewards`, applied to the accumulated ranking after each hop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leret.rewards import scoring
 from leret.rewards.ranking import recall
 
 BRIDGE_FOUND = "bridge_found"
-"""Recall of the gold documents with titles that the question does not name: a system must read about them first."""
+"""Recall of the gold documents that the question does not name; a system must learn of them from other documents."""
 
 LABELS = {
     "recall": "recall",
@@ -25,13 +25,13 @@ LABELS = {
     "fact_em": "fact EM",
     "fact_f1": "fact F1",
 }
-"""Labels of measures in tables and plots; other measures are shown by name."""
+"""Labels of measures in tables and plots. A measure without a label is shown by name."""
 
 _ALWAYS = ("recall", "ap", "all_found", BRIDGE_FOUND)
 
 
 def all_measures(names: Sequence[str]) -> tuple[str, ...]:
-    """Return a recipe's measures and those that every report shows; ConfigError if one is unknown."""
+    """Return a recipe's measures and the measures of every report; ConfigError for an unknown measure."""
     every = tuple(dict.fromkeys((*names, *_ALWAYS)))
     for name in every:
         if name != BRIDGE_FOUND:
@@ -40,7 +40,7 @@ def all_measures(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class Scorer:
-    """Turns rollouts into scored rows by the measures of `all_measures`; ``corpus`` has the gold titles."""
+    """Converts rollouts to scored rows with the measures ``names``; ``corpus`` has the titles of gold documents."""
 
     def __init__(self, names: Sequence[str], tasks: Sequence[Task], corpus: Mapping[str, Document]) -> None:
         self._rewards = {name: scoring(name) for name in names if name != BRIDGE_FOUND}
@@ -48,7 +48,7 @@ class Scorer:
         self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in names else {}
 
     def rows(self, rollout: Rollout) -> list[ScoredHop]:
-        """Return a row per hop, and one more for a run that failed, ended unparsed, or never searched."""
+        """Return one row per hop, plus a final row if the run failed, ended unparsed, or never searched."""
         task, steps, hops = self._tasks[rollout.task_id], rollout.steps, list(rollout.hops)
         if rollout.failure is not None or not hops:
             hops.append(Hop((), rollout.ranking, len(steps)))
@@ -56,7 +56,7 @@ class Scorer:
         n_before = 0
         for i, hop in enumerate(hops, 1):
             last = i == len(hops)
-            n_steps = len(steps) if last else hop.n_steps  # what follows the last search belongs to it
+            n_steps = len(steps) if last else hop.n_steps  # the last hop includes all later steps
             text, outputs = (steps[n_steps - 1].completion, steps[n_steps - 1].outputs) if n_steps else (None, None)
             prediction = rollout.prediction if last else None
             outcome = Outcome(task, text or "", outputs or {}, hop.ranking, prediction, n_steps)
@@ -64,7 +64,7 @@ class Scorer:
             query = " ".join(hop.queries) if hop.queries else None
             place = (task.id, task.type, rollout.index, i, query, completion)
             ranking = outcome.doc_ids, tuple(passage.score for passage in hop.ranking)
-            n_calls = sum(s.completion is not None and s.value is None for s in steps[n_before:n_steps])  # no picks
+            n_calls = sum(s.completion is not None and s.value is None for s in steps[n_before:n_steps])  # except picks
             end = (rollout.unparsed, rollout.error) if last else (False, None)
             value = steps[hop.n_steps - 1].value if hop.n_steps else None
             rows.append(
@@ -81,7 +81,7 @@ class Scorer:
 
 
 def hidden_gold(question: Task, corpus: Mapping[str, Document]) -> tuple[str, ...]:
-    """Return the gold documents with titles that are not in the question, with or without their final parentheses.
+    """Return the ids of gold documents with titles not in the question; parentheses at the end of titles are ignored.
 
     >>> corpus = {"a": Document("a", "Ed Wood (film)", ""), "b": Document("b", "Los Angeles", "")}
     >>> hidden_gold(Task.question("q", "Where was Ed Wood shot?", gold=("a", "b")), corpus)

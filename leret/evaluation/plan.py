@@ -1,4 +1,4 @@
-"""An evaluation before it runs: its resolved recipe, its tasks, its evaluator, and its cost."""
+"""Preparation of an evaluation: resolve its recipe, load its tasks, open its evaluator, and estimate its cost."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from leret.rollouts.environment import Environment, questions_digest, recipe_fil
 from leret.sampling.estimate import steps_of
 from leret.sampling.store.store import Store
 
-_RENAME = "give this evaluation a name: --set evaluation=NAME"
+_RENAME = "choose a new name for this evaluation: --set evaluation=NAME"
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """An evaluation of a run, resolved from its recipe; data and models are not open yet.
+    """An evaluation of a run, resolved from its recipe before data and models are loaded.
 
-    ``key`` is a digest of everything that the summary depends on; files count by size and modification time.
+    ``key`` is a digest of all inputs of the summary. Files enter the digest by size and modification time.
     """
 
     recipe: EvalRecipe
@@ -55,7 +55,7 @@ class Evaluation:
 
     @property
     def samples(self) -> int:
-        """Runs per question of a system with an LM; 1 at temperature 0, where all would be equal."""
+        """Runs per question for systems with an LM; 1 at temperature 0, because repeated runs would be equal."""
         return self.recipe.samples if self.recipe.temperature > 0 else 1
 
     @property
@@ -64,36 +64,36 @@ class Evaluation:
 
     @property
     def delivers(self) -> bool:
-        """True if R/program comes from this evaluation: of the run's test questions, else the only one so far."""
+        """Return whether to write R/program: always for the unnamed evaluation, otherwise only until it has results."""
         return self.directory == self.run.eval or not (self.run.eval / "summary.json").is_file()
 
     def summary(self) -> dict[str, Any]:
-        """Read summary.json; empty if it is missing or cannot be read."""
+        """Read summary.json; return an empty dict if the file is missing or unreadable."""
         try:
             return dict(json.loads((self.directory / "summary.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
             return {}
 
     def done(self) -> dict[str, Any] | None:
-        """Return the summary if this evaluation is complete and nothing failed."""
+        """Return the summary if this evaluation is complete without failed questions, else None."""
         delivered = not self.delivers or (self.run.program / "program.json").is_file()
         return self.summary() or None if delivered and completed(self.directory, "eval", self.key) is not None else None
 
 
 @dataclass(frozen=True)
 class EvalEstimate:
-    """Cost of an evaluation for `--dry-run`."""
+    """Estimated cost of an evaluation, for `--dry-run`."""
 
     questions: int
     systems: tuple[str, ...]
-    to_ask: tuple[str, ...]  # systems with missing questions
-    steps: int | None  # LM calls of one run of the program; None if only an LM can show them, or nothing is missing
-    lm_calls: int | None  # upper bound for the missing questions
+    to_ask: tuple[str, ...]  # systems with questions to run
+    steps: int | None  # LM calls per run of the program; None if unknown without an LM, or nothing is missing
+    lm_calls: int | None  # upper bound for all missing questions; None if ``steps`` is unknown
     done: bool
 
 
 def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
-    """Estimate `leret.evaluation.stage.evaluate` without writing; raises the same errors except those of policies."""
+    """Estimate the cost of `leret.evaluation.stage.evaluate`; raises the errors of `evaluate`, except policy errors."""
     whole = _estimate(recipe, run)
     choice = choosing(resolve(recipe, run))
     if choice is None:
@@ -106,7 +106,7 @@ def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
 
 
 def choosing(evaluation: Evaluation) -> EvalRecipe | None:
-    """Return the recipe of the evaluation on ``choose_on``; None unless there are policies to choose from."""
+    """Return the recipe for evaluating the policies on ``choose_on``; None if there is nothing to choose."""
     recipe = evaluation.recipe
     names = tuple(system.name for system in evaluation.systems if system.kind == "policy" and not system.control)
     if recipe.choose_on in (None, recipe.split) or len(names) < 2:
@@ -126,7 +126,7 @@ def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
         steps = steps_of(environment)
         runs = {s.name: len(tasks) * (evaluation.samples if s.prompt is not None else 1) for s in evaluation.systems}
         index = environment.recipe.retriever.index_directory(environment.cache)
-        if index is None or index.is_dir():  # before an index is built, no question can have a result
+        if index is None or index.is_dir():  # without an index, no results are stored yet
             evaluator = open_evaluator(evaluation, environment, tasks, data, Progress())
             runs = {s.name: sum(map(len, evaluator.missing(s)[1].values())) for s in evaluation.systems}
     n_calls = sum(runs[system.name] for system in evaluation.systems if system.prompt is not None)
@@ -135,29 +135,29 @@ def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
 
 
 def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
-    """Resolve a recipe without opening data or models; ConfigError for unknown systems, measures or baseline."""
+    """Resolve a recipe without loading data or models; ConfigError for unknown systems, measures or baseline."""
     sampled = sampling_recipe_of(run)
     known = available(run, recipe.demos, recipe.actors)
     systems = select(recipe.systems, known, (*recipe.demos, *recipe.actors))
     if recipe.baseline not in known:
-        raise ConfigError(f"baseline: {recipe.baseline!r} is not in this run; it has {', '.join(known)}")
+        raise ConfigError(f"baseline: unknown system {recipe.baseline!r}; available: {', '.join(known)}")
     measures = all_measures(recipe.measures)
     directory = run.eval / (recipe.evaluation_name or "")
     names = [*known, *(system.name for system in systems)]
     shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
     if shared:
-        raise ConfigError(f"evaluation: {shared[0]!r} is the name of a system and of an evaluation; {_RENAME}")
+        raise ConfigError(f"evaluation: {shared[0]!r} names both a system and an evaluation; {_RENAME}")
     policies = Policies(sampled.policy, {**sampled.policies, **recipe.policies})
     rounds = run.manifest.rounds
     local = sampled.policy.kind == "local" and not recipe.policies and any(s.policy == BASE for s in systems)
     if local and rounds and policies.digest(known[BASE]) != rounds[0]["digest"]:
         raise RunError(
-            f"policy.model: {sampled.policy.model} has changed since {run.path} was sampled from it; restore its "
-            "files, or sample a new run"
+            f"policy.model: {sampled.policy.model} has changed since {run.path} was sampled; restore the "
+            "model's files, or sample a new run"
         )
     key = stage_key(
         recipe,
-        "a hop is a search",  # an LM call in older evaluations
+        "a hop is a search",  # in older evaluations, a hop was an LM call
         run.section("sampling", "leret sample RECIPE"),
         run.manifest.digests,
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
@@ -169,12 +169,12 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
 
 
 def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Task], str]:
-    """Return the recipe's questions with gold documents, and the digest of the whole split."""
+    """Return the recipe's questions that have gold documents, and a digest of the whole split."""
     recipe, run, data = evaluation.recipe, evaluation.run, environment.recipe.data
     if recipe.questions is not None and data.kind == "world":
-        raise ConfigError(f"questions: {recipe.questions!r}: a generated world has its own questions; remove the key")
+        raise ConfigError(f"questions: {recipe.questions!r} does not apply to a generated world; remove the key")
     if recipe.changes and data.kind != "babilong":
-        raise ConfigError(f"data: only kind babilong can be changed, and the run's is {data.kind}; remove the key")
+        raise ConfigError(f"data: only kind babilong can be changed, but the run has kind {data.kind}; remove the key")
     refuse_changed_files(run, environment)
     run_tasks = environment.tasks("all")
     if changes := recipe.changes | ({} if recipe.questions is None else {"questions": recipe.questions}):
@@ -186,8 +186,8 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     tasks = [task for task in chosen if task.gold]
     if not tasks:
         source = recipe.questions or f"split {recipe.split} of the run's data"
-        cause = f"its {len(chosen)} questions have no gold documents" if chosen else "it is empty"
-        raise DataError(f"{source} has no question to evaluate on: {cause}; choose another split or question file")
+        cause = f"none of its {len(chosen)} questions has gold documents" if chosen else "it is empty"
+        raise DataError(f"no questions to evaluate in {source} ({cause}); choose another split or question file")
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
             ids = store.question_ids()
@@ -202,7 +202,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
 def open_evaluator(
     evaluation: Evaluation, environment: Environment, tasks: Sequence[Task], data: str, progress: Progress
 ) -> Evaluator:
-    """Open the evaluator of a run; ``tasks`` and ``data`` are from `held_out`."""
+    """Open the evaluator for the ``tasks`` and ``data`` digest returned by `held_out`."""
     recipe, policy, retriever = evaluation.recipe, environment.recipe.policy, environment.retriever
     refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
     limits = {name: settings.max_tokens for name, settings in evaluation.policies.others.items()}
@@ -217,11 +217,11 @@ def open_evaluator(
 
 
 def _refuse_other_results(evaluation: Evaluation, data: str) -> None:
-    """Refuse to mix results on other questions, or with other decoding, in one directory."""
+    """Refuse to mix results for different questions or decoding settings in one directory."""
     old, recipe = evaluation.summary(), evaluation.recipe
     if old:
         free = free_keys(EvalRecipe) | (set() if recipe.temperature > 0 else {"seed"})  # greedy runs need no seed
-        keys = old.keys() & EvalRecipe.model_fields.keys() - {"data"}  # a digest of the questions in the summary
+        keys = old.keys() & EvalRecipe.model_fields.keys() - {"data"}  # in the summary, ``data`` is a digest
         before = {**{key: old[key] for key in keys}, "digest": {"questions": old["data"]}}
         now = {**recipe.model_dump(mode="json", include=keys), "digest": {"questions": data}}
         check_resumable(evaluation.directory, before, now, free, _RENAME)

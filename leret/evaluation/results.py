@@ -1,6 +1,6 @@
-"""Scored hops of a system, their file, and TREC files for other tools.
+"""Scored hops of a system, the Parquet file that stores them, and TREC files for other tools.
 
-A system has one table with a row per question, sample and hop; later steps read nothing else.
+Each system has one table with a row per question, sample and hop. Later steps read only this table.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from leret.core.types import Task
 
 @dataclass(frozen=True, slots=True)
 class ScoredHop:
-    """One hop, that is one search, of one run on one question.
+    """One hop (one search) of one run on one question.
 
-    A run that failed, that stopped at a completion that does not parse, or that never searched has one more row at its
-    end: with its ``failure`` (and no measures), ``unparsed``, or neither.
+    A run has an additional last row if it failed (``failure`` is set, no measures), stopped at a completion that does
+    not parse (``unparsed`` is set), or never searched (neither is set).
 
     Attributes:
-        hop: number of the hop, from 1.
-        query: text of the search, several queries joined; None in the additional row.
-        completion: text of the LM call before the search.
-        doc_ids: the accumulated ranking, best first.
-        lm_calls: LM calls since the previous row; the last row of a run includes those after its search.
+        hop: hop number, from 1.
+        query: query text, with several queries joined by spaces; None in the additional row.
+        completion: completion of the LM call before the search.
+        doc_ids: accumulated ranking, best first.
+        lm_calls: LM calls since the previous row; the last row of a run includes LM calls after its search.
         value: Q-value of a picker's choice before the search.
     """
 
@@ -70,7 +70,7 @@ _FIXED = {
 
 
 def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -> None:
-    """Write per_question.parquet, atomically."""
+    """Write per_question.parquet atomically."""
     records = [{**row.measures, **{name: _plain(getattr(row, name)) for name in _FIXED}} for row in rows]
     schema = pa.schema([*_FIXED.items(), *((name, pa.float64()) for name in measures)])
     with atomic_file(path, "wb") as file:
@@ -78,11 +78,11 @@ def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -
 
 
 def read_rows(path: Path) -> list[ScoredHop]:
-    """Read the rows of `write_rows` in their order."""
+    """Read the rows written by `write_rows`, in the same order."""
     try:
         return [_row(record) for record in pq.read_table(path).to_pylist()]
     except (OSError, pa.ArrowException, KeyError) as error:
-        cause = f"column {error} is missing: an older leret wrote it" if isinstance(error, KeyError) else error
+        cause = f"column {error} is missing: an older leret wrote the file" if isinstance(error, KeyError) else error
         raise RunError(f"{path} cannot be read ({cause}); delete {path.parent} and run `leret eval` again") from error
 
 
@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 
 def first_runs(rows: Iterable[ScoredHop]) -> dict[str, list[ScoredHop]]:
-    """Return the rows of each question's first sample in the order of the hops."""
+    """Return the rows of each question's first sample, in hop order, by question id."""
     runs: dict[str, list[ScoredHop]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.hop):
         if row.sample == 0:
@@ -111,7 +111,7 @@ def first_runs(rows: Iterable[ScoredHop]) -> dict[str, list[ScoredHop]]:
 
 @dataclass
 class SystemResults:
-    """Rows of one system; ``key`` is a digest of all that they depend on."""
+    """Rows of one system; ``key`` is a digest of all inputs that determine the rows."""
 
     key: str
     rows: list[ScoredHop] = field(default_factory=list)
@@ -122,7 +122,7 @@ class SystemResults:
         return sum(row.lm_calls for row in self.rows)
 
     def only(self, question_ids: Sequence[str], samples: int) -> SystemResults:
-        """Select the runs that are requested and did not fail, in the order of the questions."""
+        """Select runs of the requested questions and samples that did not fail, in the order of ``question_ids``."""
         failed = {(row.question_id, row.sample) for row in self.rows if row.failure is not None}
         rows = [row for row in self.rows if row.sample < samples and (row.question_id, row.sample) not in failed]
         requested = set(question_ids)
@@ -141,7 +141,7 @@ class SystemResults:
 
 
 def read_results(directory: Path, key: str) -> SystemResults:
-    """Read the results with this key; empty if there are none, or if they have another key."""
+    """Read the stored results; return empty results if none are stored or their key differs."""
     try:
         note = json.loads((directory / "evaluated.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -152,7 +152,7 @@ def read_results(directory: Path, key: str) -> SystemResults:
 
 
 def write_results(directory: Path, results: SystemResults, measures: Sequence[str]) -> None:
-    """Write the rows, then the note with their key."""
+    """Write the rows, then evaluated.json with the key of the results."""
     note = directory / "evaluated.json"
     note.unlink(missing_ok=True)
     write_rows(directory / "per_question.parquet", results.rows, measures)
@@ -163,7 +163,7 @@ _UNSAFE = re.compile(r"[\s%\x00-\x20\x7f-\xa0\u200b\ufeff\ud800-\udfff]")
 
 
 def escape(text: str) -> str:
-    """Escape an id for TREC files, which separate fields by white space; `urllib.parse.unquote` reverses it.
+    """Escape an id for TREC files, which separate fields by white space; `urllib.parse.unquote` reverses the escaping.
 
     >>> escape("Ed Wood (film) 100%")
     'Ed%20Wood%20(film)%20100%25'
@@ -172,9 +172,9 @@ def escape(text: str) -> str:
 
 
 def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str], Sequence[float]]]) -> None:
-    """Write ``qid Q0 docid rank score tag`` lines; ``rankings`` are question id, document ids best first, and scores.
+    """Write ``qid Q0 docid rank score tag`` lines; ``rankings`` are (question id, document ids best first, scores).
 
-    Readers sort by score, some in single precision, and break ties differently, so scores are strictly decreasing.
+    Scores are made strictly decreasing, because other tools sort by score and break ties differently.
     """
     lines = [
         f"{escape(qid)} Q0 {escape(doc_id)} {rank} {score:.9g} {escape(tag)}\n"
@@ -191,7 +191,7 @@ def write_qrels(path: Path, questions: Iterable[Task]) -> None:
 
 
 def strictly_decreasing(scores: Sequence[float]) -> Iterator[float]:
-    """Yield the scores in single precision, each at least one step below the one before it."""
+    """Yield scores in single precision, each at least one float32 step below the previous score."""
     last = np.float32(np.inf)
     for score in scores:
         value = np.float32(score)

@@ -1,4 +1,4 @@
-"""`leret eval-retriever`: a retriever's rankings for questions, measured by ir_measures."""
+"""`leret eval-retriever`: evaluate a retriever's rankings with ir_measures."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from leret.retrieval.base import Retriever
 
 _MEASURE = re.compile(r"(R|P|Success)@[1-9][0-9]{0,5}|(AP|RR|nDCG)(@[1-9][0-9]{0,5})?|Rprec")
 _BATCH = 256
-_DEPTH = 100  # documents for a measure without a cut-off
+_DEPTH = 100  # documents per question for a measure without a cut-off
 _SYSTEM = "raw-question"
 
 
 @dataclass(frozen=True)
 class RetrieverReport:
-    """Results of a retriever; ``values`` are (n_questions, n_measures), ``measures`` their means with ``intervals``."""
+    """Results of a retriever. ``values`` are (n_questions, n_measures); ``measures`` are means with ``intervals``."""
 
     retriever: str
     questions: tuple[Task, ...]
@@ -50,7 +50,7 @@ class RetrieverReport:
         return any(passage.doc_id in question.gold for question, ranking in pairs for passage in ranking)
 
     def brief(self) -> dict[str, Any]:
-        """Return the values that ``--json`` prints."""
+        """Return the values printed by ``--json``."""
         return {"n_questions": len(self.questions), "measures": dict(self.measures)}
 
     def save(self, directory: Path) -> None:
@@ -78,26 +78,26 @@ class RetrieverReport:
             write_atomically(directory / "per_question.jsonl", "".join(rows))
             write_atomically(directory / "summary.json", json.dumps(summary, indent=1) + "\n")
         except OSError as error:
-            raise RunError(f"{directory} cannot be written ({error.strerror or error}); name another --out") from error
+            raise RunError(f"{directory} cannot be written ({error.strerror or error}); use another --out") from error
 
 
 def evaluate_retriever(
     retriever: Retriever, questions: Sequence[Task], measures: Sequence[str], progress: Progress | None = None
 ) -> RetrieverReport:
-    """Search for every question as deep as the deepest cut-off (100 without one), and measure the rankings.
+    """Search for every question up to the largest cut-off (100 if a measure has no cut-off), and measure the rankings.
 
     Raises:
-        DataError: there are no questions, or one has no gold documents.
+        DataError: there are no questions, or a question has no gold documents.
         ConfigError: a measure is unknown.
     """
     names = parse_measures(measures)
     bare = [question.id for question in questions if not question.gold]
     if not questions:
-        raise DataError("there are no questions to evaluate on")
+        raise DataError("there are no questions to evaluate; choose another split or question file")
     if bare:
         raise DataError(
-            f"{len(bare)} of {len(questions)} questions have no relevant documents, first {bare[0]!r}; remove them, or "
-            "add their relevant_doc_ids"
+            f"{len(bare)} of {len(questions)} questions have no relevant documents, for example {bare[0]!r}; add "
+            "relevant_doc_ids to these questions, or remove the questions"
         )
     depth = max(int(name.partition("@")[2] or _DEPTH) for name in names)
     began = time.monotonic()
@@ -123,9 +123,9 @@ def evaluate_retriever(
 
 
 def parse_measures(names: Sequence[str]) -> tuple[str, ...]:
-    """Return measures of ir_measures, each once; ConfigError for unknown ones."""
+    """Return the measure names without duplicates; ConfigError for unknown measures."""
     measures = tuple(dict.fromkeys(name.strip() for name in names))
-    supported = "R@k, P@k, Success@k, AP, RR and nDCG with or without @k, and Rprec; k is 1 or more"
+    supported = "R@k, P@k, Success@k, AP[@k], RR[@k], nDCG[@k] and Rprec, where k is at least 1"
     problems = [
         f"measures: unknown measure {n!r}; available: {supported}" for n in measures if not _MEASURE.fullmatch(n)
     ]
@@ -135,9 +135,9 @@ def parse_measures(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def measure(names: Sequence[str], questions: Sequence[Task], rankings: Sequence[Ranking]) -> NDArray[np.float64]:
-    """Compute measures of rankings: (n_questions, n_measures); an empty ranking counts as 0.
+    """Compute the measures of each ranking, (n_questions, n_measures); an empty ranking scores 0.
 
-    Readers of TREC runs sort by score in single precision, so scores are made strictly decreasing.
+    TREC tools sort by score in single precision, so scores are made strictly decreasing to keep the ranks.
     """
     import ir_measures
 

@@ -1,4 +1,4 @@
-"""Evaluation of systems, one after another; only missing questions are run."""
+"""Evaluation of systems in sequence. Questions with stored results are not run again."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from leret.rollouts.failures import BOUNDARIES
 from leret.rollouts.walk import RolloutRunner
 
 CONCURRENCY = 256
-"""Questions in flight; waiting requests are decoded in one batch."""
+"""Maximum number of questions in flight; waiting requests are decoded in one batch."""
 
 _MIN_RUNS = 50
 _MAX_FAILED = 0.5
-"""Share of failed runs, among at least `_MIN_RUNS`, above which the evaluation stops."""
+"""Maximum share of failed runs, checked after `_MIN_RUNS` runs. The evaluation stops above it."""
 
 
 @dataclass(frozen=True)
 class Policies:
-    """Policies of a run: ``base``, and ``others`` for single predictors."""
+    """Policies of a run: ``others`` by predictor, and ``base`` for all predictors not in ``others``."""
 
     base: PolicySettings
     others: Mapping[str, PolicySettings] = field(default_factory=dict)
 
     def settings(self, system: System | None) -> dict[str, PolicySettings]:
-        """Return settings by predictor. Trained policies run in this process; an actor answers all predictors."""
+        """Return settings by predictor. A trained policy runs in this process; an actor answers all predictors."""
         if system is not None and system.settings is not None:
             return {"": system.settings}
         if system is None or system.directory is None:
@@ -72,43 +72,43 @@ class Policies:
 
 @dataclass
 class Evaluator:
-    """Evaluates systems on one set of questions; ``key`` is a digest of what all systems share: data, program ..."""
+    """Evaluates systems on one set of questions; ``key`` is a digest of their common inputs (data, program ...)."""
 
     run: Run
     directory: Path
     environment: Environment
     decoding: Decoding
-    samples: int  # runs per question of a system with an LM
+    samples: int  # runs per question for systems with an LM
     policies: Policies
     questions: Sequence[Task]
     measures: Sequence[str]
     key: str
     progress: Progress
-    # A policy's connections belong to one event loop.
+    # Includes the event loop, because a policy's connections belong to one event loop.
     _open: tuple[str, Policy, asyncio.Runner] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._scorer = Scorer(self.measures, self.questions, self.environment.corpus)
 
     def evaluate(self, system: System) -> tuple[SystemResults, bool]:
-        """Return the system's rows, and True if any question had to be run."""
+        """Return the system's results, and whether any question had to be run."""
         results, todo = self.missing(system)
         if not todo:
             return results, False
         if system.prompt is not None:
-            self._policy(system)  # loading does not count as the system's time
+            self._policy(system)  # exclude loading from the system's seconds
         began = time.monotonic()
         try:
             self._ask(system, todo, results)
-        finally:  # after an interruption or an outage too
+        finally:  # also after an interruption or an outage
             results.seconds += time.monotonic() - began
             results.sort([question.id for question in self.questions])
-            with self.run.writing(), ThreadPoolExecutor(1) as writer:  # Ctrl-C does not interrupt the thread
+            with self.run.writing(), ThreadPoolExecutor(1) as writer:  # Ctrl-C does not interrupt threads
                 writer.submit(write_results, self.directory / system.name, results, self.measures).result()
         return results, True
 
     def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
-        """Return the stored results of a system, and its missing questions by sample."""
+        """Return a system's stored results, and the questions without results by sample."""
         samples = self.samples if system.prompt is not None else 1
         ids = [question.id for question in self.questions]
         results = read_results(self.directory / system.name, self._key_of(system)).only(ids, samples)
@@ -184,7 +184,7 @@ class Evaluator:
             searches.close()
 
     def _policy(self, system: System) -> tuple[Policy, asyncio.Runner]:
-        """Open the system's policy; systems with the same policy follow each other, so one is open at a time."""
+        """Open the system's policy and close the previous policy. Systems with the same policy run in sequence."""
         name = system.policy or ""
         if self._open is None or self._open[0] != name:
             self.close()
@@ -193,9 +193,9 @@ class Evaluator:
 
 
 def _stop_if_most_failed(failure: Failure, n_failed: int, n_done: int, n_before: int) -> None:
-    n_all = n_done + (n_before if failure.kind == "prompt" else 0)  # a prompt fails again at every call
+    n_all = n_done + (n_before if failure.kind == "prompt" else 0)  # a prompt that is too long always fails
     if n_failed > _MAX_FAILED * n_all:
         raise BOUNDARIES.get(failure.kind, PolicyError)(
-            f"{n_failed} of {n_all} runs failed, so the evaluation stopped; the last failure: {failure.message}. "
-            "Finished runs are stored: correct the cause and run the same command again"
+            f"evaluation stopped because {n_failed} of {n_all} runs failed; last failure: {failure.message}. "
+            "Finished runs are stored; fix the cause and run the same command again"
         )

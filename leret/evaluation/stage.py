@@ -1,4 +1,4 @@
-"""`leret eval`: systems on held-out questions of a run's data."""
+"""`leret eval`: evaluate systems on held-out questions of a run's data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from leret.rollouts.environment import Environment
 
 @dataclass(frozen=True)
 class EvalReport:
-    """A summary, its path and page, and the systems that this call ran; none if all results ``already`` existed."""
+    """Result of an evaluation. ``asked`` are the systems run by this call; ``already`` is True if no work was left."""
 
     summary: Mapping[str, Any]
     path: Path
@@ -44,15 +44,15 @@ class EvalReport:
 def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) -> EvalReport:
     """Evaluate systems, compare them, and write summary, TREC files, report and program.
 
-    Results under the same policy, prompt, data and settings are reused; failed questions run again. After Ctrl-C the
-    same call continues.
+    Results with the same policy, prompt, data and settings are reused; failed questions run again. After Ctrl-C,
+    repeat the call to continue.
 
     Raises:
         ConfigError: unknown systems, measures or baseline.
-        DataError: a question of the evaluation was sampled in this run, or there is no question.
-        PolicyError, RetrievalError, ProgramError: more than half of a system's questions failed; finished ones are
+        DataError: an evaluation question was sampled in this run, or there are no questions.
+        PolicyError, RetrievalError, ProgramError: more than half of a system's runs failed; finished runs are
             stored.
-        RunError: the run was not sampled, or cannot be read or written, or its inputs have changed.
+        RunError: the run was not sampled, cannot be read or written, or has changed inputs.
     """
     began = time.monotonic()
     evaluation = resolve(recipe, run)
@@ -60,7 +60,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     before = evaluation.done()
     if before is not None:
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
-    from leret.evaluation.report.page import write_page  # loads matplotlib
+    from leret.evaluation.report.page import write_page  # imports matplotlib
 
     chosen = _chosen(evaluation, progress)
     with Environment.open(run) as environment:
@@ -84,7 +84,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
 
 
 def _chosen(evaluation: Evaluation, progress: Progress | None) -> dict[str, Any]:
-    """Choose the policy to deliver, on the split ``choose_on`` if it is set."""
+    """Choose the policy to deliver, by recall on the split ``choose_on`` if set."""
     recall: dict[str, float] = {}
     if (recipe := choosing(evaluation)) is not None:
         summary = evaluate(recipe, evaluation.run, progress=progress).summary
@@ -93,7 +93,7 @@ def _chosen(evaluation: Evaluation, progress: Progress | None) -> dict[str, Any]
 
 
 def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
-    """Return the names of the systems that were run, and the results of all; close the evaluator."""
+    """Return the names of the systems that were run and all systems' results; close the evaluator."""
     asked, results = [], {}
     try:
         incomplete = [s for s in evaluation.systems if s.prompt is not None and evaluator.missing(s)[1]]
@@ -110,7 +110,7 @@ def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tup
 
 
 def _record(evaluation: Evaluation, system: System, results: SystemResults) -> None:
-    """Write the run file and the event of a system."""
+    """Write a system's run.trec and log an event."""
     last = {row.question_id: row for row in results.rows if row.sample == 0 and row.failure is None}
     with evaluation.run.writing():
         rankings = ((row.question_id, row.doc_ids, row.scores) for row in last.values())
@@ -132,7 +132,7 @@ def _summary(
         "name": recipe.evaluation_name,
         "sentences": evaluation.sentences,
         "data": data,
-        "notes": [hyde_note("the base", rows.rows) for name, rows in results.items() if name == HYDE],
+        "notes": [hyde_note("the base policy", rows.rows) for name, rows in results.items() if name == HYDE],
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "key": evaluation.key,
     }

@@ -1,6 +1,6 @@
-"""Confidence intervals of means, and tests of their differences, over a sample of questions.
+"""Confidence intervals for means over questions, and significance tests for differences of means.
 
-All columns of a matrix share their resamples, so one matrix product serves every system, hop and measure.
+All columns of a matrix share the same resamples, so one matrix product covers every system, hop and measure.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from leret.config.evaluation import EvalRecipe
 Array = NDArray[np.float64]
 
 _CHUNK_CELLS: Final = 4_000_000
-"""Approximate cells of a chunk of resamples: 32 MB of weights."""
+"""Approximate number of weights per chunk of resamples (32 MB)."""
 
 _TIE: Final = 1e-12
-"""Largest difference of equal statistics: the order of a sum changes its last bits."""
+"""Tolerance for comparing sums, because the order of addition changes the last bits."""
 
 
 def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: float = 0.95, seed: int = 0) -> Array:
-    """Compute percentile bootstrap intervals of the columns' means; questions are drawn with replacement.
+    """Compute percentile bootstrap intervals of column means, by drawing questions with replacement.
 
-    ``values`` are (n_questions, n_columns), NaN for a missing value; paired differences for a paired interval.
+    ``values`` are (n_questions, n_columns), NaN if missing. Pass paired differences for paired intervals.
 
     Returns:
         (n_columns, 2), lower and upper bound; NaN for a column without values.
 
-    Source: Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for its use on measures of retrieval.
+    Source: Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for retrieval measures.
     """
     n_questions, n_columns = values.shape
     rng = np.random.default_rng(seed)
@@ -56,17 +56,17 @@ def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: floa
 
 
 def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> Array:
-    """Compute p of a two-sided paired permutation test, which flips the signs of the questions' differences.
+    """Compute p-values of a two-sided paired permutation test that flips the signs of per-question differences.
 
-    At most ``resamples`` flips are enumerated, and p is exact. Of more, some are drawn, and the observed one is
-    counted among them, so p is never 0.
+    If there are at most ``resamples`` sign assignments, all are enumerated and p is exact. Otherwise ``resamples``
+    are drawn, and the observed assignment is counted as an additional draw, so p is never 0.
 
-    ``differences`` are (n_questions, n_columns), a minus b; NaN if either is missing.
+    ``differences`` are (n_questions, n_columns), a minus b; NaN if a or b is missing.
 
     Returns:
         (n_columns,) p-values in (0, 1]; NaN for a column without values.
 
-    Source: Fisher's randomization test; Smucker, Allan, Carterette (CIKM 2007) for its use on measures of retrieval.
+    Source: Fisher's randomization test; Smucker, Allan, Carterette (CIKM 2007) for retrieval measures.
     """
     n_questions, n_columns = differences.shape
     filled = np.nan_to_num(differences)
@@ -92,7 +92,7 @@ def _chunks(total: int, width: int) -> list[tuple[int, int]]:
 
 
 def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[str, str]]:
-    """Pair each system with the baseline, then with its rivals among the systems; no pair occurs twice."""
+    """Pair each system with the baseline and its evaluated rivals, in this order; each pair occurs once."""
     pairs: dict[tuple[str, str], None] = {}
     for system, names in rivals.items():
         for rival in (baseline, *names):
@@ -104,7 +104,7 @@ def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[s
 def compare(
     pairs: Sequence[tuple[str, str]], values: Mapping[str, Array], measures: Sequence[str], recipe: EvalRecipe
 ) -> list[dict[str, Any]]:
-    """Compute the difference of means, a minus b, of every pair (a, b), at every hop, in every measure, in this order.
+    """Compute differences of means, a minus b, sorted by pair (a, b), hop and measure.
 
     ``values`` are (n_questions, n_hops, n_measures) by system, NaN if not scored.
     """
@@ -132,7 +132,7 @@ def compare(
 
 
 def with_holm(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add Holm's adjusted ``p_holm`` to each row; each measure is a family, and a p of None (no test) is left out.
+    """Add the Holm-adjusted p-value ``p_holm`` to each row, adjusted per measure; None if ``p`` is None (no test).
 
     >>> [c["p_holm"] for c in with_holm({"measure": "ap", "p": p} for p in (0.01, 0.04, 0.03))]
     [0.03, 0.06, 0.06]
@@ -150,7 +150,7 @@ def with_holm(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def nan_mean(values: Array) -> Array:
-    """Return the means of the columns without their NaNs; NaN for an empty column."""
+    """Return column means that ignore NaN; NaN for a column without values."""
     present = (~np.isnan(values)).sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         means: Array = np.nansum(values, axis=0) / present
@@ -158,5 +158,5 @@ def nan_mean(values: Array) -> Array:
 
 
 def json_number(value: float) -> float | None:
-    """Round to six decimals; None for NaN."""
+    """Round to six decimals; return None for NaN."""
     return None if math.isnan(value) else round(float(value), 6)

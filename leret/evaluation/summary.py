@@ -1,4 +1,4 @@
-"""summary.json: the measures of every system with their intervals, and the differences between systems.
+"""summary.json: measures with intervals for every system, and differences between systems.
 
 ::
 
@@ -9,10 +9,10 @@
      "comparisons": [{"a", "b", "measure", "hop", "n", "difference", "ci", "p", "p_holm"}],
      "comparisons_by_hop": [...], "comparisons_by_type": [... with "type"]}
 
-A hop is a search of the program. `comparisons` holds those after the last hop on all questions. Rates are in [0, 1]; a
-difference is the mean of a minus that of b, over the questions that both were scored on. `p_holm` is adjusted within
-one measure of one list. Keys may be added; none is removed or changes its meaning. `leret eval` adds its recipe's keys,
-`focus` (the policy that is delivered) and `chosen_on` (its recall on the split ``choose_on``, by policy).
+A hop is one search of the program. `comparisons` compares systems after the last hop, on all questions. Rates are in
+[0, 1]. A difference is the mean of a minus the mean of b, over questions with scores for a and b. `p_holm` is adjusted
+per measure and list. Future versions may add keys, but never remove or redefine keys. `leret eval` adds its recipe's
+keys, `focus` (the delivered policy) and `chosen_on` (recall by policy on the split ``choose_on``).
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from leret.evaluation.statistics import Array, bootstrap_intervals, compare, jso
 from leret.evaluation.systems import FUSED, ORACLE, RAW, System
 
 _MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found")
-"""Measures of the console's table, as far as they were computed."""
+"""Measures shown in the console table, if computed."""
 
 LEVEL = 0.05
-"""Adjusted p below which a difference counts."""
+"""Significance level for adjusted p-values."""
 
 
 @dataclass(frozen=True)
 class Scores:
     """Measures of one system by question and hop, averaged over runs.
 
-    ``values`` are (n_questions, n_hops, n_measures), NaN if the question failed or the measure has no value on it. A
+    ``values`` are (n_questions, n_hops, n_measures), NaN if the question failed or the measure has no value. A
     run that ended early keeps its last ranking at later hops.
     """
 
     values: Array
-    n_failed: int  # questions that no run finished
-    n_unparsed: int  # questions with a run that ended at a completion that does not parse
+    n_failed: int  # questions without a finished run
+    n_unparsed: int  # questions with a run that ended at an unparsed completion
 
 
 def summarise(
@@ -57,7 +57,7 @@ def summarise(
     measures: Sequence[str],
     recipe: EvalRecipe,
 ) -> dict[str, Any]:
-    """Compute the part of summary.json that follows from the rows, with systems and measures in this order."""
+    """Compute the part of summary.json that depends on the rows. The order of systems and measures is kept."""
     ends = (row.hop for _, results in systems for row in results.rows if row.failure is None and not row.unparsed)
     hops = max(ends, default=1)
     scores = {system.name: score_table(results.rows, questions, hops, measures) for system, results in systems}
@@ -90,7 +90,7 @@ def summarise(
 
 
 def headline(summary: Mapping[str, Any]) -> str | None:
-    """Name the system with the highest recall in a sentence; None without figures. The oracle does not compete."""
+    """Return a sentence on the system with the highest recall, oracle excluded; None if all recalls are 0."""
     recall = {r["system"]: r["hops"][-1]["recall"] or 0.0 for r in summary["rows"] if r["system"] != ORACLE}
     if not any(recall.values()):
         return None
@@ -100,12 +100,12 @@ def headline(summary: Mapping[str, Any]) -> str | None:
     other = max((name for name in others if name in recall and name != best), key=recall.__getitem__, default=None)
     share = f"{recall[best]:.0%} of the gold documents"
     if other is None:
-        return f"{best} finds most: {share}"
+        return f"{best} finds the most: {share}"
     pairs = {(c["a"], c["b"]): c for c in summary["comparisons"] if c["measure"] == "recall"}
     p = (pairs.get((best, other)) or pairs.get((other, best)) or {"p_holm": None})["p_holm"]
     significant = p is not None and p < LEVEL
     if best not in with_lm:
-        more = "more than every system" if significant else "no less than any system"
+        more = "more than every system" if significant else "at least as much as any system"
         return f"{best} finds {more} with an LM: {share}, against {recall[other]:.0%} by {other}"
     raw = f"; the raw question finds {recall[RAW]:.0%}" if RAW in recall and other != RAW else ""
     more = "more than" if significant else "about as much as"
@@ -113,12 +113,12 @@ def headline(summary: Mapping[str, Any]) -> str | None:
 
 
 def main_measures(measures: Sequence[str]) -> list[str]:
-    """Return the measures of the console's table; the first is the main one."""
+    """Return the measures of the console table, main measure first."""
     return [measure for measure in _MAIN if measure in measures] or list(measures[:3])
 
 
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns of the console's table, and a row per system, after the last hop."""
+    """Return the columns of the console table, and one row per system with figures after the last hop."""
     measures = main_measures(summary["measures"])
     counts = [*(name for name in ("failed", "unparsed") if any(row[name] for row in summary["rows"])), "lm_calls"]
     columns = ["system", *(LABELS.get(m, m) for m in measures), *(n.replace("lm_", "LM ") for n in counts)]
@@ -130,7 +130,7 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def table_by_hop(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return columns and rows of every measure after every hop; the last hop has the seconds of all of them."""
+    """Return columns and rows with every measure after every hop; the last hop shows the total seconds."""
     columns = ["system", "hop", *(LABELS.get(m, m) for m in summary["measures"]), "seconds"]
     rows = []
     for row in summary["rows"]:
@@ -142,7 +142,7 @@ def table_by_hop(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]
 
 
 def format_figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> str:
-    """Format a measure with three decimals; ``-`` without a value."""
+    """Format a measure with three decimals, or ``-`` if it has no value."""
     value, bounds = hop[measure], hop[f"{measure}_ci"]
     if value is None:
         return "-"
@@ -150,7 +150,7 @@ def format_figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> 
 
 
 def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: int, measures: Sequence[str]) -> Scores:
-    """Arrange the rows of one system, in any order, by question, hop and measure."""
+    """Arrange one system's rows (in any order) by question, hop and measure."""
     runs: dict[tuple[str, int], dict[int, ScoredHop]] = defaultdict(dict)
     for row in rows:
         runs[row.question_id, row.sample][row.hop] = row
@@ -174,7 +174,7 @@ def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: in
 
 
 def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
-    """Return the indices of all questions under None, and by type if there are several types."""
+    """Return the indices of all questions with key None, and of each type if there are several types."""
     groups: dict[str | None, list[int]] = {None: list(range(len(questions)))}
     types = Counter(question.type for question in questions if question.type)
     if len(types) > 1:
@@ -186,7 +186,7 @@ def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
 def _means(
     scores: Mapping[str, Scores], members: Sequence[int], measures: Sequence[str], recipe: EvalRecipe
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the means and intervals of every hop, by system."""
+    """Return the means and intervals at every hop, by system."""
     if not scores:
         return {}
     values = np.stack([s.values[members] for s in scores.values()], axis=1)

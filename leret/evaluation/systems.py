@@ -1,19 +1,19 @@
 """Systems that can be evaluated in a run, by name.
 
 =================  ========================================================================
-``raw-question``   no LM: the question answers every LM call, so it is the query at every hop; at a choice, the
-                   candidate without a text (which adds nothing), if there is one, else BM25's next for the question
-``oracle-titles``  no LM: the queries are the gold titles, one each; at a choice, a gold candidate
-``rm3``            no LM: the question, expanded by RM3 at every hop; needs a retriever of kind bm25
+``raw-question``   no LM: the question answers every LM call, so it is the query at every hop. At a choice, the
+                   candidate without text if there is one, else the next candidate in BM25's ranking for the question
+``oracle-titles``  no LM: the gold titles are the queries, one title per query. At a choice, a gold candidate
+``rm3``            no LM: the question expanded by RM3 is the query at every hop; needs a retriever of kind bm25
 ``base``           the run's policy before training, zero-shot
-``hyde``           the base writes a passage that would answer the question, and the passage is the query
-``bank:1`` ...     the base with a few-shot prompt of the run's bank
-a name             a trained policy of the run, zero-shot; or a prompt file of the recipe's ``demos``, on the base; or
-                   one of the recipe's ``actors``, of any kind of policy
-``fused:NAME``     the rankings of ``raw-question`` and NAME, fused by reciprocal rank at each hop; includes both
+``hyde``           the base policy writes a passage that could answer the question; the passage is the query
+``bank:1`` ...     the base policy with a few-shot prompt from the run's prompt bank
+a name             a trained policy of the run, zero-shot; the base policy with a prompt file from the recipe's
+                   ``demos``; or a policy of any kind from the recipe's ``actors``
+``fused:NAME``     the rankings of ``raw-question`` and NAME, fused by reciprocal rank at each hop; adds both systems
 =================  ========================================================================
 
-``bank`` names every prompt of the bank, ``policies`` every trained policy.
+``bank`` selects every prompt of the bank, ``policies`` every trained policy.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ HYDE = "hyde"
 
 @dataclass(frozen=True)
 class System:
-    """A system that answers questions; a baseline has neither policy nor prompt."""
+    """A system that answers questions. Baselines have neither policy nor prompt."""
 
     name: str
     kind: Literal["baseline", "base", "prompt", "policy"]
-    policy: str | None = None  # ``base``, or the name of a trained policy or of one of the recipe's
-    directory: Path | None = None  # of a trained policy
-    settings: PolicySettings | None = None  # of a policy of the recipe
+    policy: str | None = None  # ``base``, a trained policy, or one of the recipe's ``actors``
+    directory: Path | None = None  # for a trained policy
+    settings: PolicySettings | None = None  # for one of the recipe's ``actors``
     prompt: Prompt | None = None
-    rivals: tuple[str, ...] = ()  # systems to compare it with, beside the recipe's baseline
-    control: bool = False  # trained only to explain the gain of others; never the focus of the report
-    parts: tuple[System, ...] = ()  # systems to fuse the rankings of; they come before it
-    predictors: tuple[str, ...] = ()  # that a trained policy answers, if policies answer single predictors
+    rivals: tuple[str, ...] = ()  # systems to compare with, in addition to the recipe's baseline
+    control: bool = False  # trained only to explain the gains of other policies
+    parts: tuple[System, ...] = ()  # systems with rankings to fuse, evaluated before this system
+    predictors: tuple[str, ...] = ()  # predictors that a trained policy answers; empty: all predictors
 
 
 def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings]) -> dict[str, System]:
-    """Return every system of a run by name, in the order of the report's table."""
+    """Return all systems of a run by name, in the order of the report's table."""
     systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
     systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
     systems.append(System(HYDE, "prompt", BASE, prompt=Prompt(HYDE), rivals=(RAW,)))
@@ -66,7 +66,7 @@ def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySet
     for key, names in (("demos", demos), ("actors", actors)):
         for name in names:
             if name in by_name or not name or "/" in name or name.startswith("."):
-                raise ConfigError(f"{key}: {name!r} is taken or is not a plain name; choose another name")
+                raise ConfigError(f"{key}: {name!r} is in use or invalid; choose a new name without '/' or leading '.'")
             by_name[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
     by_name |= {name: replace(by_name[name], prompt=Prompt.load(Path(path))) for name, path in demos.items()}
     by_name |= {n: replace(by_name[n], policy=n, settings=actor, rivals=(RAW,)) for n, actor in actors.items()}
@@ -74,7 +74,7 @@ def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySet
 
 
 def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:
-    """Return the systems of a recipe, each once, in the table's order; ConfigError for unknown names."""
+    """Return the systems of a recipe without duplicates, in table order; ConfigError for unknown names."""
     wanted = set(demos)
     fused: dict[str, System] = {}
     problems = []
@@ -91,16 +91,16 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
             fused[name] = System(name, "baseline", rivals=(other.name, RAW), parts=(systems[RAW], other))
         else:
             hint = nearest(name, list(systems)) or ";"
-            problems.append(f"systems: {name!r} is not in this run{hint} it has {', '.join(systems)}")
+            problems.append(f"systems: unknown system {name!r}{hint} available: {', '.join(systems)}")
     if problems:
         raise ConfigError(problems)
     return [*(system for system in systems.values() if system.name in wanted), *fused.values()]
 
 
 def focus(systems: Sequence[System], recall: Mapping[str, float] | None = None) -> str | None:
-    """Name the policy to report on and to deliver: that of the highest ``recall``, without it the last of the table.
+    """Return the policy to report and deliver: the one with the highest ``recall``, by default the last in the table.
 
-    Controls are chosen only if there are no other policies.
+    A control is returned only if there are no other policies.
     """
     policies = [system.name for system in systems if system.kind == "policy"]
     heroes = [system.name for system in systems if system.kind == "policy" and not system.control] or policies
@@ -108,7 +108,7 @@ def focus(systems: Sequence[System], recall: Mapping[str, float] | None = None) 
 
 
 def training_facts(run: Run) -> dict[str, dict[str, Any]]:
-    """Return training.json of every completely trained policy, by name; parents before children."""
+    """Read training.json of every fully trained policy, by name; parents come before children."""
     facts = {}
     for path in sorted(run.policies.glob("*/training.json")):
         try:

@@ -40,7 +40,7 @@ def test_a_table_on_a_terminal_cuts_and_wraps_no_number(columns, n_shown, monkey
     cells = lines[next(i for i, line in enumerate(lines) if "──" in line) + 1 :]
     assert "".join(line.split()[0] for line in cells if line.strip()) == 2 * row[0]
     assert max(map(len, lines)) <= columns
-    told = f"a wider terminal also shows {', '.join(heads[n_shown:])}" if n_shown < len(heads) else ""
+    told = f"columns hidden in this narrow terminal: {', '.join(heads[n_shown:])}" if n_shown < len(heads) else ""
     assert " ".join(told.split()) in " ".join(ANSI.sub("", written.err).split())
 
 

@@ -183,7 +183,7 @@ def test_the_commands_for_a_server_run_unedited(folder, policy):
     server = Stub()
     out = asyncio.run(main())
     assert "--set served=true" in out
-    assert "\nTraining: in this process, on a GPU for an LLM. grpo samples on the server" in out
+    assert "\nTraining: in this process; an LLM needs a GPU. grpo samples on the server" in out
     assert any("lora_name" in body for body in server.bodies)
     rows = json.loads(Path("runs/first/eval/summary.json").read_text(encoding="utf-8"))["rows"]
     assert {"raw-question", "rm3", "base", "sft", "ipo", "grpo"} <= {row["system"] for row in rows}

@@ -34,7 +34,7 @@ def test_a_dry_run_builds_nothing_and_a_second_build_has_nothing_to_do(folder):
 
 
 def test_only_an_index_is_replaced_and_only_by_force(index):
-    assert "is another index" in refused(*BUILD, "--set", "k1=0.9")
+    assert "holds a different index" in refused(*BUILD, "--set", "k1=0.9")
     succeeds(*BUILD, "--set", "k1=0.9", "--force")
     assert json.loads((index / "manifest.json").read_text())["settings"]["k1"] == 0.9
     (index / "manifest.json").unlink()
@@ -51,7 +51,7 @@ def test_only_an_index_is_replaced_and_only_by_force(index):
         (["--kind", "pubmed", *BM25[2:]], "pubmed has no index to build"),
         (["--kind", "hybrid", *BM25[2:]], "needs two engines"),
         (["--kind", "dense", *BM25[2:]], "--kind dense needs --model"),
-        ([*BM25, "--model", "x"], "--model x: --kind bm25 has no model"),
+        ([*BM25, "--model", "x"], "--kind bm25 takes no model; remove --model x"),
         (["sampling/demo.yaml", *BM25], "remove --kind, --corpus"),
         (["sampling/demo.yaml", "--format", "jsonl", "--skip-invalid"], "remove --format, --skip-invalid"),
     ],

@@ -80,7 +80,7 @@ program: {path: "p.py:P"}
 sampling: {bank: {path: bank}, samples: 0}
 """
     assert [p.split(" here or")[0] for p in problems(text=text)] == [
-        "r.yaml:4: sampling.samples: must be greater than 0, is 0",
+        "r.yaml:4: sampling.samples: must be greater than 0, got 0",
         "r.yaml:1: data.corpus: no corpus file 'c.jsonl'",
         "r.yaml:1: data.questions: no question file 'q.jsonl'",
         "r.yaml:2: policy.model: no model directory 'm'",
@@ -115,7 +115,7 @@ ALIASES = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10
     ("text", "says"),
     [
         ("# nothing\n", "r.yaml: empty"),
-        ("- a\n- b\n", "r.yaml:1: a list, not a recipe"),
+        ("- a\n- b\n", "r.yaml:1: contains a list, not a recipe"),
         (GOOD + "data: {kind: world}\n", "r.yaml:6: data: set twice"),
         ("data:\n\tkind: world\n", "r.yaml:2: invalid YAML: a tab"),
         ("data: {kind: world\npolicy: 3\n", "r.yaml:2: invalid YAML"),
@@ -132,7 +132,7 @@ ALIASES = [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10
         ("algorithm: sft\n", "for `leret train`, not for `leret sample`"),
         ("retriever: {k: 3}\n", "data: missing"),
         ("policy: {kind: openai, model: x}\ndata: {kind: world}\n", "policy.urls"),
-        ("policy: {kind: openai, model: m, urls: [3]}\n", "r.yaml:1: policy.urls[0]: must be text, is 3"),
+        ("policy: {kind: openai, model: m, urls: [3]}\n", "r.yaml:1: policy.urls[0]: must be text, got 3"),
         (GOOD + "retriever: {k2: 3}\n", "r.yaml:6: retriever.k2: unknown key; did you mean retriever.k1?"),
         (GOOD.replace("model: demo", "samples: 2"), "unknown key in this section; did you mean sampling.samples?"),
         (GOOD + "nothing: {like_it: 1}\n", "r.yaml:6: nothing: unknown key; available: data"),
@@ -210,5 +210,5 @@ def test_recipe_of_another_version_is_refused_with_its_key(tmp_path):
     run.update(sampling=section)
     assert sampling_recipe_of(run) == recipe
     run.update(sampling={**section, "pretrain": {"kind": "minilm", "minutes": None}})
-    with pytest.raises(RunError, match=r"run\.yaml: sampling: pretrain\.minutes: unknown key.*correct run"):
+    with pytest.raises(RunError, match=r"run\.yaml: sampling: pretrain\.minutes: unknown key.*fix run"):
         sampling_recipe_of(run)

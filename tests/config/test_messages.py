@@ -9,8 +9,8 @@ from tests.config.test_base import Recipe
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("engine:\n  kind: words\n  k1: -1\n", "f:3: engine.k1: must be at least 0.0, is -1"),
-        ("engine:\n  kind: words\n  k1: many\n", "f:3: engine.k1: must be a number, is 'many'"),
+        ("engine:\n  kind: words\n  k1: -1\n", "f:3: engine.k1: must be at least 0.0, got -1"),
+        ("engine:\n  kind: words\n  k1: many\n", "f:3: engine.k1: must be a number, got 'many'"),
         ("engine:\n  kind: vector\n", "f:2: engine.kind: 'vector' is not one of words, vectors, both; did you mean"),
         ("engine: {k1: 1}\n", "f:1: engine.kind: missing; add it"),
         ("engine: {kind: vectors, model: m, nbits: 3}\n", "f:1: engine.nbits: 3 is not one of 1, 2"),

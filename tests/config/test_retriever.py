@@ -17,8 +17,8 @@ def test_a_section_becomes_the_class_of_its_kind():
     [
         ({"fb_docs": 3}, "fb_docs", "not permitted"),
         ({"kind": "hybrid", "engines": [{}, {}], "weights": [0, 0]}, "weights", "0"),
-        ({"kind": "hybrid", "engines": [{"k": 5}, {}]}, "engines", "k belongs to"),
-        ({"kind": "remote", "urls": ["http://me:secret@host"]}, "urls", "remove user"),
+        ({"kind": "hybrid", "engines": [{"k": 5}, {}]}, "engines", "cannot set k"),
+        ({"kind": "remote", "urls": ["http://me:secret@host"]}, "urls", "must not contain user"),
         ({"kind": "pubmed", "max_date": "soon"}, "max_date", "should match pattern"),
         ({"kind": "clinicaltrials", "max_date": "2001/05/01"}, "max_date", "should match pattern"),
         ({"kind": "colbert", "checkpoint": "m", "candidates": 0}, "candidates", "greater than 0"),

@@ -125,10 +125,10 @@ def test_the_oracle_gives_each_search_a_title_whatever_steps_no_search_follows(k
 def test_a_list_of_queries_gets_a_list_and_other_outputs_are_refused():
     signature = dspy.Signature("question -> queries: list[str], note: str")
     assert answer_fields("write", signature, ["a", "b"]) == {"queries": ["a", "b"], "note": "a b"}
-    with pytest.raises(ConfigError, match=r"\(direct\) has no output fields; leave them out of `systems`"):
+    with pytest.raises(ConfigError, match=r"\(direct\) has no output fields; remove these systems from `systems`"):
         answer_fields("(direct)", None, ["a"])
     agent = Replay(Agent())
-    with pytest.raises(ConfigError, match=r"write texts alone, but agent.react.next_tool_name is .*Literal"):
+    with pytest.raises(ConfigError, match=r"list\[str\] fields, but agent.react.next_tool_name is .*Literal"):
         roll(agent, Formatter(agent), raw_question)
 
 
@@ -147,7 +147,7 @@ def test_each_hop_fuses_the_rankings_of_that_hop():
 
 def test_a_part_that_failed_fails_the_fusion_and_is_not_scored():
     bad = [row(1, failure="policy: away")]
-    for other, error in ((bad, "policy: away"), ([], "fused: one of the systems has no result for it")):
+    for other, error in ((bad, "policy: away"), ([], "fused: a system has no result for the question")):
         (rollout,) = fuse([[row(1, "x")], other], [Task.question("1", "t")])
         assert rollout.error == error
 
@@ -161,7 +161,7 @@ def test_rm3_and_a_fusion_are_rows_of_the_summary(run, tmp_path):
     assert list(rows) == ["raw-question", "rm3", "base", "fused:base"]
     assert {rows[name][key] for name in ("fused:base", "rm3") for key in ("lm_calls", "failed")} == {0}
     assert evaluate(recipe, run).already
-    with pytest.raises(ConfigError, match=r"rm3 cannot be evaluated.*leave it out"):
+    with pytest.raises(ConfigError, match=r"rm3 cannot be evaluated.*remove rm3"):
         rm3_retriever(FakeRetriever())
 
 

@@ -104,11 +104,11 @@ def test_the_name_follows_from_split_and_questions_and_is_one_directory():
 
 
 def test_an_evaluation_and_a_system_share_no_directory(run):
-    with pytest.raises(ConfigError, match="evaluation: 'base' is the name of a system"):
+    with pytest.raises(ConfigError, match="evaluation: 'base' names both a system"):
         evaluate(but(SMALL, evaluation="base"), run)
     evaluate(but(SMALL, evaluation="mine"), run)
     train(run, "mine", 1)
-    with pytest.raises(ConfigError, match="evaluation: 'mine' is the name of a system"):
+    with pytest.raises(ConfigError, match="evaluation: 'mine' names both a system"):
         evaluate(SMALL, run)
 
 

@@ -106,7 +106,7 @@ def test_unknown_measures_are_listed_together():
 
 
 def test_questions_without_gold_documents_are_refused():
-    with pytest.raises(DataError, match=r"1 of 2 questions .* first '2'"):
+    with pytest.raises(DataError, match=r"1 of 2 questions .* for example '2'"):
         evaluate_retriever(Table({}), [q("1", "b"), q("2")], ["RR"])
 
 

@@ -55,14 +55,14 @@ def test_unknown_names_are_listed_together_with_what_there_is(run):
     with pytest.raises(ConfigError) as caught:
         select(("sftt", "base", "bank:7", "fused:nope"), available(run, {}, {}))
     assert len(caught.value.problems) == 3
-    assert "'sftt' is not in this run; did you mean sft? it has raw-question" in caught.value.problems[0]
+    assert "unknown system 'sftt'; did you mean sft? available: raw-question" in caught.value.problems[0]
 
 
 def test_demos_are_extra_systems_on_the_base(run, tmp_path):
     mine = prompt_file(tmp_path / "mine.json", "x")
     systems = select(("base",), available(run, {"mine": mine}, {}), ["mine"])
     assert [(s.name, s.policy, s.kind) for s in systems][1] == ("mine", "base", "prompt")
-    with pytest.raises(ConfigError, match="'base' is taken"):
+    with pytest.raises(ConfigError, match="'base' is in use"):
         available(run, {"base": mine}, {})
     with pytest.raises(RunError, match="is not a prompt"):
         available(run, {"other": str(tmp_path / "absent.json")}, {})

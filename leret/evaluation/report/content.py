@@ -1,4 +1,4 @@
-"""Content of the report beside the summary: questions gained and lost, rewards, margins, training curves."""
+"""Content of the report in addition to the summary: example questions, rewards, margins and training curves."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from leret.sampling.store.store import Store
 if TYPE_CHECKING:
     from leret.evaluation.report.plots import Panel
 
-_MEASURE = "ap"  # of gains and losses
+_MEASURE = "ap"  # for gains and losses
 
 _PANELS = (
     ("validation recall", {"eval_recall": "recall"}),
-    ("mean reward", {"reward": "reward", "objective/scores": "reward before the penalty"}),
+    ("mean reward", {"reward": "reward", "objective/scores": "reward before the KL penalty"}),
     ("KL to the initial policy, nats", {"kl": "KL", "objective/kl": "KL"}),
-    ("entropy, nats a token", {"entropy": "entropy", "policy/entropy": "entropy"}),
+    ("entropy, nats per token", {"entropy": "entropy", "policy/entropy": "entropy"}),
     ("loss", {"loss": "loss"}),
-    ("chosen preferred to rejected, share", {"rewards/accuracies": "share"}),
+    ("share of pairs with chosen preferred", {"rewards/accuracies": "share"}),
     ("implicit rewards", {"rewards/chosen": "chosen", "rewards/rejected": "rejected"}),
     ("gradient norm", {"grad_norm": "norm"}),
 )
@@ -40,7 +40,7 @@ def examples(
     corpus: Mapping[str, Document],
     n: int,
 ) -> dict[str, Any]:
-    """Select the ``n`` largest gains, and losses, of a policy against a rival (name and rows), widest first."""
+    """Select the ``n`` largest gains and losses of a policy over a rival, both given as (name, rows)."""
     ours, theirs = (
         {name: run for name, run in first_runs(rows).items() if not any(row.failure for row in run)}
         for _, rows in (policy, rival)
@@ -95,7 +95,7 @@ def _hops(run: Sequence[ScoredHop], gold: Sequence[str], corpus: Mapping[str, Do
 
 @dataclass(frozen=True)
 class SampledRound:
-    """One of several rounds; ``spread`` is the share of states with samples that differ in reward."""
+    """One sampling round; ``spread`` is the share of states with differing sample rewards."""
 
     policy: str
     part: str
@@ -107,18 +107,18 @@ class SampledRound:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Rewards and margins of a run by step; ``n_spread`` counts the states with samples that differ in reward."""
+    """Rewards and margins of a run by step; ``n_spread`` counts the states with differing sample rewards."""
 
     rewards: Mapping[int, Sequence[float]] = field(default_factory=dict)
     margins: Mapping[int, Sequence[float]] = field(default_factory=dict)
     n_states: int = 0
     n_spread: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
-    rounds: Sequence[SampledRound] = ()  # only of a run with several
+    rounds: Sequence[SampledRound] = ()  # empty for a run with a single round
 
 
 def training_data(run: Run) -> TrainingData:
-    """Read the store and the preferences, as far as they exist."""
+    """Read rewards from the store and margins from the preferences, if these files exist."""
     if not run.store.is_file():
         return TrainingData(margins=_margins(run))
     rewards: dict[int, list[float]] = defaultdict(list)
@@ -162,7 +162,7 @@ def _margins(run: Run) -> dict[int, list[float]]:
 
 
 def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list[Panel]]]:
-    """Return the panels of every policy with at least two logged points in training.json, by name."""
+    """Return (policy, panels) for policies with training curves; a curve needs at least two logged points."""
     curves = []
     for name, facts in training.items():
         log = [entry for entry in facts.get("log_history") or () if "step" in entry]

@@ -1,4 +1,4 @@
-"""R/report.html: a run in one self-contained file."""
+"""R/report.html: a report on a run in one self-contained file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KINDS = ("policy", "prompt", "base", "baseline")
 
 
 def write_page(run: Run, path: Path, summary: Mapping[str, Any], examples: Mapping[str, Any] | None) -> None:
-    """Write the report from a run's manifest, store, preferences and policies, as far as they exist."""
+    """Write the report from the summary and the run's manifest, store, preferences and policies, if they exist."""
     manifest, training = run.record(), training_facts(run)
     page = render(
         summary,
@@ -49,9 +49,9 @@ def render(
     name: str,
     subtitle: str,
 ) -> str:
-    """Return the page about the summary's ``focus``: HTML without external files, all text escaped.
+    """Return the report on the summary's ``focus`` as HTML without external files, with all text escaped.
 
-    ``summary``, ``training`` by policy, and ``examples`` are the contents of their files; ``facts`` are (label, text).
+    ``examples`` is the content of examples.json, ``training`` is training.json by policy, ``facts`` are (label, text).
     """
     last, measures = summary["n_hops"], summary["measures"]
     loader = FileSystemLoader(Path(__file__).parent)
@@ -81,7 +81,7 @@ def render(
             {"title": title, "svg": bars_by_step(id, label, by_step)}
             for id, title, label, by_step in (
                 ("rewards", "Rewards of the samples", "reward", learned.rewards),
-                ("margins", "Margins of the pairs", "reward of chosen less rejected", learned.margins),
+                ("margins", "Margins of the pairs", "chosen minus rejected reward", learned.margins),
             )
             if any(by_step.values())
         ],
@@ -98,7 +98,7 @@ def render(
 
 
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Compare the policy's last figures with the baseline's, or with the raw question's if that finds more."""
+    """Compare the policy after the last hop with the baseline, or the raw question if it has higher recall."""
     focus, baseline = summary["focus"], summary["baseline"]
     rows = {row["system"]: row["hops"][-1] for row in summary["rows"]}
     if focus in rows and RAW in rows and (rows[RAW]["recall"] or 0.0) > (rows[focus]["recall"] or 0.0):
@@ -118,7 +118,7 @@ def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _compared(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrange the comparisons with a row per pair: the focus of the page first, systems without an LM last."""
+    """Arrange the comparisons in one row per pair: the page's focus first, systems without an LM last."""
     kinds = {row["system"]: row["kind"] for row in summary["rows"]}
 
     def pairs(comparisons: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -147,12 +147,12 @@ def _sampled(learned: TrainingData) -> str | None:
         return None
     n_samples = sum(len(values) for values in learned.rewards.values())
     spread = f"{learned.n_spread / learned.n_states:.0%}"
-    text = f"{n_samples:,} rewarded samples at {learned.n_states:,} states; at {spread} of them the rewards differ."
+    text = f"{n_samples:,} rewarded samples at {learned.n_states:,} states; rewards differ at {spread} of the states."
     if n_pairs := sum(len(values) for values in learned.margins.values()):
         text += f" {n_pairs:,} pairs."
     if learned.failures:
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(learned.failures.items()))
-        text += f" Without a reward: {kinds}."
+        text += f" Samples without a reward: {kinds}."
     return text
 
 
@@ -161,13 +161,13 @@ def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     hops = summary["n_hops"]
     over = "a generated world" if data["kind"] == "world" else data["kind"]
     raw = [row["hops"][-1]["recall"] for row in summary["rows"] if row["system"] == RAW]
-    without = f" Searching for the question itself finds {raw[0]:.0%} of the gold documents." if raw and raw[0] else ""
-    seen = ", passages already seen excluded" if retriever.get("exclude_seen") else ""
+    without = f" Searching with the question itself finds {raw[0]:.0%} of the gold documents." if raw and raw[0] else ""
+    seen = ", excluding passages already seen" if retriever.get("exclude_seen") else ""
     picks = retriever["kind"] == "none"
     action = ("picks" if picks else "searches") if hops > 1 else "pick" if picks else "search"
-    each = "" if picks else f"; {retriever['kind'].upper()} returns {retriever['k']} passages for each{seen}"
+    each = "" if picks else f"; {retriever['kind'].upper()} returns {retriever['k']} passages per search{seen}"
     return (
-        f"{program['path'].rpartition(':')[2]} makes up to {hops} {action} a question over {over}{each}. "
+        f"{program['path'].rpartition(':')[2]} makes up to {hops} {action} per question over {over}{each}. "
         f"{summary['n_questions']:,} held-out questions.{without}"
     )
 
@@ -177,15 +177,15 @@ def _facts(
 ) -> list[tuple[str, str]]:
     sampling = manifest["sampling"]
     bank, policy = sampling["sampling"], sampling["policy"]
-    runs = f"temperature {summary['temperature']:g}, {summary['samples']} runs a question"
+    runs = f"temperature {summary['temperature']:g}, {summary['samples']} runs per question"
     facts = [
         ("evaluated", f"{summary['when']} on split {summary['split']}, {runs if summary['temperature'] else 'greedy'}"),
         *((section, _settings(sampling[section])) for section in ("program", "retriever", "data")),
-        ("base policy", f"{policy['model']} ({policy['kind']}), at most {policy['max_tokens']} tokens a completion"),
+        ("base policy", f"{policy['model']} ({policy['kind']}), at most {policy['max_tokens']} tokens per completion"),
         *((f"policy of {name}", _settings(values)) for name, values in sampling.get("policies", {}).items()),
         (
             "sampling",
-            f"{bank['prompts']} prompts of {bank['samples']} samples at temperature {policy['temperature']}, "
+            f"{bank['prompts']} prompts with {bank['samples']} samples each at temperature {policy['temperature']}, "
             f"reward {bank['reward']}, pairs {bank['strategy']}, seed {bank['seed']}",
         ),
     ]

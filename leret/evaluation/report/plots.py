@@ -1,7 +1,7 @@
-"""The report's plots: SVG that takes colours and font from the page.
+"""The report's plots, as SVG with the colours and font of the page.
 
-Placeholder colours become the page's CSS variables, so one drawing serves the light and the dark page. The same data
-give the same bytes.
+Placeholder colours are replaced by the page's CSS variables, so one drawing works in light and dark mode. The same data
+always produce the same bytes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _SETTINGS: Final[Any] = {
 
 
 def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> str:
-    """Draw a line per system: a dot per hop, the last one filled, with its interval; baselines are dashed lines."""
+    """Draw one row per system with a dot and interval per hop, the last dot filled. Dashed lines mark baselines."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -86,7 +86,7 @@ def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> st
 
 
 def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) -> str:
-    """Draw a histogram with the steps side by side, over [0, 1] or the range of the values, if that is wider."""
+    """Draw a histogram with the steps side by side, over [0, 1] or a wider range that includes all values."""
     steps = sorted(by_step)
     values = [value for step in steps for value in by_step[step]]
     low, high = min(0.0, *values), max(1.0, *values)
@@ -112,11 +112,11 @@ def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) 
 
 
 Panel = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
-"""A title, and the points of its lines by name."""
+"""(title, points of each line by line name)."""
 
 
 def curves(name: str, subject: str, panels: Sequence[Panel]) -> str:
-    """Draw panels over whole numbers."""
+    """Draw a grid of line plots with whole numbers on the x axis."""
     n_columns = 2 if len(panels) > 1 else 1
     n_rows = -(-len(panels) // n_columns)
 
@@ -153,7 +153,7 @@ def _dumbbell(axes: Axes, place: int, row: Mapping[str, Any], measure: str) -> N
         axes.plot([value], [place], "o", markersize=8, markerfacecolor=face, zorder=4, **style)
     last, bounds = values[-1]
     top = max(*(v for v, _ in values), bounds[1] or 0.0)
-    right = top < 0.9  # the label is to the right of the marks, or to the left of the interval near the edge
+    right = top < 0.9  # label right of the marks, or left of the interval if the marks are near the right edge
     x = top + 0.025 if right else (last if bounds[0] is None else bounds[0]) - 0.025
     box = {"facecolor": _CARD, "edgecolor": "none", "pad": 1.2}
     text: dict[str, Any] = {"va": "center", "ha": "left" if right else "right", "fontsize": 9.5, "color": _INK}
@@ -165,7 +165,7 @@ def _say(value: float | None) -> str:
 
 
 def _svg(name: str, description: str, size: tuple[float, float], draw: Callable[[Figure], None]) -> str:
-    """Draw a figure as an element of the page, on which ``name`` is unique."""
+    """Draw a figure as an SVG element; ``name`` must be unique on the page."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
@@ -179,7 +179,7 @@ def _svg(name: str, description: str, size: tuple[float, float], draw: Callable[
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    text = re.sub(r"<(metadata|style)[ >].*?</\1>", "", text, flags=re.DOTALL)  # its style would rule the whole page
+    text = re.sub(r"<(metadata|style)[ >].*?</\1>", "", text, flags=re.DOTALL)  # its style would affect the page
     for side in ("width", "height"):
         text = re.sub(rf'(<svg[^>]*?) {side}="[^"]*"', r"\1", text, count=1)
     for colour, variable in _VARIABLES.items():

@@ -111,7 +111,7 @@ def test_lengths_are_evaluated_in_one_call_with_logs_of_episodes(picking):
         assert json.loads((picking.eval / f"ns{n}" / "base" / "early_stop.json").read_text())[0]["picks"] == 2
         rows = read_rows(picking.eval / f"ns{n}" / "base" / "per_question.parquet")
         assert [row.value for row in rows] == [0.5] * len(rows)
-    assert "Picks makes up to 2 picks a question over babilong." in reports[-1].page.read_text()
+    assert "Picks makes up to 2 picks per question over babilong." in reports[-1].page.read_text()
 
 
 def test_the_seed_of_an_evaluation_moves_its_noise_and_names_it(picking):
