@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ from leret.programs.adapters import CompactAdapter
 from leret.programs.search import Found
 from leret.retrieval.base import Retriever
 from leret.rollouts.environment import Environment
+from models.scratch import training_facts
 from models.words import BASE, CARRIED, HEAD, SHARPNESS, carry
 from pipelines.expand import added, likely_names, numbered
 
@@ -74,15 +76,15 @@ class EnglishSettings(LoopSettings):
 
 
 _TRAINING = EnglishSettings(
-    steps=600,
+    steps=200,
     lr=1e-4,
     batch_tokens=4096,
     pool_rows=512,
-    warmup_steps=50,
+    warmup_steps=20,
     decay_from=0.4,
-    checkpoint_every=100,
+    checkpoint_every=50,
     log_every=25,
-    probe_every=100,
+    probe_every=50,
 )
 
 
@@ -112,7 +114,33 @@ def pretrain_english(
     save_model(model.bfloat16(), str(out / "model.safetensors"), metadata={"format": "pt"})
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
     (out / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}, indent=2), encoding="utf-8")
+    shutil.rmtree(out / ".cache")
+    (out / "README.md").write_text(_card(out, model, settings, len(used)), encoding="utf-8")
     return out
+
+
+def _card(out: Path, model: Qwen3ForCausalLM, settings: EnglishSettings, n_questions: int) -> str:
+    cost, measures = training_facts(out / "pretrain.jsonl", measure="listed", every=settings.log_every)
+    return f"""---
+license: cc-by-sa-4.0
+---
+# english: a tiny policy that adds words to a search
+
+A causal language model (Qwen3, {sum(p.numel() for p in model.parameters()):,} parameters, bfloat16) for
+`pipelines/expand.py:ExpandWrite` without passages. It reads a question and numbered names, and writes one of the lines.
+It prefers the first names and does not know which name helps: training with a reward teaches it that.
+
+Built by `python -m models english` (seed {settings.seed}, {settings.steps} steps) from {n_questions:,} texts: training
+questions, and sentences of the corpus as questions. Cost: {cost}. No gold documents were used. Heads
+that copy from the prompt are written into the untrained model (`models/english.py`).
+
+Word pieces and word vectors come from all-MiniLM-L6-v2 (Apache License 2.0). Questions and passages come from HotpotQA,
+which quotes Wikipedia (CC BY-SA 4.0); these weights have the same licence.
+
+Measured at the first step on {_PROBED} questions kept out of training (`models.english.probe_on`):
+
+{measures}
+"""
 
 
 def frequent_pieces(texts: Iterable[str], n: int) -> list[str]:
