@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _SMALL_BYTES = 400 * 2**20  # maximum size of a small policy's weights
 _MINILM = "minilm"
 _POLICY_HELP = (
-    "A Hugging Face model (Qwen/Qwen2.5-0.5B-Instruct), a model directory, a server URL, english, demo, agent, or "
-    "minilm (built by `leret pretrain`). Default: a picker, which needs no language model."
+    "A Hugging Face model (Qwen/Qwen2.5-0.5B-Instruct), a model directory, a server URL, demo, agent, or minilm "
+    "(built by `leret pretrain`). Default: a picker, which needs no language model."
 )
 _RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000  # limits for the BM25 search of `leret init` (about 30 seconds)
 _STRENGTHS = (  # minimum recall, comment
@@ -132,8 +132,6 @@ def _policy_values(
         return {"road": "picker", "lm": {}, "weights": None}
     if policy == _MINILM:
         return {"road": "pretrained", "lm": {"model": f"policies/{_MINILM}"}, "weights": None}
-    if policy == "english":
-        return {"road": "english", "lm": {"model": policy}, "weights": None}
     if not served:
         small = _is_small(_recipe(data, {"model": policy}).policy.model)
         return {"road": "small" if small else "local", "lm": {"model": policy}, "weights": None}
@@ -153,7 +151,7 @@ def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: 
 
 
 def raw_question(path: Path) -> str:
-    """Describe BM25 recall of the raw questions, with k equal to the total passages that a recipe retrieves."""
+    """Describe BM25's recall with raw questions as queries and as many passages as the recipe retrieves in total."""
     from leret.datasets.load import load
     from leret.evaluation.retriever import evaluate_retriever
     from leret.retrieval.engines.bm25 import BM25
