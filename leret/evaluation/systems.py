@@ -10,7 +10,7 @@
 ``bank:1`` ...     the base policy with a few-shot prompt from the run's prompt bank
 a name             a trained policy of the run, zero-shot; the base policy with a prompt file from the recipe's
                    ``demos``; or a policy of any kind from the recipe's ``actors``
-``fused:NAME``     the rankings of ``raw-question`` and NAME, fused by reciprocal rank at each hop; both are also evaluated
+``fused:NAME``     the rankings of ``raw-question`` and NAME, fused by reciprocal rank at each hop; both are evaluated
 =================  ========================================================================
 
 ``bank`` selects every prompt of the bank, ``policies`` every trained policy.

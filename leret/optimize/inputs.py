@@ -114,7 +114,7 @@ def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.Base
 
 
 class OtherCalls(BaseCallback):
-    """Counts calls of LMs other than a `counted_lm`, but never raises; the next `counted_lm` call checks the maximum."""
+    """Counts calls of LMs other than a `counted_lm` and never raises; the next `counted_lm` call checks the maximum."""
 
     def __init__(self, budget: CallBudget) -> None:
         self.budget = budget
