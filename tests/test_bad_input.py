@@ -83,7 +83,7 @@ CASES = {
     "run: no such system": (None, f"{EVAL} --set systems=[bse]", ("'bse'", "did you mean base?")),
     "run: no such baseline": (None, f"{EVAL} --set baseline=bass", ("baseline: unknown system 'bass'",)),
     "run: an unknown measure": (None, f"{EVAL} --set measures=[recal]", ("measures: unknown measure 'recal'",)),
-    "run: lengths of other data": (None, f"{EVAL} --set data.sentences=9", ("data: only kind babilong",)),
+    "run: lengths of other data": (None, f"{EVAL} --set data.sentences=9", ("data: only babilong data",)),
     "run: sampled on what is asked": (None, f"{EVAL} --set split=all", ("q",)),
     "run: a margin without its strategy": (None, "pairs --run R --margin 0.1", ("--margin 0.1 needs --strategy margin",)),
 }  # fmt: skip

@@ -1,6 +1,6 @@
 """Scored hops of a system, the Parquet file that stores them, and TREC files for other tools.
 
-Each system has one table with a row per question, sample and hop. Later steps read only this table.
+Each system has one table with a row per question, sample and hop. The rest of the evaluation reads only this table.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 
 def first_runs(rows: Iterable[ScoredHop]) -> dict[str, list[ScoredHop]]:
-    """Return the rows of each question's first sample, in hop order, by question id."""
+    """Map each question id to the rows of the question's first sample, in hop order."""
     runs: dict[str, list[ScoredHop]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.hop):
         if row.sample == 0:
@@ -122,7 +122,7 @@ class SystemResults:
         return sum(row.lm_calls for row in self.rows)
 
     def only(self, question_ids: Sequence[str], samples: int) -> SystemResults:
-        """Select runs of the requested questions and samples that did not fail, in the order of ``question_ids``."""
+        """Select the first ``samples`` runs of each question, without failed runs, in the order of ``question_ids``."""
         failed = {(row.question_id, row.sample) for row in self.rows if row.failure is not None}
         rows = [row for row in self.rows if row.sample < samples and (row.question_id, row.sample) not in failed]
         requested = set(question_ids)

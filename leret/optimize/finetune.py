@@ -54,12 +54,12 @@ class FinetuneJob(TrainingJob):
 
     def cancel(self) -> bool:
         """Stop after the current step and keep a checkpoint to resume from; return False if the job is done."""
-        cancelled = Future.cancel(self)  # DSPy's override returns None
+        cancelled = Future.cancel(self)  # DSPy's `cancel` returns None
         self.interrupt.requested |= cancelled
         return cancelled
 
     def set_result(self, result: Any) -> None:
-        """Set the result. After a cancel, the training thread still calls this method, and the result is dropped."""
+        """Set the result, unless the job was cancelled: the training thread calls this method even then."""
         if not self.cancelled():
             super().set_result(result)
 
@@ -90,7 +90,7 @@ def train_examples(
         run: run that the tasks belong to.
 
     Raises:
-        TrainingError: a key is invalid, there is no example, no example fits, or a check fails.
+        TrainingError: a key is invalid, there are no examples, all examples are too long, or a check fails.
         PolicyError: the model cannot be loaded.
         RunError: the directory holds a different training with this name.
     """

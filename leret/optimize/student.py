@@ -60,7 +60,7 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
     run = Run.create(Path(place).resolve())
     before = run.manifest.optimize
     if before is not None and before["student"] != now["student"]:
-        logger.info("LeReT: %s belongs to another student; using the subdirectory students/ for this one", run.path)
+        logger.info("LeReT: %s belongs to a different student; using the subdirectory students/ for this one", run.path)
         run = Run.create(run.path / "students" / now["student"][:12])
         before = run.manifest.optimize
     if before is not None:
@@ -104,7 +104,7 @@ def training_examples(
 ) -> dict[str, dict[dspy.LM, list[TrainingExample]]]:
     """Return training examples by algorithm and LM, in the order of the states.
 
-    ``algorithms`` must train on stored samples. ``lms`` maps predictors to LMs.
+    All ``algorithms`` train on stored samples. ``lms`` maps predictors to LMs.
 
     Raises:
         PolicyError: no completion can be parsed.

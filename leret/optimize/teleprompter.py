@@ -113,7 +113,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
             leret's cache, which a later compile deletes after a week, so save the program.
         seed: seed for sampling and training.
         max_lm_calls: maximum number of LM calls by the program in one compile, including calls on the valset.
-        n_continuations: runs to the program's end per completion, for credit ``final``.
+        n_continuations: number of runs from each completion to the program's end, where the metric is computed.
         num_threads: threads for the valset.
     """
 
@@ -341,7 +341,7 @@ class CompileJob:
     def role(self, need: NeedsCompletion) -> Role:
         """Return the role for the LM that DSPy would call; only calls to a predictor's trained LM are sampled."""
         name = need.predictor
-        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # predictor that has the LM
+        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # predictor whose LM is called
         if need.choice is not None:
             return Role(self.policies[name], sampled=False, temperature=0.0)
         if owner not in self.policies:

@@ -112,7 +112,7 @@ def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) 
 
 
 Panel = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
-"""(title, points of each line by line name)."""
+"""(title, lines), where each line's name maps to its (x, y) points."""
 
 
 def curves(name: str, subject: str, panels: Sequence[Panel]) -> str:
