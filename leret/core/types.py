@@ -28,7 +28,7 @@ _hash = partial(hashlib.blake2b, digest_size=16)
 
 
 def digest(*parts: Json) -> str:
-    """Return a 32-digit hexadecimal digest of JSON values, equal on every machine.
+    """Return a 32-digit hexadecimal digest of JSON values, identical on every machine.
 
     >>> digest("q1", {"b": 1, "a": [2]}) == digest("q1", {"a": [2], "b": 1})
     True
@@ -54,7 +54,7 @@ def text_of(message: Message) -> str:
 
 
 def seed_of(*parts: Json) -> int:
-    """Return a 63-bit seed from JSON values, equal on every machine."""
+    """Return a 63-bit seed from JSON values, identical on every machine."""
     name = _hash(_encode(("seed", *parts)).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(name[:8]) >> 1
 
