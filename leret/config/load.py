@@ -78,7 +78,7 @@ def find_recipe(path: str | Path, *folders: str) -> Path:
 
 
 def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: Check = None) -> list[Recipe]:
-    """Read recipes of several stages. Each override applies to all with its key (``train.seed=1``: only training).
+    """Read recipes of several stages. Overrides apply to all recipes with the key (``train.seed=1``: training only).
 
     A short name that several stages share (``demo``) means sampling if it comes first, and a later stage otherwise.
     """

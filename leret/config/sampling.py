@@ -141,7 +141,7 @@ class SamplingSettings(Settings):
 
     @property
     def whole_reward(self) -> str | RewardSettings:
-        """Reward for whole program runs, used for the bank: the step reward, except with ``credit: final``."""
+        """Reward for whole program runs, used for the bank: the step reward, except with ``sampling.credit: final``."""
         return (self.end_reward if self.credit == "final" else None) or self.reward
 
     @property

@@ -92,7 +92,7 @@ def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:
 def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:
     """Return name, size and modification time (ns) of each file. Directories are searched recursively.
 
-    Files with equal stamps count as identical. A path that is missing or None has no stamps.
+    Files with equal stamps count as identical. A missing path adds an empty list, and a None path nothing.
     """
     stats = [[(file.name, file.stat()) for file in _files(Path(path))] for path in paths if path]
     return [[(name, stat.st_size, stat.st_mtime_ns) for name, stat in files] for files in stats]
