@@ -151,7 +151,7 @@ def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: 
 
 
 def raw_question(path: Path) -> str:
-    """Describe BM25 recall of the raw questions, with k equal to the total passages that a recipe retrieves."""
+    """Describe BM25's recall with raw questions as queries and as many passages as the recipe retrieves in total."""
     from leret.datasets.load import load
     from leret.evaluation.retriever import evaluate_retriever
     from leret.retrieval.engines.bm25 import BM25

@@ -39,7 +39,7 @@ def find(name: str, *folders: str) -> Path:
 
 
 def copy(name: str, directory: Path) -> list[Path]:
-    """Copy a recipe and, for sampling, all programs into ``directory``. Return new files; existing files stay."""
+    """Copy a recipe and, for sampling, all programs into ``directory``, without overwriting files; return new files."""
     source = find(name, *FOLDERS)
     programs = sorted((ROOT / "pipelines").glob("*.py")) if source.parent.name == "sampling" else []
     written: list[Path] = []
