@@ -61,7 +61,7 @@ class PickBatch:
         return cls([choices[i] for i in range(len(choices))], *picks, zeros, zeros)
 
     def at(self, states: Tensor) -> PickBatch:
-        """Return the picks of ``states`` (indices of choices, in ascending order)."""
+        """Return the picks of ``states``, which are indices of choices in ascending order."""
         rows = torch.isin(self.states, states).nonzero()[:, 0]
         names = ("actions", "rewards", "rollouts", "step_rewards", "targets", "old_logps")
         tables = {name: getattr(self, name)[rows] for name in names}
@@ -204,7 +204,7 @@ def values_of(picker: Picker, choices: Sequence[Choice], twin: bool = False) -> 
 def step_rewards(rewards: Tensor, rollouts: Tensor, at_end: bool = False) -> Tensor:
     """Return each step's reward (n,) from its rollout's reward after the step (n,); a rollout's steps are adjacent.
 
-    A step gets the increase of the reward. With ``at_end``, every reward is the final one, and the last step gets all of it.
+    A step gets the increase of the reward. With ``at_end``, every reward is the final one, which the last step gets.
     """
     starts = torch.cat([rollouts.new_ones(1, dtype=torch.bool), rollouts[1:] != rollouts[:-1]])
     if at_end:
