@@ -1,6 +1,6 @@
 """Program calls that leret records: searches, and calls of LMs other than the predictors' LMs.
 
-Searches are made with `Search`, `search_tool` or ``dspy.settings.rm``. Repeated ones are sent once per path.
+Searches are made with `Search`, `search_tool` or ``dspy.settings.rm``. A repeated call is sent only once per path.
 """
 
 from __future__ import annotations
