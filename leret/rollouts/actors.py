@@ -57,7 +57,7 @@ class PolicyActor:
 
 @dataclass(frozen=True)
 class Role:
-    """The policy for a predictor, its decoding settings (None: as in `SamplingPlan`), and the credit of its completions.
+    """The policy for a predictor, its decoding settings (None: those of the plan), and the credit of its completions.
 
     Attributes:
         sampled: False takes one zero-shot completion, which continues the path but is not trained on. Predictors

@@ -45,7 +45,7 @@ class Environment:
 
     Attributes:
         role: returns the role for a call, given the policy in training; None uses the recipe's policies.
-        skipped: invalid records skipped by the last call of `tasks`, by kind. ``held_out``: see `leret.datasets.load.Loaded`.
+        skipped: invalid records that `tasks` last skipped, by kind. ``held_out``: see `leret.datasets.load.Loaded`.
     """
 
     role: Callable[[NeedsCompletion, Policy], Role] | None = None
@@ -226,7 +226,7 @@ def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = T
 
 
 def refuse_changes_since_sampling(run: Run, stage: str) -> None:
-    """Refuse changed files in a stage that reads stored samples. If the program or data is missing, only log an event."""
+    """Refuse changed files in a stage that reads stored samples. A missing program or dataset only logs an event."""
     try:
         with Environment.open(run) as environment:
             refuse_changed_files(run, environment)

@@ -109,7 +109,7 @@ def refuse_failures(stats: SamplingStats, max_error_rate: float, max_unparsed_ra
 
 
 def refuse_unparsed(failures: Iterable[Failure], n_unparsed: int, n_samples: int, max_unparsed_rate: float) -> None:
-    """Raise an error if too many completions do not parse. Before 50 samples: only if all of 5 or more fail."""
+    """Raise an error if too many completions do not parse (below 50 samples: if none of at least 5 parses)."""
     enough = n_samples >= _MIN_SAMPLES or n_samples == n_unparsed >= _MIN_UNPARSED
     if enough and n_unparsed > max_unparsed_rate * n_samples:
         raise PolicyError(

@@ -218,7 +218,9 @@ def test_tasks_without_gold_are_sampled_by_their_end_and_not_by_steps(tmp_path):
 @pytest.mark.parametrize("credit", ["auto", "step", "both"])
 def test_a_program_without_a_search_is_refused(tmp_path, credit):
     final = is_alpha if credit == "both" else None
-    with pytest.raises(ProgramError, match=r"Asking made no search.*leret\.search_tool\(fn\), or use credit final"):
+    with pytest.raises(
+        ProgramError, match=r"Asking made no search.*leret\.search_tool\(fn\), or set sampling\.credit: final"
+    ):
         sample(tmp_path / "db", Role(Recorded(), credit=credit), Asking(), final=final)
 
 
