@@ -116,7 +116,7 @@ class NeedsSearch:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The program returned ``prediction``, or raised the AdapterParseError of its last completion (``prediction``)."""
+    """The program returned ``prediction``; or it raised ``prediction``, the AdapterParseError of its last completion."""
 
     prediction: Any
     searches: tuple[SearchCall, ...]

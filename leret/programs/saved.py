@@ -333,7 +333,7 @@ def _open_searches(
 
 def _parts(program: dspy.Module, kind: type = Parameter) -> dict[str, Any]:
     """Return a program's stateful parts, such as predictors, by attribute path; includes parts of compiled programs."""
-    parts = program.named_sub_modules(type_=kind)  # with the candidate programs that optimizers attach
+    parts = program.named_sub_modules(type_=kind)  # candidate programs from optimizers are left out
     return {place: part for place, part in parts if not place.startswith("self.candidate_programs")}
 
 

@@ -208,7 +208,7 @@ _OTHERWISE = "name a new run directory, or change the reward with `leret rescore
 
 
 def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = True) -> None:
-    """Refuse a program, reward, corpus or questions changed since sampling. No comparison if file stamps are equal."""
+    """Refuse a program, reward, corpus or questions changed since sampling. Equal file stamps count as unchanged."""
     known, before = run.manifest.digests, run.manifest.sampling
     key = stage_key(environment.recipe, input_stamps(*recipe_files(environment.recipe)))
     if before is None or completed(run.path, "sample", key):
@@ -226,7 +226,7 @@ def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = T
 
 
 def refuse_changes_since_sampling(run: Run, stage: str) -> None:
-    """Refuse changed files in a stage that reads stored samples. A missing program or dataset only logs an event."""
+    """Refuse changed files in a stage that reads stored samples; for missing programs or data, only log an event."""
     try:
         with Environment.open(run) as environment:
             refuse_changed_files(run, environment)

@@ -91,7 +91,7 @@ class StateSampler:
         self._rewards = self._crediting.functions
         self._depth = plan.reward.depth
         if plan.final is None and self.credits - {"step"}:
-            raise ConfigError("sampling.credit: final or both needs a final reward; set sampling.final or credit: step")
+            raise ConfigError("sampling.credit: final and both need a final reward; set sampling.final or credit: step")
 
     async def sample_state(self, point: Point, state: State) -> list[Sample]:
         """Return all samples of a state, ordered by prompt and index; missing samples are made and stored."""

@@ -150,7 +150,7 @@ class Scheduler:
         for name, texts in unseen.items():
             note = f"{program} returns {name} that no search seen by leret found, such as {texts[0]!r:.80}; {wrap}"
             if not any(known.startswith(f"{program} returns {name} ") for known in stats.notes):
-                stats.notes.append(f"{note} or set sampling.credit: final, else the reward ignores them")
+                stats.notes.append(f"{note}, or set sampling.credit: final, else the reward ignores them")
 
     def _refuse_unseen_searches(self) -> None:
         if self.sampler.credits == {"final"} or not self._n_searches or any(self._n_searches):

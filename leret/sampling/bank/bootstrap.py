@@ -47,7 +47,7 @@ NEVER = 1_000_000_000
 class BankPlan:
     """Settings of a bank. ``n_prompts`` includes the zero-shot prompt; ``candidates`` counts the demo sets to score.
 
-    ``threshold`` is the minimum reward for a run's steps to become demos; None: of its best quarter of runs.
+    ``threshold`` is the minimum reward for a run's steps to become demos; None admits the teacher's best quarter.
     """
 
     n_prompts: int
