@@ -116,7 +116,7 @@ class NeedsSearch:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The program returned ``prediction``; or it raised ``prediction``, the AdapterParseError of its last completion."""
+    """The program returned ``prediction``; or it raised ``prediction``, the parse error of its last completion."""
 
     prediction: Any
     searches: tuple[SearchCall, ...]
