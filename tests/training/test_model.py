@@ -117,7 +117,7 @@ def test_a_merged_adapter_gives_the_adapters_logits_without_peft(adapted, tmp_pa
 
 def test_merging_is_a_command_that_overwrites_nothing(adapted, tmp_path):
     code, out = leret("merge", adapted[1].path, "--out", tmp_path / "merged")
-    assert (code, "difference of logits" in out) == (0, True)
+    assert (code, "maximum logit difference" in out) == (0, True)
     code, out = leret("merge", adapted[1].path, "--out", tmp_path / "merged")
     assert (code, "already exists" in out) == (2, True)
 
