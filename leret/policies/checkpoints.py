@@ -32,7 +32,7 @@ _PLAIN = (
 """Chat template for base models: one message per line, and the end token after the answer."""
 
 PICKER_RECORD = "picker.json"
-"""File in a picker's directory with its kind and settings."""
+"""Name of the file with a picker's kind and settings, in the picker's directory."""
 
 PICKER_VERSION = 3
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -80,7 +80,7 @@ def find_model(name: str | Path) -> Path:
 
 
 def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:
-    """Return the policy settings of the given predictors in a run's sampling recipe (default: ``policy``)."""
+    """Return the policy settings in a run's sampling recipe; with ``predictors``, the settings for these predictors."""
     section = run.section("sampling", "leret sample RECIPE")
     by_name, first = section.get("policies", {}), section.get("policy", {})
     settings = [by_name.get(name, first) for name in predictors or ()] or [first]
@@ -101,11 +101,11 @@ def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
         raise PolicyError(f"{run.path} was sampled with a picker; train it with algorithm: pqn or pick")
     if sampled.get("kind") != "local":
         raise PolicyError(
-            f"{run.path} was sampled from {model!r} on a server, and does not record the path of its weights; instead "
-            "of `base`, give their directory, or demo or agent if the server ran that policy"
+            f"{run.path} was sampled from {model!r} on a server, and does not record the path of its weights; replace "
+            "`base` by the directory of the weights, or by demo or agent if the server ran that policy"
         )
     if not HUB_NAME.fullmatch(model):
-        raise PolicyError(f"sampled policy {model} does not exist; give a directory of its weights instead of `base`")
+        raise PolicyError(f"sampled policy {model} does not exist; replace `base` by the directory of its weights")
     return model
 
 
@@ -186,7 +186,7 @@ def policy_digest(path: Path) -> str:
 
 
 def refuse_changed_weights(path: Path) -> None:
-    """Raise PolicyError if a policy's files have changed since training; pass if training recorded no digest."""
+    """Raise PolicyError if a policy's files differ from the digest that training recorded, if it recorded one."""
     record = path / "training.json"
     written = read_model_json(record).get("weights") if record.is_file() else None
     if written and written != policy_digest(path):
