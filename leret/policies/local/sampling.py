@@ -54,7 +54,7 @@ def choose(
         logits: (n_rows, n_vocabulary) float32; overwritten at the suppressed tokens.
         keys: (n_rows,) uint64, the noise keys of this step.
         temperature: (n_rows,) float32; 0 selects the most likely token.
-        top_p: (n_rows,) float32 in (0, 1]; draws from the smallest set of most likely tokens with this mass.
+        top_p: (n_rows,) float32 in (0, 1]; draws from the smallest set of top tokens with this total probability.
         suppressed: (n,) int64, tokens that are never chosen.
 
     Returns:
