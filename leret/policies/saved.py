@@ -1,7 +1,7 @@
 """Saving and loading of a program's LMs, as JSON records.
 
-The record of a leret policy has its settings, and a name that includes the digest of its weights. Any other
-``dspy.LM`` has the model, endpoint and settings. API keys are not saved: pass the name of a variable to `leret.load`.
+The record of a leret policy has its settings, and a name that includes the digest of its weights. Records of
+other LMs have the model, endpoint and settings. API keys are not saved: pass the name of a variable to `leret.load`.
 """
 
 from __future__ import annotations
