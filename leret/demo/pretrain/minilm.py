@@ -150,12 +150,12 @@ Ids = Sequence[int]
 def probe_on(
     questions: Sequence[str], retriever: Retriever, tokenizer: PreTrainedTokenizerFast, adapter: CompactAdapter, k: int
 ) -> Probe:
-    """Return a probe that measures copying and diversity in zero-shot queries. The loss shows neither of them.
+    """Return a probe that measures copying and diversity, which the loss does not show, on held-out questions.
 
-    At hop 2, a prompt has the passages that a search for its question returned. ``valid_1`` and ``valid_2`` measure the
-    greedy queries of hops 1 and 2: the share of their word pieces that also occur in the prompt. ``distinct_1`` and
-    ``distinct_2`` are the share of distinct queries among four samples at temperature 1. ``mention_2`` is the share of
-    samples at hop 2 with a word piece that occurs in the passages but not in the rest of the prompt.
+    Prompts are zero-shot; at hop 2, they have the passages that a search for the question returned. ``valid_1`` and
+    ``valid_2`` are the share of the word pieces of greedy queries at hops 1 and 2 that also occur in the prompt.
+    ``distinct_1`` and ``distinct_2`` are the share of distinct queries among four samples at temperature 1.
+    ``mention_2`` is the share of samples at hop 2 with a word piece that only occurs in the passages.
     """
     contexts: dict[int, Sequence[Ranking]] = {1: [()] * len(questions), 2: retriever.search(questions, k)}
     hops = {
