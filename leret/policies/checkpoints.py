@@ -247,7 +247,7 @@ def positions(model: Any) -> int | None:
 def load_tokenizer(path: Path, template: str | None = None) -> Any:
     """Load the tokenizer of a model directory or of an adapter's base; raise `PolicyError` without a chat template.
 
-    ``template="plain"`` sets a fixed chat template, and raises `PolicyError` if the tokenizer has another template. The
+    ``template="plain"`` sets a fixed chat template, and raises `PolicyError` if the tokenizer has a different one. The
     template is fixed so that a digest of the files still identifies the policy.
     """
     from transformers import AutoTokenizer
@@ -291,7 +291,7 @@ def read_picker(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any
         return settings, None
     record = read_model_json(directory / PICKER_RECORD)
     if record.get("version") != PICKER_VERSION:
-        raise PolicyError(f"{directory} is from another version of leret; train the picker again")
+        raise PolicyError(f"{directory} is from a different version of leret; train the picker again")
     if record.get("kind") != settings.kind:
         raise PolicyError(f"{directory} has a picker of kind {record.get('kind')}; set policy.kind to this kind")
     refuse_changed_weights(directory)

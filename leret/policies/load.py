@@ -136,7 +136,7 @@ def policy_for(policy: Policy, predictor: str) -> Policy:
 
 
 def open_policies(by_predictor: Mapping[str, PolicySettings], make: Callable[[PolicySettings], Policy]) -> Policy:
-    """Open policies by predictor; predictors with equal settings share a policy."""
+    """Open policies by predictor; predictors with identical settings share a policy."""
     policies = {settings: make(settings) for settings in dict.fromkeys(by_predictor.values())}
     return combine_policies({predictor: policies[settings] for predictor, settings in by_predictor.items()})
 

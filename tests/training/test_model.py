@@ -178,7 +178,7 @@ SERVED = {"kind": "openai", "model": "big", "urls": ["http://127.0.0.1:1/v1"]}
 @pytest.mark.parametrize(
     ("policy", "says"),
     [
-        ({"kind": "local", "model": "/gone"}, "gone does not exist; give a directory"),
+        ({"kind": "local", "model": "/gone"}, "gone does not exist; replace `base`"),
         (SERVED, "sampled from 'big' on a server, .* the directory of the weights"),
     ],
 )

@@ -52,7 +52,7 @@ def interleaved(
     constant_after: int,
     rng: random.Random,
 ) -> Iterator[Row]:
-    """Insert exercises between rows; in ``constant_after`` rows, their share goes from ``shares[0]`` to ``shares[1]``."""
+    """Insert exercises between rows. Over ``constant_after`` rows, their share goes from ``shares[0]`` to ``[1]``."""
     n, (start, last) = 0, shares
     for row in rows:
         while rng.random() < last + (start - last) * max(0.0, 1 - n / constant_after):

@@ -165,7 +165,7 @@ class Picker(SharedInstance):
         if request.choice is None:
             raise PolicyError(
                 f"picker {self.name} got a request without candidates from predictor {request.predictor!r}, and a "
-                "picker only answers leret.Pick; set a policy of another kind for this predictor"
+                "picker only answers leret.Pick; set a policy of a different kind for this predictor"
             )
         return request.choice
 
