@@ -178,8 +178,8 @@ SERVED = {"kind": "openai", "model": "big", "urls": ["http://127.0.0.1:1/v1"]}
 @pytest.mark.parametrize(
     ("policy", "says"),
     [
-        ({"kind": "local", "model": "/gone"}, "gone does not exist; give a directory"),
-        (SERVED, "sampled from 'big' on a server, .* give their directory"),
+        ({"kind": "local", "model": "/gone"}, "gone does not exist; replace `base`"),
+        (SERVED, "sampled from 'big' on a server, .* the directory of the weights"),
     ],
 )
 def test_a_base_without_weights_here_asks_for_a_directory(run, policy, says):
