@@ -117,7 +117,7 @@ def test_batches_threads_and_smaller_k_agree(engine):
 
 def test_a_named_index_of_another_corpus_is_refused(kind, built, folder):
     other = Corpus([*ANIMALS.values(), Document("cow", "Cow", "A cow eats grass.")])
-    with pytest.raises(RetrievalError, match=f"is an index of another corpus.*{ANIMALS.digest}.*{other.digest}"):
+    with pytest.raises(RetrievalError, match=f"is an index of a different corpus.*{ANIMALS.digest}.*{other.digest}"):
         load_retriever(settings(kind, folder, index=str(built)), other, folder / "unused")
 
 
@@ -163,7 +163,7 @@ def test_a_mismatched_manifest_is_refused(copy, change, match):
 def test_a_named_index_with_other_settings_is_refused(folder, tmp_path):
     index = str(tmp_path / "index")
     load_retriever(settings("bm25", folder, index=index), ANIMALS, folder)
-    with pytest.raises(RetrievalError, match=r"with other settings \(k1: 1.5 in the index, 1.2 in the recipe\)"):
+    with pytest.raises(RetrievalError, match=r"with different settings \(k1: 1.5 in the index, 1.2 in the recipe\)"):
         load_retriever(settings("bm25", folder, index=index, k1=1.2), ANIMALS, folder)
 
 
