@@ -51,7 +51,7 @@ def load(data: DataSettings) -> Data:
 
 
 def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Loaded:
-    """Load at most `data.limit` tasks of `data.split`. A larger limit adds tasks and drops none, also per `data.part`.
+    """Load at most `data.limit` tasks of `data.split`. A larger limit only adds tasks, also within a `data.part`.
 
     Questions of split train or dev that have the same text as a test question are left out and counted in ``skipped``.
     With a ``corpus``, every gold id must be in the corpus, up to Unicode normalisation. An empty split is a DataError.

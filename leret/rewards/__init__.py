@@ -145,7 +145,7 @@ class Part:
         return parameter.default if parameter is not None and isinstance(parameter.default, int) else 0
 
     def __call__(self, outcome: Outcome) -> float | None:
-        """Return the value; None if the part does not apply. ConfigError if the function fails or returns no finite number."""
+        """Return the value; None if the part does not apply. ConfigError if the function fails or is not finite."""
         function, question = self.bound, f"question {outcome.task.id}"
         try:
             value: Any = function(outcome)

@@ -139,12 +139,12 @@ def test_a_changed_file_is_detected(kind, copy):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"documents": 3}, r"lists 3 documents, .* 65|not match its indexes"),
+        ({"documents": 3}, r"lists 3 documents, .* 65|not match the indexes"),
         ({"documents": "65"}, "documents: input should be a valid integer"),
-        ({"corpus": "0" * 32}, r"digest|not match its indexes"),
-        ({"digest": "0" * 32}, r"digest|not match its indexes"),
-        ({"settings": {}}, r"settings|not match its indexes"),
-        ({"settings": ...}, r"settings|not match its indexes"),  # one more
+        ({"corpus": "0" * 32}, r"digest|not match the indexes"),
+        ({"digest": "0" * 32}, r"digest|not match the indexes"),
+        ({"settings": {}}, r"settings|not match the indexes"),
+        ({"settings": ...}, r"settings|not match the indexes"),  # one more
     ],
     ids=str,
 )

@@ -97,7 +97,7 @@ class Manifest(BaseModel):
     def require_corpus(self, corpus: Documents, directory: Path) -> None:
         if self.corpus != corpus.digest:
             raise RetrievalError(
-                f"{directory} is an index of a different corpus ({self.documents} documents, digest {self.corpus}; your corpus "
+                f"{directory} is an index of a different corpus ({self.documents} documents, digest {self.corpus}; yours "
                 f"has {len(corpus)} documents, digest {corpus.digest}); set retriever.index to another directory"
             )
 
