@@ -38,7 +38,7 @@ def reader_of(kind: str) -> Reader:
 
 
 def detect_kind(path: str) -> str:
-    """Detect the kind of a question file from its first record. If none fits: jsonl, because its errors name the fields."""
+    """Detect the kind of a question file from its first record. If none fits: jsonl, for its error messages."""
     if path.startswith(HUB):
         return "jsonl"
     if Path(path).is_dir():

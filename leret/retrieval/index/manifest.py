@@ -97,8 +97,8 @@ class Manifest(BaseModel):
     def require_corpus(self, corpus: Documents, directory: Path) -> None:
         if self.corpus != corpus.digest:
             raise RetrievalError(
-                f"{directory} is an index of a different corpus ({self.documents} documents, digest {self.corpus}; yours "
-                f"has {len(corpus)} documents, digest {corpus.digest}); set retriever.index to another directory"
+                f"{directory} is an index of a different corpus ({self.documents} documents, digest {self.corpus}; "
+                f"yours has {len(corpus)} documents, digest {corpus.digest}); set retriever.index to another directory"
             )
 
     def require_settings(self, planned: Manifest, directory: Path) -> None:
