@@ -79,7 +79,7 @@ def test_a_failed_request_is_an_outage_not_an_empty_ranking(fault):
 @pytest.mark.parametrize("status", [400, 401, 302])
 def test_a_refusal_is_raised_at_once(status):
     reply = Reply({"error": True, "message": "no such thing"}, status, {"Location": "http://example.org/"})
-    with site(reply) as server, pytest.raises(RetrievalError, match=f"{status}: no such thing; correct ") as caught:
+    with site(reply) as server, pytest.raises(RetrievalError, match=f"{status}: no such thing; fix ") as caught:
         remote(server.url, retry_for_s=60).search(["a"], 3)
     assert (caught.value.exit_code, sizes(server)) == (2, [1])
 
