@@ -51,7 +51,7 @@ def load(data: DataSettings) -> Data:
 
 
 def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Loaded:
-    """Load at most `data.limit` tasks of `data.split`. A larger limit only adds tasks, also to each `data.part`.
+    """Load at most `data.limit` tasks of `data.split`. A larger limit only adds tasks, also within a `data.part`.
 
     Questions of split train or dev that have the same text as a test question are left out and counted in ``skipped``.
     With a ``corpus``, every gold id must be in the corpus, up to Unicode normalisation. An empty split is a DataError.
@@ -98,7 +98,7 @@ def split_name(task: Task, seed: int = 0) -> str:
 
 
 def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0, part: str | None = None) -> tuple[Task, ...]:
-    """Return the first ``limit`` tasks by hash of their ids, and part I/N of these tasks; None keeps all in order."""
+    """Return part I/N of the first ``limit`` tasks by hash of their ids. If both are None, return all in file order."""
 
     def rank(task: Task) -> int:
         return rank_of(task.id, seed, "limit")

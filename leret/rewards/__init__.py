@@ -46,7 +46,7 @@ def format(outcome: Outcome, think: bool = False) -> float:
 
 
 def steps(outcome: Outcome) -> float:
-    """Return 1 - n for n LM calls."""
+    """Return 1 - n, where n is the number of LM calls."""
     return 1.0 - outcome.n_steps
 
 
@@ -140,12 +140,12 @@ class Part:
 
     @property
     def depth(self) -> int:
-        """Required depth of `Outcome.deep`: the default of the function's parameter ``depth``, or 0."""
+        """Required depth of `Outcome.deep`: the default of the function's parameter ``depth``, or 0 without one."""
         parameter = inspect.signature(self.bound).parameters.get("depth")
         return parameter.default if parameter is not None and isinstance(parameter.default, int) else 0
 
     def __call__(self, outcome: Outcome) -> float | None:
-        """Return the value, None if the part does not apply; ConfigError if the function fails or is not finite."""
+        """Return the value; None if the part does not apply. ConfigError if the function fails or is not finite."""
         function, question = self.bound, f"question {outcome.task.id}"
         try:
             value: Any = function(outcome)

@@ -51,7 +51,7 @@ class BeirReader(Reader):
 
 
 def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[str, dict[str, int]]]:
-    """Return split and gold grades per judged query; of several splits, the first of train, dev, test."""
+    """Return split and gold grades per judged query. If it is in several splits: the first of train, dev, test."""
     judgements: dict[str, tuple[str, dict[str, int]]] = {}
     for split, path in _qrels(folder):
         for number, line in lines(path, problems):

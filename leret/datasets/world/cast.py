@@ -124,7 +124,7 @@ class Cast:
 
 
 class Names:
-    """Generators of unique names, and of ``n_documents`` ids in random order, which reveal nothing about a document."""
+    """Generators of unique names, and of ``n_documents`` ids in random order, so that an id reveals nothing."""
 
     def __init__(self, rng: random.Random, n_documents: int) -> None:
         self.person = _pairs(rng, FIRST_NAMES, LAST_NAMES, "{} {}").__next__

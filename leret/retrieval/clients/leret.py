@@ -182,7 +182,7 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def digest(self) -> str:
-        """Digest of the served index and ``doc_id``. Protocols without an index digest use the name or URLs."""
+        """Digest of ``doc_id`` and the served index, or of its name or URLs if the server sends no index digest."""
         settings = self._settings
         if self._is_leret:
             index = self.served().index
@@ -192,19 +192,19 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def names_its_index(self) -> bool:
-        """Return whether the digest changes with the served index. A digest of URLs does not."""
+        """Return True if the digest changes when the served index changes. A digest of URLs does not change."""
         return self._is_leret or self._settings.name is not None
 
     def served(self) -> Served:
-        """Return the description of a ``leret`` server (requested once). Raise RetrievalError for another corpus."""
+        """Return a ``leret`` server's description (requested once). RetrievalError if it serves a different corpus."""
         if self._served is None:
             served = self._client.ask((Call("GET", "/health"), _served))
             wanted = None if self._corpus is None else self._corpus.digest
             if wanted is not None and served.corpus is not None and served.corpus != wanted:
                 raise RetrievalError(
-                    f"{self._client.urls[0]} serves an index of another corpus ({served.documents} documents, digest "
-                    f"{served.corpus}; data.corpus has {len(self._corpus or ())} documents, digest {wanted}); "
-                    "change data.corpus, or serve its index"
+                    f"{self._client.urls[0]} serves an index of a different corpus ({served.documents} documents, "
+                    f"digest {served.corpus}; data.corpus has {len(self._corpus or ())} documents, digest {wanted}); "
+                    "change data.corpus, or serve an index of data.corpus"
                 )
             self._served = served
         return self._served
@@ -245,7 +245,7 @@ class Remote(CallableRetriever, SharedInstance):
         rankings = self._protocol.read(answer, n_queries=n_queries, k=k, named=self._settings.doc_id)
         if self._served is not None and (index := answer.json.get("index")) != self._served.index:
             raise RejectedError(
-                f"{answer.url} serves another index ({index}) than at the start of this run "
+                f"{answer.url} serves a different index ({index}) than at the start of this run "
                 f"({self._served.index}); a run cannot mix rankings from two indexes: serve the first index again, or "
                 "start a new run",
                 409,
@@ -271,7 +271,7 @@ def _served(answer: Answer) -> Served:
     body: Any = answer.json
     if isinstance(body, dict) and "status" in body and "index" not in body:
         raise RejectedError(
-            f"{answer.url} did not describe its index: it expects another token (check retriever.token_env or "
+            f"{answer.url} did not describe its index: it expects a different token (check retriever.token_env or "
             "--token-env), or it is not `leret serve retriever`",
             401,
         )

@@ -241,7 +241,7 @@ def top_k(
     best_scores: NDArray[np.float32],
     n_documents: int,
 ) -> None:
-    """Write the best documents per query to the two arrays, unordered. Unused entries keep score 0."""
+    """Write each query's best documents and scores to ``best_*``, unordered. Unused entries keep score 0."""
     scores = np.zeros(n_documents + _BLOCK, np.float32)  # padded to whole blocks; reset to 0 after each query
     for query in range(len(starts) - 1):
         columns = words[starts[query] : starts[query + 1]]

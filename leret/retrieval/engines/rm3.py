@@ -44,7 +44,7 @@ class RM3(CallableRetriever):
 
     @staticmethod
     def parts(settings: RM3Settings) -> dict[str, RetrieverSettings]:
-        """Return the settings of the BM25 index; it is in the same directory."""
+        """Return the settings of the BM25 index, which is in the same directory."""
         return {"": settings.bm25}
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
