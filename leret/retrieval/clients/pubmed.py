@@ -30,8 +30,8 @@ _KNOWN = "1"  # PMID of an article that always exists; a response without its re
 class PubMed(CallableRetriever, SharedInstance):
     """Search PubMed. Returns articles with abstracts, in PubMed's order.
 
-    An article that esearch lists but efetch lacks (withdrawn or very new) keeps its rank, with empty title and text.
-    E-utilities return no scores, so a passage's score is 1 / rank; the union of several searches is ordered by rank. A
+    An article that esearch lists but efetch lacks (withdrawn or very new) keeps its rank; its title and text are empty.
+    E-utilities return no scores, so a passage's score is 1 / rank. It orders the union of several searches. A
     query with invalid syntax gets an empty ranking, as on the PubMed site.
     """
 
