@@ -27,7 +27,7 @@ READERS: dict[str, Reader] = {
     "episodes": EPISODES,
     "world": WorldReader(),
 }
-"""Readers by kind. `detect_kind` tries them in order: 2wiki before hotpotqa, because hotpotqa fits 2wiki's files too."""
+"""Readers by kind. `detect_kind` tries them in order: 2wiki before hotpotqa, because 2wiki files fit both."""
 
 
 def reader_of(kind: str) -> Reader:

@@ -44,7 +44,7 @@ class SearchProtocol:
     def read(self, answer: Answer, n_queries: int, k: int, named: Named = "id") -> list[Ranking]:
         """Parse a response into rankings of at most ``k`` passages. Raise RetryableError if it is malformed.
 
-        Passages get the title (``named="title"``) or the server's id as doc_id. For ``named="row"``, the caller
+        A passage's doc_id is its title (``named="title"``) or the server's id. For ``named="row"``, the caller
         replaces the server's id.
         """
         lists = self.rankings(answer)

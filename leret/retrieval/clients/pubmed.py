@@ -31,8 +31,8 @@ class PubMed(CallableRetriever, SharedInstance):
     """Search PubMed. Returns articles with abstracts, in PubMed's order.
 
     An article that esearch lists but efetch lacks (withdrawn or very new) keeps its rank; its title and text are empty.
-    E-utilities return no scores, so a passage's score is 1 / rank. It orders the union of several searches. A
-    query with invalid syntax gets an empty ranking, as on the PubMed site.
+    E-utilities return no scores, so a passage's score is 1 / rank. These scores order the union of several
+    searches. A query with invalid syntax gets an empty ranking, as on the PubMed site.
     """
 
     def __init__(self, settings: PubMedSettings) -> None:
