@@ -1,6 +1,6 @@
 """Rewards that compare a program's answer with the task's reference answers. All are at most 1; higher is better.
 
-The answer is the prediction's field ``answer`` (or ``field``, if the recipe sets it), or else the prediction's only string.
+The answer is the prediction's field ``answer`` (or ``field`` in the recipe), or else the prediction's only string.
 With several references, the best match counts. The value is None if the task has no reference answers or the program
 has not ended, and 0 if the program ended without an answer.
 
