@@ -21,8 +21,8 @@ class DataReport:
 
     n_documents: int  # 0 without a corpus
     corpus_digest: str | None
-    n_questions: int  # without bad records
-    splits: Mapping[str, int]  # splits of the data set, or by hash of the id
+    n_questions: int  # bad records are not counted
+    splits: Mapping[str, int]  # by split: the data set's own split, or else the hash of the id
     own_splits: bool
     inputs: Mapping[str, int]  # by input names ("question"; "persona, turns")
     types: Mapping[str, int]

@@ -40,7 +40,7 @@ def rank_of(id: str, seed: int, purpose: str) -> int:
 
 
 def refuse_leak(training_ids: Iterable[str], evaluation_ids: Iterable[str]) -> None:
-    """Raise a DataError if training and evaluation have ids in common; it lists the first of them."""
+    """Raise a DataError if training and evaluation have ids in common. Its message lists the first ids."""
     _refuse(
         sorted(set(training_ids) & set(evaluation_ids)),
         "are in both the training data and the evaluation split",

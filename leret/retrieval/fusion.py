@@ -60,7 +60,7 @@ class Hybrid(CallableRetriever):
 
     @staticmethod
     def parts(settings: HybridSettings) -> dict[str, LocalEngine]:
-        """Return the two retrievers' settings. The keys are the folders of their indexes."""
+        """Return the two retrievers' settings by the names of their index folders."""
         return dict(zip(("first", "second"), settings.engines, strict=True))
 
     @staticmethod

@@ -184,7 +184,7 @@ def model_keys() -> dict[str, str]:
 
 
 def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
-    """Read all files of an index, open it and search it. RetrievalError if it is broken or of a different corpus."""
+    """Read all files of an index, open it and search it. RetrievalError if it is broken or has another corpus."""
     manifest = read_manifest(directory)
     if _role(manifest) == "composite":
         open_index(directory)

@@ -1,8 +1,8 @@
 """Mixers: combine the parts of a group's rewards into one reward per sample.
 
-`mix` maps the parts of one state's samples, (n_samples, n_parts), to rewards, (n_samples,). NaN: does not apply.
+`mix` maps the parts of one state's samples, (n_samples, n_parts), to rewards, (n_samples,). NaN means: does not apply.
 
-- A sample without any part gets NaN, and does not affect other samples.
+- A sample to which no part applies gets NaN, and does not affect other samples.
 - `weights`, `uniform` and `l2` skip NaN. The other mixers replace NaN by the part's mean over the group (which is
   neutral), and leave out a part that is NaN for the whole group.
 - If all samples are equal, `std` and `pca` weight all parts equally, and `normalize_then_sum` is 0.
@@ -80,7 +80,7 @@ MIXERS: Mapping[str, Callable[[Array, Array], Array]] = {
     "l2": l2,
     "normalize_then_sum": normalize_then_sum,
 }
-"""Mixers by name in recipes. Arguments: the parts, without samples that have none, and the weights."""
+"""Mixers by name in recipes. They take the parts of the samples to which any part applies, and the weights."""
 
 GROUP_MIXERS = frozenset({"std", "pca", "normalize_then_sum"})
 """Mixers for which a sample's reward depends on the other samples of its state."""

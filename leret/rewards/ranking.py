@@ -2,7 +2,7 @@
 
 Relevance is binary, except that nDCG uses the grades of gold documents if the data have grades.
 
-Arguments are the ranking's ids, best first, the gold ids, and a cut-off ``k``. A repeated document counts at its first
+Arguments are the ranking's ids (best first), the gold ids, and a cut-off ``k``. A repeated document counts at its first
 rank. Missing gold documents lower every measure except `rr` and `success`. If a task has no gold documents, a measure
 raises ValueError, and its reward is None.
 """
@@ -42,12 +42,12 @@ def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) 
 
 
 def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Return average precision: the mean precision at the ranks of gold documents; a missing one counts 0.
+    """Return average precision: the mean precision at the ranks of gold documents; a missing document counts 0.
 
     >>> ap(["a", "x", "b"], {"a", "b"})  # (1/1 + 2/3) / 2
     0.8333333333333333
 
-    Source: LeReT, section 4.2: sum over hits of (hits so far / rank), over the number of gold documents.
+    Source: LeReT, section 4.2: sum over hits of (hits so far / rank), divided by the number of gold documents.
     """
     return sum(hits / rank for hits, rank in enumerate(_hits(doc_ids, gold, k), 1)) / len(set(gold))
 

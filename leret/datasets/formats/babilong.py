@@ -3,9 +3,9 @@
 The question file has bAbI's text format (lines such as ``1 Mary moved to the bathroom.``; a question's line ends with
 its answer and the numbers of its supporting lines, after tabs), or consists of JSON lines with ``story``, ``question``,
 ``answer`` and ``support`` (indices of sentences in the story, from 0). A task's inputs are ``question`` and ``chunks``.
-The facts, in order, are at random positions among the chunks; the other chunks are consecutive sentences of the books
-in ``data.noise`` from a random start (cyclic). The gold ids are the positions of the supporting facts. Random choices
-depend only on ``data.noise_seed`` and the task's id. A hash of a story's first two sentences decides its split.
+The facts keep their order, at random positions among the chunks. The other chunks are consecutive sentences from the
+books in ``data.noise``, read cyclically from a random start. The gold ids are the indices of the supporting chunks.
+Random choices depend only on ``data.noise_seed`` and the task's id. A story's first two sentences decide its split.
 
 Source: BABILong (arXiv 2406.10149); bAbI (arXiv 1502.05698).
 """

@@ -30,7 +30,7 @@ class FileReader(Reader):
     marks: tuple[str, ...]  # a file is of this kind if its first record has one of these fields
     brings_documents: bool = False
     repeats_documents: bool = False
-    alternative: FileReader | None = None  # for files of this kind in leret's own format
+    alternative: FileReader | None = None  # reads files of this kind that are in leret's own format
 
     def fits(self, record: Fields) -> bool:
         return any(name in record for name in self.marks)

@@ -7,7 +7,7 @@
 ``retrieve``     servers of search-RL projects: POST /retrieve {queries, topk, return_scores}
 ===============  ==========================================================================================
 
-A response without a list of passages, an id or a score is malformed, and the request is retried.
+A response that lacks the list of passages, or the id or score of a passage, is malformed. The request is then retried.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SearchProtocol:
     def read(self, answer: Answer, n_queries: int, k: int, named: Named = "id") -> list[Ranking]:
         """Parse a response into rankings of at most ``k`` passages. Raise RetryableError if it is malformed.
 
-        Passages get the title (``named="title"``) or the server's id as doc_id. For ``named="row"``, the caller
+        A passage's doc_id is its title (``named="title"``) or the server's id. For ``named="row"``, the caller
         replaces the server's id.
         """
         lists = self.rankings(answer)
@@ -182,7 +182,7 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def digest(self) -> str:
-        """Digest of ``doc_id`` and the served index, or of its name or URLs if the server sends no index digest."""
+        """Digest of ``doc_id`` and the served index. With other protocols, a name or the URLs stand for the index."""
         settings = self._settings
         if self._is_leret:
             index = self.served().index
@@ -196,7 +196,7 @@ class Remote(CallableRetriever, SharedInstance):
         return self._is_leret or self._settings.name is not None
 
     def served(self) -> Served:
-        """Return a ``leret`` server's description (requested once). RetrievalError if it serves a different corpus."""
+        """Request a ``leret`` server's description once. Raise RetrievalError if it serves a different corpus."""
         if self._served is None:
             served = self._client.ask((Call("GET", "/health"), _served))
             wanted = None if self._corpus is None else self._corpus.digest

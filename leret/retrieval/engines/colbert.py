@@ -33,13 +33,13 @@ from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _VECTORS, _LENGTHS, _CANDIDATES = "vectors.bin", "lengths.bin", "bm25"
 _BLOCK = 1024  # documents scored at once
-_DIGITS = 4  # decimal places of a score; more would depend on the other queries in the batch
+_DIGITS = 4  # decimal places of a score; further digits depend on the other queries in the batch
 
 
 class ColBERT(CallableRetriever):
     """Search by late interaction. Thread-safe.
 
-    A query without letters and digits, or without candidates, gets an empty ranking. Ties keep corpus order.
+    A query with no letters or digits, or without candidates, gets an empty ranking. Ties keep corpus order.
     """
 
     def __init__(

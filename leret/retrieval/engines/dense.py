@@ -29,13 +29,13 @@ MODEL_FAULTS = (OSError, ValueError, RuntimeError, LookupError, TypeError, Attri
                 UnpicklingError)  # fmt: skip  # AssertionError: torch without CUDA
 """Exceptions raised by sentence-transformers for unusable model files or settings."""
 
-_DIGITS = 6  # decimal places of a score; more would depend on the other queries in the batch
+_DIGITS = 6  # decimal places of a score; further digits depend on the other queries in the batch
 
 
 class Dense(CallableRetriever):
     """Dense search. Thread-safe.
 
-    A query without letters and digits gets an empty ranking. Ties are in corpus order, but the store decides which
+    A query with no letters or digits gets an empty ranking. Ties are in corpus order, but the store decides which
     documents tied at rank ``k`` are returned. ``query_prefix`` is prepended to each query.
     """
 

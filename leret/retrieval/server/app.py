@@ -244,7 +244,7 @@ async def serve(
         server.application(),
         handle_signals=False,
         keepalive_timeout=_IDLE_S,
-        handler_cancellation=True,  # skip searches of clients that disconnected
+        handler_cancellation=True,  # skip searches for clients that disconnected
         access_log=None,
         logger=_http_log(),
         shutdown_timeout=max(drain_s / 2, 0.01),  # aiohttp waits for this time twice; 0 means forever
