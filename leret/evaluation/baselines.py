@@ -1,4 +1,4 @@
-"""Baselines for policies: rules instead of an LM, RM3, HyDE, and the fusion of other systems' rankings.
+"""Baselines for policies: rules in place of the LM; RM3; HyDE; and fusion of other systems' rankings.
 
 Rules answer the steps of the real program, so the program's cut-offs, hops and `exclude_seen` apply to baselines too.
 """
@@ -28,7 +28,7 @@ _PASSAGE_TOKENS = 128
 """Minimum `max_tokens` for HyDE's passage, because the policy's setting is meant for short queries."""
 
 _HEAD_WORDS, _RANKINGS = 12, 512
-"""Number of words of a document's text that replace a missing title; maximum number of rankings held in memory."""
+"""Number of words from a document's text that replace a missing title; maximum number of rankings held in memory."""
 
 Script = Callable[[Task, int], Sequence[str]]
 """Maps (task, step number from 0) to the texts that answer the step."""
@@ -58,8 +58,8 @@ class CandidateRanking:
 class ScriptedPolicy:
     """An `Actor` that answers the steps of a program by a rule instead of an LM.
 
-    At a choice, the rule picks the first candidate in ``wanted``; if there is none, a candidate without text (which
-    adds nothing to the question); otherwise the best candidate in BM25's ranking for the question.
+    At a choice, the rule picks the first candidate in ``wanted``. If there is none, it picks a candidate without text,
+    which adds nothing to the question, or else the best candidate in BM25's ranking for the question.
     """
 
     formatter: Formatter
@@ -91,7 +91,7 @@ def rank(query: str, documents: list[Document]) -> list[str]:
 class HydeActor:
     """An `Actor` that answers the steps of a program by HyDE (https://arxiv.org/abs/2212.10496).
 
-    The query is a passage that the policy writes to answer the question, or the question if the policy writes nothing.
+    The query is a passage that the policy writes to answer the question. If it writes nothing, the question is used.
     The paper searches with the passage's embedding; the run's retriever searches with the passage's text.
     """
 
@@ -126,7 +126,7 @@ def marked_question(task: Task, step: int) -> Sequence[str]:
 
 
 def query_places(rollout: Rollout) -> dict[int, int]:
-    """Map each step that wrote a query to the index of that query, in a rollout of `marked_question`."""
+    """For a rollout of `marked_question`, map each step that wrote a query to the index of the query."""
     places: dict[int, int] = {}
     for query in (query for hop in rollout.hops for query in hop.queries):
         index = len(set(places.values()))
@@ -153,7 +153,7 @@ def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[i
 
 
 def answer_fields(predictor: str, signature: type[dspy.Signature] | None, texts: Sequence[str]) -> dict[str, Any]:
-    """Return outputs with ``texts`` in every field (joined for str); ConfigError if a field is not str or list[str]."""
+    """Return outputs with ``texts`` in every field, joined for str; ConfigError unless each is str or list[str]."""
     fields = {} if signature is None else {name: info.annotation for name, info in signature.output_fields.items()}
     special = [f"{predictor}.{name} is {kind}" for name, kind in fields.items() if kind not in (str, list[str])]
     if special or not fields:
@@ -175,7 +175,7 @@ def rm3_retriever(retriever: Retriever) -> Retriever:
 
 
 def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Iterator[Rollout]:
-    """Yield a rollout per question that fuses the systems' rankings (first sample) at each hop by reciprocal rank.
+    """Yield a rollout per question. Each hop fuses the rankings from the systems' first samples by reciprocal rank.
 
     A system that ended early keeps its last ranking at later hops. A rollout fails if a system failed on the question.
     """

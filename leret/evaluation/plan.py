@@ -64,7 +64,7 @@ class Evaluation:
 
     @property
     def delivers(self) -> bool:
-        """Return whether to write R/program: always if unnamed; if named, only until an unnamed one has results."""
+        """Return whether to write R/program. A named evaluation writes it only until an unnamed one has results."""
         return self.directory == self.run.eval or not (self.run.eval / "summary.json").is_file()
 
     def summary(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class EvalEstimate:
 
 
 def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
-    """Estimate the cost of `leret.evaluation.stage.evaluate`, and raise the same errors, except policy errors."""
+    """Estimate the cost of `leret.evaluation.stage.evaluate`, and raise its errors, except policy errors."""
     whole = _estimate(recipe, run)
     choice = choosing(resolve(recipe, run))
     if choice is None:

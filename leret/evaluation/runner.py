@@ -44,7 +44,7 @@ CONCURRENCY = 256
 
 _MIN_RUNS = 50
 _MAX_FAILED = 0.5
-"""The evaluation stops if more than this share of runs has failed, checked once `_MIN_RUNS` runs have ended."""
+"""The evaluation stops if more than this share of runs has failed; it checks once `_MIN_RUNS` runs have ended."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Evaluator:
     measures: Sequence[str]
     key: str
     progress: Progress
-    # Includes the event loop, because a policy's connections belong to one event loop.
+    # The open policy and its event loop, because a policy's connections belong to one event loop.
     _open: tuple[str, Policy, asyncio.Runner] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -184,7 +184,7 @@ class Evaluator:
             searches.close()
 
     def _policy(self, system: System) -> tuple[Policy, asyncio.Runner]:
-        """Open the system's policy and close the previous policy. Systems with the same policy run in sequence."""
+        """Open the system's policy and close a different one. Systems that share a policy run in sequence."""
         name = system.policy or ""
         if self._open is None or self._open[0] != name:
             self.close()

@@ -31,7 +31,7 @@ from leret.rollouts.environment import Environment
 
 @dataclass(frozen=True)
 class EvalReport:
-    """Result of an evaluation. ``asked`` names the systems that this call ran; ``already``: nothing was left to do."""
+    """Result of an evaluation. ``asked`` are the systems that this call ran; if ``already``, nothing was left to do."""
 
     summary: Mapping[str, Any]
     path: Path
@@ -83,7 +83,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
 
 
 def _chosen(evaluation: Evaluation, progress: Progress | None) -> dict[str, Any]:
-    """Return the summary keys ``focus`` (the policy to deliver) and ``chosen_on`` (recall by policy; if any)."""
+    """Return ``focus``, the policy to deliver, and ``chosen_on``, recall by policy if there was a choice."""
     recall: dict[str, float] = {}
     if (recipe := choosing(evaluation)) is not None:
         summary = evaluate(recipe, evaluation.run, progress=progress).summary

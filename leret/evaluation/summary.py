@@ -90,7 +90,7 @@ def summarise(
 
 
 def headline(summary: Mapping[str, Any]) -> str | None:
-    """Return a sentence on the system with the highest recall, oracle excluded; None if all recalls are 0."""
+    """Return a sentence about the system with the highest recall, except the oracle; None if all recalls are 0."""
     recall = {r["system"]: r["hops"][-1]["recall"] or 0.0 for r in summary["rows"] if r["system"] != ORACLE}
     if not any(recall.values()):
         return None

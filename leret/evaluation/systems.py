@@ -98,7 +98,7 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
 
 
 def focus(systems: Sequence[System], recall: Mapping[str, float] | None = None) -> str | None:
-    """Return the policy to report and deliver: the one with the highest ``recall``, or the last one if not given.
+    """Return the policy to report and deliver: the one with the highest ``recall``, or the last one if it is not given.
 
     A control is returned only if there are no other policies.
     """

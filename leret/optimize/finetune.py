@@ -81,11 +81,11 @@ def train_examples(
     Args:
         model: model name of an LM, such as ``leret/DIRECTORY`` or ``leret/demo``; the prefix ``leret/`` is optional.
         examples: examples with one completion (sft, kto), or with a chosen and a rejected completion (ipo, dpo).
-        keys: keys of the algorithm's recipe, ``algorithm``, and optionally the keys described in `_training`.
+        keys: ``algorithm``, keys from the algorithm's recipe, and optionally the keys described in `_training`.
         run_dir: run directory; the policy is written to its ``policies`` folder.
         job: receives the status, and can stop the training.
         progress: shows the training steps.
-        tasks: tasks to sample with an online algorithm, instead of examples.
+        tasks: tasks that an online algorithm samples; it needs no examples.
         environment: environment for the tasks.
         run: run that the tasks belong to.
 
@@ -162,5 +162,5 @@ def initial_policy(model: str) -> InitialPolicy:
 
 
 def default_run_dir() -> Path:
-    """Return the default ``run_dir``: ``leret`` in DSPy's folder for finetuned models."""
+    """Return the default ``run_dir``: the folder ``leret`` in DSPy's folder for finetuned models."""
     return Path(get_finetune_directory()) / "leret"

@@ -114,7 +114,7 @@ def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.Base
 
 
 class OtherCalls(BaseCallback):
-    """Counts calls of LMs other than a `counted_lm` and never raises; the next `counted_lm` call checks the maximum."""
+    """Counts calls to LMs other than a `counted_lm` without raising; the next `counted_lm` call checks the maximum."""
 
     def __init__(self, budget: CallBudget) -> None:
         self.budget = budget
@@ -150,7 +150,7 @@ def read_tasks(trainset: Iterable[dspy.Example], reward: str | RewardFunction | 
             )
         task = Task(inputs_id(example), dict(example.inputs()), gold)
         if examples.setdefault(task.id, (task, example))[1] != example:
-            raise DataError(f"trainset[{number}] and another example have equal inputs but other labels; remove one")
+            raise DataError(f"trainset[{number}] and another example differ only in their labels; remove one")
     if not examples:
         raise DataError("trainset is empty; pass at least one example")
     return dict(examples[name] for name in sorted(examples))
@@ -222,8 +222,8 @@ def pick_actors(program: dspy.Module) -> dict[str, Policy]:
     picks = named_picks(program)
     if unanswered := [name for name, pick in picks.items() if pick.actor is None]:
         raise ProgramError(
-            f"the Pick {unanswered[0]} has no actor: set pick.actor = POLICY. LeReT trains only LMs; `leret train` "
-            "trains pickers"
+            f"the Pick {unanswered[0]} has no actor, and LeReT trains only LMs: set pick.actor = POLICY, for example "
+            "to a picker trained by `leret train`"
         )
     return {name: pick.actor for name, pick in picks.items() if pick.actor is not None}
 

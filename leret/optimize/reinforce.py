@@ -43,7 +43,7 @@ Group = Sequence[Mapping[str, Any]]
 
 
 class GRPOSettings(OptimizerKeys, DeviceKeys, WriterKeys, ClipKeys, GRPOKeys):
-    """``train_kwargs`` of ``dspy.GRPO`` without ``run_dir``: the GRPO recipe keys that apply to single steps."""
+    """``train_kwargs`` of ``dspy.GRPO``, except ``run_dir``: the keys from GRPO recipes that apply to single steps."""
 
     learning_rates: ClassVar[tuple[float, float]] = WritingRecipe.learning_rates
 

@@ -98,7 +98,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
             ``relevant_doc_ids``, or by title in ``gold_titles``. A function ``(example, outcome) -> float`` gets a
             `leret.core.types.Outcome` with ``doc_ids``, ``outputs`` and ``text``.
         metric: function ``(example, prediction, trace=None) -> float | bool`` that scores final predictions.
-        prompts: number of prompts per LM call: the student's prompt and few-shot prompts. The few-shot prompts come
+        prompts: number of prompts per LM call. The first is the student's prompt. The others are few-shot prompts
             from the teacher, or from BootstrapFewShotWithRandomSearch. Only the student's prompt is trained.
         samples: completions per prompt and LM call.
         algorithms: training algorithms in order, each starting from the previous weights. sft, dpo, ipo and kto train
@@ -287,7 +287,7 @@ class CompileJob:
                     counters = self.spread.setdefault(group.state.predictor, [0, 0])
                     counters[0] += 1
                     counters[1] += len({one.reward for one in group.samples if one.reward is not None}) > 1
-        text = f"{counts['samples']} samples at {counts['states']} states of {len(examples)} examples"
+        text = f"{counts['samples']} samples at {counts['states']} states from {len(examples)} examples"
         spread = {name: {"states": n, "with_spread": n_spread} for name, (n, n_spread) in self.spread.items()}
         self.log("sample", text, lm_calls=self.budget.spent - before, predictors=spread, **counts)
         for name, (n, n_spread) in self.spread.items():
@@ -374,7 +374,7 @@ class CompileJob:
             start, keys = models.get(lm) or lm.finetuning_model or lm.model, self._keys(algorithm, lm)
             rows, before = examples.get(lm, ()), self.budget.spent
             if algorithm in _ONLINE:
-                self.log(algorithm, f"{lm.model} on new samples of {len(self.examples)} examples", lm=lm.model)
+                self.log(algorithm, f"{lm.model} on new samples from {len(self.examples)} examples", lm=lm.model)
                 path = self._train_online(start, keys, lm, models)
                 models[lm] = self._trained(algorithm, path, lm_calls=self.budget.spent - before)
                 continue

@@ -99,7 +99,7 @@ def render(
 
 
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Compare the policy, after the last hop, with the baseline, or with the raw question if that has higher recall."""
+    """Compare the policy with the baseline, or with the raw question if its recall is higher, after the last hop."""
     focus, baseline = summary["focus"], summary["baseline"]
     rows = {row["system"]: row["hops"][-1] for row in summary["rows"]}
     if focus in rows and RAW in rows and (rows[RAW]["recall"] or 0.0) > (rows[focus]["recall"] or 0.0):

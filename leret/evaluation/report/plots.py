@@ -66,7 +66,7 @@ _SETTINGS: Final[Any] = {
 
 
 def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> str:
-    """Draw one row per system with a dot and interval per hop, the last dot filled. Dashed lines mark baselines."""
+    """Draw a row per system with a dot and interval per hop. The last dot is filled; dashed lines mark baselines."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
