@@ -121,7 +121,7 @@ OF_COPY = {"load": "an import has changed since"}
 OF_POLICY = "have changed since training"
 CHANGES = {
     "gold": (replace("questions.jsonl", *GOLD), OF_DATA),
-    "corpus": (replace("corpus.jsonl", "leads to beta", "leads to zeta"), OF_DATA | {"load": "of another corpus"}),
+    "corpus": (replace("corpus.jsonl", "leads to beta", "leads to zeta"), OF_DATA | {"load": "of a different corpus"}),
     "program": (replace("program.py", "self.search(clean(query)", "self.search('x' + clean(query)"), OF_DATA),
     "module of the program": (replace("words.py", "strip()", "strip()[::-1]"), OF_DATA),
     "reward": (replace("reward.py", "float(len", "2.0 * float(len"), {**OF_DATA, "rescore": None}),

@@ -229,7 +229,7 @@ def _shown(value: Any) -> str:
 
 
 def _console(*, stderr: bool) -> Any:
-    """Return a new console, because tests replace the standard streams. Do not interpret markup or emoji codes."""
+    """Return a console that prints markup and emoji codes as text; it is new because tests replace the streams."""
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)

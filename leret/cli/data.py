@@ -52,7 +52,7 @@ def episodes(
     candidates: Annotated[int, typer.Option(min=2, help="Candidates per question, including gold documents.")] = 10,
     form: FormatOption = None,
 ) -> None:
-    """Add candidates from a corpus to each question: its gold documents and the top other BM25 results."""
+    """Add candidates from a corpus to each question: its gold documents and the best other BM25 results."""
     from leret.datasets.load import load
 
     data = _settings(None, form, questions, corpus, ["data.split=all"])

@@ -33,9 +33,9 @@ class Settings(BaseModel):
 
 
 class KindSettings(Settings):
-    """A section with several kinds. Each kind is a subclass with an entry in a table.
+    """A section with several kinds, each a subclass that fixes ``kind``. ``table`` lists them.
 
-    A class without a default ``kind`` validates its input as one of its subclasses, chosen by the ``kind`` key.
+    Validation by a class without a default ``kind`` returns an instance of the subclass that the ``kind`` key selects.
     """
 
     tag: ClassVar[str] = "kind"  # key that selects the kind; each subclass annotates it with a Literal
@@ -121,7 +121,7 @@ def free_keys(recipe: Any) -> frozenset[str]:
 
 
 def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: Key = ()) -> M:
-    """Return a copy with each path replaced by ``change(key, path, mark)``. A class (``FILE.py:Class``) is kept."""
+    """Return a copy with each path replaced by ``change(key, path, mark)``; in ``FILE.py:Class``, only FILE.py."""
 
     def changed(value: Any, mark: RecipePath | None, key: Key) -> Any:
         if isinstance(value, BaseModel):

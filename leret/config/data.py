@@ -12,7 +12,7 @@ from leret.config.base import Free, KindSettings, RecipePath
 Split = Literal["train", "dev", "test", "all"]
 
 QUESTIONS_ALONE = frozenset({"jsonl", "hover", "chunks", "babilong", "episodes"})
-"""Kinds without documents in their question files: most retrievers also need `data.corpus`."""
+"""Kinds with no documents in their question files, so most retrievers also need `data.corpus`."""
 
 
 class DataSettings(KindSettings):
@@ -74,7 +74,7 @@ class BabilongSettings(_Files):
     kind: Literal["babilong"] = "babilong"
     noise: tuple[Annotated[str, RecipePath("text file")], ...] = Field((), description="books (text files)")
     sentences: PositiveInt | tuple[PositiveInt, ...] | None = Field(
-        None, description="sentences per task (facts plus noise); each task draws one of a list; None: no noise"
+        None, description="sentences per task (facts plus noise), or a list to draw from per task; None: no noise"
     )
     facts: PositiveInt | None = Field(None, description="maximum story length in sentences; None: min(sentences)")
     noise_seed: int = Field(0, description="seed for the positions of the facts and the choice of noise")

@@ -78,7 +78,7 @@ def find_recipe(path: str | Path, *folders: str) -> Path:
 
 
 def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: Check = None) -> list[Recipe]:
-    """Read recipes of several stages. An override applies to all recipes with its key; ``train.seed=1``, to training.
+    """Read recipes of several stages. Overrides apply to all recipes with the key (``train.seed=1``: training only).
 
     A short name that several stages share (``demo``) means sampling if it comes first, and a later stage otherwise.
     """
@@ -112,7 +112,7 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
 
 
 def _has_place(stage: Any, value: Mapping[str, Any], override: str) -> bool:
-    """Return True if a stage has the override's first key. For ``data``, which two stages have, check two keys."""
+    """Return True if a stage has the override's first key and, for ``data`` in evaluation recipes, the second key."""
     first, *rest = (part.strip() for part in override.partition("=")[0].split("."))
     if first not in _keys(sections(stage, (), value)):
         return False
@@ -256,7 +256,7 @@ def _clashes(recipe: Recipe) -> Iterator[Clash]:
         if recipe.init_from == recipe.policy_name:
             yield ("init_from", "name"), f"{recipe.init_from} would start from itself; set another `name`"
     elif recipe.samples > 1 and recipe.temperature == 0:
-        yield ("samples", "temperature"), f"is {recipe.samples}, but runs are equal at temperature 0; set samples: 1"
+        yield ("samples", "temperature"), f"is {recipe.samples}, but temperature 0 gives identical runs; set samples: 1"
 
 
 def _sampling_clashes(recipe: SamplingRecipe) -> Iterator[Clash]:
@@ -273,10 +273,10 @@ def _sampling_clashes(recipe: SamplingRecipe) -> Iterator[Clash]:
         message = "one completion per state leaves nothing to compare; raise sampling.prompts or sampling.samples"
         yield ("sampling.samples", "sampling.prompts"), message
     if policy.temperature == 0 and settings.samples > 1:
-        message = f"policy.temperature 0 gives {settings.samples} equal samples per prompt; raise it, or set samples: 1"
+        message = f"policy.temperature 0 gives {settings.samples} identical samples; raise it, or set samples: 1"
         yield ("sampling.samples", "policy.temperature"), message
     if settings.margin and settings.strategy != "margin":
-        message = f"strategy {settings.strategy} ignores the margin; set sampling.strategy: margin, or remove it"
+        message = f"strategy {settings.strategy} ignores this key; set sampling.strategy: margin, or remove the key"
         yield ("sampling.margin", "sampling.strategy"), message
     if n_few_shot > bank.candidates:
         message = f"needs {n_few_shot} few-shot prompts; raise sampling.bank.candidates (now {bank.candidates})"

@@ -39,9 +39,9 @@ class PolicySettings(KindSettings):
 
 
 def by_predictor(first: T, others: Mapping[str, T], new: T, predictors: Collection[str] | None) -> dict[str, T]:
-    """Return values by predictor, with ``new`` as the value of ``predictors``; ``""`` is the default.
+    """Return values by predictor: the default ``first`` (key ``""``), ``others``, and ``new`` for ``predictors``.
 
-    Without ``predictors``, ``new`` replaces the default ``first``. Without ``others``, ``new`` serves all predictors.
+    If ``predictors`` is empty, ``new`` becomes the default. If ``others`` is empty, ``new`` serves all predictors.
     """
     if not others:
         return {"": new}

@@ -209,7 +209,7 @@ class RemoteSettings(_HttpSettings):
     urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="replicas, as in http://127.0.0.1:8893")
     protocol: Literal["leret", "colbert", "colbert-get", "retrieve"] = "leret"
     name: str | None = Field(None, description="name of the served index; change it when the index changes")
-    doc_id: Literal["id", "title", "row"] = Field("id", description="field with the id; row: row of data.corpus")
+    doc_id: Literal["id", "title", "row"] = Field("id", description="field used as the id; row: row in data.corpus")
     accept_empty: bool | None = Field(None, description="accept empty rankings; None: only with protocol leret")
     requests_per_s: Annotated[float | None, Free()] = Field(None, gt=0, description="maximum rate; None: no limit")
     queries_per_request: Annotated[PositiveInt, Free()] = Field(64, description="for protocols with batches")
@@ -234,8 +234,8 @@ class PubMedSettings(_SiteSettings):
     email: Annotated[str | None, Free()] = Field(None, description="NCBI warns this address before it blocks you")
     tool: Annotated[str, Free()] = "leret"
     sort: Literal["relevance", "pub_date", "Author", "JournalName"] = "relevance"
-    min_date: PartialDate | None = Field(None, description="publication date: YYYY, YYYY/MM or YYYY/MM/DD")
-    max_date: PartialDate | None = Field(None, description="same format as min_date")
+    min_date: PartialDate | None = Field(None, description="first publication date: YYYY, YYYY/MM or YYYY/MM/DD")
+    max_date: PartialDate | None = Field(None, description="last publication date, in the same format")
 
 
 class ClinicalTrialsSettings(_SiteSettings):
@@ -245,6 +245,6 @@ class ClinicalTrialsSettings(_SiteSettings):
     url: BaseUrl = "https://clinicaltrials.gov/api/v2"
     area: Literal["term", "cond", "intr", "titles", "outc"] = Field("term", description="AREA in the API's query.AREA")
     sort: str | None = Field(None, description="the API's sort, as in LastUpdatePostDate:desc; None: by relevance")
-    min_date: Date | None = Field(None, description="date of first posting: YYYY-MM-DD")
-    max_date: Date | None = Field(None, description="same format as min_date")
+    min_date: Date | None = Field(None, description="earliest date of first posting: YYYY-MM-DD")
+    max_date: Date | None = Field(None, description="latest date of first posting, in the same format")
     requests_per_s: Annotated[float, Free()] = Field(0.8, gt=0, description="the site allows about 50 per minute")

@@ -63,7 +63,7 @@ class BankSettings(Settings):
     max_demos: PositiveInt = 3
     candidates: PositiveInt = Field(8, description="candidate prompts; the best candidates form the bank")
     temperature: float = Field(0.7, ge=0, description="temperature of the bootstrapping calls")
-    path: Annotated[str | None, RecipePath("directory of prompts")] = Field(None, description="like R/prompts")
+    path: Annotated[str | None, RecipePath("directory of prompts")] = Field(None, description="files as in R/prompts")
 
 
 _FUNCTION = RecipePath("reward file", "name it as FILE.py:function", member=True, only=".py")
@@ -75,7 +75,7 @@ class PartSettings(Settings):
     model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
 
     weight: float = 1.0
-    function: Annotated[str | None, _FUNCTION] = Field(None, description="None: the function named like the part")
+    function: Annotated[str | None, _FUNCTION] = Field(None, description="None: the reward with the part's name")
     model: Annotated[str | None, RecipePath("model", hub=True)] = Field(None, description="for similarity")
 
     @property
@@ -141,7 +141,7 @@ class SamplingSettings(Settings):
 
     @property
     def whole_reward(self) -> str | RewardSettings:
-        """Reward for whole program runs, used for the bank: the step reward, unless credit is ``final``."""
+        """Reward for whole program runs, used for the bank: the step reward, except with ``sampling.credit: final``."""
         return (self.end_reward if self.credit == "final" else None) or self.reward
 
     @property

@@ -131,7 +131,7 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
 class ExampleRecipe(TrainingRecipe, WriterKeys):
     """Keys of algorithms that learn from stored samples."""
 
-    match_steps_of: str | None = Field(None, description="a control: train for as many steps as this policy in total")
+    match_steps_of: str | None = Field(None, description="for a control: train for as many total steps as this policy")
     gradient_accumulation_steps: PositiveInt = Field(1, description="batches per step")
     max_length: PositiveInt = Field(2048, description="prompt and completion tokens; longer examples are dropped")
 
@@ -166,12 +166,12 @@ class RoundRecipe(TrainingRecipe):
     reward: RewardKey | None = Field(None, description="None: the run's")
     credit: Literal["step", "final", "both"] | None = Field(None, description="None: the run's")
     unparsed_reward: float | None = Field(
-        None, description="reward of unparsed completions; None: set by reward, else min(0, lowest in the group)"
+        None, description="reward of unparsed completions; None: as in `reward`, else min(0, lowest in group)"
     )
     num_iterations: PositiveInt = Field(1, description="passes over the samples of a round")
     num_mini_batches: PositiveInt = Field(1, description="optimizer steps per pass")
     save_steps: Annotated[PositiveInt, Free()] = Field(50, description="rounds between checkpoints")
-    logging_steps: PositiveInt = Field(5, description="rounds to average per log entry")
+    logging_steps: PositiveInt = Field(5, description="rounds averaged in each log entry")
 
     @property
     def uses_trl(self) -> bool:
@@ -214,7 +214,7 @@ class WritingRecipe(RoundRecipe, WriterKeys, ClipKeys):
     beta: float = Field(0.0, ge=0, description="strength of the KL penalty to the initial policy")
     kl_estimator: Literal["k1", "k3"] = "k3"
     target_kl: float | None = Field(None, gt=0, description="nats per completion, to adapt beta; None: fixed beta")
-    kl_horizon: float = Field(10_000, gt=0, description="completions until beta changes by up to 20 %")
+    kl_horizon: float = Field(10_000, gt=0, description="completions in which beta changes by up to 20 %")
 
     @model_validator(mode="after")
     def _has_a_penalty_to_move(self) -> WritingRecipe:

@@ -62,9 +62,9 @@ def rm_rows(ranking: Sequence[Any]) -> list[Any]:
 
 
 class AdapterProxy:
-    """A proxy for ``dspy.settings.adapter``: ``answer`` handles calls, and the adapter everything else.
+    """A proxy for ``dspy.settings.adapter``: ``answer`` handles calls, and the adapter all else (ReAct's trajectory).
 
-    A subclass would not work: DSPy wraps adapter methods, and ReAct formats its trajectory with the current adapter.
+    In a subclass, DSPy would wrap ``format`` and ``parse`` again, so callbacks would see each of their calls twice.
     """
 
     def __init__(self, adapter: dspy.Adapter, answer: Callable[..., list[dict[str, Any]]]) -> None:
@@ -103,7 +103,7 @@ def current_adapter() -> dspy.Adapter:
 
 
 def one_call(adapter: dspy.Adapter) -> dspy.Adapter:
-    """Return the adapter without its JSON fallback, a second call after a parse error: one seed is one call."""
+    """Return the adapter without its JSON fallback (a second call after a parse error), so each seed is one call."""
     if not getattr(adapter, "use_json_adapter_fallback", False):
         return adapter
     adapter = copy.copy(adapter)
@@ -125,7 +125,7 @@ def calling_predictor() -> Any:
 
 
 settings_here: Callable[[], Mapping[str, Any]] = thread_local_overrides.get
-"""Return the thread-local DSPy settings: all settings in a context from `carrying`, elsewhere only overrides."""
+"""Return this thread's DSPy settings: all of them in a context from `carrying`, only the overrides elsewhere."""
 
 
 def carried_run() -> Any:
@@ -138,7 +138,7 @@ passes: list[Any] = []
 
 
 def watching_run() -> Any:
-    """Return `carried_run`; ProgramError in a thread that a replayed program started."""
+    """Return the run from `carried_run`; ProgramError in a thread that a replayed program started."""
     run = carried_run()
     if run is None:
         for one in tuple(passes):
@@ -165,7 +165,7 @@ def forward_of(program: dspy.Module) -> Callable[..., Any]:
 
 
 def prediction_of(outputs: Sequence[Mapping[str, Any]], signature: type[dspy.Signature]) -> dspy.Prediction:
-    """Build the same prediction as `dspy.Prediction.from_completions` on a copy, three times as fast."""
+    """Build the same prediction as `dspy.Prediction.from_completions` with copied outputs, three times as fast."""
     prediction, completions = dspy.Prediction.__new__(dspy.Prediction), Completions.__new__(Completions)
     fields: dict[str, list[Any]] = {name: [one[name] for one in outputs] for name in outputs[0]} if outputs else {}
     for name, values in fields.items():
@@ -178,7 +178,7 @@ def prediction_of(outputs: Sequence[Mapping[str, Any]], signature: type[dspy.Sig
 
 
 def is_turn_by_turn(adapter: dspy.Adapter, kinds: Sequence[type[dspy.Adapter]]) -> bool:
-    """Check whether an adapter inherits ``format`` from DSPy or ``kinds``, which put demos before the inputs."""
+    """Check whether demos precede the inputs: the adapter inherits ``format`` from DSPy or from one of ``kinds``."""
     method = inspect.unwrap(type(adapter).format)  # DSPy wraps ``format`` in every subclass
     return any(method is inspect.unwrap(kind.format) for kind in (dspy.Adapter, *kinds))
 

@@ -85,7 +85,7 @@ class RunError(LeretError):
 
 
 class MissingDependency(LeretError):
-    """A missing ``package``. The message names the pip command for ``extra``, or ``command``."""
+    """A missing ``package``. The message names ``command``, by default the pip command for ``extra``."""
 
     def __init__(self, package: str, extra: str, command: str | None = None) -> None:
         lines: list[str] = []

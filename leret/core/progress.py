@@ -18,7 +18,7 @@ class Progress:
         """Begin a part; ``stage`` names it in a word or two, and ``total`` is its number of units if known."""
 
     def advance(self, n: int = 1, **facts: float | int | str) -> None:
-        """Count ``n`` more units; ``facts`` (mean_reward, failures ...) replace earlier facts with equal names."""
+        """Count ``n`` more units; ``facts`` (mean_reward, failures ...) replace earlier facts of the same name."""
 
     def finish(self) -> None:
         """End the current part."""

@@ -151,7 +151,7 @@ class Run:
         return sections
 
     def prepare(self, sections: Mapping[str, Any]) -> int:
-        """Write pending sections; they apply once a commit sets the store's ``application_id`` to the result."""
+        """Write sections that take effect once a commit sets the store's ``application_id`` to the returned number."""
         name = secrets.randbits(30) + 1
         self.update(prepared={"name": name, "sections": sections})
         return name

@@ -1,4 +1,4 @@
-"""The protocol by which stages and index builds skip completed work and resume. A stage is a function::
+"""Skip completed work and resume unfinished work, in stages and index builds. A stage has this form::
 
     def stage(recipe, run) -> Report:
         key = stage_key(recipe, input_stamps(recipe.data.corpus, run.store))
@@ -12,7 +12,7 @@
 
 `stage_key` covers every key of the recipe, and each input file's name, size and modification time. `completed`
 compares the key and the sizes of result files with the mark in ``DIR/STAGE.done``. `check_resumable` skips `free_keys`
-and also compares content digests (corpus, program, parent policy): ``{**recipe, "digest": {"corpus": ...}}``.
+and also compares digests of content (corpus, program, parent policy) in ``{**recipe, "digest": {"corpus": ...}}``.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:
 
 
 def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:
-    """Return name, size and modification time (ns) of files. Directories are searched recursively; None is skipped.
+    """Return name, size and modification time (ns) of each file. Directories are searched recursively.
 
-    Equal stamps count as equal contents. A missing path has no stamps.
+    Files with equal stamps count as identical. A missing path adds an empty list, and a None path nothing.
     """
     stats = [[(file.name, file.stat()) for file in _files(Path(path))] for path in paths if path]
     return [[(name, stat.st_size, stat.st_mtime_ns) for name, stat in files] for files in stats]
@@ -114,7 +114,7 @@ def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
 
 
 def inputs_unchanged(directory: Path, stage: str) -> bool:
-    """Check whether a completed stage's input files still have the stamps in its mark; False without stamps."""
+    """Check whether a completed stage's input files still match the stamps in its mark; False if it has none."""
     try:
         inputs = json.loads((directory / f"{stage}.done").read_text(encoding="utf-8"))["inputs"]
         return bool(digest(input_stamps(*(directory / name for name in inputs))) == digest(list(inputs.values())))
@@ -148,9 +148,9 @@ def check_resumable(
     free: Collection[str] = (),
     otherwise: str = "name a new run directory",
 ) -> None:
-    """Refuse to resume work that was started with another recipe. The RunError lists every key that differs.
+    """Refuse to resume work that was started with a different recipe. The RunError lists every key that differs.
 
-    Keys in ``free`` and their subkeys may differ; they omit list indices (``engines.model``), and ``*`` is a wildcard.
+    Keys in ``free`` (without list indices, as in ``engines.model``; ``*`` is a wildcard) and their subkeys may differ.
     ``otherwise`` tells the user how to continue without the old values.
     """
     before, now = dict(_flat(old)), dict(_flat(new))
@@ -163,7 +163,7 @@ def check_resumable(
     ]
     if changed:
         listed = "\n".join(changed)
-        raise RunError(f"{where} was started with another recipe:\n{listed}\nuse the same values, or {otherwise}")
+        raise RunError(f"{where} was started with a different recipe:\n{listed}\nuse the same values, or {otherwise}")
 
 
 def is_complete_parquet(path: Path) -> bool:

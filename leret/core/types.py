@@ -28,7 +28,7 @@ _hash = partial(hashlib.blake2b, digest_size=16)
 
 
 def digest(*parts: Json) -> str:
-    """Return a 32-digit hexadecimal digest of JSON values, equal on every machine.
+    """Return a 32-digit hexadecimal digest of JSON values, identical on every machine.
 
     >>> digest("q1", {"b": 1, "a": [2]}) == digest("q1", {"a": [2], "b": 1})
     True
@@ -54,7 +54,7 @@ def text_of(message: Message) -> str:
 
 
 def seed_of(*parts: Json) -> int:
-    """Return a 63-bit seed from JSON values, equal on every machine."""
+    """Return a 63-bit seed from JSON values, identical on every machine."""
     name = _hash(_encode(("seed", *parts)).encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(name[:8]) >> 1
 
@@ -85,7 +85,7 @@ class Task:
     """Inputs of a program with labels and metadata. A question is a task with one text input."""
 
     id: str
-    inputs: Mapping[str, Json] = field(hash=False)  # by program argument; one input goes to the only argument
+    inputs: Mapping[str, Json] = field(hash=False)  # by argument name; a single input goes to a program's only argument
     gold: tuple[str, ...] = ()  # ids of the relevant documents, read only by rewards and evaluation
     answers: tuple[str, ...] = ()  # reference answers, all equally correct
     type: str | None = None  # bridge, comparison ...; reports group results by type and ``hops``
@@ -241,7 +241,7 @@ class Sample:
     """One action (a completion) at one state under one prompt of the bank, with its result.
 
     An unparsed completion stays in its group with a failure of kind ``parse``, so an algorithm can give it a reward.
-    ``components`` holds named parts of the reward (``step`` and ``final`` if credit is ``both``), other measures
+    ``components`` holds named parts of the reward (``step`` and ``final`` with ``credit: both``), other measures
     (``recall``), and the Q-value (``q``) and log-probability (``logp``) of a picker's choice. ``sampled`` is 0 if the
     predictor is not sampled; the reward of 0 is then a placeholder.
     """

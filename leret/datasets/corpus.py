@@ -27,7 +27,7 @@ class Corpus(Mapping[str, Document]):
                 raise DataError(f"two documents have the id {document.doc_id!r}; make ids unique")
             # surrogatepass: JSON may hold lone surrogates
             parts = [part.encode("utf-8", "surrogatepass") for part in (document.doc_id, document.title, document.text)]
-            for part in parts:  # length first: moving a word from title to text must change the digest
+            for part in parts:  # with its length, so that moving a word from title to text changes the digest
                 content.update(len(part).to_bytes(8, "big") + part)
             for part in parts[1:]:
                 self._bytes += part

@@ -17,16 +17,16 @@ from leret.datasets.records import Problems
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """Statistics of a data set. Mappings hold numbers of tasks."""
+    """Statistics of a data set. Mappings count tasks, unless a comment says otherwise."""
 
     n_documents: int  # 0 without a corpus
     corpus_digest: str | None
-    n_questions: int  # without bad records
-    splits: Mapping[str, int]  # splits of the data set, or by hash of the id
+    n_questions: int  # bad records are not counted
+    splits: Mapping[str, int]  # by split: the data set's own split, or else the hash of the id
     own_splits: bool
     inputs: Mapping[str, int]  # by input names ("question"; "persona, turns")
     types: Mapping[str, int]
-    hops: Mapping[int, int]  # 0 if unknown
+    hops: Mapping[int, int]  # by number of hops, 0 if unknown
     gold: Mapping[int, int]  # by number of gold documents
     answers: Mapping[int, int]  # by number of reference answers
     question_words: Mapping[str, float]  # minimum, median, mean and maximum; all 0 without questions
@@ -34,7 +34,7 @@ class DataReport:
     n_unused_documents: int  # documents that are gold for no task
     duplicate_questions: int  # questions with the same text as another question
     duplicate_documents: int
-    skipped: Mapping[str, int]  # bad records of questions (such as unknown gold) and corpus, by kind of fault
+    skipped: Mapping[str, int]  # bad records of the question and corpus files, by kind of fault
     problems: tuple[str, ...]  # first faults, one line each
     examples: tuple[Task, ...]  # first tasks
 
@@ -42,7 +42,7 @@ class DataReport:
 def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
     """Inspect all splits of a data set, ignoring `data.limit`, and the corpus if there is one.
 
-    Bad records are a DataError, or are reported with ``data.skip_invalid``.
+    Bad records raise a DataError. With ``data.skip_invalid``, they are part of the report instead.
     """
     data = data.model_copy(update={"split": "all", "limit": None})
     if has_corpus(data):

@@ -45,15 +45,15 @@ class Data:
 
 
 def load(data: DataSettings) -> Data:
-    """Load tasks with their corpus, and check every gold id. DataError if a file is not of kind `data.kind`."""
+    """Load tasks with their corpus, and check every gold id. DataError if a file does not fit `data.kind`."""
     corpus, problems = _read_corpus(data)
     return Data(load_tasks(data, corpus), corpus, problems)
 
 
 def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Loaded:
-    """Load at most `data.limit` tasks of `data.split`. A larger limit only adds tasks, also to each `data.part`.
+    """Load at most `data.limit` tasks of `data.split`. A larger limit only adds tasks to a split or `data.part`.
 
-    Questions of split train or dev that have the same text as a test question are left out and counted in ``skipped``.
+    Questions in split train or dev with the same text as a test question are left out and counted in ``skipped``.
     With a ``corpus``, every gold id must be in the corpus, up to Unicode normalisation. An empty split is a DataError.
     """
     source = _source(data)
@@ -93,12 +93,12 @@ def has_corpus(data: DataSettings) -> bool:
 
 
 def split_name(task: Task, seed: int = 0) -> str:
-    """Return the task's split in the data set, or else by hash of its id."""
+    """Return the task's split: the data set's own split, or else the split by hash of the task's id."""
     return task.split or split_of(task.id, seed)
 
 
 def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0, part: str | None = None) -> tuple[Task, ...]:
-    """Return the first ``limit`` tasks by hash of their ids, and part I/N of these tasks; None keeps all in order."""
+    """Return part I/N of the first ``limit`` tasks by hash of their ids. If both are None, return all in file order."""
 
     def rank(task: Task) -> int:
         return rank_of(task.id, seed, "limit")

@@ -1,4 +1,4 @@
-"""Stream the JSON objects or lines of a file, and collect its faults."""
+"""Stream a file as JSON objects or as lines, and collect its faults."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Problems:
 
     @property
     def shown(self) -> list[str]:
-        """First distinct faults, one line each, with places and numbers of records."""
+        """First distinct faults, one line each, with their places and how many records have them."""
         lines = []
         for fault, (place, *others) in self._faults.items():
             n = self._times[fault]
@@ -114,7 +114,7 @@ class Reader(ABC):
 
 
 def records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Yield the objects of a file of JSON lines or of one JSON array. DataError for a broken or CSV file."""
+    """Yield the objects in a file of JSON lines, or in one JSON array. DataError if the file is broken or CSV."""
     first = _first_character(path)
     if path.suffix == ".csv" and first not in b"[{":
         target = path.with_suffix(".jsonl")
@@ -213,7 +213,7 @@ def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]
 
 
 def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
-    """Yield the items of a JSON array. ``ijson.items`` is not used: its memory grows with the square of the nesting."""
+    """Yield the items of a JSON array. ``ijson.items`` is not used: its memory grows with the square of the depth."""
     number, depth, item = 0, 0, ObjectBuilder()
     try:
         with open_compressed(path) as file:

@@ -18,7 +18,7 @@ SPLITS: dict[str, SplitName] = {
     "train": "train", "training": "train", "dev": "dev", "val": "dev", "valid": "dev", "validation": "dev",
     "test": "test",
 }  # fmt: skip
-"""Maps split names in data sets to splits."""
+"""leret's name for each split name that data sets use."""
 _DEV, _TEST = 0.1, 0.2
 _SHOWN = 5
 
@@ -40,7 +40,7 @@ def rank_of(id: str, seed: int, purpose: str) -> int:
 
 
 def refuse_leak(training_ids: Iterable[str], evaluation_ids: Iterable[str]) -> None:
-    """Raise a DataError with the first common ids of training and evaluation, if any."""
+    """Raise a DataError if training and evaluation have ids in common. Its message lists the first ids."""
     _refuse(
         sorted(set(training_ids) & set(evaluation_ids)),
         "are in both the training data and the evaluation split",
@@ -49,7 +49,7 @@ def refuse_leak(training_ids: Iterable[str], evaluation_ids: Iterable[str]) -> N
 
 
 def refuse_doubles(training: Iterable[Task], evaluation: Iterable[Task]) -> None:
-    """Raise a DataError for tasks with the same text in training and evaluation."""
+    """Raise a DataError if a training task and an evaluation task have the same text."""
     texts = {task.text for task in training}
     _refuse(
         [task.id for task in evaluation if task.text in texts],

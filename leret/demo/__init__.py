@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from leret.retrieval.base import Retriever
 
 TRAININGS = ("demo-sft", "demo-ipo", "demo-sft-more", "demo-grpo")
-"""Training recipes, in order. demo-sft-more is a control with as many steps as both recipes before it."""
-_OF_SFT = 2  # number of first stages that all others need: sampling and demo-sft
+"""Training recipes, in order. demo-sft-more is a control with as many steps as the two recipes before it together."""
+_OF_SFT = 2  # the first two stages, sampling and demo-sft, are needed by all others
 _STOP_S = 30.0
 
 
@@ -45,7 +45,7 @@ def demo(out: Path, seed: int = 0, progress: Progress | None = None) -> EvalRepo
     with nullcontext() if (run.policies / "grpo").is_dir() else _beside(run, seed):
         for stage in stages[_OF_SFT:-2]:
             run_stage(stage, run, progress=progress)
-    # These stages ran in the other process; they only repeat if it failed.
+    # These stages have run in the other process. If it failed, they run again; if not, their results are read.
     *_, report = [run_stage(stage, run, progress=progress) for stage in stages[-2:]]
     return cast("EvalReport", report)
 
@@ -71,7 +71,7 @@ def _beside(run: Run, seed: int) -> Iterator[None]:
 
 
 class ExampleData(NamedTuple):
-    """DSPy examples with the ids of relevant documents in ``gold``, and a retriever over all documents."""
+    """DSPy examples, each with the ids of its relevant documents in ``gold``, and a retriever over all documents."""
 
     trainset: list[dspy.Example]
     valset: list[dspy.Example]

@@ -1,4 +1,4 @@
-"""Baselines for policies: rules instead of an LM, RM3, HyDE, and the fusion of other systems' rankings.
+"""Baselines for policies: rules in place of the LM; RM3; HyDE; and fusion of other systems' rankings.
 
 Rules answer the steps of the real program, so the program's cut-offs, hops and `exclude_seen` apply to baselines too.
 """
@@ -28,14 +28,14 @@ _PASSAGE_TOKENS = 128
 """Minimum `max_tokens` for HyDE's passage, because the policy's setting is meant for short queries."""
 
 _HEAD_WORDS, _RANKINGS = 12, 512
-"""Number of words of text that replace a missing title; maximum number of rankings in memory."""
+"""Number of words from a document's text that replace a missing title; maximum number of rankings held in memory."""
 
 Script = Callable[[Task, int], Sequence[str]]
 """Maps (task, step number from 0) to the texts that answer the step."""
 
 
 class CandidateRanking:
-    """Ranks the candidates of choices by BM25 on title and text, with the question as the query."""
+    """Ranks the candidates of a choice by BM25 over their titles and texts, with the question as the query."""
 
     def __init__(self) -> None:
         self._rankings: dict[tuple[str, str, int], list[str]] = {}
@@ -58,8 +58,8 @@ class CandidateRanking:
 class ScriptedPolicy:
     """An `Actor` that answers the steps of a program by a rule instead of an LM.
 
-    At a choice, the order of preference is: candidates in ``wanted``, candidates without text (a choice that adds
-    nothing to the question), and then BM25's ranking for the question.
+    At a choice, the rule picks the first candidate in ``wanted``. If there is none, it picks a candidate without text,
+    which adds nothing to the question, or else the best candidate in BM25's ranking for the question.
     """
 
     formatter: Formatter
@@ -79,7 +79,7 @@ class ScriptedPolicy:
 
 
 def rank(query: str, documents: list[Document]) -> list[str]:
-    """Return ids in BM25's order, then documents that share no word with the query, in input order."""
+    """Return document ids in BM25's order, followed by documents that share no word with the query, in input order."""
     try:
         [ranking] = BM25.build(Corpus(documents)).search([query], len(documents))
     except RetrievalError:  # no document has any words
@@ -91,7 +91,7 @@ def rank(query: str, documents: list[Document]) -> list[str]:
 class HydeActor:
     """An `Actor` that answers the steps of a program by HyDE (https://arxiv.org/abs/2212.10496).
 
-    The query is a passage that the policy writes to answer the question, or the question if the policy writes nothing.
+    The query is a passage that the policy writes to answer the question. If it writes nothing, the question is used.
     The paper searches with the passage's embedding; the run's retriever searches with the passage's text.
     """
 
@@ -126,7 +126,7 @@ def marked_question(task: Task, step: int) -> Sequence[str]:
 
 
 def query_places(rollout: Rollout) -> dict[int, int]:
-    """Map each step that wrote a query to the query's index, in a rollout with `marked_question`."""
+    """For a rollout of `marked_question`, map each step that wrote a query to the index of the query."""
     places: dict[int, int] = {}
     for query in (query for hop in rollout.hops for query in hop.queries):
         index = len(set(places.values()))
@@ -138,7 +138,7 @@ def query_places(rollout: Rollout) -> dict[int, int]:
 def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[int, int]]) -> Script:
     """Return a script that writes the gold titles in order, one per query; the last query has all remaining titles.
 
-    Queries after the last title repeat that title. ``places`` has the results of `query_places` by task id.
+    Queries after the last title repeat that title. ``places`` maps task ids to the results of `query_places`.
     """
 
     def script(task: Task, step: int) -> Sequence[str]:
@@ -153,7 +153,7 @@ def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[i
 
 
 def answer_fields(predictor: str, signature: type[dspy.Signature] | None, texts: Sequence[str]) -> dict[str, Any]:
-    """Return outputs with ``texts`` in every field, as a list or one line; ConfigError for other types."""
+    """Return outputs with ``texts`` in every field, joined for str; ConfigError unless each is str or list[str]."""
     fields = {} if signature is None else {name: info.annotation for name, info in signature.output_fields.items()}
     special = [f"{predictor}.{name} is {kind}" for name, kind in fields.items() if kind not in (str, list[str])]
     if special or not fields:
@@ -175,7 +175,7 @@ def rm3_retriever(retriever: Retriever) -> Retriever:
 
 
 def fuse(parts: Sequence[Sequence[ScoredHop]], questions: Sequence[Task]) -> Iterator[Rollout]:
-    """Yield rollouts that fuse, by reciprocal rank, the rankings of the systems' first samples at each hop.
+    """Yield a rollout per question. Each hop fuses the rankings from the systems' first samples by reciprocal rank.
 
     A system that ended early keeps its last ranking at later hops. A rollout fails if a system failed on the question.
     """

@@ -31,7 +31,7 @@ _ALWAYS = ("recall", "ap", "all_found", BRIDGE_FOUND)
 
 
 def all_measures(names: Sequence[str]) -> tuple[str, ...]:
-    """Return a recipe's measures and the measures of every report; ConfigError for an unknown measure."""
+    """Return a recipe's measures and those that every report shows; ConfigError for an unknown measure."""
     every = tuple(dict.fromkeys((*names, *_ALWAYS)))
     for name in every:
         if name != BRIDGE_FOUND:
@@ -40,7 +40,7 @@ def all_measures(names: Sequence[str]) -> tuple[str, ...]:
 
 
 class Scorer:
-    """Converts rollouts to scored rows with the measures ``names``; ``corpus`` has the titles of gold documents."""
+    """Scores rollouts with the measures ``names``; ``corpus`` provides the titles of gold documents."""
 
     def __init__(self, names: Sequence[str], tasks: Sequence[Task], corpus: Mapping[str, Document]) -> None:
         self._rewards = {name: scoring(name) for name in names if name != BRIDGE_FOUND}
@@ -48,7 +48,7 @@ class Scorer:
         self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in names else {}
 
     def rows(self, rollout: Rollout) -> list[ScoredHop]:
-        """Return one row per hop, plus a final row if the run failed, ended unparsed, or never searched."""
+        """Return a row per hop, plus one if the run failed, stopped at an unparsed completion, or never searched."""
         task, steps, hops = self._tasks[rollout.task_id], rollout.steps, list(rollout.hops)
         if rollout.failure is not None or not hops:
             hops.append(Hop((), rollout.ranking, len(steps)))
@@ -81,7 +81,7 @@ class Scorer:
 
 
 def hidden_gold(question: Task, corpus: Mapping[str, Document]) -> tuple[str, ...]:
-    """Return the ids of gold documents with titles not in the question; parentheses at the end of titles are ignored.
+    """Return the ids of gold documents whose titles (without parentheses at their end) are not in the question.
 
     >>> corpus = {"a": Document("a", "Ed Wood (film)", ""), "b": Document("b", "Los Angeles", "")}
     >>> hidden_gold(Task.question("q", "Where was Ed Wood shot?", gold=("a", "b")), corpus)

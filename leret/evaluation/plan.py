@@ -49,13 +49,13 @@ class Evaluation:
 
     @property
     def sentences(self) -> int | None:
-        """Sentences per task (babilong only); None if tasks differ."""
+        """Number of sentences per task (babilong only); None if it differs between tasks."""
         lengths = self.recipe.data.sentences, getattr(self.sampling.data, "sentences", None)
         return next((n for n in lengths if isinstance(n, int)), None)
 
     @property
     def samples(self) -> int:
-        """Runs per question for systems with an LM; 1 at temperature 0, because repeated runs would be equal."""
+        """Runs per question for systems with an LM; 1 at temperature 0, because repeated runs would be identical."""
         return self.recipe.samples if self.recipe.temperature > 0 else 1
 
     @property
@@ -64,7 +64,7 @@ class Evaluation:
 
     @property
     def delivers(self) -> bool:
-        """Return whether to write R/program: always for the unnamed evaluation, otherwise only until it has results."""
+        """Return whether to write R/program. A named evaluation writes it only until an unnamed one has results."""
         return self.directory == self.run.eval or not (self.run.eval / "summary.json").is_file()
 
     def summary(self) -> dict[str, Any]:
@@ -86,14 +86,14 @@ class EvalEstimate:
 
     questions: int
     systems: tuple[str, ...]
-    to_ask: tuple[str, ...]  # systems with questions to run
-    steps: int | None  # LM calls per run of the program; None if unknown without an LM, or nothing is missing
+    to_ask: tuple[str, ...]  # systems that still have questions to run
+    steps: int | None  # LM calls per run of the program; None if this depends on the LM, or if no results are missing
     lm_calls: int | None  # upper bound for all missing questions; None if ``steps`` is unknown
     done: bool
 
 
 def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
-    """Estimate the cost of `leret.evaluation.stage.evaluate`; raises the errors of `evaluate`, except policy errors."""
+    """Estimate the cost of `leret.evaluation.stage.evaluate`, and raise its errors, except policy errors."""
     whole = _estimate(recipe, run)
     choice = choosing(resolve(recipe, run))
     if choice is None:
@@ -174,7 +174,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     if recipe.questions is not None and data.kind == "world":
         raise ConfigError(f"questions: {recipe.questions!r} does not apply to a generated world; remove the key")
     if recipe.changes and data.kind != "babilong":
-        raise ConfigError(f"data: only kind babilong can be changed, but the run has kind {data.kind}; remove the key")
+        raise ConfigError(f"data: only babilong data can be changed, but the run has {data.kind} data; remove the key")
     refuse_changed_files(run, environment)
     run_tasks = environment.tasks("all")
     if changes := recipe.changes | ({} if recipe.questions is None else {"questions": recipe.questions}):
@@ -202,7 +202,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
 def open_evaluator(
     evaluation: Evaluation, environment: Environment, tasks: Sequence[Task], data: str, progress: Progress
 ) -> Evaluator:
-    """Open the evaluator for the ``tasks`` and ``data`` digest returned by `held_out`."""
+    """Open the evaluator; ``tasks`` and ``data`` (a digest) come from `held_out`."""
     recipe, policy, retriever = evaluation.recipe, environment.recipe.policy, environment.retriever
     refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
     limits = {name: settings.max_tokens for name, settings in evaluation.policies.others.items()}

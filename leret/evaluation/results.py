@@ -1,6 +1,6 @@
 """Scored hops of a system, the Parquet file that stores them, and TREC files for other tools.
 
-Each system has one table with a row per question, sample and hop. Later steps read only this table.
+Each system has one table with a row per question, sample and hop. The rest of the evaluation reads only this table.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from leret.core.types import Task
 class ScoredHop:
     """One hop (one search) of one run on one question.
 
-    A run has an additional last row if it failed (``failure`` is set, no measures), stopped at a completion that does
-    not parse (``unparsed`` is set), or never searched (neither is set).
+    A run has an additional last row if it failed (``failure`` is set, and there are no measures), stopped at a
+    completion that does not parse (``unparsed`` is set), or never searched (neither is set).
 
     Attributes:
         hop: hop number, from 1.
@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 
 def first_runs(rows: Iterable[ScoredHop]) -> dict[str, list[ScoredHop]]:
-    """Return the rows of each question's first sample, in hop order, by question id."""
+    """Map each question id to the rows of the question's first sample, in hop order."""
     runs: dict[str, list[ScoredHop]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.hop):
         if row.sample == 0:
@@ -122,7 +122,7 @@ class SystemResults:
         return sum(row.lm_calls for row in self.rows)
 
     def only(self, question_ids: Sequence[str], samples: int) -> SystemResults:
-        """Select runs of the requested questions and samples that did not fail, in the order of ``question_ids``."""
+        """Select the first ``samples`` runs on each question, except failed ones, in the order of ``question_ids``."""
         failed = {(row.question_id, row.sample) for row in self.rows if row.failure is not None}
         rows = [row for row in self.rows if row.sample < samples and (row.question_id, row.sample) not in failed]
         requested = set(question_ids)
@@ -136,7 +136,7 @@ class SystemResults:
         self.rows.sort(key=lambda row: (row.sample, order[row.question_id], row.hop))
 
     def runs(self) -> set[tuple[str, int]]:
-        """Return (question id, sample) of every run."""
+        """Return (question id, sample) for every run."""
         return {(row.question_id, row.sample) for row in self.rows}
 
 

@@ -23,13 +23,13 @@ from leret.retrieval.base import Retriever
 
 _MEASURE = re.compile(r"(R|P|Success)@[1-9][0-9]{0,5}|(AP|RR|nDCG)(@[1-9][0-9]{0,5})?|Rprec")
 _BATCH = 256
-_DEPTH = 100  # documents per question for a measure without a cut-off
+_DEPTH = 100  # documents to retrieve for a measure without a cut-off
 _SYSTEM = "raw-question"
 
 
 @dataclass(frozen=True)
 class RetrieverReport:
-    """Results of a retriever. ``values`` are (n_questions, n_measures); ``measures`` are means with ``intervals``."""
+    """Results of a retriever: ``values`` (n_questions, n_measures), their means in ``measures``, and ``intervals``."""
 
     retriever: str
     questions: tuple[Task, ...]
@@ -84,7 +84,7 @@ class RetrieverReport:
 def evaluate_retriever(
     retriever: Retriever, questions: Sequence[Task], measures: Sequence[str], progress: Progress | None = None
 ) -> RetrieverReport:
-    """Search for every question up to the largest cut-off (100 if a measure has no cut-off), and measure the rankings.
+    """Search with each question, as deep as the largest cut-off (100 for measures without one), and score the rankings.
 
     Raises:
         DataError: there are no questions, or a question has no gold documents.
@@ -135,7 +135,7 @@ def parse_measures(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def measure(names: Sequence[str], questions: Sequence[Task], rankings: Sequence[Ranking]) -> NDArray[np.float64]:
-    """Compute the measures of each ranking, (n_questions, n_measures); an empty ranking scores 0.
+    """Return each ranking's measures, (n_questions, n_measures); an empty ranking scores 0.
 
     TREC tools sort by score in single precision, so scores are made strictly decreasing to keep the ranks.
     """

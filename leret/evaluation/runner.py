@@ -44,7 +44,7 @@ CONCURRENCY = 256
 
 _MIN_RUNS = 50
 _MAX_FAILED = 0.5
-"""Maximum share of failed runs, checked after `_MIN_RUNS` runs. The evaluation stops above it."""
+"""The evaluation stops if more than this share of runs has failed; it checks once `_MIN_RUNS` runs have ended."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Policies:
     others: Mapping[str, PolicySettings] = field(default_factory=dict)
 
     def settings(self, system: System | None) -> dict[str, PolicySettings]:
-        """Return settings by predictor. A trained policy runs in this process; an actor answers all predictors."""
+        """Return a system's policy settings by predictor; the key "" stands for all predictors without a key."""
         if system is not None and system.settings is not None:
             return {"": system.settings}
         if system is None or system.directory is None:
@@ -72,7 +72,7 @@ class Policies:
 
 @dataclass
 class Evaluator:
-    """Evaluates systems on one set of questions; ``key`` is a digest of their common inputs (data, program ...)."""
+    """Evaluates systems on one set of questions; ``key`` is a digest of the inputs shared by all systems."""
 
     run: Run
     directory: Path
@@ -84,7 +84,7 @@ class Evaluator:
     measures: Sequence[str]
     key: str
     progress: Progress
-    # Includes the event loop, because a policy's connections belong to one event loop.
+    # The open policy and its event loop, because a policy's connections belong to one event loop.
     _open: tuple[str, Policy, asyncio.Runner] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ class Evaluator:
         if not todo:
             return results, False
         if system.prompt is not None:
-            self._policy(system)  # exclude loading from the system's seconds
+            self._policy(system)  # load now: loading is not part of the system's seconds
         began = time.monotonic()
         try:
             self._ask(system, todo, results)
@@ -108,7 +108,7 @@ class Evaluator:
         return results, True
 
     def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
-        """Return a system's stored results, and the questions without results by sample."""
+        """Return a system's stored results and, for each sample number, the questions without results."""
         samples = self.samples if system.prompt is not None else 1
         ids = [question.id for question in self.questions]
         results = read_results(self.directory / system.name, self._key_of(system)).only(ids, samples)
@@ -184,7 +184,7 @@ class Evaluator:
             searches.close()
 
     def _policy(self, system: System) -> tuple[Policy, asyncio.Runner]:
-        """Open the system's policy and close the previous policy. Systems with the same policy run in sequence."""
+        """Open the system's policy and close a different one. Systems that share a policy run in sequence."""
         name = system.policy or ""
         if self._open is None or self._open[0] != name:
             self.close()

@@ -31,7 +31,7 @@ from leret.rollouts.environment import Environment
 
 @dataclass(frozen=True)
 class EvalReport:
-    """Result of an evaluation. ``asked`` are the systems run by this call; ``already`` is True if no work was left."""
+    """Result of an evaluation. ``asked`` are the systems that this call ran; if ``already``, nothing was left to do."""
 
     summary: Mapping[str, Any]
     path: Path
@@ -44,15 +44,14 @@ class EvalReport:
 def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) -> EvalReport:
     """Evaluate systems, compare them, and write summary, TREC files, report and program.
 
-    Results with the same policy, prompt, data and settings are reused; failed questions run again. After Ctrl-C,
+    Stored results for the same policy, prompt, data and settings are reused; failed questions run again. After Ctrl-C,
     repeat the call to continue.
 
     Raises:
         ConfigError: unknown systems, measures or baseline.
         DataError: an evaluation question was sampled in this run, or there are no questions.
-        PolicyError, RetrievalError, ProgramError: more than half of a system's runs failed; finished runs are
-            stored.
-        RunError: the run was not sampled, cannot be read or written, or has changed inputs.
+        PolicyError, RetrievalError, ProgramError: more than half of a system's runs failed; finished runs are stored.
+        RunError: the run was not sampled, cannot be read or written, or its inputs have changed.
     """
     began = time.monotonic()
     evaluation = resolve(recipe, run)
@@ -84,7 +83,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
 
 
 def _chosen(evaluation: Evaluation, progress: Progress | None) -> dict[str, Any]:
-    """Choose the policy to deliver, by recall on the split ``choose_on`` if set."""
+    """Return ``focus``, the policy to deliver, and ``chosen_on``, recall by policy if there was a choice."""
     recall: dict[str, float] = {}
     if (recipe := choosing(evaluation)) is not None:
         summary = evaluate(recipe, evaluation.run, progress=progress).summary
@@ -93,7 +92,7 @@ def _chosen(evaluation: Evaluation, progress: Progress | None) -> dict[str, Any]
 
 
 def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
-    """Return the names of the systems that were run and all systems' results; close the evaluator."""
+    """Evaluate all systems and close the evaluator; return the names of the systems that were run, and all results."""
     asked, results = [], {}
     try:
         incomplete = [s for s in evaluation.systems if s.prompt is not None and evaluator.missing(s)[1]]

@@ -92,7 +92,7 @@ def _chunks(total: int, width: int) -> list[tuple[int, int]]:
 
 
 def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[str, str]]:
-    """Pair each system with the baseline and its evaluated rivals, in this order; each pair occurs once."""
+    """Pair each system with the baseline, then with those of its rivals that were evaluated; each pair occurs once."""
     pairs: dict[tuple[str, str], None] = {}
     for system, names in rivals.items():
         for rival in (baseline, *names):
@@ -104,7 +104,7 @@ def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[s
 def compare(
     pairs: Sequence[tuple[str, str]], values: Mapping[str, Array], measures: Sequence[str], recipe: EvalRecipe
 ) -> list[dict[str, Any]]:
-    """Compute differences of means, a minus b, sorted by pair (a, b), hop and measure.
+    """Compute the difference of means, a minus b, for each pair (a, b), hop and measure, in this order.
 
     ``values`` are (n_questions, n_hops, n_measures) by system, NaN if not scored.
     """
@@ -132,7 +132,7 @@ def compare(
 
 
 def with_holm(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Add the Holm-adjusted p-value ``p_holm`` to each row, adjusted per measure; None if ``p`` is None (no test).
+    """Add ``p_holm`` to each row: the Holm-adjusted p-value among rows of the same measure; None if ``p`` is None.
 
     >>> [c["p_holm"] for c in with_holm({"measure": "ap", "p": p} for p in (0.01, 0.04, 0.03))]
     [0.03, 0.06, 0.06]

@@ -10,9 +10,9 @@
      "comparisons_by_hop": [...], "comparisons_by_type": [... with "type"]}
 
 A hop is one search of the program. `comparisons` compares systems after the last hop, on all questions. Rates are in
-[0, 1]. A difference is the mean of a minus the mean of b, over questions with scores for a and b. `p_holm` is adjusted
-per measure and list. Future versions may add keys, but never remove or redefine keys. `leret eval` adds its recipe's
-keys, `focus` (the delivered policy) and `chosen_on` (recall by policy on the split ``choose_on``).
+[0, 1]. A difference is the mean of `a` minus the mean of `b`, over questions with scores for both. `p_holm` is adjusted
+separately for each measure and list of comparisons. Future versions may add keys, but never remove or redefine keys.
+`leret eval` adds its recipe's keys, `focus` (the delivered policy) and `chosen_on` (recall by policy on ``choose_on``).
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def summarise(
     measures: Sequence[str],
     recipe: EvalRecipe,
 ) -> dict[str, Any]:
-    """Compute the part of summary.json that depends on the rows. The order of systems and measures is kept."""
+    """Compute the part of summary.json that depends on the rows, with systems and measures in input order."""
     ends = (row.hop for _, results in systems for row in results.rows if row.failure is None and not row.unparsed)
     hops = max(ends, default=1)
     scores = {system.name: score_table(results.rows, questions, hops, measures) for system, results in systems}
@@ -90,7 +90,7 @@ def summarise(
 
 
 def headline(summary: Mapping[str, Any]) -> str | None:
-    """Return a sentence on the system with the highest recall, oracle excluded; None if all recalls are 0."""
+    """Return a sentence about the system with the highest recall, except the oracle; None if all recalls are 0."""
     recall = {r["system"]: r["hops"][-1]["recall"] or 0.0 for r in summary["rows"] if r["system"] != ORACLE}
     if not any(recall.values()):
         return None
@@ -118,7 +118,7 @@ def main_measures(measures: Sequence[str]) -> list[str]:
 
 
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns of the console table, and one row per system with figures after the last hop."""
+    """Return the columns of the console table, and one row per system with its measures after the last hop."""
     measures = main_measures(summary["measures"])
     counts = [*(name for name in ("failed", "unparsed") if any(row[name] for row in summary["rows"])), "lm_calls"]
     columns = ["system", *(LABELS.get(m, m) for m in measures), *(n.replace("lm_", "LM ") for n in counts)]
@@ -130,7 +130,7 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def table_by_hop(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return columns and rows with every measure after every hop; the last hop shows the total seconds."""
+    """Return columns and rows with every measure after every hop; a system's last row shows its total seconds."""
     columns = ["system", "hop", *(LABELS.get(m, m) for m in summary["measures"]), "seconds"]
     rows = []
     for row in summary["rows"]:
@@ -174,7 +174,7 @@ def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: in
 
 
 def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
-    """Return the indices of all questions with key None, and of each type if there are several types."""
+    """Map None to the indices of all questions and, if there are several types, each type to those of its questions."""
     groups: dict[str | None, list[int]] = {None: list(range(len(questions)))}
     types = Counter(question.type for question in questions if question.type)
     if len(types) > 1:

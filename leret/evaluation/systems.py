@@ -1,16 +1,16 @@
 """Systems that can be evaluated in a run, by name.
 
 =================  ========================================================================
-``raw-question``   no LM: the question answers every LM call, so it is the query at every hop. At a choice, the
+``raw-question``   no LM: the question answers every LM call, so it is the query at every hop. A choice takes the
                    candidate without text if there is one, else the next candidate in BM25's ranking for the question
-``oracle-titles``  no LM: the gold titles are the queries, one title per query. At a choice, a gold candidate
+``oracle-titles``  no LM: the gold titles are the queries, one title per query. A choice takes a gold candidate
 ``rm3``            no LM: the question expanded by RM3 is the query at every hop; needs a retriever of kind bm25
 ``base``           the run's policy before training, zero-shot
 ``hyde``           the base policy writes a passage that could answer the question; the passage is the query
 ``bank:1`` ...     the base policy with a few-shot prompt from the run's prompt bank
 a name             a trained policy of the run, zero-shot; the base policy with a prompt file from the recipe's
                    ``demos``; or a policy of any kind from the recipe's ``actors``
-``fused:NAME``     the rankings of ``raw-question`` and NAME, fused by reciprocal rank at each hop; adds both systems
+``fused:NAME``     the rankings of ``raw-question`` and NAME, fused by reciprocal rank at each hop; both are evaluated
 =================  ========================================================================
 
 ``bank`` selects every prompt of the bank, ``policies`` every trained policy.
@@ -50,7 +50,7 @@ class System:
     prompt: Prompt | None = None
     rivals: tuple[str, ...] = ()  # systems to compare with, in addition to the recipe's baseline
     control: bool = False  # trained only to explain the gains of other policies
-    parts: tuple[System, ...] = ()  # systems with rankings to fuse, evaluated before this system
+    parts: tuple[System, ...] = ()  # systems whose rankings this system fuses, evaluated before it
     predictors: tuple[str, ...] = ()  # predictors that a trained policy answers; empty: all predictors
 
 
@@ -74,7 +74,7 @@ def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySet
 
 
 def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:
-    """Return the systems of a recipe without duplicates, in table order; ConfigError for unknown names."""
+    """Return the systems that a recipe names, each once, in the report's order; ConfigError for unknown names."""
     wanted = set(demos)
     fused: dict[str, System] = {}
     problems = []
@@ -98,7 +98,7 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
 
 
 def focus(systems: Sequence[System], recall: Mapping[str, float] | None = None) -> str | None:
-    """Return the policy to report and deliver: the one with the highest ``recall``, by default the last in the table.
+    """Return the policy to report and deliver: the one with the highest ``recall``, or the last one if it is not given.
 
     A control is returned only if there are no other policies.
     """

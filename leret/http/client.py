@@ -1,4 +1,4 @@
-"""An HTTP client for interchangeable servers: limits concurrency, picks the least busy server, retries in outages."""
+"""An HTTP client for interchangeable servers: limits concurrency, picks the least busy server, retries on failures."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class Client:
         setting: section of the recipe, ``policy`` or ``retriever``; used in messages.
         secret: another key sent in requests; like ``key``, it is removed from messages.
         timeout_s: timeout of each attempt.
-        retry_for_s: seconds to keep retrying after the last answer; 0 tries once.
+        retry_for_s: seconds to keep retrying since a server last answered; 0 tries once.
         concurrency: maximum number of requests in flight per event loop.
     """
 
@@ -191,7 +191,7 @@ class Client:
         timeout_s: float | None = None,
         retry_for_s: float | None = None,
     ) -> T:
-        """Send a request until it succeeds. Raise RejectedError at once, RetryableError at the deadline.
+        """Send a request until it succeeds. Raise RejectedError at once, and RetryableError only at the deadline.
 
         An attempt also fails if ``read`` raises `HttpError` or one of `MALFORMED`.
         """
@@ -207,7 +207,7 @@ class Client:
                 raise first.pop()
             return await once()
 
-        # In an outage, most requests of a large batch wait for a slot, so the outage is timed from the last answer.
+        # In an outage, most requests of a large batch wait for a slot, so the deadline counts from the last answer.
         left_s = self._retry_for_s if retry_for_s is None else retry_for_s
         return await self._retrying(local.pool, max(began, self._answered_at) + left_s)(attempt)
 

@@ -28,7 +28,7 @@ class Endpoint:
     n_in_flight: int = 0
     n_failures: int = 0
     failed_at: float = float("-inf")
-    paused_until: float = 0.0  # no requests until then after a failure, unless all endpoints have failed
+    paused_until: float = 0.0  # after a failure, no requests until then, unless all endpoints have failed
     closed_until: float = 0.0  # the server refuses requests until then (Retry-After)
 
 
@@ -40,7 +40,7 @@ class EndpointPool:
         self._clock = clock
 
     def take(self) -> Endpoint | None:
-        """Return the endpoint for a request, or None if all are closed. The caller decrements ``n_in_flight`` after."""
+        """Return an endpoint, or None if none is open. After the request, the caller must decrement ``n_in_flight``."""
         endpoint: Endpoint | None = self.all[0] if len(self.all) == 1 else self._best()
         if endpoint is None or (endpoint.closed_until and endpoint.closed_until > self._clock()):
             return None
@@ -48,7 +48,7 @@ class EndpointPool:
         return endpoint
 
     def opens_in_s(self) -> float:
-        """Return the seconds until `take` can return an endpoint."""
+        """Return the seconds until an endpoint is open; 0 if one is open now."""
         if self._best() is not None:
             return 0.0
         opens = min(max(endpoint.closed_until, endpoint.paused_until) for endpoint in self.all)
@@ -154,7 +154,7 @@ class RateLimit:
         self._next = float("-inf")
 
     def wait_s(self) -> float:
-        """Return 0 if a request may start now, else the seconds to wait before the next call."""
+        """Return 0 if a request may start now, else the seconds to wait before calling again."""
         with self._lock:
             now = self._clock()
             if now < self._next:
@@ -165,5 +165,5 @@ class RateLimit:
 
 @cache
 def shared_rate(url: str, per_s: float) -> RateLimit:
-    """Return the rate limit shared by all clients of a site in this process."""
+    """Return the rate limit that all clients of a site share in this process."""
     return RateLimit(per_s)

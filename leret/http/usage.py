@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from leret.core.runs import Run
 
-# Histogram buckets per doubling of latency: percentiles are accurate to about 5 % in constant memory.
+# Histogram buckets per doubling of latency. Memory is constant, and percentiles are accurate to about 5 %.
 _STEPS_A_DOUBLING = 8
 
 _EVENT_S = 30.0
@@ -96,7 +96,7 @@ class UsageMeter(Usage):
 
 
 class UsageByPrompt(defaultdict[tuple[int, str], Usage]):
-    """Usage of a session by step (number of LM calls before it) and prompt. Latencies include waiting and retries."""
+    """Usage of a session by step (number of earlier LM calls) and prompt. Latencies include waiting and retries."""
 
     def __init__(self, price_prompt: float = 0.0, price_completion: float = 0.0) -> None:
         super().__init__(Usage)
@@ -139,7 +139,7 @@ class UsageEvents:
         }
 
     def facts(self) -> dict[str, float | int | str]:
-        """Return the figures in the progress line; they are updated at most once per second."""
+        """Return the metrics for the progress line, computed at most once per second."""
         now = time.monotonic()
         if now - self._facts_at >= _FACTS_S:
             total, retries = self._usage.total, int(self._snapshot().get("retries", 0))

@@ -54,12 +54,12 @@ class FinetuneJob(TrainingJob):
 
     def cancel(self) -> bool:
         """Stop after the current step and keep a checkpoint to resume from; return False if the job is done."""
-        cancelled = Future.cancel(self)  # DSPy's override returns None
+        cancelled = Future.cancel(self)  # DSPy's `cancel` returns None
         self.interrupt.requested |= cancelled
         return cancelled
 
     def set_result(self, result: Any) -> None:
-        """Set the result. After a cancel, the training thread still calls this method, and the result is dropped."""
+        """Set the result, unless the job was cancelled: the training thread calls this method even then."""
         if not self.cancelled():
             super().set_result(result)
 
@@ -81,16 +81,16 @@ def train_examples(
     Args:
         model: model name of an LM, such as ``leret/DIRECTORY`` or ``leret/demo``; the prefix ``leret/`` is optional.
         examples: examples with one completion (sft, kto), or with a chosen and a rejected completion (ipo, dpo).
-        keys: keys of the algorithm's recipe, ``algorithm``, and optionally the keys described in `_training`.
+        keys: ``algorithm``, keys from the algorithm's recipe, and optionally the keys described in `_training`.
         run_dir: run directory; the policy is written to its ``policies`` folder.
         job: receives the status, and can stop the training.
         progress: shows the training steps.
-        tasks: tasks to sample with an online algorithm, instead of examples.
+        tasks: tasks that an online algorithm samples; it needs no examples.
         environment: environment for the tasks.
         run: run that the tasks belong to.
 
     Raises:
-        TrainingError: a key is invalid, there is no example, no example fits, or a check fails.
+        TrainingError: a key is invalid, there are no examples, all examples are too long, or a check fails.
         PolicyError: the model cannot be loaded.
         RunError: the directory holds a different training with this name.
     """
@@ -162,5 +162,5 @@ def initial_policy(model: str) -> InitialPolicy:
 
 
 def default_run_dir() -> Path:
-    """Return the default ``run_dir``: ``leret`` in DSPy's folder for finetuned models."""
+    """Return the default ``run_dir``: the folder ``leret`` in DSPy's folder for finetuned models."""
     return Path(get_finetune_directory()) / "leret"

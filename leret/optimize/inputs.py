@@ -42,7 +42,7 @@ class CallBudget:
         self._lock = threading.Lock()
 
     def spend(self, n: int = 1) -> None:
-        """Count calls before they start; LMCallsSpent if the calls would exceed the maximum."""
+        """Count ``n`` calls before they start; raise LMCallsSpent if they would exceed the maximum."""
         with self._lock:
             if self.bound is not None and self.spent + n > self.bound - self.reserved:
                 reserve = f" ({self.reserved} more are reserved for valset)" if self.reserved else ""
@@ -55,7 +55,7 @@ class CallBudget:
 
 @dataclass(frozen=True)
 class CountedPolicy:
-    """A policy that counts the completions that it requests from ``ask``."""
+    """A policy that gets its completions from ``ask`` and counts them."""
 
     name: str
     digest: str
@@ -77,7 +77,7 @@ def is_trainable(lm: Any) -> bool:
 
 
 def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
-    """Return a call-counting policy: a leret LM's policy, or a policy that calls the LM."""
+    """Return a call-counting policy: for a leret LM, its own policy; for another LM, a policy that calls the LM."""
     if is_trainable(lm):
         policy = policy_of(lm)
         return CountedPolicy(policy.name, policy.digest, budget, policy.complete)
@@ -114,7 +114,7 @@ def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.Base
 
 
 class OtherCalls(BaseCallback):
-    """Counts LM calls outside predictors; above the maximum, the next call of a `counted_lm` fails."""
+    """Counts calls to LMs other than a `counted_lm` without raising; the next `counted_lm` call checks the maximum."""
 
     def __init__(self, budget: CallBudget) -> None:
         self.budget = budget
@@ -130,7 +130,7 @@ def greedy_lm(lm: dspy.BaseLM, budget: CallBudget) -> dspy.BaseLM:
 
 
 def read_tasks(trainset: Iterable[dspy.Example], reward: str | RewardFunction | None) -> dict[Task, dspy.Example]:
-    """Convert examples to tasks, sorted by task id; equal examples become one task.
+    """Convert examples to tasks, sorted by task id; identical examples become one task.
 
     Raises:
         DataError: there are no examples, two differ only in their labels, or a label that ``reward`` needs is missing.
@@ -150,7 +150,7 @@ def read_tasks(trainset: Iterable[dspy.Example], reward: str | RewardFunction | 
             )
         task = Task(inputs_id(example), dict(example.inputs()), gold)
         if examples.setdefault(task.id, (task, example))[1] != example:
-            raise DataError(f"trainset[{number}] repeats the inputs of another example with other labels; remove one")
+            raise DataError(f"trainset[{number}] and another example differ only in their labels; remove one")
     if not examples:
         raise DataError("trainset is empty; pass at least one example")
     return dict(examples[name] for name in sorted(examples))
@@ -206,13 +206,13 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
         raise PolicyError(f"none of the student's LMs can be trained ({', '.join(models)}); use leret.LM(...)")
     for lm in set(lms.values()):
         if n_samples > 1 and lm.kwargs.get("temperature") == 0:
-            raise ConfigError(f"{lm.model} has temperature 0, so all samples are equal; use leret.LM(temperature=1.0)")
+            raise ConfigError(f"{lm.model} has temperature 0: all samples are identical; use leret.LM(temperature=1.0)")
         try:
             find_model((lm.finetuning_model or lm.model).removeprefix("leret/"))
         except LeretError as error:
             raise PolicyError(
                 f"{lm.model} has no local weights to train ({error}); pass leret.LM(finetuning_model=DIRECTORY), or "
-                "give its predictors another LM"
+                "give its predictors a different LM"
             ) from error
     return lms
 
@@ -222,8 +222,8 @@ def pick_actors(program: dspy.Module) -> dict[str, Policy]:
     picks = named_picks(program)
     if unanswered := [name for name, pick in picks.items() if pick.actor is None]:
         raise ProgramError(
-            f"the Pick {unanswered[0]} has no actor: set pick.actor = POLICY. LeReT trains only LMs; `leret train` "
-            "trains pickers"
+            f"the Pick {unanswered[0]} has no actor, and LeReT trains only LMs: set pick.actor = POLICY, for example "
+            "to a picker trained by `leret train`"
         )
     return {name: pick.actor for name, pick in picks.items() if pick.actor is not None}
 

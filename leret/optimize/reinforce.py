@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from leret.training.online.update import RolloutBatch
 
 N_IDS = 1024
-"""Maximum number of groups per step. With fewer groups than ids, DSPy sends each group at least once."""
+"""Number of batch ids per step. A step must have fewer groups than ids, so that DSPy sends every group."""
 
 Group = Sequence[Mapping[str, Any]]
-"""DSPy samples to compare: ``{"messages": [...], "completion": {"role", "content"}, "reward": float}``."""
+"""Samples that GRPO compares, each ``{"messages": [...], "completion": {"role", "content"}, "reward": float}``."""
 
 
 class GRPOSettings(OptimizerKeys, DeviceKeys, WriterKeys, ClipKeys, GRPOKeys):
-    """``train_kwargs`` of ``dspy.GRPO`` without ``run_dir``: the GRPO recipe keys that apply to single steps."""
+    """``train_kwargs`` of ``dspy.GRPO``, except ``run_dir``: the keys from GRPO recipes that apply to single steps."""
 
     learning_rates: ClassVar[tuple[float, float]] = WritingRecipe.learning_rates
 
@@ -80,7 +80,7 @@ class GRPOTraining:
         return entries
 
     def step(self, groups: Sequence[Group]) -> bool:
-        """Take one optimizer step on the groups; return False without a step if every group has equal rewards."""
+        """Take one optimizer step on the groups; return False, without a step, if no group has different rewards."""
         if not groups:
             return False
         batch = self._batch(groups)
@@ -131,10 +131,10 @@ class GRPOTraining:
 
 
 class GRPOJob(ReinforceJob):
-    """A training job of ``dspy.GRPO``. Each step sets ``lm.model`` to the name of the new weights.
+    """A training job of ``dspy.GRPO``. After each step, ``lm.model`` names the new weights.
 
-    The previous weights are closed and deleted unless they are a checkpoint. The LM's server is stopped, because each
-    step would restart the server; this process answers instead.
+    The weights from the previous step are then deleted, unless they are a checkpoint. During training, the LM runs in
+    this process instead of on a server, because a server would have to restart after each step.
     """
 
     _ids = itertools.count()  # shared by all jobs, because DSPy's optimizer remembers used ids
@@ -174,7 +174,7 @@ class GRPOJob(ReinforceJob):
     def step(
         self, train_data: Sequence[Mapping[str, Any]], train_data_format: TrainDataFormat | str | None = None
     ) -> None:
-        """Train on all groups of a step, in rows ``{"batch_id": int, "group": Group}``; an error ends the job."""
+        """Train on all groups of a step; a row is ``{"batch_id": int, "group": Group}``. An error ends the job."""
         if self._training is None:
             raise TrainingError(f"{self.directory.name} has ended ({self._state.value}); call lm.reinforce again")
         try:

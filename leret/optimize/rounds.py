@@ -110,7 +110,7 @@ def _problems(
 def run_stage(
     stage: RoundStage, run: Run, *, serve: str | None = None, progress: Progress | None = None
 ) -> SampleReport | TrainReport | EvalReport | None:
-    """Run a stage and return its report; None if already done. ``serve`` names an engine to serve the policy."""
+    """Run a stage and return its report, or None if it is already done; ``serve`` is the policy's serving engine."""
     if stage.done:
         return None
     if isinstance(stage.recipe, SamplingRecipe):
@@ -153,7 +153,7 @@ def _server(settings: PolicySettings, engine: str | None) -> Iterator[None]:
         yield
         return
     if not isinstance(settings, LocalPolicySettings):
-        raise ConfigError(f"--serve {engine}: policy.kind {settings.kind} already has a server; remove --serve")
+        raise ConfigError(f"--serve {engine}: a policy of kind {settings.kind} already has a server; remove --serve")
     from leret.optimize.provider import LM
 
     lm = LM(settings.model, enable_thinking=settings.enable_thinking, launch_kwargs={"engine": engine})
@@ -165,7 +165,7 @@ def _server(settings: PolicySettings, engine: str | None) -> Iterator[None]:
 
 
 def _served(stage: RoundStage, recipe: SamplingRecipe) -> SamplingRecipe:
-    """Load a later round's policy into the servers, and return the recipe with the policy's served name."""
+    """Load a later round's policy into its servers; return the recipe with the policy's name on the servers."""
     if stage.round == 1 or not isinstance(recipe.policy, OpenAIPolicySettings):
         return recipe
     from leret.policies.serving.model import refresh, resolve_policy

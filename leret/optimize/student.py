@@ -1,4 +1,4 @@
-"""Student program: its run, training examples, valset score and online training environment."""
+"""The run of a student program, its training examples, its valset score and its environment for online training."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def begin_run(place: str | Path | None, now: Mapping[str, Any]) -> Run:
     run = Run.create(Path(place).resolve())
     before = run.manifest.optimize
     if before is not None and before["student"] != now["student"]:
-        logger.info("LeReT: %s belongs to another student; using the subdirectory students/ for this one", run.path)
+        logger.info("LeReT: %s belongs to a different student; using the subdirectory students/ for this one", run.path)
         run = Run.create(run.path / "students" / now["student"][:12])
         before = run.manifest.optimize
     if before is not None:
@@ -104,7 +104,7 @@ def training_examples(
 ) -> dict[str, dict[dspy.LM, list[TrainingExample]]]:
     """Return training examples by algorithm and LM, in the order of the states.
 
-    ``algorithms`` must train on stored samples. ``lms`` maps predictors to LMs.
+    ``algorithms`` must all train on stored samples. ``lms`` maps predictors to LMs.
 
     Raises:
         PolicyError: no completion can be parsed.
@@ -193,7 +193,7 @@ class ScoredProgram(dspy.Module):
 
 
 class StudentEnvironment(Environment):
-    """Environment for online training of a student instead of a recipe's program.
+    """Environment for online training in which a student replaces the recipe's program.
 
     ``lm`` is the LM in training. ``role`` chooses the policy for each call, given the policy in training.
     ``retriever`` answers all searches; it is None if ``rm`` or the retriever of each `leret.Search` answers.

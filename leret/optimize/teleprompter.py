@@ -98,7 +98,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
             ``relevant_doc_ids``, or by title in ``gold_titles``. A function ``(example, outcome) -> float`` gets a
             `leret.core.types.Outcome` with ``doc_ids``, ``outputs`` and ``text``.
         metric: function ``(example, prediction, trace=None) -> float | bool`` that scores final predictions.
-        prompts: number of prompts per LM call: the student's prompt and few-shot prompts. The few-shot prompts come
+        prompts: number of prompts per LM call. The first is the student's prompt. The others are few-shot prompts
             from the teacher, or from BootstrapFewShotWithRandomSearch. Only the student's prompt is trained.
         samples: completions per prompt and LM call.
         algorithms: training algorithms in order, each starting from the previous weights. sft, dpo, ipo and kto train
@@ -113,7 +113,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
             leret's cache, which a later compile deletes after a week, so save the program.
         seed: seed for sampling and training.
         max_lm_calls: maximum number of LM calls by the program in one compile, including calls on the valset.
-        n_continuations: runs to the program's end per completion, for credit ``final``.
+        n_continuations: number of runs from each completion to the program's end, where the metric is computed.
         num_threads: threads for the valset.
     """
 
@@ -287,7 +287,7 @@ class CompileJob:
                     counters = self.spread.setdefault(group.state.predictor, [0, 0])
                     counters[0] += 1
                     counters[1] += len({one.reward for one in group.samples if one.reward is not None}) > 1
-        text = f"{counts['samples']} samples at {counts['states']} states of {len(examples)} examples"
+        text = f"{counts['samples']} samples at {counts['states']} states from {len(examples)} examples"
         spread = {name: {"states": n, "with_spread": n_spread} for name, (n, n_spread) in self.spread.items()}
         self.log("sample", text, lm_calls=self.budget.spent - before, predictors=spread, **counts)
         for name, (n, n_spread) in self.spread.items():
@@ -341,7 +341,7 @@ class CompileJob:
     def role(self, need: NeedsCompletion) -> Role:
         """Return the role for the LM that DSPy would call; only calls to a predictor's trained LM are sampled."""
         name = need.predictor
-        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # predictor that has the LM
+        owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # predictor whose LM is called
         if need.choice is not None:
             return Role(self.policies[name], sampled=False, temperature=0.0)
         if owner not in self.policies:
@@ -374,7 +374,7 @@ class CompileJob:
             start, keys = models.get(lm) or lm.finetuning_model or lm.model, self._keys(algorithm, lm)
             rows, before = examples.get(lm, ()), self.budget.spent
             if algorithm in _ONLINE:
-                self.log(algorithm, f"{lm.model} on new samples of {len(self.examples)} examples", lm=lm.model)
+                self.log(algorithm, f"{lm.model} on new samples from {len(self.examples)} examples", lm=lm.model)
                 path = self._train_online(start, keys, lm, models)
                 models[lm] = self._trained(algorithm, path, lm_calls=self.budget.spent - before)
                 continue

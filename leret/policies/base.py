@@ -16,12 +16,12 @@ class Request:
 
     messages: Messages
     seeds: tuple[int, ...]  # one 63-bit seed per completion; a completion depends only on its seed
-    temperature: float  # 0 is greedy: all completions are equal
+    temperature: float  # 0 is greedy: all completions are identical
     max_tokens: int  # maximum number of completion tokens
     top_p: float = 1.0
     stop: tuple[str, ...] = ()  # strings that end a completion; excluded from its text
-    choice: Choice | None = None  # candidates of a pick; the completion's text is a candidate's id
-    predictor: str = ""  # predictor of the program; `PolicySet` uses it to select the policy
+    choice: Choice | None = None  # candidates to pick from; the completion's text is the id of the pick
+    predictor: str = ""  # name of the calling predictor; `PolicySet` selects the policy by it
 
 
 @dataclass(frozen=True, slots=True)

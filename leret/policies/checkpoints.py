@@ -32,7 +32,7 @@ _PLAIN = (
 """Chat template for base models: one message per line, and the end token after the answer."""
 
 PICKER_RECORD = "picker.json"
-"""File in a picker's directory with its kind and settings."""
+"""Name of the file with a picker's kind and settings, in the picker's directory."""
 
 PICKER_VERSION = 3
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -80,7 +80,7 @@ def find_model(name: str | Path) -> Path:
 
 
 def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:
-    """Return the policy settings of the given predictors in a run's sampling recipe (default: ``policy``)."""
+    """Return the policy settings in a run's sampling recipe; with ``predictors``, the settings for these predictors."""
     section = run.section("sampling", "leret sample RECIPE")
     by_name, first = section.get("policies", {}), section.get("policy", {})
     settings = [by_name.get(name, first) for name in predictors or ()] or [first]
@@ -101,11 +101,11 @@ def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
         raise PolicyError(f"{run.path} was sampled with a picker; train it with algorithm: pqn or pick")
     if sampled.get("kind") != "local":
         raise PolicyError(
-            f"{run.path} was sampled from {model!r} on a server, and does not record the path of its weights; instead "
-            "of `base`, give their directory, or demo or agent if the server ran that policy"
+            f"{run.path} was sampled from {model!r} on a server, and does not record the path of its weights; replace "
+            "`base` by the directory of the weights, or by demo or agent if the server ran that policy"
         )
     if not HUB_NAME.fullmatch(model):
-        raise PolicyError(f"sampled policy {model} does not exist; give a directory of its weights instead of `base`")
+        raise PolicyError(f"sampled policy {model} does not exist; replace `base` by the directory of its weights")
     return model
 
 
@@ -186,7 +186,7 @@ def policy_digest(path: Path) -> str:
 
 
 def refuse_changed_weights(path: Path) -> None:
-    """Raise PolicyError if a policy's files have changed since training; pass if training recorded no digest."""
+    """Raise PolicyError if a policy's files differ from the digest that training recorded, if it recorded one."""
     record = path / "training.json"
     written = read_model_json(record).get("weights") if record.is_file() else None
     if written and written != policy_digest(path):
@@ -247,7 +247,7 @@ def positions(model: Any) -> int | None:
 def load_tokenizer(path: Path, template: str | None = None) -> Any:
     """Load the tokenizer of a model directory or of an adapter's base; raise `PolicyError` without a chat template.
 
-    ``template="plain"`` sets a fixed chat template, and raises `PolicyError` if the tokenizer has another template. The
+    ``template="plain"`` sets a fixed chat template, and raises `PolicyError` if the tokenizer has a different one. The
     template is fixed so that a digest of the files still identifies the policy.
     """
     from transformers import AutoTokenizer
@@ -291,7 +291,7 @@ def read_picker(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any
         return settings, None
     record = read_model_json(directory / PICKER_RECORD)
     if record.get("version") != PICKER_VERSION:
-        raise PolicyError(f"{directory} is from another version of leret; train the picker again")
+        raise PolicyError(f"{directory} is from a different version of leret; train the picker again")
     if record.get("kind") != settings.kind:
         raise PolicyError(f"{directory} has a picker of kind {record.get('kind')}; set policy.kind to this kind")
     refuse_changed_weights(directory)

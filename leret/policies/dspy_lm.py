@@ -93,7 +93,7 @@ def _served_lm(settings: OpenAIPolicySettings, asked: dict[str, Any]) -> dspy.LM
 
 @dataclass
 class _Call:
-    """Arguments of an LM call that DSPy does not pass to engines, and the completions not yet returned."""
+    """An LM call: the arguments that DSPy does not pass to engines, and the completions not yet returned."""
 
     n: int = 1
     rollout_id: Any = None
@@ -132,7 +132,7 @@ class PolicyEngine(SharedInstance):
 
     Requests with the name `model` go to ``policy``; any other name is a model directory, loaded with the device, dtype
     and enable_thinking of ``settings``. Repeated calls at a temperature above 0 give different completions: the engine
-    counts equal calls and derives the seed from the count. A ``seed`` or a ``rollout_id`` makes calls repeatable.
+    counts identical calls and derives the seed from the count. A ``seed`` or a ``rollout_id`` makes calls repeatable.
     """
 
     supported_params = frozenset({"temperature", "max_tokens", "top_p", "stop", "seed", "n"})
@@ -215,7 +215,7 @@ class PolicyEngine(SharedInstance):
                 return self._submit(model, request)  # it was closed because other models were opened
         with self._lock:
             if self._closed:
-                raise PolicyError("the LM's engine is closed; create another LM with policy_lm")
+                raise PolicyError("the LM's engine is closed; create a new LM with policy_lm")
             future = submit(policy.complete(request))
             self._waiting.add(future)
         return future

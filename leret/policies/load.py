@@ -66,7 +66,7 @@ N_OPEN = 4
 """Maximum number of local models that `shared_policy` keeps open."""
 
 SERVED: dict[str, Policy] = {}
-"""Policies of servers that leret started, by model directory; used instead of a model in this process."""
+"""Policies on servers that leret started, by model directory. They are used instead of loading the model."""
 
 _shared: dict[tuple[Any, ...], Policy] = {}  # in order of last use
 _shared_lock = threading.Lock()
@@ -90,7 +90,7 @@ def compute_digest(settings: PolicySettings) -> str:
 
 
 def sampled_policy(settings: PolicySettings) -> Policy:
-    """Create a policy; if the model is in `SERVED`, copy that policy with the digest of the model's weights."""
+    """Create a policy; if `SERVED` has the model, return a copy of that policy with the digest of the weights."""
     served = SERVED.get(settings.model) if isinstance(settings, LocalPolicySettings) else None
     if served is None:
         return make_policy(settings)
@@ -100,7 +100,7 @@ def sampled_policy(settings: PolicySettings) -> Policy:
 
 
 class PolicySet:
-    """A policy that forwards requests to one policy per predictor; key ``""`` is for all other predictors."""
+    """A policy that forwards each request to its predictor's policy; the policy of ``""`` serves all others."""
 
     def __init__(self, by_predictor: Mapping[str, Policy]) -> None:
         self.by_predictor = dict(sorted(by_predictor.items()))
@@ -136,7 +136,7 @@ def policy_for(policy: Policy, predictor: str) -> Policy:
 
 
 def open_policies(by_predictor: Mapping[str, PolicySettings], make: Callable[[PolicySettings], Policy]) -> Policy:
-    """Open policies by predictor; predictors with equal settings share a policy."""
+    """Open policies by predictor; predictors with identical settings share a policy."""
     policies = {settings: make(settings) for settings in dict.fromkeys(by_predictor.values())}
     return combine_policies({predictor: policies[settings] for predictor, settings in by_predictor.items()})
 

@@ -1,7 +1,7 @@
 """Saving and loading of a program's LMs, as JSON records.
 
-The record of a leret policy has its settings, and a name with the digest of its weights. The record of any other
-``dspy.LM`` has the model, endpoint and settings. API keys are not saved: pass the name of a variable to `leret.load`.
+The record of a leret policy has its settings, and a name that includes the digest of its weights. Records of
+other LMs have the model, endpoint and settings. API keys are not saved: pass the name of a variable to `leret.load`.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _SAVED = LM_ATTRIBUTES | {
     *("temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop", "seed", "response_format"),
     *("frequency_penalty", "presence_penalty", "reasoning_effort"),
 }
-"""Settings of a ``dspy.LM`` that are saved and loaded. Other settings may hold a secret or redirect requests."""
+"""Settings of a ``dspy.LM`` that are saved. Any other setting is refused: it may hold a secret or redirect requests."""
 
 _NO_KEY = {None, "", "none", "None", "EMPTY"}
 
 
 class Servers(SharedInstance, ExitStack):
-    """Servers that a loaded program started. Copies of the program share them; copies in other processes do not."""
+    """Servers that a loaded program started. Copies of the program share them, except copies in other processes."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Servers, ()
@@ -111,7 +111,7 @@ def policy_record(
 
 
 def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
-    """Open the policy of a record, for picks; raise PolicyError if its files are missing."""
+    """Open the policy of a `leret.Pick` from its record; raise PolicyError if its files are missing or have changed."""
     settings = resolve_paths(PolicySettings.model_validate(record["policy"]), directory)
     if isinstance(settings, LocalPolicySettings):
         _check_files(settings, record)
@@ -121,7 +121,7 @@ def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
 def open_lm(
     record: Mapping[str, Any], directory: Path, serve: str | None, servers: Servers, api_key_env: str | None
 ) -> dspy.LM:
-    """Open the LM of a record in ``directory``; ``serve`` and ``api_key_env`` have the meaning of `leret.load`.
+    """Open the LM of a record in ``directory``; ``serve`` and ``api_key_env`` are the arguments of `leret.load`.
 
     Raises:
         ConfigError: the LM was saved with an API key, and ``api_key_env`` does not name a variable with a key.
@@ -159,7 +159,7 @@ def open_lm(
 
 def _copy(path: Path, target: Path) -> Path:
     """Copy a model directory, with hard links if the file system supports them."""
-    if not target.is_dir():  # an existing target has the same weights: its name has their digest
+    if not target.is_dir():  # an existing target has the same weights: its name includes their digest
         target.parent.mkdir(parents=True, exist_ok=True)
         scratch = tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.")
         try:
@@ -184,7 +184,7 @@ def _check_files(settings: PolicySettings, record: Mapping[str, Any]) -> None:
 
 
 async def _served_name(settings: OpenAIPolicySettings, record: Mapping[str, Any]) -> str:
-    """Return the policy's name on a server; raise PolicyError if it is missing or has another chat template."""
+    """Return the policy's name on a server; raise PolicyError if it is missing or has a different chat template."""
     settings = settings.model_copy(update={"retry_for_s": PROBE_S})
     [url] = settings.urls
     async with aclosing(OpenAIPolicy(settings)) as policy:
@@ -201,7 +201,7 @@ async def _served_name(settings: OpenAIPolicySettings, record: Mapping[str, Any]
             [one] = await policy.complete(Request(_PROBE, (0,), 0.0, 1))
         if one.n_prompt_tokens not in {0, expected}:  # 0: the server does not report it
             raise PolicyError(
-                f"{url} uses another chat template than {settings.model}: a prompt has {one.n_prompt_tokens} tokens "
+                f"{url} has a different chat template from {settings.model}: a prompt has {one.n_prompt_tokens} tokens "
                 f"instead of {expected}; start the server with the chat template in the policy's directory"
             )
     return names[0]

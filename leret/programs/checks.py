@@ -46,9 +46,9 @@ async def check_path(
     results: SearchResults,
     prompts: Sequence[Prompt] = (ZERO_SHOT,),
 ) -> None:
-    """Raise ReplayError if ``program``, a separate instance, sends different messages than leret on this path."""
+    """Raise ReplayError if ``program``, a separate instance, does not send the same messages as leret on this path."""
     needs = [await runner.advance(task, steps[:n], results) for n in range(len(steps))]
-    # The callback gets a run without other checks: callbacks change DSPy's tracebacks, which ReAct shows to its LM.
+    # The callback gets its own run, because callbacks change DSPy's tracebacks, and ReAct shows those to its LM.
     watch = _ForeignLMs()
     for prompt, callbacks in [(ZERO_SHOT, [watch]), *((prompt, list[BaseCallback]()) for prompt in prompts)]:
         ours = [
@@ -123,9 +123,9 @@ class _ForeignLMs(BaseCallback):
 
 
 class SearchMemory:
-    """Answers searches outside a replay, from known results or by searching once.
+    """Answers searches outside a replay: from known results, or else by searching once and keeping the result.
 
-    ``choose_by`` answers picks; by default, each pick's actor does. ``rankings`` lists the search results in order.
+    ``choose_by`` answers picks (by default, each pick's actor answers). ``rankings`` lists the search results in order.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ def message_difference(
     theirs: Sequence[typing.Mapping[str, str]] | None,
     names: tuple[str, str] = ("leret", "program"),
 ) -> str:
-    """Describe the first difference between two prompts, called ``names``; ``theirs`` is None if nothing was sent."""
+    """Describe the first difference between two prompts by ``names``; ``theirs`` is None if nothing was sent."""
     if theirs is None:
         return f"  {names[1]} sends nothing"
     for place, (one, other) in enumerate(zip(ours, theirs, strict=False)):

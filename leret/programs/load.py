@@ -80,7 +80,7 @@ def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> l
 
 
 def input_names(program: dspy.Module) -> tuple[str, ...]:
-    """Return the names of the arguments of ``forward`` for task inputs: the required arguments, or ``question``."""
+    """Return the arguments of ``forward`` that receive the task's inputs: the required ones, or ``question``."""
     kind = type(program)
     method = getattr(kind, "forward", None) or getattr(kind, "aforward", None)
     if method is None:

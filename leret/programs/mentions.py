@@ -31,8 +31,8 @@ LONGEST_NAME = 6
 QUESTION = Candidate("[question]", "", data={"question": 1.0})
 
 _ADJECTIVES = ("an", "ans", "ish", "ese", "ic", "ch")
-"""Endings of adjectives for peoples and languages, which appear on many pages."""
-_BEFORE, _STEM = 4, 5  # words before a name to compare with the question, and letters to compare per word
+"""Endings of adjectives for peoples and languages, such as "Italian". Such words appear on many pages."""
+_BEFORE, _STEM = 4, 5  # how many words before a name, and letters per word, to compare with the question
 
 
 class _Mention(NamedTuple):

@@ -116,7 +116,7 @@ class NeedsSearch:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The program returned ``prediction``, or raised it (the AdapterParseError of its last completion)."""
+    """The program returned ``prediction``; or it raised ``prediction``, the parse error of its last completion."""
 
     prediction: Any
     searches: tuple[SearchCall, ...]
@@ -140,7 +140,7 @@ def tool_key(name: str, arguments: Any) -> tuple[str, str]:
 
 
 def order(need: NeedsCompletion | NeedsSearch) -> tuple[Any, ...]:
-    """Return a sort key that always continues parallel branches in the same order: searches first, then calls."""
+    """Return a sort key, so that parallel branches always continue in the same order: searches first, then calls."""
     if isinstance(need, NeedsSearch):
         return 0, "", repr(need.key)
     return 1, need.predictor, need.key
@@ -169,7 +169,7 @@ def place(need: Need) -> Any:
 
 
 def difference(before: Need, now: Need) -> str:
-    """Describe how the positions of two runs differ, with both values."""
+    """Describe how the positions of two runs differ; the text shows the value of each run."""
     if isinstance(before, NeedsCompletion) and isinstance(now, NeedsCompletion) and before.predictor == now.predictor:
         if before.key != now.key:
             return _changed(before.predictor, before.inputs, now.inputs)

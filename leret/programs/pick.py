@@ -128,7 +128,7 @@ class Pick(dspy.Module):
         """Choose a candidate.
 
         Args:
-            candidates: `Candidate` objects, passages, texts (their positions are the ids), or dicts with ``text`` and
+            candidates: `Candidate` objects, passages, texts (their indices are the ids), or dicts with ``text`` and
                 optionally ``id``, ``title``, ``position`` and ``data``.
             picked: earlier picks in order, which are not picked again.
             context: named values that the choice depends on, such as ``question=...``.

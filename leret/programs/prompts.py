@@ -31,7 +31,7 @@ from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
 from leret.programs.pick import Candidates, ChoiceCall
 from leret.programs.replay import Replay, Stop
 
-_PROOFS = 3  # messages per prompt, and completions per predictor, to process both ways
+_PROOFS = 3  # messages per prompt, and completions per predictor, to process both ways and compare
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Formatter:
     """Formats requests as messages and parses completions, exactly as the program's adapter does.
 
     Usual calls take a fast path: instructions and demos are formatted once per prompt, and the adapter's ``parse``
-    reads completions. The first calls are processed both ways; a difference turns the fast path off.
+    reads completions. The first calls are also processed in full; if a result differs, the fast path is turned off.
     """
 
     def __init__(self, replay: Replay) -> None:
@@ -85,7 +85,7 @@ class Formatter:
         self._predictors = replay.predictors
         self.picks = replay.picks
         self._splits = is_turn_by_turn(self.adapter, [CompactAdapter])
-        # Messages before the last message, and the number of successful comparisons; None: no fast path.
+        # All messages but the last, and how often both ways gave the same result; None: the fast path is off.
         self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
         self._parses: dict[str, int | None] = {}
         self._signatures: dict[tuple[str, str], type[dspy.Signature]] = {}
@@ -103,7 +103,7 @@ class Formatter:
     def messages(
         self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, last: Mapping[str, str] | None = None
     ) -> Messages:
-        """Return the messages for the LM; passing ``last``, the last message with another prompt, saves time."""
+        """Return the messages for the LM. To save time, pass ``last``: the call's last message for any prompt."""
         if isinstance(need.call, ChoiceCall):
             return need.call.messages
         key = (need.predictor, prompt.digest)

@@ -73,7 +73,7 @@ MAX_STEPS = 64
 _REPEATS = 4
 
 _SETTLE_S, _STARVED_S = 0.01, 0.1
-"""Seconds without progress before older threads, and threads started by the run, count as blocked."""
+"""Seconds without progress until older threads (first value) or the run's own threads (second) count as blocked."""
 
 _LONGEST_S = 1.0  # maximum wait for threads to use the recorded steps
 _MUTED = muted()  # otherwise every rerun would print the same output
@@ -131,7 +131,7 @@ class Replay:
                 stand_ins[key] = StandInLM.of(name, "replay", partial(_answer_request, name))
             predictor.lm = stand_ins[key]
             if type(predictor) is dspy.Predict and not predictor.config:
-                predictor.__class__ = _QuickPredict  # ten times faster
+                predictor.__class__ = _QuickPredict  # ten times faster than dspy.Predict
 
     def run(
         self,
@@ -326,7 +326,7 @@ class ProgramRun:
         return copy.deepcopy(self.results[key])
 
     def candidates(self, name: str, source: Iterable[Any]) -> Candidates:
-        """Return a pick's candidates, cached per path while the program passes equal candidates."""
+        """Return a pick's candidates, cached per path as long as the program passes the same ones."""
         items = tuple(source)
         known = self.results.get(("candidates", name))
         if known is None or known[0] != items:

@@ -44,14 +44,14 @@ class ProgramRunner:
     async def advance(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
     ) -> NeedsCompletion | Finished:
-        """Run to the next step without a completion, or to the end; ``check`` compares repeated runs."""
+        """Run to the first step that has no completion yet, or to the end; ``check`` repeats the run and compares."""
         need = self.replay.run(task, steps, results, self.retrieve, check)
         return await self.search_on(need, task, steps, results, check) if isinstance(need, NeedsSearch) else need
 
     async def search_on(
         self, need: NeedsSearch, task: Task, steps: Sequence[Step], results: SearchResults, check: bool
     ) -> NeedsCompletion | Finished:
-        """Answer a search, then `advance`."""
+        """Answer a search, then continue with `advance`."""
         results[need.key] = await self._search(need)
         return await self.advance(task, steps, results, check)
 
@@ -65,7 +65,7 @@ class ProgramRunner:
         return tuple(tuple(passage.doc_id for passage in ranking) for ranking in rankings)
 
     def state(self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
-        """Return the state at a step. The id is a digest of the zero-shot messages, so equal messages share a state."""
+        """Return the state at a step. The id digests the zero-shot messages, so identical messages share a state."""
         messages = self.formatter.messages(need)
         id = digest(task.id, need.predictor, messages)
         return State(id, task.id, step, need.predictor, need.inputs, messages, parent)

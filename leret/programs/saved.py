@@ -194,7 +194,7 @@ def load(
         ConfigError: the program would send a key that ``api_key_env`` does not allow.
         ProgramError: the directory is not a saved program, its source no longer runs, or its retriever was not saved.
         PolicyError: a policy is missing, its chat template has changed, or the server does not have it.
-        RetrievalError: the index is missing or belongs to another corpus.
+        RetrievalError: the index is missing or belongs to a different corpus.
     """
     directory = Path(directory)
     if serve not in {None, "local", "vllm"} and not str(serve).startswith(("http://", "https://")):
@@ -332,8 +332,8 @@ def _open_searches(
 
 
 def _parts(program: dspy.Module, kind: type = Parameter) -> dict[str, Any]:
-    """Return a program's stateful parts, such as predictors, by place; includes parts of compiled programs."""
-    parts = program.named_sub_modules(type_=kind)  # optimizers attach candidate programs
+    """Return a program's stateful parts, such as predictors, by attribute path; includes parts of compiled programs."""
+    parts = program.named_sub_modules(type_=kind)  # candidate programs from optimizers are left out
     return {place: part for place, part in parts if not place.startswith("self.candidate_programs")}
 
 

@@ -1,6 +1,6 @@
 """Program calls that leret records: searches, and calls of LMs other than the predictors' LMs.
 
-Searches are `Search`, `search_tool` and ``dspy.settings.rm``. Equal searches and LM requests are sent once per path.
+Searches are made with `Search`, `search_tool` or ``dspy.settings.rm``. A repeated call is sent only once per path.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Found:
 
     @cached_property
     def ranking(self) -> Ranking:
-        """All searches merged by retriever score, without duplicates. The other properties use the same order."""
+        """All passages by descending retriever score, without duplicates. The other properties use the same order."""
         return merge(self.searches)
 
     @property
@@ -213,7 +213,7 @@ def _get(row: Any, name: str) -> Any:
 
 
 def recorded_lm(lm: dspy.BaseLM) -> dspy.BaseLM:
-    """Return a copy of an LM that sends requests through the active run: equal requests are sent and counted once."""
+    """Return a copy of an LM that sends requests through the active run, so identical requests are sent once."""
     kind: Any = type(lm)
     if isinstance(lm, StandInLM) or getattr(kind, "is_recorded", False):
         return lm

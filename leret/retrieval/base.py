@@ -23,7 +23,7 @@ class Retriever(Protocol):
 
     @property
     def digest(self) -> str:
-        """Digest of the engine, its settings and its corpus. Equal digests mean equal rankings."""
+        """Digest of the engine, its settings and its corpus. The same digest means identical rankings."""
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         """Rank documents for each query.

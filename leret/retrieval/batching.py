@@ -62,7 +62,7 @@ class SearchBatcher:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="leret-search")
         self._only_computes = getattr(retriever, "only_computes", False)
         self._recent: dict[tuple[str, int], Ranking] = {}
-        self._cpu_s = math.inf  # CPU seconds per query: of the last batch, then a moving average
+        self._cpu_s = math.inf  # CPU seconds per query in the last batch; `search_now` makes it a moving average
         self._wall_s: float | None = None  # seconds per query, moving average
         self._counts = {"asked": 0, "searched": 0, "batches": 0}
         self.n_waiting = 0  # queries in the queue

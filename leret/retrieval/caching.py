@@ -100,10 +100,10 @@ class CachedRetriever(CallableRetriever, SharedInstance):
 
 
 def with_cache(retriever: Retriever, settings: RetrieverSettings) -> Retriever:
-    """Add a cache to the retriever if the settings ask for a cache.
+    """Add a cache to the retriever if the settings ask for one.
 
-    ``auto`` excludes servers that do not name their index. When such a server switches to another index at the same
-    URL, the digest stays the same, and cached rankings would be wrong.
+    With ``auto``, servers that do not name their index get no cache. When such a server switches to a different index
+    at the same URL, the digest stays the same, and cached rankings would be wrong.
     """
     cache = settings.cache or CacheSettings()
     wanted = settings.kind not in _FAST and getattr(retriever, "names_its_index", True)

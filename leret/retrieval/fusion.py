@@ -27,7 +27,7 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float]
 
 
 def linear_fusion(rankings: Sequence[Ranking], weights: Sequence[float]) -> Ranking:
-    """Fuse rankings by the weighted sum of scores. Scores are scaled to [0, 1] per ranking; missing passages score 0.
+    """Fuse rankings by the weighted sum of scores, scaled to [0, 1] per ranking. A missing passage scores 0.
 
     If all scores of a ranking are equal, each is scaled to 1.
     """
@@ -60,12 +60,12 @@ class Hybrid(CallableRetriever):
 
     @staticmethod
     def parts(settings: HybridSettings) -> dict[str, LocalEngine]:
-        """Return the settings of the two retrievers, by the folder of their index."""
+        """Return the two retrievers' settings by the names of their index folders."""
         return dict(zip(("first", "second"), settings.engines, strict=True))
 
     @staticmethod
     def manifest(parts: Sequence[Manifest], settings: FusionSettings, places: Mapping[str, str]) -> Manifest:
-        """Return the manifest, without files, of a hybrid. ``places`` are the directories of ``parts``."""
+        """Return a hybrid's manifest, with no files listed. ``places`` are the directories of ``parts``."""
         return Manifest(
             engine="hybrid",
             settings={"engines": [{"kind": p.engine, **p.settings} for p in parts], **settings.fusion_keys()},

@@ -48,14 +48,14 @@ class EngineKind:
     Attributes:
         settings: class of the recipe section.
         target: ``module:Class`` relative to leret.retrieval, imported on first use.
-        role: type of the class, and arguments of its constructor:
+        role: what the class is, and what its constructor takes:
 
-            - ``index``: an `IndexEngine`, from settings.
-            - ``composite``: a retriever over several indexes, with a manifest (`leret.retrieval.fusion.Hybrid`).
-            - ``view``: a retriever over another kind's index, from the retrievers in ``Class.parts(settings)`` and
-              from settings.
-            - ``server``: a retriever, from settings.
-            - ``corpus server``: a retriever, from settings and a corpus. Its ``check`` method contacts the server.
+            - ``index``: an `IndexEngine`; takes settings.
+            - ``composite``: a retriever over several indexes, with a manifest; see `leret.retrieval.fusion.Hybrid`.
+            - ``view``: a retriever over another kind's index; takes the retrievers that ``Class.parts(settings)``
+              describes, and settings.
+            - ``server``: a retriever; takes settings.
+            - ``corpus server``: a retriever; takes settings and a corpus. Its ``check`` method contacts the server.
     """
 
     settings: type[RetrieverSettings]
@@ -91,7 +91,7 @@ def load_retriever(
 
     An index in the cache is rebuilt if its corpus or settings differ. An index named in the settings may be shared and
     costly, so a difference is an error. A remote server must be reachable. ``corpus`` is None for servers. ``cache`` is
-    the index directory if the settings do not name a directory.
+    the directory of the index if the settings name none.
 
     Raises:
         ConfigError: a URL is invalid, or an environment variable is not set.
@@ -146,7 +146,7 @@ def _index_engine(settings: RetrieverSettings) -> IndexEngine:
 
 
 def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
-    """Return the manifest, without files, of an index with these settings. Its models must exist."""
+    """Return the manifest of an index with these settings, with no files listed. Its models must exist."""
     kind = ENGINES[settings.kind]
     if kind.role == "index":
         return Manifest.planned(_index_engine(settings), corpus)
@@ -174,7 +174,7 @@ def build_index(
 
 
 def model_keys() -> dict[str, str]:
-    """Return the first settings key that names a model, per kind. Kinds without models are omitted."""
+    """Map each kind to its first settings key that names a model. Kinds without models are omitted."""
     return {
         kind: name
         for kind, engine in ENGINES.items()
@@ -184,7 +184,7 @@ def model_keys() -> dict[str, str]:
 
 
 def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
-    """Read all files of an index, open it and search it. Raise RetrievalError if it is broken or of another corpus."""
+    """Read all files of an index, open it and search it. RetrievalError if it is broken or has another corpus."""
     manifest = read_manifest(directory)
     if _role(manifest) == "composite":
         open_index(directory)
@@ -247,7 +247,7 @@ def _open_composite(manifest: Manifest, directory: Path) -> Retriever:
     settings = engine.settings_of(manifest)
     folders = [directory / place for place in manifest.places.values()]
     if not manifest.equals(engine.manifest(list(map(read_manifest, folders)), settings, manifest.places)):
-        raise RetrievalError(f"{directory / MANIFEST} does not match its indexes; build the index again")
+        raise RetrievalError(f"{directory / MANIFEST} does not match the indexes of its parts; build the index again")
     return _with_source(directory, engine(*map(open_index, folders), settings))
 
 

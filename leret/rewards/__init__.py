@@ -1,8 +1,8 @@
 """Rewards: plain functions for sampling, the prompt bank, training and evaluation.
 
 A reward maps an `Outcome` to a real number, or to None if the reward does not apply (``recall`` for a task without gold
-documents, for example). A recipe sets the function's other parameters. If a parameter is ``k``, the name may have a
-cut-off: ``recall@5`` is ``recall`` with ``k=5``. Name your own function as ``module:function`` or ``file.py:function``.
+documents, for example). A recipe sets the function's other parameters. A parameter ``k`` can also be set in the name:
+``recall@5`` is ``recall`` with ``k=5``. Name your own function as ``module:function`` or ``file.py:function``.
 leret imports the module or runs the file, so use only code you trust.
 """
 
@@ -46,15 +46,15 @@ def format(outcome: Outcome, think: bool = False) -> float:
 
 
 def steps(outcome: Outcome) -> float:
-    """Return 1 - n for n LM calls."""
+    """Return 1 - n, where n is the number of LM calls."""
     return 1.0 - outcome.n_steps
 
 
 def deepretrieval(outcome: Outcome, k: int | None = None) -> float | None:
     """Return a reward by recall: 5 for .7 or more, 4 for .5, 3 for .4, 1 for .3, .5 for .1, .1 for .05, else -3.5.
 
-    Source: DeepRetrieval (arXiv 2503.00223), code for literature search. For its format rewards (+1 and -4), use the
-    part `format` and the recipe's ``unparsed_reward``.
+    Source: DeepRetrieval (arXiv 2503.00223), code for literature search. For the paper's format rewards (+1, -4), use
+    the part `format` and the recipe's ``unparsed_reward``.
     """
     value = of_ranking(ranking.recall)(outcome, k)
     return None if value is None else next((reward for least, reward in _TIERS if value >= least), -3.5)
@@ -117,7 +117,7 @@ class Part:
 
     @cached_property
     def bound(self) -> Reward:
-        """Function with its settings, loaded if it is the user's. ConfigError for an unknown function or setting."""
+        """Function with its settings applied. ConfigError if the function cannot be loaded or a setting is unknown."""
         if not isinstance(self.function, str):
             return self.function
         place, settings = f"{self.place}: " if self.place else "", dict(self.arguments)
@@ -140,12 +140,12 @@ class Part:
 
     @property
     def depth(self) -> int:
-        """Required depth of `Outcome.deep`: the default of the function's parameter ``depth``, or 0."""
+        """Depth that `Outcome.deep` must have: the parameter ``depth``, or 0 if the function has no such parameter."""
         parameter = inspect.signature(self.bound).parameters.get("depth")
         return parameter.default if parameter is not None and isinstance(parameter.default, int) else 0
 
     def __call__(self, outcome: Outcome) -> float | None:
-        """Return the value, None if the part does not apply; ConfigError if the function fails or is not finite."""
+        """Return the value; None if the part does not apply. ConfigError if the function fails or is not finite."""
         function, question = self.bound, f"question {outcome.task.id}"
         try:
             value: Any = function(outcome)

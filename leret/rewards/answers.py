@@ -1,8 +1,8 @@
-"""Rewards that compare a program's answer with the task's reference answers. At most 1; higher is better.
+"""Rewards that compare a program's answer with the task's reference answers. All are at most 1; higher is better.
 
-The answer is the prediction's field ``answer`` (or ``field``, if the recipe sets it), or else its only string. With
-several references, the best match counts. The value is None for a task without reference answers and before the
-program's end, and 0 for a program that ended without an answer.
+The answer is the prediction's field ``answer`` (or ``field`` in the recipe), or else the prediction's only string.
+With several references, the best match counts. The value is None if the task has no reference answers or the program
+has not ended, and 0 if the program ended without an answer.
 
 `em` and `f1` normalise like the official scripts of SQuAD, HotpotQA, MuSiQue and 2WikiMultihopQA: lower case, no
 punctuation, no articles, single spaces.
@@ -92,7 +92,7 @@ def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
 
 
 def rouge(kind: str) -> Callable[..., float | None]:
-    """Return a reward: ROUGE's F measure (``rouge1``, ``rouge2`` or ``rougeL``). ``stem`` compares stems."""
+    """Return a reward for ROUGE's F measure (``rouge1``, ``rouge2`` or ``rougeL``). ``stem`` compares stems."""
 
     def value(outcome: Outcome, field: str | None = None, stem: bool = False) -> float | None:
         return _best(outcome, field, lambda a, r: float(_rouge_scorer(kind, stem).score(r, a)[kind].fmeasure))
@@ -101,7 +101,7 @@ def rouge(kind: str) -> Callable[..., float | None]:
 
 
 def bleu(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return sacrebleu's smoothed sentence BLEU against all references together, in [0, 1]."""
+    """Return sacrebleu's smoothed sentence BLEU against all references together, scaled to [0, 1]."""
 
     def score(answer: str, references: Sequence[str]) -> float:
         library = import_optional("sacrebleu", "sacrebleu", "answers")
@@ -124,7 +124,7 @@ def similarity(outcome: Outcome, model: str, field: str | None = None) -> float 
 
 
 def length(outcome: Outcome, s: float = 1.0, field: str | None = None) -> float | None:
-    """Return exp(-s |1 - ratio|), where ratio = words of the answer / words of the reference.
+    """Return exp(-s |1 - ratio|), where ratio is the answer's length / the reference's length, in words.
 
     If ratio < 1, 2s replaces s. With several references, the maximum counts. Source: LAPDOG's length penalty.
     """

@@ -1,8 +1,8 @@
 """Mixers: combine the parts of a group's rewards into one reward per sample.
 
-`mix` maps a float matrix (n_samples, n_parts) of one state to (n_samples,). NaN means that a part does not apply:
+`mix` maps the parts of one state's samples, (n_samples, n_parts), to rewards, (n_samples,). NaN means: does not apply.
 
-- A sample without any part gets NaN, and does not affect other samples.
+- A sample to which no part applies gets NaN, and does not affect other samples.
 - `weights`, `uniform` and `l2` skip NaN. The other mixers replace NaN by the part's mean over the group (which is
   neutral), and leave out a part that is NaN for the whole group.
 - If all samples are equal, `std` and `pca` weight all parts equally, and `normalize_then_sum` is 0.
@@ -42,8 +42,8 @@ def std(parts: Array, scale: Array) -> Array:
 def pca(parts: Array, scale: Array) -> Array:
     """Return the projection on the first principal component (of length 1) of the group's parts.
 
-    The component's sign is chosen so that the reward grows with the mean of the parts. If the covariance of both is 0,
-    the component's coordinates have a positive sum. If that sum is 0 too, the first nonzero coordinate is positive.
+    The component's sign is chosen so that the reward grows with the mean of the parts. If their covariance is 0, the
+    component's coordinates have a positive sum. If that sum is 0 too, the first nonzero coordinate is positive.
     """
     weighted = parts * scale
     centred = weighted - weighted.mean(axis=0)
@@ -80,14 +80,14 @@ MIXERS: Mapping[str, Callable[[Array, Array], Array]] = {
     "l2": l2,
     "normalize_then_sum": normalize_then_sum,
 }
-"""Mixers by name in recipes. Arguments: the parts of samples with at least one part, and the weights."""
+"""Mixers by name in recipes. They take the parts of the samples to which any part applies, and the weights."""
 
 GROUP_MIXERS = frozenset({"std", "pca", "normalize_then_sum"})
 """Mixers for which a sample's reward depends on the other samples of its state."""
 
 
 def mix(mixer: str, parts: Array, scale: Array) -> Array:
-    """Return one reward per sample: (n_samples,) from ``parts`` (n_samples, n_parts) and ``scale`` (n_parts,)."""
+    """Return one reward per sample. ``parts`` is (n_samples, n_parts); ``scale``, the weights, is (n_parts,)."""
     applies = ~np.isnan(parts).all(axis=1)
     mixed = np.full(len(parts), np.nan)
     if applies.any():

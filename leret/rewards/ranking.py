@@ -2,7 +2,7 @@
 
 Relevance is binary, except that nDCG uses the grades of gold documents if the data have grades.
 
-Arguments are the ranking's ids, best first, the gold ids, and a cut-off ``k``. A repeated document counts at its first
+Arguments are the ranking's ids (best first), the gold ids, and a cut-off ``k``. A repeated document counts at its first
 rank. Missing gold documents lower every measure except `rr` and `success`. If a task has no gold documents, a measure
 raises ValueError, and its reward is None.
 """
@@ -20,7 +20,7 @@ Measure = Callable[[Sequence[str], Collection[str], int | None], float]
 
 
 def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None]:
-    """Turn a measure into a reward of an outcome's ranking; None if the task has no gold documents."""
+    """Turn a measure into a reward of an outcome's ranking, which is None if the task has no gold documents."""
 
     def value(outcome: Outcome, k: int | None = None) -> float | None:
         task = outcome.task
@@ -42,12 +42,12 @@ def recall(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) 
 
 
 def ap(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Return average precision: the mean precision at the ranks of gold documents, 0 for missing documents.
+    """Return average precision: the mean precision at the ranks of gold documents; a missing document counts 0.
 
     >>> ap(["a", "x", "b"], {"a", "b"})  # (1/1 + 2/3) / 2
     0.8333333333333333
 
-    Source: LeReT, section 4.2: sum over hits of (hits so far / rank), over the number of gold documents.
+    Source: LeReT, section 4.2: sum over hits of (hits so far / rank), divided by the number of gold documents.
     """
     return sum(hits / rank for hits, rank in enumerate(_hits(doc_ids, gold, k), 1)) / len(set(gold))
 
@@ -63,7 +63,7 @@ def rr(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> f
 
 
 def ndcg(doc_ids: Sequence[str], gold: Collection[str], k: int | None = None) -> float:
-    """Return the discounted cumulative gain (grade / log2(rank + 1) per hit), divided by the ideal ranking's.
+    """Return the discounted cumulative gain (grade / log2(rank + 1) per hit), divided by that of the ideal ranking.
 
     Gold documents have grade 1, unless ``gold`` maps them to grades.
 

@@ -57,14 +57,14 @@ class PolicyActor:
 
 @dataclass(frozen=True)
 class Role:
-    """The policy for a predictor, its decoding settings (None: the plan's), and the credit of its completions.
+    """The policy for a predictor, its decoding settings (None: those of the plan), and the credit of its completions.
 
     Attributes:
         sampled: False takes one zero-shot completion, which continues the path but is not trained on. Predictors
             created inside ``forward`` are never sampled.
         credit: ``step``: reward of the documents retrieved by the end of the step. ``final``: final reward after
             running the program to its end from each sample. ``both``: weighted mean of the step and final reward.
-            ``auto``: ``step`` if a search follows the predictor; else ``final``, or not sampled without final reward.
+            ``auto``: ``step`` if a search follows the predictor, else ``final``; not sampled without a final reward.
     """
 
     policy: Policy
@@ -83,7 +83,7 @@ class SamplingPlan:
         final: final reward; it scores an outcome that includes the program's ``prediction``. Called in a thread.
         n_continuations: runs to the end from each sample for credit ``final`` and ``both``; their rewards are averaged.
         final_weight: weight of the final reward for credit ``both``, 0 to 1.
-        searched: whether a search follows each predictor reached so far; None if no program run was checked yet.
+        searched: by predictor reached so far, whether a search follows it; None before the first tasks have run.
     """
 
     prompts: tuple[Prompt, ...]

@@ -21,7 +21,7 @@ REPORTED: Mapping[str, Reward] = {name: REWARDS[name] for name in ("recall", "ap
 
 @dataclass(frozen=True)
 class Crediting:
-    """Combines parts into rewards. ``final`` is None if stored final rewards stay; ``final_weight`` is for ``both``."""
+    """Combines parts into rewards. If ``final`` is None, stored final rewards are kept unchanged."""
 
     step: Scoring
     final: Scoring | None = None
@@ -71,7 +71,7 @@ class Crediting:
                 name = " + ".join((self.final if step is not None and self.final else self.step).parts)
                 raise ConfigError(
                     f"sampling.reward: {name} has no value for question {question_id}; add the labels that it needs "
-                    "(relevant documents or reference answers) to the data, or use credit final"
+                    "(relevant documents or reference answers) to the data, or set sampling.credit: final"
                 )
         return rewards
 

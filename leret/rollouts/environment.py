@@ -45,7 +45,7 @@ class Environment:
 
     Attributes:
         role: returns the role for a call, given the policy in training; None uses the recipe's policies.
-        skipped: invalid records skipped by the last `tasks`, by kind; ``held_out``: see `leret.datasets.load.Loaded`.
+        skipped: invalid records that `tasks` last skipped, by kind. ``held_out``: see `leret.datasets.load.Loaded`.
     """
 
     role: Callable[[NeedsCompletion, Policy], Role] | None = None
@@ -208,7 +208,7 @@ _OTHERWISE = "name a new run directory, or change the reward with `leret rescore
 
 
 def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = True) -> None:
-    """Refuse a program, reward, corpus or questions changed since sampling. Equal file stamps skip the comparison."""
+    """Refuse a program, reward, corpus or questions changed since sampling. Equal file stamps count as unchanged."""
     known, before = run.manifest.digests, run.manifest.sampling
     key = stage_key(environment.recipe, input_stamps(*recipe_files(environment.recipe)))
     if before is None or completed(run.path, "sample", key):
@@ -226,7 +226,7 @@ def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = T
 
 
 def refuse_changes_since_sampling(run: Run, stage: str) -> None:
-    """Refuse changed files in a stage that reads stored samples. Missing programs or data only write an event."""
+    """Refuse changed files in a stage that reads stored samples; for missing programs or data, only log an event."""
     try:
         with Environment.open(run) as environment:
             refuse_changed_files(run, environment)

@@ -63,9 +63,9 @@ class Sampled:
         groups: (n,) index of the state, from 0.
         rewards: (n,) float32.
         parts: (n, n_parts) parts of the rewards, NaN for parts that do not apply.
-        facts: figures for the log, mostly means over the round, with the names that TRL uses.
+        facts: metrics for the log, mostly means over the round, with the names that TRL uses.
         walks: (n,) index of the task, from 0.
-        at_end: at every step, the reward is the final reward.
+        at_end: whether the reward is the final reward at every step.
         predictors: (n,) predictor names, to split a round among several policies in training.
     """
 

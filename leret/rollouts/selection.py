@@ -1,7 +1,7 @@
 """Choosing the sample that continues a path.
 
 Source: LeReT, section 4.1 and its code. Solved samples do not continue unless training uses the final reward. The other
-samples are grouped by reward, a group is drawn with its reward as weight (plus 0.5 for the highest), then a sample.
+samples are grouped by reward. A group is drawn, weighted by reward (plus 0.5 for the highest), then a sample of it.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class StateSampler:
         self._rewards = self._crediting.functions
         self._depth = plan.reward.depth
         if plan.final is None and self.credits - {"step"}:
-            raise ConfigError("credit final and both need a final reward; set one, or use credit step")
+            raise ConfigError("sampling.credit: final and both need a final reward; set sampling.final or credit: step")
 
     async def sample_state(self, point: Point, state: State) -> list[Sample]:
         """Return all samples of a state, ordered by prompt and index; missing samples are made and stored."""
@@ -108,7 +108,7 @@ class StateSampler:
         samples = [sample for group in groups for sample in group]
         if not self._crediting.needs_group:
             return samples
-        regrouped = self._crediting.regrouped(samples)  # repeating failed samples changes other rewards
+        regrouped = self._crediting.regrouped(samples)  # samples that replace failed ones change the other rewards
         if self._store is not None:
             self._store.put_rewards(
                 [new for new, old in zip(regrouped, samples, strict=True) if new.reward != old.reward]
@@ -153,7 +153,7 @@ class StateSampler:
         asked = params.prompt_digest, params.temperature, params.top_p, params.max_tokens, params.policy_digest
         samples: list[Sample] = []
         for index in range(n):
-            seed = seed_of(self._plan.seed, draw, state.step, asked[0], index)  # the id has the same inputs
+            seed = seed_of(self._plan.seed, draw, state.step, asked[0], index)  # the id covers the same values
             name = digest(state.id, state.step, asked[0], index, seed, *asked[1:])
             blank = Sample(name, state.id, state.task_id, state.step, prompt.name, index, seed)
             samples.append(stored.get(name, blank))
@@ -179,7 +179,7 @@ class StateSampler:
     async def _ask(self, visit: _Visit, prompt: Prompt, seeds: tuple[int, ...], name: str) -> list[Completion]:
         """Return one completion per seed; the call counts as usage of the prompt ``name``."""
         need, state, (temperature, top_p, max_tokens) = visit.need, visit.state, visit.decoding
-        messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt's
+        messages: Messages = tuple([dict(message) for message in state.messages])  # of the zero-shot prompt
         if prompt.digest != ZERO_SHOT.digest:
             messages = self._runner.formatter.messages(need, prompt, messages[-1])
         call, began = need.call, time.monotonic()
@@ -287,7 +287,7 @@ class StateSampler:
 
 
 async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, tasks: Iterable[Task]) -> dict[str, bool]:
-    """Return whether a search follows each predictor before the next LM call, from one path per task of the first few.
+    """Run each of the first tasks once; return, by predictor, whether a search follows before the next LM call.
 
     Unparsed completions and failed tasks do not count; predictors that no path reaches are missing. LeretError if the
     program is not deterministic or all tasks failed.
@@ -317,10 +317,10 @@ async def with_credit(
     run: Run | None = None,
     walks: OpenWalks | None = None,
 ) -> SamplingPlan:
-    """Return the plan with ``searched``, which resolves ``auto`` credit, from the run or by running the first tasks."""
+    """Return the plan with ``searched`` (to resolve ``auto`` credit), read from the run or found on the first tasks."""
     roles = [plan.role(runner.formatter.need(name, {})) for name in runner.replay.names]
     n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
-    if n_auto < 2 and not (n_auto and plan.final):  # a single `auto` means `step` without a final reward
+    if n_auto < 2 and not (n_auto and plan.final):  # without a final reward, a single `auto` means `step`
         return replace(plan, searched={})
     searched = None if run is None else run.manifest.searched
     if searched is None:

@@ -36,8 +36,8 @@ class Point:
         results: search results of the path, shared with and extended by the points reached from here.
         parent: id of the sample that led here.
         fresh: the store had no samples of the task when the session began, so lookups are skipped.
-        check: run each path several times and refuse a program that is not deterministic.
-        finals: components of the final reward, averaged over continuations, by outputs as JSON.
+        check: whether to run each path several times and refuse a program that is not deterministic.
+        finals: components of the final reward, averaged over continuations, keyed by the JSON of a step's outputs.
     """
 
     task: Task
@@ -51,7 +51,7 @@ class Point:
     finals: dict[str, asyncio.Task[dict[str, float]]] = field(default_factory=dict)
 
     def reach(self, runner: ProgramRunner, text: str, check: bool = False) -> Reached:
-        """Start to run the program from a completion to its next need. Equal completions share one run."""
+        """Start to run the program from a completion to its next need. Identical completions share one run."""
         reached = self.reached.get(text)
         if reached is None:
             assert isinstance(self.need, NeedsCompletion)
@@ -124,7 +124,7 @@ async def walk(start: Point | Awaitable[Point], visit: Callable[[Point], Awaitab
 
 
 class OpenWalks:
-    """Counts walks that may still request completions, including the creator's, so a round knows when all wait."""
+    """Counts walks that may still request completions, so a round knows when all wait. The creator is one."""
 
     def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
         self.n = 1

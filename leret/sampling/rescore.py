@@ -71,7 +71,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
         recipe = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"reward": reward})})
     recipe = resolve_paths(recipe, Path.cwd())
     if recipe.sampling.credit == "final":
-        raise ConfigError("sampling.credit is final, and runs to the end are not stored; sample again into a new run")
+        raise ConfigError("sampling.credit is final: final rewards cannot be recomputed; sample again into a new run")
     spec = recipe.sampling.reward
     with Environment(recipe, run.cache, progress) as environment, Store(run.store) as store:
         refuse_changed_files(run, environment, reward=False)
@@ -123,7 +123,7 @@ class _Rescoring:
         self._tasks = {task.id: task for task in environment.tasks(check=False)}
         self._corpus: Mapping[str, Document] = environment.corpus if function_names(settings.reward) else {}
         self._to_end = settings.end_reward is not None
-        self._runner: ProgramRunner | None = None  # until a reward reads a prediction
+        self._runner: ProgramRunner | None = None  # None until a reward reads a prediction
         self._resources = ExitStack()
         self.n_samples = self.n_changed = self.n_states = self.n_other_choices = self.n_final = 0
 

@@ -145,12 +145,12 @@ class Scheduler:
         if ids := unseen.pop("doc_ids", None):
             raise ProgramError(
                 f"{program} returns doc_ids that no search seen by leret found, such as {ids[0]!r} (task {task.id}), "
-                f"so the reward would ignore them; {wrap}, or use credit final"
+                f"so the reward would ignore them; {wrap}, or set sampling.credit: final"
             )
         for name, texts in unseen.items():
             note = f"{program} returns {name} that no search seen by leret found, such as {texts[0]!r:.80}; {wrap}"
             if not any(known.startswith(f"{program} returns {name} ") for known in stats.notes):
-                stats.notes.append(f"{note} or use credit final, else the reward ignores them")
+                stats.notes.append(f"{note}, or set sampling.credit: final, else the reward ignores them")
 
     def _refuse_unseen_searches(self) -> None:
         if self.sampler.credits == {"final"} or not self._n_searches or any(self._n_searches):
@@ -159,13 +159,13 @@ class Scheduler:
         agents = [module for _, module in program.named_sub_modules() if isinstance(getattr(module, "tools", 0), dict)]
         if agents:
             raise ProgramError(
-                f"{type(program).__name__} called no search tool in its {first} (tools: {', '.join(agents[0].tools)}). "
+                f"{type(program).__name__} called no search tool in the {first} (tools: {', '.join(agents[0].tools)}). "
                 "If a tool searches without leret.Search, wrap it with leret.search_tool(fn). If the LM never calls "
-                "the search tool, add demos or a teacher, use another LM, or use credit final"
+                "the search tool, add demos or a teacher, choose a different LM, or set sampling.credit: final"
             )
         raise ProgramError(
-            f"{type(program).__name__} made no search visible to leret in its {first}; wrap the program's search with "
-            "leret.search_tool(fn), or use credit final"
+            f"{type(program).__name__} made no search visible to leret in the {first}; wrap the program's search with "
+            "leret.search_tool(fn), or set sampling.credit: final"
         )
 
     def _check(self, stats: SamplingStats, last: bool = False) -> None:
@@ -176,7 +176,7 @@ class Scheduler:
 def unseen_documents(end: Finished) -> dict[str, list[str]]:
     """Return the documents in a prediction that no search seen by leret retrieved, by field.
 
-    In lists other than ``doc_ids``, ``context`` and ``passages``, unknown texts count only if a passage is known.
+    A list in a field other than ``doc_ids``, ``context`` and ``passages`` counts only if some of it was retrieved.
     """
     seen = {name for passage in end.ranking for name in (passage.doc_id, passage.title, passage.text) if name}
     unseen: dict[str, list[str]] = {}

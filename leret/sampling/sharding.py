@@ -84,10 +84,10 @@ def _sample(
 
 
 class RayCluster:
-    """Context manager that connects to Ray; a call samples tasks (see `leret.sampling.stage.Distribute`).
+    """Connects to Ray as a context manager; calling it samples tasks (see `leret.sampling.stage.Distribute`).
 
-    Workers need the same leret version, and run, corpus, program and model at the same paths. Without ``address``
-    (``auto``, ``host:port``, ``ray://host:port``) or ``RAY_ADDRESS``, a cluster is started on this machine.
+    Workers need the same leret version, and must find the run, corpus, program and model at the same paths. ``address``
+    is ``auto``, ``host:port`` or ``ray://host:port``; without it or ``RAY_ADDRESS``, a cluster starts on this machine.
     """
 
     def __init__(self, workers: int, address: str | None = None) -> None:

@@ -105,8 +105,8 @@ async def sample_tasks(
 ) -> SamplingStats:
     """Sample every task to the end of its path, into a store; stored samples are not repeated.
 
-    The call changes the program. ``search`` belongs to this event loop; None if every `leret.Search` has a retriever.
-    The first tasks decide the meaning of credit ``auto``, which is saved in ``run`` (if given).
+    The call changes the program. ``search`` uses this event loop; pass None if every `leret.Search` has a retriever.
+    The first tasks decide what credit ``auto`` means for each predictor; ``run`` (if given) stores the decision.
 
     Raises LeretError if too many samples fail or the program cannot be replayed; finished samples are kept.
     """
@@ -119,7 +119,7 @@ async def sample_tasks(
     check = _path_check(other, runner, plan.prompts)
     scheduler = Scheduler(runner, sampler, store, plan.seed, *rates, check, facts)
     stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
-    why = "no search follows it, and there is no final reward; use credit final to sample it"
+    why = "no search follows it, and there is no final reward; to sample it, set sampling.credit: final"
     for name, role in plan.roles(runner).items():
         if not role.sampled and plan.role(runner.formatter.need(name, {})).sampled:
             stats.notes.append(f"{name} is not sampled: {why}")
@@ -183,10 +183,10 @@ def sample(
 def open_recipe(
     recipe: SamplingRecipe, run: Run, progress: Progress
 ) -> Iterator[tuple[Environment, list[Task], dict[str, str]]]:
-    """Open a recipe's environment, tasks and digests, and check them against the run. One process builds the index."""
+    """Open a recipe's environment, tasks and digests; check them against the run. Only one process builds the index."""
     if recipe.policy.temperature == 0 and recipe.sampling.samples > 1:
         raise ConfigError(
-            f"sampling.samples is {recipe.sampling.samples}, but all samples are equal at policy.temperature 0; "
+            f"sampling.samples is {recipe.sampling.samples}, but all samples are identical at policy.temperature 0; "
             "raise policy.temperature, or set sampling.samples: 1"
         )
     refuse_changes(run, recipe, {})
@@ -253,7 +253,7 @@ async def sample_session(
     *,
     only: Sequence[Task] | None = None,
 ) -> tuple[list[Prompt], SamplingStats, list[str]]:
-    """Make the bank, sample ``tasks`` (or ``only``), close the policy, and return prompts, stats and notes."""
+    """Make the bank from ``tasks``, sample them (or just ``only``), and return prompts, stats and notes."""
     lm, settings = environment.recipe.policy, environment.recipe.sampling
     search = SearchBatcher(environment.retriever)
     try:

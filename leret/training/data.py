@@ -64,7 +64,7 @@ class GroupSamples:
 
 @dataclass(frozen=True)
 class RunSamples:
-    """Samples of a run's finished tasks from the last sampling policy, and pairs from ``R/preferences``."""
+    """A run's samples (of finished tasks, by the last sampling policy) and its pairs (from ``R/preferences``)."""
 
     run: Run
     predictors: Collection[str] | None = None  # None: all
@@ -217,7 +217,7 @@ class TokenEncoder:
         return self._ids([self.render(messages)])[0]
 
     def _completion(self, prompt: list[int], whole: list[int], text: str) -> list[int]:
-        """Encode a completion; encode it alone if a token would span the prompt boundary, which sampling never does."""
+        """Encode a completion; encode it without the prompt if a token would span both (sampled tokens never do)."""
         if whole[: len(prompt)] == prompt:
             return [*whole[len(prompt) :], self.end]
         return [*self._ids([text])[0], self.end]
@@ -266,7 +266,7 @@ def check_parity(
     encoded: Sequence[Encoded],
     predictors: Collection[str] | None = None,
 ) -> None:
-    """Check some examples against the sampled prompts; raise `TrainingError` with the first difference."""
+    """Compare some training prompts with the sampled prompts; raise `TrainingError` at the first difference."""
     check_ids(examples, encoder, encoded)
     if not run.store.is_file():
         return
@@ -282,7 +282,7 @@ def check_parity(
 
 
 def check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encoded: Sequence[Encoded]) -> None:
-    """Check some prompts' ids against the sampler's; raise `TrainingError` with the first difference."""
+    """Compare token ids of some prompts with those of the sampler; raise `TrainingError` at the first difference."""
     engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking)
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
         ours, theirs = encoded[index].prompt, list(engine.encode(examples[index].prompt).token_ids)
@@ -301,7 +301,7 @@ def check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encode
 def _check_counts(
     settings: Mapping[str, Any], initial: InitialPolicy, encoder: TokenEncoder, states: Sequence[StateSamples]
 ) -> None:
-    """Check token counts of zero-shot prompts against the sampler's counts, if the sampler used the same model."""
+    """Compare token counts of zero-shot prompts with the sampler's counts, if the sampler used the same model."""
     served = str(settings.get("model", "")).rstrip("/").rpartition("/")[2]
     if initial.name != "base" and served != initial.directory.name:
         return  # another model has another tokenizer

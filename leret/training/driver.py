@@ -35,7 +35,7 @@ _SHOWN = {
     "reward": "reward",
     "objective/rlhf_reward": "reward",
 }
-"""Log figures on the progress line, with their labels."""
+"""Logged metrics that the progress line shows, with their labels."""
 
 
 class Engine(Protocol):
@@ -62,7 +62,7 @@ class Engine(Protocol):
     def add_callback(self, callback: TrainerCallback) -> None: ...
 
     def train(self, checkpoint: Path | None) -> None:
-        """Take all remaining steps, from the checkpoint if there is one."""
+        """Train to the last step; continue from the checkpoint if one is given."""
         ...
 
     def log(self, figures: dict[str, float]) -> None: ...
@@ -104,7 +104,7 @@ class Driver(TrainerCallback):
         if self.validate is not None and (is_last or (self.eval_steps and state.global_step % self.eval_steps == 0)):
             self._validate(self.validate, state, control)
         if control.should_save:
-            control.should_log = True  # logging checks the loss before the checkpoint is written
+            control.should_log = True  # the monitor then checks the loss before the checkpoint is written
         self.progress.advance(1, **self._facts)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
@@ -119,7 +119,7 @@ class Driver(TrainerCallback):
         self.progress.finish()
 
     def _validate(self, validate: Callable[[], dict[str, float]], state: Any, control: Any) -> None:
-        """Validate and log; save a checkpoint if the step is the best so far (rotation never removes the best)."""
+        """Validate and log; save a checkpoint if the step is the best so far (rotation keeps the best checkpoint)."""
         should_log = control.should_log  # logging the validation resets this flag
         self.log(validate())
         control.should_log = should_log
@@ -173,7 +173,7 @@ class StepLoop:
 
 
 def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Interrupt) -> int:
-    """Train from the last checkpoint to the end, and load the weights with the best validation.
+    """Train from the last checkpoint to the end, and load the weights with the best validation score.
 
     Returns:
         Step of the checkpoint at which training resumed; 0 for a fresh start.

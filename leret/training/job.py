@@ -53,7 +53,7 @@ def training_process(threads: int | None) -> Iterator[None]:
 
     n_threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
     shown = not datasets.are_progress_bars_disabled(), transformers.logging.is_progress_bar_enabled()
-    state = random.getstate()  # trainers reseed it, but other code draws ids from it
+    state = random.getstate()  # trainers reseed this generator, but other code draws ids from it
     bars = os.environ.get("TQDM_DISABLE")
     os.environ["TQDM_DISABLE"] = "1"  # hides TRL's progress bar for reference log-probabilities
     with warnings.catch_warnings(), _disk_errors():
@@ -151,7 +151,7 @@ class CheckpointDirectory:
         write_atomically(self._started, json.dumps(key, indent=1, ensure_ascii=False))
 
     def checkpoint(self) -> Path | None:
-        """Return the last complete checkpoint: the trainer state, which is written last, is readable."""
+        """Return the last complete checkpoint, which is one with a readable trainer state (the file written last)."""
         checkpoints = sorted(self.path.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
         return next((path for path in checkpoints if _is_complete(path)), None)
 
@@ -217,7 +217,7 @@ class TrainReport:
     total_steps: int  # optimizer steps since the base model
     seconds: float  # wall clock of this call
     examples: int
-    dropped: int  # number of examples over the maximum length
+    dropped: int  # number of examples that were skipped as too long
     loss_first: float | None
     loss_last: float | None
     already: bool = False  # the policy existed, and nothing was done
@@ -237,8 +237,8 @@ class TrainingRecord:
 
     Attributes:
         preflight: relative error of `leret.training.algorithms.base.check_loss`.
-        log_history: one mapping per logged step, with the names of TRL and `leret.training.watch`.
-        best_step: step of the published weights, chosen by validation; None without validation (last step).
+        log_history: metrics of each logged step, with the names of TRL and `leret.training.watch`.
+        best_step: step of the published weights, chosen by validation; None without validation (last step published).
         validation: ids of validation tasks.
         weights: digest of the written weights.
     """

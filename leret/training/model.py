@@ -63,8 +63,8 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
     else:
         known = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))
         raise TrainingError(
-            f"init_from: {init_from!r} is not base, a trained policy of {run.path} (available: "
-            f"{', '.join(known) or 'none'}) or a directory; train {init_from} first, or change init_from"
+            f"init_from: {init_from!r} is neither base nor a trained policy of {run.path} (available: "
+            f"{', '.join(known) or 'none'}) nor a directory; train {init_from} first, or change init_from"
         )
     path = find_model(model).resolve()
     digest = model_digest(path)
@@ -93,8 +93,8 @@ def find_picker(run: Run, recipe: RoundRecipe) -> InitialPolicy:
     trained = next((place for place in places if (place / PICKER_RECORD).is_file()), None)
     if trained is None and recipe.init_from != "base":
         raise TrainingError(
-            f"init_from: {recipe.init_from!r} is not base, a trained picker of {run.path} or a picker's directory; "
-            "train the picker first, or change init_from"
+            f"init_from: {recipe.init_from!r} is neither base nor a trained picker of {run.path} nor a picker's "
+            "directory; train the picker first, or change init_from"
         )
     directory = trained or Path(settings.model)
     total = int(training_record(directory).get("total_steps", 0))

@@ -46,7 +46,7 @@ class TrainEstimate:
     name: str
     algorithm: str
     initial: str
-    examples: int  # including too long examples; for online algorithms, tasks
+    examples: int  # number, with those that are too long; for online algorithms, of tasks
     steps: int  # maximum number, on one device
     done: bool
     resumes_at: int  # step of the checkpoint to resume from; 0 for a fresh start
@@ -77,7 +77,7 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
 def train_job(
     job: TrainingJob, progress: Progress | None = None, *, interrupt: Interrupt | None = None
 ) -> tuple[TrainReport, bool]:
-    """Train a prepared job; return the report, and True in the process that writes files."""
+    """Train a prepared job; return the report, and whether this process writes files."""
     began = time.monotonic()
     directory = job.directory
     with nullcontext() if directory.policy.is_dir() else directory.lock():
@@ -142,7 +142,7 @@ def open_environment(recipe: TrainingRecipe, run: Run) -> AbstractContextManager
 
 
 def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) -> TrainingJob:
-    """Resolve a recipe against a run; ``environment`` comes from `open_environment`."""
+    """Make a job from a recipe and a run; ``environment`` comes from `open_environment`."""
     check_trackers(recipe)
     algorithm = ALGORITHMS[recipe.algorithm]
     if environment is not None:
@@ -182,7 +182,7 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
 
 
 def _refuse_leaks(run: Run, task_ids: Collection[str]) -> None:
-    """Raise `TrainingError` for tasks in the evaluation split, by the ids that sampling recorded."""
+    """Raise `TrainingError` if some tasks are in the evaluation split, whose ids sampling recorded."""
     if not run.held_out.is_file():
         raise TrainingError(f"{run.held_out} (list of evaluation tasks) is missing; write it with `leret sample`")
     held_out = set(json.loads(run.held_out.read_text(encoding="utf-8")))
@@ -210,7 +210,7 @@ def _with_predictors(
 
 
 def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> int | None:
-    """Return the remaining steps until the total equals that of policy ``match_steps_of``; None if it is not set."""
+    """Return how many steps give the same total as policy ``match_steps_of`` has; None if the key is not set."""
     name = getattr(recipe, "match_steps_of", None)
     if name is None:
         return None
@@ -219,8 +219,8 @@ def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> 
         raise TrainingError(f"match_steps_of: {run.path} has no trained policy {name!r}; train it before this one")
     if total <= initial.total_steps:
         raise TrainingError(
-            f"match_steps_of: {name!r} took {total} steps in total, but init_from {recipe.init_from!r} already took "
-            f"{initial.total_steps}; set init_from: base"
+            f"match_steps_of: {name!r} was trained for {total} steps in total, but {recipe.init_from!r} (init_from) "
+            f"already for {initial.total_steps}; set init_from: base"
         )
     return int(total) - initial.total_steps
 

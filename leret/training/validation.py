@@ -48,7 +48,7 @@ class Validation:
         return digest(sorted(self.ids), *filter(None, [sources_digest([self.measure])]))
 
     def run_model(self, model: Any, tokenizer: Any, step: int) -> dict[str, float]:
-        """Return a causal LM's ``eval_MEASURE`` and ``eval_unparsed``, means over tasks in [0, 1]."""
+        """Return a causal LM's ``eval_MEASURE`` and ``eval_unparsed``: means over the tasks, each in [0, 1]."""
         from leret.policies.local.policy import LocalPolicy
 
         thinking = self.environment.recipe.policy_of(self.predictors).model_dump().get("enable_thinking")

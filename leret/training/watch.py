@@ -27,15 +27,15 @@ _LOG = logging.getLogger("leret")
 Log = Sequence[Mapping[str, Any]]
 
 ROW = 3
-"""Number of consecutive logged values beyond a limit before an alarm, so that one noisy batch raises no alarm. The
-first values of a log, of the same number, are averaged as the starting value."""
+"""Number of consecutive logged values that must be beyond a limit to raise an alarm, so that one noisy batch raises
+none. The starting value is the mean of the same number of values at the start of a log."""
 
 NOISE = 0.05
 """Minimum drop of a validation measure that counts: about the standard error of recall on 64 tasks."""
 
 _REWARDS = ("reward", "objective/rlhf_reward")
 _SCORES = (*_REWARDS, "rewards/margins")
-"""Figures that training should increase: the reward, or the margin of chosen over rejected."""
+"""Metrics that training should increase: the reward, or the margin of chosen over rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +48,10 @@ class Alarm:
 
 
 class Rule(NamedTuple):
-    """A limit on one logged figure."""
+    """A limit on one logged metric."""
 
     name: str
-    keys: tuple[str, ...]  # names of the figure; a log entry has at most one
+    keys: tuple[str, ...]  # names of the metric; a log entry has at most one of them
     beyond: Callable[[float, float], bool]  # takes the value and the starting value
     message: str  # the fault and what to try
 
@@ -147,7 +147,7 @@ def alarms(log: Log, measure: str = "recall") -> list[Alarm]:
 
 
 def first_alarms(log: Log, measure: str = "recall") -> list[Alarm]:
-    """Return each alarm in a log, with the first step that raised the alarm."""
+    """Return each alarm in a log once, at the first step that raised it."""
     first: dict[str, Alarm] = {}
     for n in range(1, len(log) + 1):
         for alarm in alarms(log[:n], measure):
@@ -156,7 +156,7 @@ def first_alarms(log: Log, measure: str = "recall") -> list[Alarm]:
 
 
 def best_step(log: Log, measure: str = "recall") -> int | None:
-    """Return the first step with the best validation after step 0; None without validation."""
+    """Return the step after 0 with the best validation score (the earliest if tied); None without validation."""
     validated = [entry for entry in log if f"eval_{measure}" in entry and entry["step"] > 0]
     return int(max(validated, key=lambda entry: entry[f"eval_{measure}"])["step"]) if validated else None
 
@@ -176,7 +176,7 @@ def _check(rule: Rule, log: Log) -> str | None:
 
 
 def _validation(log: Log, key: str) -> dict[str, str]:
-    """Return alarms if the last two validations are far below the first, or fell while the reward rose."""
+    """Return alarms if the last two validation scores are far below the first, or below the best as the reward rose."""
     if key not in log[-1]:
         return {}
     places = [place for place, entry in enumerate(log) if key in entry]
@@ -207,7 +207,7 @@ def _scores(log: Log) -> list[float]:
 
 @dataclass
 class Monitor:
-    """Reads each new log entry: raises an error for non-finite values, raises alarms, and feeds trackers."""
+    """Reads each new log entry: raises an error if a value is not finite, raises alarms, and feeds trackers."""
 
     name: str
     measure: str = "recall"
@@ -218,7 +218,7 @@ class Monitor:
     _raised: set[str] = field(default_factory=set)
 
     def begin(self, log: Log) -> None:
-        """Read a checkpoint's log; raise TrainingError if an alarm in the log stops training."""
+        """Read a checkpoint's log; raise TrainingError if it has an alarm and ``on_alarm`` is stop."""
         before = first_alarms(log, self.measure)
         self._raised = {alarm.name for alarm in before}
         if before and self.on_alarm == "stop":
@@ -264,9 +264,9 @@ class Monitor:
 def monitored(
     recipe: TrainingRecipe, directory: Path, event: Callable[..., None] | None = None, *, writes: bool = True
 ) -> Iterator[Monitor]:
-    """Yield a monitor with the trackers in ``report_to``; finish the trackers afterwards.
+    """Yield a monitor with the trackers in ``report_to``; close the trackers when the block ends.
 
-    TensorBoard and W&B write to ``directory/logs``. ``writes`` is True in one process.
+    TensorBoard and W&B write to ``directory/logs``. Pass ``writes`` only in the main process: others get no trackers.
     """
     trackers: list[Any] = []
     try:

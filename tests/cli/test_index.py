@@ -75,7 +75,7 @@ def test_info_shows_the_manifest_and_check_reads_the_whole_index(index):
     assert ["engine", "bm25"] in [line.split() for line in succeeds("index", "info", index).splitlines()]
     succeeds("index", "check", index, "--corpus", "corpus.jsonl")
     json_lines(Path("other.jsonl"), CORPUS[:2])
-    assert "is an index of another corpus" in refused("index", "check", index, "--corpus", "other.jsonl")
+    assert "is an index of a different corpus" in refused("index", "check", index, "--corpus", "other.jsonl")
     broken = index / "documents.bin"
     broken.write_bytes(broken.read_bytes().replace(b"a sat", b"b sat"))
     assert "documents.bin has changed" in refused("index", "check", index)

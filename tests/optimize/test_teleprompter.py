@@ -290,7 +290,7 @@ REFUSED = {
     "valset in trainset": (Writer, {"valset": [*VAL, TRAIN[0]]}, "what follows alpha number 0"),
     "valset without metric": (Writer, {"valset": VAL, "metric": None}, "metric"),
     "no example": (Writer, {"trainset": []}, "trainset is empty"),
-    "other labels": (Writer, {"trainset": [*TRAIN, example(0, gold=["x"])]}, "other labels"),
+    "other labels": (Writer, {"trainset": [*TRAIN, example(0, gold=["x"])]}, "differ only in their labels"),
 }
 
 

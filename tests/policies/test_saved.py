@@ -69,7 +69,7 @@ def test_a_server_answers_without_local_weights(record, policy, tmp_path):
 
 @pytest.mark.parametrize(
     ("names", "more", "says"),
-    [((), 0, "serves no model"), (("other",), 0, "serves other, but not ipo-"), (None, 3, "another chat template")],
+    [((), 0, "serves no model"), (("other",), 0, "serves other, but not ipo-"), (None, 3, "different chat template")],
 )
 def test_a_server_with_another_model_or_template_is_refused(record, tmp_path, names, more, says):
     with closing(SeededServer()) as server:

@@ -117,7 +117,7 @@ def test_batches_threads_and_smaller_k_agree(engine):
 
 def test_a_named_index_of_another_corpus_is_refused(kind, built, folder):
     other = Corpus([*ANIMALS.values(), Document("cow", "Cow", "A cow eats grass.")])
-    with pytest.raises(RetrievalError, match=f"is an index of another corpus.*{ANIMALS.digest}.*{other.digest}"):
+    with pytest.raises(RetrievalError, match=f"is an index of a different corpus.*{ANIMALS.digest}.*{other.digest}"):
         load_retriever(settings(kind, folder, index=str(built)), other, folder / "unused")
 
 
@@ -139,12 +139,12 @@ def test_a_changed_file_is_detected(kind, copy):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"documents": 3}, r"lists 3 documents, .* 65|not match its indexes"),
+        ({"documents": 3}, r"lists 3 documents, .* 65|not match the indexes"),
         ({"documents": "65"}, "documents: input should be a valid integer"),
-        ({"corpus": "0" * 32}, r"digest|not match its indexes"),
-        ({"digest": "0" * 32}, r"digest|not match its indexes"),
-        ({"settings": {}}, r"settings|not match its indexes"),
-        ({"settings": ...}, r"settings|not match its indexes"),  # one more
+        ({"corpus": "0" * 32}, r"digest|not match the indexes"),
+        ({"digest": "0" * 32}, r"digest|not match the indexes"),
+        ({"settings": {}}, r"settings|not match the indexes"),
+        ({"settings": ...}, r"settings|not match the indexes"),  # one more
     ],
     ids=str,
 )
@@ -163,7 +163,7 @@ def test_a_mismatched_manifest_is_refused(copy, change, match):
 def test_a_named_index_with_other_settings_is_refused(folder, tmp_path):
     index = str(tmp_path / "index")
     load_retriever(settings("bm25", folder, index=index), ANIMALS, folder)
-    with pytest.raises(RetrievalError, match=r"with other settings \(k1: 1.5 in the index, 1.2 in the recipe\)"):
+    with pytest.raises(RetrievalError, match=r"with different settings \(k1: 1.5 in the index, 1.2 in the recipe\)"):
         load_retriever(settings("bm25", folder, index=index, k1=1.2), ANIMALS, folder)
 
 

@@ -211,14 +211,16 @@ def test_tasks_without_gold_are_sampled_by_their_end_and_not_by_steps(tmp_path):
     tasks = [Task.question(f"q{i}", f"number {i}") for i in range(3)]
     sample(tmp_path / "db", Role(Recorded(), credit="final"), tasks=tasks, final=is_alpha)
     assert {tuple(s.components) for s in samples_of(tmp_path / "db")} == {("final",)}
-    with pytest.raises(ConfigError, match=r"no value for question q.*credit final"):
+    with pytest.raises(ConfigError, match=r"no value for question q.*sampling\.credit: final"):
         sample(tmp_path / "steps", Role(Recorded(), credit="step"), tasks=tasks)
 
 
 @pytest.mark.parametrize("credit", ["auto", "step", "both"])
 def test_a_program_without_a_search_is_refused(tmp_path, credit):
     final = is_alpha if credit == "both" else None
-    with pytest.raises(ProgramError, match=r"Asking made no search.*leret\.search_tool\(fn\), or use credit final"):
+    with pytest.raises(
+        ProgramError, match=r"Asking made no search.*leret\.search_tool\(fn\), or set sampling\.credit: final"
+    ):
         sample(tmp_path / "db", Role(Recorded(), credit=credit), Asking(), final=final)
 
 

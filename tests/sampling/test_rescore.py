@@ -224,7 +224,7 @@ def test_a_part_named_like_a_measure_follows_its_settings(tmp_path, own, name, p
 @pytest.mark.parametrize("name", ["final", "step", "sampled", "q", "logp", "final.rr"])
 def test_a_part_named_like_what_samples_keep_is_refused(tmp_path, made, name):
     run = sampled(tmp_path / "run")
-    with pytest.raises(ConfigError, match=rf"parts\.{name}: samples keep something else"):
+    with pytest.raises(ConfigError, match=rf"parts\.{name}: this name is reserved"):
         rescore(run, RewardSettings.model_validate({"parts": {name: {"function": "rr"}}}))
 
 

@@ -108,7 +108,7 @@ def test_what_cannot_be_sampled_is_refused(run):
     with pytest.raises(ConfigError, match="temperature 0"):  # all samples would be the same
         sample(recipe_of(policy={"temperature": 0}), run)
     Path("questions.jsonl").write_text('{"id": "q", "question": "who", "relevant_doc_ids": []}\n')
-    with pytest.raises(DataError, match="nothing can be scored"):
+    with pytest.raises(DataError, match="to score against"):
         sample(recipe_of(), run)
 
 

@@ -34,7 +34,7 @@ RECORD = TrainingRecord(
 def test_an_interrupted_training_refuses_another_recipe(run):
     with pytest.raises(ZeroDivisionError):
         train(SFT, run, progress=Stopper(1, fail))
-    with pytest.raises(RunError, match=r"\.sft was started with another recipe:\n  seed: 0 in the run, 5 in"):
+    with pytest.raises(RunError, match=r"\.sft was started with a different recipe:\n  seed: 0 in the run, 5 in"):
         train(changed(SFT, seed=5), run)
 
 

@@ -117,7 +117,7 @@ def test_a_merged_adapter_gives_the_adapters_logits_without_peft(adapted, tmp_pa
 
 def test_merging_is_a_command_that_overwrites_nothing(adapted, tmp_path):
     code, out = leret("merge", adapted[1].path, "--out", tmp_path / "merged")
-    assert (code, "difference of logits" in out) == (0, True)
+    assert (code, "maximum logit difference" in out) == (0, True)
     code, out = leret("merge", adapted[1].path, "--out", tmp_path / "merged")
     assert (code, "already exists" in out) == (2, True)
 
@@ -178,8 +178,8 @@ SERVED = {"kind": "openai", "model": "big", "urls": ["http://127.0.0.1:1/v1"]}
 @pytest.mark.parametrize(
     ("policy", "says"),
     [
-        ({"kind": "local", "model": "/gone"}, "gone does not exist; give a directory"),
-        (SERVED, "sampled from 'big' on a server, .* give their directory"),
+        ({"kind": "local", "model": "/gone"}, "gone does not exist; replace `base`"),
+        (SERVED, "sampled from 'big' on a server, .* the directory of the weights"),
     ],
 )
 def test_a_base_without_weights_here_asks_for_a_directory(run, policy, says):

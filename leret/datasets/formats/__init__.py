@@ -27,7 +27,7 @@ READERS: dict[str, Reader] = {
     "episodes": EPISODES,
     "world": WorldReader(),
 }
-"""Readers by kind, in the order `detect_kind` tries them: 2WikiMultihopQA's records also have HotpotQA's fields."""
+"""Readers by kind. `detect_kind` tries them in order: 2wiki before hotpotqa, because 2wiki files fit both."""
 
 
 def reader_of(kind: str) -> Reader:
@@ -38,7 +38,7 @@ def reader_of(kind: str) -> Reader:
 
 
 def detect_kind(path: str) -> str:
-    """Detect the kind of a question file from its first record. The fallback is jsonl, for its error messages."""
+    """Detect the kind of a question file from its first record. If none fits, return jsonl."""
     if path.startswith(HUB):
         return "jsonl"
     if Path(path).is_dir():

@@ -1,11 +1,11 @@
-"""BABILong: bAbI stories with sentences from books between the facts.
+"""BABILong: bAbI stories whose sentences (the facts) are hidden among sentences from books (the noise).
 
-The question file is in bAbI's text format (lines such as ``1 Mary moved to the bathroom.``; a question has its answer
-and supporting lines after tabs), or JSON lines with ``story``, ``question``, ``answer`` and ``support`` (sentence
-indices in the story, from 0). A task's inputs are ``question`` and ``chunks``. The chunks are the story's facts in
-order, at random positions, filled up with consecutive sentences of ``data.noise`` from a random start (cyclic). Gold
-ids are the positions of the supporting facts. All draws depend only on ``data.noise_seed`` and the task's id. A
-hash of a story's first two sentences decides its split.
+The question file has bAbI's text format (lines such as ``1 Mary moved to the bathroom.``; a question's line ends with
+its answer and the numbers of its supporting lines, after tabs), or consists of JSON lines with ``story``, ``question``,
+``answer`` and ``support`` (indices of sentences in the story, from 0). A task's inputs are ``question`` and ``chunks``.
+The facts keep their order, at random positions among the chunks. The other chunks are consecutive sentences from the
+books in ``data.noise``, read cyclically from a random start. The gold ids are the indices of the supporting chunks.
+Random choices depend only on ``data.noise_seed`` and the task's id. A story's first two sentences decide its split.
 
 Source: BABILong (arXiv 2406.10149); bAbI (arXiv 1502.05698).
 """
@@ -28,7 +28,7 @@ from leret.datasets.formats.base import Fields, optional_text, text, wrong
 from leret.datasets.records import BadRecord, Problems, Reader, Record, lines, open_compressed, records
 from leret.datasets.splits import rank_of, split_of
 
-_CHUNK_LISTS = 256  # tasks with cached chunks
+_CHUNK_LISTS = 256  # maximum number of tasks whose chunks are cached
 _LEAST_WORDS = 4  # shorter sentences of a book are headings or exclamations
 _ENDS = r"(?:(?<=[.!?])|(?<=[.!?][\"'”’)]))(?<!\bMr\.)(?<!\bDr\.)(?<!\bSt\.)(?<!\bMrs\.)"
 _BETWEEN = re.compile(_ENDS + r"\s+(?=[\"'“‘(]?[A-Z])")
@@ -56,7 +56,7 @@ class Inputs(Mapping[str, Json]):
 
     @property
     def text(self) -> str:
-        """Text that identifies the inputs; see `Task.text`. The chunks are not built for it."""
+        """Text that identifies the inputs, without building the chunks; see `Task.text`."""
         n_noise = self.n - len(self.story)
         filling = f"{n_noise} sentences of {self.noise.name[:8]} from {self.start}, facts at {self.places}"
         return f"{' '.join(self.story)} {self.question} ({filling})"

@@ -23,14 +23,14 @@ HUB = "hf:"
 
 @dataclass
 class FileReader(Reader):
-    """Reads JSON records from a file or the Hugging Face Hub. ``task`` and ``in_record`` raise `BadRecord`."""
+    """Reads JSON records from a file or the Hugging Face Hub. ``task`` and ``in_record`` may raise `BadRecord`."""
 
     task: Callable[[Fields], Task]
-    in_record: Callable[[Fields], Iterable[Document]]  # one per corpus record, several per question's context
-    marks: tuple[str, ...]  # the first record has at least one of these fields
+    in_record: Callable[[Fields], Iterable[Document]]  # one for a corpus record, several for a question
+    marks: tuple[str, ...]  # a file is of this kind if its first record has one of these fields
     brings_documents: bool = False
     repeats_documents: bool = False
-    alternative: FileReader | None = None  # for files of this kind in leret's own format
+    alternative: FileReader | None = None  # reads files of this kind that are in leret's own format
 
     def fits(self, record: Fields) -> bool:
         return any(name in record for name in self.marks)
@@ -130,7 +130,7 @@ def text_list(record: Fields, name: str) -> tuple[str, ...]:
 
 
 def rows(record: Fields, name: str, first: str, second: str) -> list[tuple[Any, Any]]:
-    """Return a field's pairs.
+    """Return the (a, b) pairs of a field.
 
     The field is ``[[a, b], ...]``, ``{first: [a, ...], second: [b, ...]}`` or ``[{"key": a, "value": b}, ...]``.
     """

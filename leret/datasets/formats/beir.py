@@ -40,7 +40,7 @@ class BeirReader(Reader):
                 relevance = gold if set(gold.values()) - {1} else {}
                 yield record, Task.question(id, query, gold=gold, split=split, relevance=relevance)
         for id in judged:
-            fault = f"query {id!r} of qrels/ is not in queries.jsonl"
+            fault = f"query {id!r} in qrels/ is not in queries.jsonl"
             problems.add(str(folder), BadRecord("no such query", fault))
 
     def documents(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
@@ -51,7 +51,7 @@ class BeirReader(Reader):
 
 
 def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[str, dict[str, int]]]:
-    """Return split and gold grades per judged query; of several splits, the first of train, dev, test."""
+    """Map judged queries to split and gold grades. A query in several splits gets the first of train, dev, test."""
     judgements: dict[str, tuple[str, dict[str, int]]] = {}
     for split, path in _qrels(folder):
         for number, line in lines(path, problems):

@@ -1,7 +1,7 @@
 """Official files of HotpotQA, 2WikiMultihopQA, HoVer, and MuSiQue.
 
 HotpotQA (arXiv 1809.09600): ``{"_id", "question", "answer", "supporting_facts": [[title, sentence], ...], "context":
-[[title, [sentence, ...]], ...], "type", "level"}``, or rows from the Hugging Face Hub (``id``, columns of lists). A
+[[title, [sentence, ...]], ...], "type", "level"}``, or rows from the Hugging Face Hub (``id``; columns are lists). A
 document's id is its title, which is unique in HotpotQA's Wikipedia.
 2WikiMultihopQA (arXiv 2011.01060): HotpotQA's layout with the types comparison, bridge_comparison, inference and
 compositional. ``hops`` is the number of gold documents.
@@ -9,7 +9,7 @@ HoVer (arXiv 2011.03088): ``{"uid", "claim", "supporting_facts", "label", "num_h
 the label is the answer. HoVer has no documents; it uses HotpotQA's corpus.
 MuSiQue (arXiv 2108.00573), JSON lines: ``{"id", "question", "answer", "answer_aliases", "paragraphs": [{"idx", "title",
 "paragraph_text", "is_supporting"}, ...], "question_decomposition"}``. An article has several paragraphs, so a
-document's id is ``title #`` with six digits of its text's digest, which are the same in all files. A question without
+document's id is ``title #`` and six digits of its text's digest. The id is the same in all files. A question without
 supporting paragraphs is a bad record.
 
 Kind ``episodes``: questions of HotpotQA, 2WikiMultihopQA and MuSiQue with their paragraphs as ``chunks``. Chunk ids are

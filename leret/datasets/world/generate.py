@@ -1,10 +1,10 @@
-"""A generated world: a corpus of short documents about invented people, works and companies, and questions on it.
+"""A generated world: a corpus of short documents about invented people, works and companies, with questions.
 
 `leret demo` uses this world because it needs no download, no model knows its names, and its questions need search. A
 bridge question names a work and asks about one of its makers, so the first document is needed to search for the second.
-A comparison question names both entities. Lexical traps are works that share a name, people who share a first or last
-name, and surveys, festivals and gazettes with the questions' words or names but no answers. Each person, work and
-company occurs in the questions of only one split.
+A comparison question names both entities. Some documents are traps for lexical search: works share a name, people share
+a first or last name, and surveys, festivals and gazettes contain the questions' words or names but no answers. Each
+person, work and company occurs in the questions of only one split.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def generate(
     comparison: float = 0.25,
     three_hop: float = 0.0,
 ) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
-    """Return documents sorted by id, and questions of train, dev and test with gold documents in hop order.
+    """Return documents sorted by id, and train, dev and test questions with their gold documents in hop order.
 
     ``comparison`` is the share of questions that compare two named entities. ``three_hop`` is the share of bridge
     questions with a third document, a university; universities are shared by all splits. Shares are in [0, 1].
@@ -104,7 +104,7 @@ def _university(rng: random.Random, names: Names, city: str) -> Document:
 
 
 def _traps(rng: random.Random, names: Names, casts: Sequence[Cast]) -> Iterator[Document]:
-    """Yield documents without answers, which have the questions' words but no names, or names but no facts."""
+    """Yield documents without answers. Some have the questions' words but no names; others have names but no facts."""
     for kind in KINDS:
         for _ in range(_SURVEYS_A_KIND):
             yield _survey(rng, names, kind)

@@ -1,8 +1,8 @@
 """Turn MiniLM's encoder into a causal decoder, and build its tokenizer.
 
 OPT with layer norms after the blocks equals BERT except for the causal mask, so the layers are copied. The embeddings
-are an approximation. BERT normalises the sum of word and position embeddings and OPT does not, so the mean effect of
-the norm is folded into both tables. The output head is tied to the word table, as TRL's DPO requires.
+are approximate: BERT normalises the sum of word and position embeddings and OPT does not, so the mean effect of the
+norm is folded into both embedding tables. The output head is tied to the word embeddings, as TRL's DPO requires.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def build_tokenizer(kept: Sequence[str] | None = None) -> PreTrainedTokenizerFas
 
 
 def build_model() -> OPTForCausalLM:
-    """Build an untrained decoder from MiniLM's weights."""
+    """Build a decoder from MiniLM's weights, to be pretrained."""
     import torch
     from safetensors.torch import load_file
     from transformers import GenerationConfig, OPTConfig, OPTForCausalLM
@@ -142,13 +142,13 @@ def _move(bert: Mapping[str, torch.Tensor], model: OPTForCausalLM) -> None:
     positions = bert["embeddings.position_embeddings.weight"] + bert["embeddings.token_type_embeddings.weight"][0]
     gain, shift = bert["embeddings.LayerNorm.weight"], bert["embeddings.LayerNorm.bias"]
     words, positions = words - words.mean(1, keepdim=True), positions - positions.mean(1, keepdim=True)
-    # Variance of the sum, ignoring covariance: the row's variance plus a typical variance of the other table.
+    # Variance of the sum, ignoring covariance: the row's variance plus a typical row's variance in the other table.
     word_variance, position_variance = words.pow(2).mean(1, keepdim=True), positions.pow(2).mean(1, keepdim=True)
     word_scale = (word_variance + position_variance[1:].mean()).rsqrt()
     position_scale = (position_variance + word_variance.median()).rsqrt()
     decoder.embed_tokens.weight.copy_(gain * words * word_scale)
     decoder.embed_positions.weight[2:].copy_(gain * positions * position_scale + shift)
-    decoder.embed_positions.weight[:2] = 0  # padding; random values would give every build another digest
+    decoder.embed_positions.weight[:2] = 0  # padding; random values would give every build a different digest
 
 
 def _set_logit_scale(model: OPTForCausalLM) -> None:

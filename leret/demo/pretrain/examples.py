@@ -1,7 +1,7 @@
 """Training examples for a base policy: prompts, with queries by simple demonstrators as targets.
 
-Zero-shot prompts have targets in a mixture of styles, for a diverse base policy. Prompts with demos have targets in the
-style of the demos, so that a prompt bank can steer the base policy.
+Zero-shot prompts have targets in a mixture of styles, so that the base policy's queries are diverse. Prompts with demos
+have targets in the style of the demos, so that a prompt bank can steer the base policy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HOP2_MIXTURE = {
 }
 """Sampling weights of styles. If the drawn style returns no query, another style is drawn."""
 
-_TARGETS, _DEMO_TARGETS = 10, 4  # queries per zero-shot prompt (with duplicates), per prompt with demos
+_TARGETS, _DEMO_TARGETS = 10, 4  # queries drawn per zero-shot prompt, and per prompt with demos
 _DEMO_SHARE, _MOST_DEMOS = 0.4, 3  # share of prompts with demos; maximum demos per prompt
 
 
@@ -93,10 +93,10 @@ def examples(
     hop1_first: int = 6000,
     block: int = 256,
 ) -> Iterator[Example]:
-    """Yield an endless, deterministic stream of examples. First and second hops of a block of questions are mixed.
+    """Yield an endless, deterministic stream of examples. Each block of questions has its first and second hops mixed.
 
-    Each pass over the questions draws new styles. The first ``hop1_first`` examples have no second hops and no demos,
-    which teaches copying fastest. ``k`` is passages per search, ``block`` questions per batch of searches.
+    Each pass over the questions draws new styles. The first ``hop1_first`` examples are first hops without demos, which
+    teaches copying fastest. A search returns ``k`` passages, and ``block`` questions are searched in one batch.
     """
     n = 0
     for epoch in count():

@@ -1,7 +1,7 @@
-"""Pretraining loop: train on rows of prompts and targets, and write a model directory.
+"""Pretraining loop: train a model to complete each prompt with its targets, and write a model directory.
 
-All targets of a prompt share one forward pass, separated by a mask. A prompt with six targets costs about a quarter of
-six prompts. On one thread, a run resumed from ``state.pt`` gives exactly the same weights.
+All targets of a prompt share one forward pass; a mask separates them. One prompt with six targets takes about a quarter
+of the time of six prompts with one. A run resumed on one thread ends with the same weights as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CLIP = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Token ids of a prompt and of alternative completions, end token included."""
+    """Token ids of a prompt and of its alternative completions, each with its end token."""
 
     prompt: tuple[int, ...]
     targets: tuple[tuple[int, ...], ...]
@@ -52,7 +52,7 @@ def interleaved(
     constant_after: int,
     rng: random.Random,
 ) -> Iterator[Row]:
-    """Insert exercises between rows. Their share changes linearly between ``shares`` over ``constant_after`` rows."""
+    """Insert exercises between rows. Over ``constant_after`` rows, their share goes from ``shares[0]`` to ``[1]``."""
     n, (start, last) = 0, shares
     for row in rows:
         while rng.random() < last + (start - last) * max(0.0, 1 - n / constant_after):
@@ -81,12 +81,12 @@ class LoopSettings:
     batch_tokens: int = 2048  # maximum tokens per batch, padding included
     pool_rows: int = 256  # rows that are sorted by length together to reduce padding
     warmup_steps: int = 30
-    decay_from: float = 0.0  # share of steps after which the rate falls linearly to 0
+    decay_from: float = 0.0  # after this share of the steps, the rate falls linearly to 0
     # Random tokens in the softmax of the loss, in addition to the batch's tokens (Jean et al., arXiv 1412.2007). The
     # last sixth of the steps use the whole vocabulary; all steps do if this is 0.
     negatives: int = 0
     checkpoint_every: int = 500  # steps; a multiple of log_every, so that resuming does not change the log
-    log_every: int = 50  # steps; each line of the log is a mean over these steps
+    log_every: int = 50  # steps; each line of the log has the means over these steps
     probe_every: int = 500
     seed: int = 0  # for the order of batches and for the model
 
@@ -150,15 +150,15 @@ def train(
 
 
 def is_finished(out: Path, steps: int) -> bool:
-    """Return True if ``out`` has a policy trained for ``steps`` or more; TrainingError if it ended with fewer steps."""
+    """Return True if ``out`` has a policy trained for at least ``steps``; raise TrainingError if for fewer."""
     done = out / _DONE
     if not done.is_file():
         return False
     before = int(json.loads(done.read_text(encoding="utf-8"))["steps"])
     if before < steps:
         raise TrainingError(
-            f"{out} has a policy that was finished after {before} steps and cannot continue to {steps}; "
-            "choose another directory"
+            f"{out} already contains a policy trained for {before} steps, and its training cannot be extended to "
+            f"{steps}; choose another directory"
         )
     return True
 
@@ -208,7 +208,7 @@ def _step(
 
 
 def classes_of(model: PreTrainedModel, batch: Batch, settings: LoopSettings, step: int) -> torch.Tensor | None:
-    """Return the sorted token ids for the softmax of a step's loss; None for the whole vocabulary."""
+    """Return the sorted ids of the tokens in the softmax of a step's loss; None for the whole vocabulary."""
     if not settings.negatives or step >= settings.steps * 5 // 6:
         return None
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
@@ -218,7 +218,7 @@ def classes_of(model: PreTrainedModel, batch: Batch, settings: LoopSettings, ste
 
 
 def hidden_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """Return the last hidden state of every position, as (rows * positions, width)."""
+    """Return the last layer's hidden state at every position, (rows * positions, width)."""
     packed = batch.packed
     mask = packed.mask.to(model.dtype)
     output = model.base_model(packed.ids, attention_mask=mask, position_ids=packed.positions, use_cache=False)
@@ -233,7 +233,7 @@ def cross_entropy(
     labels: torch.Tensor,
     classes: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the mean cross entropy at ``positions``. The softmax is over ``classes``, or the vocabulary if None."""
+    """Return the mean cross entropy at ``positions``. The softmax is over ``classes`` (None: all tokens)."""
     head = model.get_output_embeddings()
     if classes is None:
         logits = head(hidden[positions])
@@ -244,7 +244,7 @@ def cross_entropy(
 
 
 class _Log:
-    """Log of JSON lines with the means since the previous line."""
+    """Log of JSON lines; each has the means over the steps since the previous line."""
 
     def __init__(self, path: Path, every: int, progress: Progress, first: int) -> None:
         self._path, self._every, self._progress = path, every, progress
@@ -284,7 +284,7 @@ def _save_state(
 def _load_state(
     out: Path, model: PreTrainedModel, parts: Sequence[torch.optim.Optimizer], key: Mapping[str, Any]
 ) -> int:
-    """Load a checkpoint into model and optimizers. Return its steps, or 0 if there is none."""
+    """Load the checkpoint into the model and optimizers. Return its number of steps; 0 if there is no checkpoint."""
     if not (out / _STATE).is_file():
         return 0
     state = torch.load(out / _STATE, weights_only=True)

@@ -1,7 +1,7 @@
 """Pretrain a small policy from MiniLM's weights: the encoder's layers become a causal decoder.
 
-MiniLM (6 layers, width 384, 22.7M parameters) knows words and attends to equal words. The demonstrators' queries and
-copying exercises teach the rest.
+MiniLM (6 layers, width 384, 22.7M parameters) knows words and attends to occurrences of the same word. The rest is
+learned from the demonstrators' queries and from copying exercises.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MiniLMSettings(Settings):
     lr: float = Field(7e-4, gt=0, description="peak rate of AdamW")
     batch_tokens: PositiveInt = Field(2048, description="tokens per step")
     warmup_steps: NonNegativeInt = 30
-    decay_from: float = Field(0.3, ge=0, lt=1, description="share of steps after which the rate falls to 0")
+    decay_from: float = Field(0.3, ge=0, lt=1, description="after this share of the steps, the rate falls to 0")
     pseudo_questions: NonNegativeInt = Field(3000, description="sentences of the corpus to add to the questions")
     bf16: bool = Field(default_factory=_has_bfloat16, description="multiply matrices in bfloat16")
     negatives: NonNegativeInt = Field(2000, description="random tokens in the softmax of the loss")
@@ -129,7 +129,7 @@ _SPANS = 6
 
 
 def copying(rng: random.Random, pieces: Sequence[int], around: tuple[Sequence[int], Sequence[int]], end: int) -> Row:
-    """Return a prompt of random pieces with spans of the prompt as targets, so that only copying reduces the loss."""
+    """Return a prompt of random word pieces, with spans of it as targets: only copying reduces the loss."""
     text = rng.choices(pieces, k=rng.randint(6, 40))
     before, after = around
     targets = set()
@@ -150,12 +150,12 @@ Ids = Sequence[int]
 def probe_on(
     questions: Sequence[str], retriever: Retriever, tokenizer: PreTrainedTokenizerFast, adapter: CompactAdapter, k: int
 ) -> Probe:
-    """Return a probe for zero-shot queries on held-out questions. The second hop has passages for the raw question.
+    """Return a probe that measures copying and diversity, which the loss does not show, on held-out questions.
 
-    It measures copying and diversity, which the loss does not show. ``valid_1`` and ``valid_2`` are the share of word
-    pieces of greedy queries that are in the prompt, at hop 1 and 2. ``distinct_1`` and ``distinct_2`` are the share of
-    distinct queries among four samples at temperature 1. ``mention_2`` is the share of samples at hop 2 with a piece
-    that only the passages have.
+    Prompts are zero-shot; at hop 2, they have the passages that a search for the question returned. ``valid_1`` and
+    ``valid_2`` are the share of the word pieces of greedy queries at hops 1 and 2 that also occur in the prompt.
+    ``distinct_1`` and ``distinct_2`` are the share of distinct queries among four samples at temperature 1.
+    ``mention_2`` is the share of samples at hop 2 with a word piece that only occurs in the passages.
     """
     contexts: dict[int, Sequence[Ranking]] = {1: [()] * len(questions), 2: retriever.search(questions, k)}
     hops = {

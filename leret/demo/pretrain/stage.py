@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progress | None = None) -> Path:
     """Build a recipe's policy from the train split of its data, or continue a stopped build.
 
-    ``out`` defaults to ``policy.model``, or to ``policies/NAME`` if that is the name of a shipped policy.
+    ``out`` defaults to ``policy.model``; if that is the name of a shipped policy, to ``policies/NAME``.
     """
     settings = recipe.pretrain
     if settings is None:
@@ -40,7 +40,7 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
     hyperparameters = minilm_settings(settings)
     adapter = make_adapter(recipe.program.adapter)
     if not isinstance(adapter, CompactAdapter):
-        raise ConfigError("program.adapter.kind: pretrain.kind minilm has only 512 positions; use kind compact")
+        raise ConfigError("program.adapter.kind: pretrain.kind minilm has only 512 positions; use compact")
     weights_dir()  # fail before reading the data if the weights are missing
     progress = progress or Progress()
     progress.start(f"pretraining {directory.name}", hyperparameters.steps)

@@ -40,7 +40,7 @@ def examples(
     corpus: Mapping[str, Document],
     n: int,
 ) -> dict[str, Any]:
-    """Select the ``n`` largest gains and losses of a policy over a rival, both given as (name, rows)."""
+    """Select the ``n`` questions on which a policy gains most over a rival, and the ``n`` on which it loses most."""
     ours, theirs = (
         {name: run for name, run in first_runs(rows).items() if not any(row.failure for row in run)}
         for _, rows in (policy, rival)
@@ -95,7 +95,7 @@ def _hops(run: Sequence[ScoredHop], gold: Sequence[str], corpus: Mapping[str, Do
 
 @dataclass(frozen=True)
 class SampledRound:
-    """One sampling round; ``spread`` is the share of states with differing sample rewards."""
+    """One sampling round; ``spread`` is the share of states whose samples differ in reward."""
 
     policy: str
     part: str
@@ -107,7 +107,7 @@ class SampledRound:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Rewards and margins of a run by step; ``n_spread`` counts the states with differing sample rewards."""
+    """Rewards and margins of a run by step; ``n_spread`` counts the states whose samples differ in reward."""
 
     rewards: Mapping[int, Sequence[float]] = field(default_factory=dict)
     margins: Mapping[int, Sequence[float]] = field(default_factory=dict)

@@ -51,7 +51,8 @@ def render(
 ) -> str:
     """Return the report on the summary's ``focus`` as HTML without external files, with all text escaped.
 
-    ``examples`` is the content of examples.json, ``training`` is training.json by policy, ``facts`` are (label, text).
+    ``examples`` is the content of examples.json. ``training`` maps policies to their training.json. ``facts`` are
+    (label, text) pairs.
     """
     last, measures = summary["n_hops"], summary["measures"]
     loader = FileSystemLoader(Path(__file__).parent)
@@ -98,7 +99,7 @@ def render(
 
 
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Compare the policy after the last hop with the baseline, or the raw question if it has higher recall."""
+    """Compare the policy with the baseline, or with the raw question if its recall is higher, after the last hop."""
     focus, baseline = summary["focus"], summary["baseline"]
     rows = {row["system"]: row["hops"][-1] for row in summary["rows"]}
     if focus in rows and RAW in rows and (rows[RAW]["recall"] or 0.0) > (rows[focus]["recall"] or 0.0):
@@ -118,7 +119,7 @@ def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _compared(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrange the comparisons in one row per pair: the page's focus first, systems without an LM last."""
+    """Arrange the comparisons in one row per pair of systems: the page's focus first, systems without an LM last."""
     kinds = {row["system"]: row["kind"] for row in summary["rows"]}
 
     def pairs(comparisons: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

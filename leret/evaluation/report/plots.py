@@ -66,7 +66,7 @@ _SETTINGS: Final[Any] = {
 
 
 def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> str:
-    """Draw one row per system with a dot and interval per hop, the last dot filled. Dashed lines mark baselines."""
+    """Draw a row per system with a dot and interval per hop. The last dot is filled; dashed lines mark baselines."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -112,7 +112,7 @@ def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) 
 
 
 Panel = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
-"""(title, points of each line by line name)."""
+"""(title, lines), where each line's name maps to its (x, y) points."""
 
 
 def curves(name: str, subject: str, panels: Sequence[Panel]) -> str:

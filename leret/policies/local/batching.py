@@ -42,7 +42,7 @@ class BatchWorker(Generic[Item, Result]):
         self.n_batches = 0
 
     def submit(self, items: Sequence[Item]) -> list[Future[Result]]:
-        """Queue items, for one call of ``plan``; raise `PolicyError` if the worker is closed."""
+        """Queue items; one call of ``plan`` gets them all. Raise `PolicyError` if the worker is closed."""
         futures = [Future[Result]() for _ in items]
         with self._lock:
             if self.closed:
@@ -74,7 +74,7 @@ class BatchWorker(Generic[Item, Result]):
                 self._serve(live)
 
     def _take(self) -> tuple[list[tuple[Item, Future[Result]]], bool]:
-        """Wait for items and return all that are queued, with False if the worker must stop after this batch."""
+        """Wait for items. Return all that are queued, and whether the worker continues after processing them."""
         waiting: list[tuple[Item, Future[Result]]] = []
         timeout: float | None = None
         while True:
@@ -85,7 +85,7 @@ class BatchWorker(Generic[Item, Result]):
             if entry is None:
                 return waiting, False
             waiting += entry
-            # Callers whose requests finished in one batch send their next requests together: wait for them briefly.
+            # Callers whose requests finished in one batch soon send their next ones: wait briefly to batch them, too.
             timeout = _LINGER_S
 
     def _serve(self, live: list[tuple[Item, Future[Result]]]) -> None:

@@ -66,7 +66,7 @@ class PromptEncoder:
         self._beginning = lru_cache(_BEGINNINGS)(self._render_beginning)
 
     def set_ends(self, ids: int | Sequence[int] | None) -> list[int]:
-        """Set the end tokens to ``ids`` and the tokenizer's, and return them; raise `PolicyError` if there are none."""
+        """Set and return the end tokens: ``ids`` and the tokenizer's. Raise `PolicyError` if there are none."""
         configured = [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
         end = self._tokenizer.eos_token_id
         self._ends = frozenset([*configured, *([] if end is None else [end])])
@@ -115,7 +115,7 @@ class PromptEncoder:
         try:
             return self._render(tuple(map(dict, messages)), add_generation_prompt=False)
         except PolicyError:
-            return []  # some templates require a last user message: share no tokens then
+            return []  # the template requires a user message at the end: share no tokens
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:

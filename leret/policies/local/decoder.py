@@ -36,7 +36,7 @@ class Job:
 
     @property
     def n_rows(self) -> int:
-        """Number of completions to decode: 1 if greedy, because all are then equal."""
+        """Number of completions to decode: 1 if greedy, because all are then identical."""
         return len(self.seeds) if self.temperature > 0 else 1
 
 
@@ -51,7 +51,7 @@ class Generated:
 
 @dataclass
 class _Prefilled:
-    """Prompts after the forward pass, left-padded: the last slot of ``mask`` is each prompt's last token."""
+    """Prompts after the forward pass, left-padded, so that the last slot of each row is the prompt's last token."""
 
     prompts: list[tuple[int, ...]]
     layers: KeyValues
@@ -71,7 +71,7 @@ class _Running:
 
 @dataclass
 class _Rows:
-    """Settings of each row, and its row number in the output tables (``place``)."""
+    """Settings of each row, and the row of the output tensors that it fills (``place``)."""
 
     place: Tensor
     keys: np.ndarray

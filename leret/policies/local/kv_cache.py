@@ -17,7 +17,7 @@ KeyValues = list[tuple[Tensor, Tensor]]
 class BufferLayer(DynamicLayer):
     """A cache layer with preallocated buffers for keys and values.
 
-    The layer of transformers concatenates at each token, which takes longer than the forward pass of a small model.
+    The layer in transformers copies its tensors at each token, which takes longer than a small model's forward pass.
     """
 
     keys: Tensor
@@ -85,7 +85,7 @@ class PrefixCache:
         return seen > 1
 
     def get(self, prefix: tuple[int, ...]) -> KeyValues | None:
-        """Return the keys and values of a prefix, with one row per tensor; None if the prefix is not stored."""
+        """Return the keys and values of a prefix, as tensors with ``n_rows`` = 1; None if the prefix is not stored."""
         entry = self._entries.get(prefix)
         if entry is None:
             return None
@@ -116,8 +116,8 @@ def gather_rows(layers: KeyValues, rows: Tensor) -> KeyValues:
 def place(parts: Sequence[tuple[KeyValues, Tensor, Tensor]], n_rows: int, end: int, capacity: int) -> KeyValues:
     """Copy prefilled parts into common buffers, aligned at their last prompt token.
 
-    Each part has keys and values, source rows (n,) and target rows (n,). ``end`` is the slot after the last prompt
-    token; ``capacity`` is the number of slots.
+    A part is (keys and values, rows to copy (n,), rows of the buffers to fill (n,)). ``end`` is the slot after the last
+    prompt token; ``capacity`` is the number of slots.
     """
     placed: KeyValues = []
     for layer, pair in enumerate(parts[0][0]):

@@ -55,7 +55,7 @@ class CausalModel:
             end_ids=self.encoder.set_ends(settings.eos_token_id),
             suppressed=settings.suppress_tokens or (),
             to_text=self.encoder.to_text,
-            # A shared prefix is followed by padding, which a sliding window would count as tokens.
+            # Padding follows a shared prefix, and a sliding window would count it as tokens: do not share prefixes.
             prefixes=None if sliding else PrefixCache(_PREFIX_BYTES),
         )
 
@@ -71,7 +71,7 @@ class CausalModel:
         ]
 
     def renew(self) -> None:
-        """Clear the caches after a change of the weights."""
+        """Clear the caches; call it after each change of the weights."""
         if self.decoder.prefixes is not None:
             self.decoder.prefixes.clear()
 

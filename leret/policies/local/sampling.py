@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 _BLOCK = 1024
-"""Tokens per block. With a larger vocabulary, a block is drawn and then a token in it, which needs less noise."""
+"""Tokens per block. In a larger vocabulary, first a block is drawn, then a token in it, which needs less noise."""
 
 
 def step_keys(seeds: Sequence[int], n_steps: int) -> np.ndarray:
@@ -47,14 +47,14 @@ def choose(
 ) -> tuple[Tensor, Tensor]:
     """Draw one token per row: the token with the maximum of probability / exponential noise.
 
-    This is the Gumbel-max trick without its logarithm. The batch changes the last digits of float32 logits; this
-    changes a draw only if the two largest quotients are equal in all other digits.
+    This is the Gumbel-max trick without its logarithm. The other rows of a batch may change the last digits of float32
+    logits. This changes a draw only if the two largest quotients are equal in all other digits.
 
     Args:
         logits: (n_rows, n_vocabulary) float32; overwritten at the suppressed tokens.
         keys: (n_rows,) uint64, the noise keys of this step.
         temperature: (n_rows,) float32; 0 selects the most likely token.
-        top_p: (n_rows,) float32 in (0, 1]; draws from the smallest set of most likely tokens with this mass.
+        top_p: (n_rows,) float32 in (0, 1]; draws from the smallest set of top tokens with this total probability.
         suppressed: (n,) int64, tokens that are never chosen.
 
     Returns:

@@ -23,7 +23,7 @@ _CHUNK_TEXTS = 128
 _CHUNK_NUMBERS = 2**19  # floats per batch of inner products without gradients, to fit a core's cache
 _CACHE_BYTES = 2**28
 _CACHE_TEXTS = 2**16  # maximum number of texts with cached token ids; the cache is emptied when full
-_BASE = 1000.0  # base of the rotation speeds: the slowest plane turns once per 6,000 positions (approximately)
+_BASE = 1000.0  # base of the rotation speeds: the slowest plane turns once per about 6,000 positions
 _SCRATCH_TOKENS = 256
 _SPECIALS = ("[PAD]", "[UNK]", "[SEP]")
 _HEAD = 32
@@ -43,7 +43,7 @@ class EncoderQ:
             import_optional("sentence_transformers", "sentence-transformers", "dense")
 
     def fit(self, choices: Sequence[Choice]) -> None:
-        """Create untrained encoders, with the vocabulary of these choices."""
+        """Create untrained encoders, with a vocabulary of the words in these choices."""
         texts = [text for choice in choices for text in (self._state(choice, " "), *self._actions([choice]))]
         self._take([scratch_encoder(texts, self.settings, self.settings.seed + i) for i in range(2)])
 
@@ -61,7 +61,7 @@ class EncoderQ:
             at = None if self.settings.positions == "none" else positions[part]
             asked = states if len(states) == 1 else states[whose[part]]
             taken = rows[part]
-            in_order = bool((taken.diff() == 1).all())  # rows of a whole document: slice them without a copy
+            in_order = bool((taken.diff() == 1).all())  # true if they are a whole document: a slice needs no copy
             actions = embeddings[taken[0] : taken[-1] + 1] if in_order else embeddings[taken]
             values.append(rotated_products(asked, actions, at))
         return torch.cat(values, dim=1)
@@ -108,9 +108,9 @@ class Embedder:
         self._cache: Tensor | None = None
 
     def __call__(self, texts: Sequence[str], cached: bool = False) -> tuple[Tensor, Tensor]:
-        """Return embeddings (n, d) without duplicates, and the row of each text's embedding (n_texts,).
+        """Return the embeddings of the distinct texts, (n, d), and the row of each text in them, (n_texts,).
 
-        With ``cached``, the embeddings are the whole cache, after new texts have been added to it.
+        With ``cached``, new texts are added to the cache, and the embeddings are the whole cache.
         """
         if not cached or (self._cache is not None and self._cache.nbytes > _CACHE_BYTES):
             places, embeddings = dict[str, int](), None
@@ -144,7 +144,7 @@ class Embedder:
 
 
 class TokenIds(SharedInstance):
-    """Cache of token ids by text. Training and its target network read each text many times."""
+    """Cache of token ids by text. In training, the network and its target network read each text many times."""
 
     def __init__(self, model: Any, max_length: int | None) -> None:
         self._tokenizer = deepcopy(model.tokenizer.backend_tokenizer)
@@ -165,7 +165,7 @@ def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
 
     Absolute positions are positions in the document. Relative positions depend on the sorted positions b_1, b_2, ... of
     the picked chunks: position i between b_j and b_{j+1} becomes 10 j + 9 (i - b_j) / (b_{j+1} - b_j). Here b_0 is -1,
-    and the final b is the last position + 1.
+    and the last b is the largest position + 1.
 
     Source: relative positional encoding of Q-RAG, arXiv 2511.07328, section 3.
     """
@@ -185,7 +185,7 @@ def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) 
     """Return inner products of states and position-rotated actions, divided by sqrt(d), for two heads.
 
     A vector has shape (2, 2, d / 4): coordinates of a plane, heads, planes. Each plane rotates at a different speed,
-    and speeds alternate between the heads. Heads are doubled, so that their mean is the full product.
+    and speeds alternate between the heads. Each head's product is doubled, so that their mean is the full product.
 
     Args:
         states: (n, d), d a multiple of 4; (1, d) is one state for all actions.

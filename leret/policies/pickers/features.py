@@ -1,4 +1,4 @@
-"""Pickers from named features of (state, candidate): a linear layer plus a small network."""
+"""Pickers that compute Q-values from named features of a state and a candidate: a linear layer plus a small network."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Numbers = tuple[Sequence[str], NDArray[np.float32]]
 
 
 def mentions(choice: Choice) -> Numbers:
-    """Return the features in ``data`` (see `leret.programs.mentions`), the step, and the overlap with earlier picks."""
+    """Return each candidate's ``data`` (see `leret.programs.mentions`), step, and overlap with earlier picks."""
     names = sorted({name for one in choice.candidates for name in one.data})
     step = float(len(choice.picked))
     used = {word for one in choice.picked for word in one.text.lower().split()}
@@ -40,7 +40,7 @@ _WEIGHTS = "model.safetensors"
 
 
 class FeatureNetwork(nn.Module):
-    """w·x + c + v·gelu(Ax + b) of standardised x; w, c and v start at 0, so that all values are equal at first."""
+    """w·x + c + v·gelu(Ax + b) of standardised x; w, c and v start at 0, and so does every Q-value."""
 
     mean: Tensor
     scale: Tensor

@@ -38,7 +38,7 @@ class QFunction(Protocol):
     def fit(self, choices: Sequence[Choice]) -> None: ...
 
     def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False) -> Tensor:
-        """Return values (2, n) of all candidates, or of those at ``only``; ``cached`` reuses earlier embeddings."""
+        """Return the Q-values of all candidates or those at ``only``, (2, n); ``cached`` reuses earlier embeddings."""
         ...
 
     def renew(self) -> None:
@@ -59,7 +59,7 @@ class Picker(SharedInstance):
     """A policy that chooses one of a request's candidates; the completion's text is the candidate's id.
 
     A candidate's probability is softmax(Q / temperature) over all candidates, or over the best ``top_k``. Temperature
-    0 selects the best candidate. A draw depends only on its seed and the values. Thread-safe.
+    0 selects the best candidate. A draw depends only on its seed and the Q-values. Thread-safe.
     """
 
     def __init__(self, settings: PickerSettings, function: QFunction, name: str, digest: str) -> None:
@@ -90,10 +90,10 @@ class Picker(SharedInstance):
             self._function.fit(choices)
 
     def q(self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None) -> list[Tensor]:
-        """Return values with gradients: (n_candidates,) float32 per choice, or (2, n_candidates) with ``twin``.
+        """Return each choice's Q-values with gradients: (n_candidates,) float32, or (2, n_candidates) with ``twin``.
 
-        ``twin`` returns both heads of the network instead of their mean. ``at`` is the index of one candidate per
-        choice; the values are then (1,) or (2, 1).
+        ``twin`` returns both heads of the network instead of their mean. ``at`` has the index of one
+        candidate per choice; the Q-values are then (1,) or (2, 1).
         """
         starts = accumulate([0, *(len(choice.candidates) for choice in choices)])
         only = None if at is None else [start + i for start, i in zip(starts, at, strict=False)]
@@ -101,7 +101,7 @@ class Picker(SharedInstance):
         return _split(values if twin else values.mean(0), choices if at is None else None)
 
     def score(self, choices: Sequence[Choice]) -> list[Tensor]:
-        """Return values per choice without gradients, in evaluation mode: (n_candidates,) float32 on the CPU."""
+        """Return each choice's Q-values without gradients, in evaluation mode: (n_candidates,) float32 on the CPU."""
         if not self.fitted:
             return [torch.zeros(len(choice.candidates)) for choice in choices]
         with self._lock, torch.no_grad():
@@ -165,7 +165,7 @@ class Picker(SharedInstance):
         if request.choice is None:
             raise PolicyError(
                 f"picker {self.name} got a request without candidates from predictor {request.predictor!r}, and a "
-                "picker only answers leret.Pick; set a policy of another kind for this predictor"
+                "picker only answers leret.Pick; set a policy of a different kind for this predictor"
             )
         return request.choice
 
@@ -192,11 +192,11 @@ def draw(
     """Draw one candidate per seed, by the Gumbel-max trick as in `leret.policies.local.sampling`.
 
     Args:
-        q: values (n_candidates,).
+        q: Q-values (n_candidates,).
         seeds: one per draw.
-        temperature: 0 selects the maximum, or the first of several maxima.
-        top_k: draws from this many candidates with the largest values.
-        top_p: draws from the smallest set of most likely candidates with this mass, after ``top_k``.
+        temperature: 0 selects the candidate with the largest Q-value (the first if tied).
+        top_k: draws from this many candidates with the largest Q-values.
+        top_p: draws from the smallest set of top candidates with this total probability, after ``top_k``.
 
     Returns:
         Per draw, the candidate's index and the natural logarithm of its probability.
@@ -231,8 +231,8 @@ class Picks(NamedTuple):
 def plan(score: Callable[[Sequence[Choice]], list[Tensor]], choice: Choice, n_picks: int, width: int) -> list[Picks]:
     """Plan the next ``n_picks`` picks by beam search; return the sequences best first. Width 1 is greedy.
 
-    Each step scores all sequences in one batch. Among sequences of the same candidates, only the best is kept.
-    ``score`` returns the candidates' values per choice; ``width`` is the maximum number of sequences.
+    Each step scores all sequences in one batch. Of sequences with the same candidates, only the best is kept.
+    ``score`` returns each choice's Q-values; ``width`` is the maximum number of sequences.
     """
     beam = [Picks()]
     for _ in range(max(1, min(n_picks, len(choice.candidates)))):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from leret.config.policy import OpenAIPolicySettings, TgiPolicySettings, TogetherPolicySettings
 
 _LONGEST_TOKEN = 128  # maximum characters per token (a run of spaces); a longer text is not a completion
-_SEED_BITS = 2**31 - 1  # mask for the 63-bit seeds: some servers reject larger numbers
+_SEED_BITS = 2**31 - 1  # bits of a 63-bit seed that are sent: some servers reject larger numbers
 LIST_S = 3.0  # timeout for the list of models
 _FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", None})
 """Finish reasons of OpenAI, Together and TGI; some servers send no reason."""
@@ -30,7 +30,7 @@ _FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", No
 _TOO_LONG = re.compile(r"(?i)context.(length|size|window)|maximum model length|`inputs` (must have less|tokens \+)")
 """Error messages of vLLM, SGLang, llama.cpp, OpenAI, TGI and Together for a prompt that is too long."""
 
-_ROUNDING = 1e-3  # maximum log-probability, to allow for rounding errors of half precision
+_ROUNDING = 1e-3  # maximum of a log-probability: half precision rounds some to above 0
 
 
 class OpenAIPolicy(SharedInstance):
@@ -43,7 +43,7 @@ class OpenAIPolicy(SharedInstance):
     def __init__(self, settings: OpenAIPolicySettings | TgiPolicySettings | TogetherPolicySettings) -> None:
         self.settings = settings
         self.name = settings.model
-        # A client cannot see the weights of a served model: serve new weights with a new name.
+        # A client cannot see a server's weights, only their name: new weights must have a new name.
         self.digest = digest(settings.kind, settings.model)
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.client = Client(
@@ -188,13 +188,13 @@ def policy_error(error: HttpError) -> PolicyError:
 def completions_of(
     answer: Answer, n: int, max_tokens: int, stop: Sequence[str] = (), meter: UsageMeter | None = None
 ) -> list[Completion]:
-    """Return the choices of a chat completion, in the order of their index; some servers send fewer than ``n``.
+    """Return the completions in an answer, in the order of their index; some servers send fewer than ``n``.
 
-    A token count for all choices together is divided among them in proportion to the lengths of their texts. Texts end
-    before the first ``stop`` string, which TGI includes.
+    If the answer only has the token count of all completions together, it is divided in proportion to the lengths of
+    their texts. Texts end before the first ``stop`` string (TGI sends it with the text).
 
     Raises:
-        RetryableError: a choice is incomplete. A body of an unexpected shape raises one of the errors in `MALFORMED`.
+        RetryableError: the server failed to generate. A body of unexpected shape raises an error in `MALFORMED`.
     """
     body = answer.json
     if body.get("error"):

@@ -1,8 +1,8 @@
 """Inference servers that leret can start: their executables and command lines.
 
 ``--generation-config vllm`` and ``--sampling-defaults openai`` are required. Without them, the server takes settings
-that a request omits (``top_k``, ``repetition_penalty``) from the model's generation_config.json, and samples come from
-another distribution than the policy's.
+that a request omits (``top_k``, ``repetition_penalty``) from the model's generation_config.json, and samples do not
+come from the policy's distribution.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class ServerKind:
     """A server that leret can start."""
 
     name: str
-    executable: str  # name on PATH, unless the variable LERET_NAME is set
+    executable: str  # its name on PATH; the variable LERET_NAME overrides it with a path
     install: str  # instructions for the user
-    arguments: Callable[[str, ServedModel, Listening, bool], list[str]]  # for (executable, model, address, on a GPU)
+    arguments: Callable[[str, ServedModel, Listening, bool], list[str]]  # of (executable, model, address, has GPU)
     environment: Mapping[str, str] = field(default_factory=dict)  # defaults; the user's variables take precedence
     cpu_environment: Mapping[str, str] = field(default_factory=dict)  # further defaults without a GPU
     adapter_name: str = "{name}"  # the ``model`` key of requests to an adapter
     key_variable: str | None = None  # variable from which the server reads its API key
-    takes_adapters: bool = True  # False: adapters must be merged first
+    takes_adapters: bool = True  # False: adapters must be merged into full weights first
 
     @property
     def variable(self) -> str:

@@ -36,7 +36,7 @@ _PROBE = "Which river flows through the city where the author of the book was bo
 class ServedModel:
     """A model for an inference server.
 
-    Unless the user chose it, ``name`` includes a digest of the weights, so that other weights get another name.
+    Unless the user chose it, ``name`` includes a digest of the weights, so that different weights have different names.
     """
 
     name: str
@@ -156,10 +156,10 @@ def _known(run: Run) -> str:
 
 
 def refresh(settings: OpenAIPolicySettings, served: ServedModel, directory: str) -> OpenAIPolicySettings:
-    """Return settings for the next policy, in ``directory``, on the servers of ``settings``.
+    """Return ``settings`` with the next policy, in ``directory``, as the model; raise PolicyError if a server lacks it.
 
-    The servers must list the policy's name, or load its adapter from the same path: vLLM does with ``--enable-lora``
-    and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``. Raises PolicyError otherwise.
+    A server has the policy if it lists the policy's name, or if it can load its adapter from the same path (vLLM can
+    with ``--enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``).
     """
     refreshed = settings.model_copy(update={"model": served.name})
     asyncio.run(_check_all(refreshed, served, directory))

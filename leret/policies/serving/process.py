@@ -90,7 +90,7 @@ class ServerProcess:
         return self.key.redact("\n".join([line.rstrip() for line in lines if line.strip()][-n_lines:]))
 
     def stop(self, grace_s: float) -> bool:
-        """Terminate the process group, and kill it after ``grace_s`` seconds; return whether it ended before that."""
+        """Terminate the process group, and kill it after ``grace_s`` seconds; return False if it had to be killed."""
         if self._process is None:
             return True
         group, deadline = self._process.pid, time.monotonic() + grace_s

@@ -1,4 +1,4 @@
-"""Shared code of the search clients: blocking batches of requests, and handling of refused queries."""
+"""Code that the search clients share: it sends batches of requests and handles refused queries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OF_THE_KEY = re.compile(r"api[ _-]?key", re.IGNORECASE)
 
 
 class SearchClient:
-    """HTTP client for blocking batches of requests. Thread-safe. ``secret`` is a key sent as a request parameter."""
+    """Sends batches of HTTP requests and waits for them. Thread-safe. ``secret`` is sent as a request parameter."""
 
     def __init__(
         self,
@@ -105,9 +105,9 @@ def rankings_of(queries: Sequence[str], outcomes: Sequence[Ranking | HttpError])
 class Site(Generic[T]):
     """Search site with a query syntax.
 
-    A query with invalid syntax gets an empty ranking, as on the site's search page. But a site may refuse queries with
-    the same status because the settings are wrong or the site is down. So after a refusal, a simple query is sent with
-    the same settings. If the simple query fails too, the refusal is reported as an error.
+    A query with invalid syntax gets an empty ranking, as on the site's search page. But wrong settings or a site
+    that is down can cause the same HTTP status. So after a refusal, a simple query is sent with the same settings. If
+    the simple query fails too, the refusal is reported as an error.
     """
 
     name: str  # used in messages
@@ -119,7 +119,7 @@ class Site(Generic[T]):
     n_refused: int = 0  # number of queries refused so far because of their syntax
 
     def ask(self, queries: Sequence[str], k: int, offline: bool) -> tuple[list[str], dict[str, T | HttpError]]:
-        """Return the cleaned queries, and a result or error for each cleaned query that has terms."""
+        """Return the cleaned queries, and map those that have terms to a result or an error."""
         if not 1 <= k <= self.most:
             raise RetrievalError(f"k is {k}; {self.name} supports k from 1 to {self.most}")
         terms = [_CONTROL.sub(" ", query).strip() for query in queries]

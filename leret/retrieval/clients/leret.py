@@ -7,7 +7,7 @@
 ``retrieve``     servers of search-RL projects: POST /retrieve {queries, topk, return_scores}
 ===============  ==========================================================================================
 
-A response without a list of passages, an id or a score is malformed, and the request is retried.
+A response that lacks the list of passages, or the id or score of a passage, is malformed. The request is then retried.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SearchProtocol:
     def read(self, answer: Answer, n_queries: int, k: int, named: Named = "id") -> list[Ranking]:
         """Parse a response into rankings of at most ``k`` passages. Raise RetryableError if it is malformed.
 
-        Passages get the title (``named="title"``) or the server's id as doc_id. For ``named="row"``, the caller
+        A passage's doc_id is its title (``named="title"``) or the server's id. For ``named="row"``, the caller
         replaces the server's id.
         """
         lists = self.rankings(answer)
@@ -182,7 +182,7 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def digest(self) -> str:
-        """Digest of the served index and ``doc_id``. Protocols without an index digest use the name or URLs."""
+        """Digest of ``doc_id`` and the served index. With other protocols, a name or the URLs stand for the index."""
         settings = self._settings
         if self._is_leret:
             index = self.served().index
@@ -192,19 +192,19 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def names_its_index(self) -> bool:
-        """Return whether the digest changes with the served index. A digest of URLs does not."""
+        """Return True if the digest changes when the served index changes. A digest of URLs does not change."""
         return self._is_leret or self._settings.name is not None
 
     def served(self) -> Served:
-        """Return the description of a ``leret`` server (requested once). Raise RetrievalError for another corpus."""
+        """Request a ``leret`` server's description once. Raise RetrievalError if it serves a different corpus."""
         if self._served is None:
             served = self._client.ask((Call("GET", "/health"), _served))
             wanted = None if self._corpus is None else self._corpus.digest
             if wanted is not None and served.corpus is not None and served.corpus != wanted:
                 raise RetrievalError(
-                    f"{self._client.urls[0]} serves an index of another corpus ({served.documents} documents, digest "
-                    f"{served.corpus}; data.corpus has {len(self._corpus or ())} documents, digest {wanted}); "
-                    "change data.corpus, or serve its index"
+                    f"{self._client.urls[0]} serves an index of a different corpus ({served.documents} documents, "
+                    f"digest {served.corpus}; data.corpus has {len(self._corpus or ())} documents, digest {wanted}); "
+                    "change data.corpus, or serve an index of data.corpus"
                 )
             self._served = served
         return self._served
@@ -245,7 +245,7 @@ class Remote(CallableRetriever, SharedInstance):
         rankings = self._protocol.read(answer, n_queries=n_queries, k=k, named=self._settings.doc_id)
         if self._served is not None and (index := answer.json.get("index")) != self._served.index:
             raise RejectedError(
-                f"{answer.url} serves another index ({index}) than at the start of this run "
+                f"{answer.url} serves a different index ({index}) than at the start of this run "
                 f"({self._served.index}); a run cannot mix rankings from two indexes: serve the first index again, or "
                 "start a new run",
                 409,
@@ -271,7 +271,7 @@ def _served(answer: Answer) -> Served:
     body: Any = answer.json
     if isinstance(body, dict) and "status" in body and "index" not in body:
         raise RejectedError(
-            f"{answer.url} did not describe its index: it expects another token (check retriever.token_env or "
+            f"{answer.url} did not describe its index: it expects a different token (check retriever.token_env or "
             "--token-env), or it is not `leret serve retriever`",
             401,
         )

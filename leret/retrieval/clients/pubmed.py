@@ -30,9 +30,9 @@ _KNOWN = "1"  # PMID of an article that always exists; a response without its re
 class PubMed(CallableRetriever, SharedInstance):
     """Search PubMed. Returns articles with abstracts, in PubMed's order.
 
-    An article that esearch lists but efetch lacks (withdrawn or very new) keeps its rank, with empty title and text.
-    E-utilities return no scores, so a passage's score is 1 / rank; the union of several searches is ordered by rank. A
-    query with invalid syntax gets an empty ranking, as on the PubMed site.
+    An article that esearch lists but efetch lacks (withdrawn or very new) keeps its rank; its title and text are empty.
+    E-utilities return no scores, so a passage's score is 1 / rank. These scores order the union of several
+    searches. A query with invalid syntax gets an empty ranking, as on the PubMed site.
     """
 
     def __init__(self, settings: PubMedSettings) -> None:

@@ -1,7 +1,7 @@
 """BM25 over a memory-mapped bm25s index. ``bm25s.BM25.load`` can open the directory too.
 
 `top_k` replaces the inner loop of bm25s. It breaks ties by document order, which bm25s does not. It omits documents
-that contain no word of the query. It is compiled once per machine, not per process.
+that contain no query word. It is compiled once per machine, not per process.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from leret.retrieval.index.manifest import IndexEngine, Manifest, write_index
 
 _WORD = re.compile(r"\b\w\w+\b")
 _FEW = 64  # results per batch up to which Python sorts faster than NumPy
-_SPARSE = 2  # scan all documents if at least 1 in _SPARSE contains a word of the query
-_BLOCK = 16  # documents skipped at once
+_SPARSE = 2  # scan all documents if at least 1 in _SPARSE contains a query word
+_BLOCK = 16  # documents per block; a block is skipped as a whole
 _CELLS = 1 << 22  # maximum size of the result matrix; limits the memory of a large batch with a large k
 
 
@@ -49,7 +49,7 @@ class ScoreMatrix:
 class BM25(CallableRetriever):
     """BM25 search. Create with `BM25.build` or `leret.retrieval.load.open_index`. Thread-safe.
 
-    Documents that contain no word of the query are not returned. Ties keep corpus order. ``settings`` are the settings
+    Documents that contain no query word are not returned. Ties keep corpus order. ``settings`` are the settings
     that ``index`` was built with.
     """
 
@@ -241,7 +241,7 @@ def top_k(
     best_scores: NDArray[np.float32],
     n_documents: int,
 ) -> None:
-    """Write the best documents per query to the two arrays, unordered. Unused entries keep score 0."""
+    """Write each query's best documents and scores to ``best_*``, unordered. Unused entries keep score 0."""
     scores = np.zeros(n_documents + _BLOCK, np.float32)  # padded to whole blocks; reset to 0 after each query
     for query in range(len(starts) - 1):
         columns = words[starts[query] : starts[query + 1]]

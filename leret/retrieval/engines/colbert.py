@@ -33,13 +33,13 @@ from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _VECTORS, _LENGTHS, _CANDIDATES = "vectors.bin", "lengths.bin", "bm25"
 _BLOCK = 1024  # documents scored at once
-_DIGITS = 4  # decimal places of a score; more would depend on the other queries in the batch
+_DIGITS = 4  # decimal places of a score; further digits depend on the other queries in the batch
 
 
 class ColBERT(CallableRetriever):
     """Search by late interaction. Thread-safe.
 
-    A query without letters and digits, or without candidates, gets an empty ranking. Ties keep corpus order.
+    A query with no letters or digits, or without candidates, gets an empty ranking. Ties keep corpus order.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class ColBERT(CallableRetriever):
         return self._documents.passages(rows[best].tolist(), scores[best].tolist())
 
     def _max_sim(self, query: NDArray[np.float32], rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the score of each row for the (n_query_tokens, n_dimensions) query vectors."""
+        """Return the query's score for each document in ``rows``. ``query`` is (n_query_tokens, n_dimensions)."""
         starts, ends = self._starts[rows], self._starts[rows + 1]
         tokens = np.concatenate([self._vectors[start:end] for start, end in zip(starts, ends, strict=True)])
         similarity = tokens.astype(np.float32) @ query.T
@@ -184,7 +184,7 @@ class MultiVectorModel:
 
 
 class _RowTable:
-    """Documents with the row as id and without text, for the candidate search."""
+    """Documents for the candidate search: the id of a document is its row, and its text is empty."""
 
     def __init__(self, documents: DocumentTable) -> None:
         self.digest = documents.digest
@@ -198,7 +198,7 @@ class _RowTable:
 
 
 def _read(directory: Path, n_documents: int, n_dimensions: int) -> tuple[NDArray[np.int64], NDArray[np.float16]]:
-    """Return the (n_documents + 1,) start of each document in the vectors, and the (n_tokens, n_dimensions) vectors."""
+    """Return each document's start in the vectors, (n_documents + 1,), and the vectors, (n_tokens, n_dimensions)."""
     try:
         lengths = np.fromfile(directory / _LENGTHS, np.int32)
         vectors = np.memmap(directory / _VECTORS, np.float16, "r").reshape(-1, n_dimensions)

@@ -29,13 +29,13 @@ MODEL_FAULTS = (OSError, ValueError, RuntimeError, LookupError, TypeError, Attri
                 UnpicklingError)  # fmt: skip  # AssertionError: torch without CUDA
 """Exceptions raised by sentence-transformers for unusable model files or settings."""
 
-_DIGITS = 6  # decimal places of a score; more would depend on the other queries in the batch
+_DIGITS = 6  # decimal places of a score; further digits depend on the other queries in the batch
 
 
 class Dense(CallableRetriever):
     """Dense search. Thread-safe.
 
-    A query without letters and digits gets an empty ranking. Ties are in corpus order, but the store decides which
+    A query with no letters or digits gets an empty ranking. Ties are in corpus order, but the store decides which
     documents tied at rank ``k`` are returned. ``query_prefix`` is prepended to each query.
     """
 
@@ -168,7 +168,7 @@ class Encoder:
 
 
 def open_model(kind: str, directory: Path, device: str, extra: str) -> Any:
-    """Open a model with the sentence-transformers class ``kind``. ``extra`` is the pip extra of leret to install."""
+    """Open a model with the sentence-transformers class ``kind``; ``extra`` is the pip extra that installs it."""
     library = import_optional("sentence_transformers", "sentence-transformers", extra)
     from safetensors import SafetensorError
 
@@ -185,7 +185,7 @@ def open_model(kind: str, directory: Path, device: str, extra: str) -> Any:
 
 
 def _lengthen(model: Any, max_length: int, directory: Path) -> None:
-    """Set the maximum number of tokens per text. If it exceeds the model's limit, encode such a text as a test."""
+    """Set the maximum number of tokens per text. If it is above the model's limit, test it on a text of this length."""
     limit = model.max_seq_length
     model.max_seq_length = max_length
     if limit is not None and max_length <= limit:

@@ -1,4 +1,4 @@
-"""RM3: pseudo-relevance feedback over BM25. Adds words of the top documents to the query, without an LM.
+"""RM3: pseudo-relevance feedback over BM25. Words from the top documents expand the query; no LM is needed.
 
 1. Search with BM25. The first ``fb_docs`` documents are the feedback documents.
 2. Relevance model: P(w|R) = sum over feedback documents of P(w|D) x P(D). P(w|D) is the word's share of the document's
@@ -6,8 +6,8 @@
 3. Interpolate: ``original_weight`` x the query's words + (1 - ``original_weight``) x the relevance model.
 4. Search again. Each word's BM25 weight is multiplied by its weight in the interpolated query.
 
-Words of one character and stop words are never added, nor (with 100 documents or more) words in more than 10 % of the
-documents. A query without a word of the vocabulary gets an empty ranking, as with BM25.
+Words of one character and stop words are never added. In an index of 100 documents or more, words that occur in more
+than 10 % of the documents are not added either. A query with no words in the vocabulary gets an empty ranking.
 
 Source: Lavrenko and Croft, SIGIR 2001 (relevance models, RM1); Abdul-Jaleel et al., TREC 2004 (RM3, interpolation).
 BM25 scores are used as query likelihoods, as in common toolkits.
@@ -44,7 +44,7 @@ class RM3(CallableRetriever):
 
     @staticmethod
     def parts(settings: RM3Settings) -> dict[str, RetrieverSettings]:
-        """Return the settings of the BM25 index; it is in the same directory."""
+        """Return the settings of the BM25 index, which is in the same directory."""
         return {"": settings.bm25}
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
@@ -56,7 +56,7 @@ class RM3(CallableRetriever):
         ]
 
     def expanded(self, query: str, feedback: Ranking) -> dict[str, float]:
-        """Return the words of the second search with their weights; ``feedback`` is the first search's ranking."""
+        """Return the words for the second search with their weights; ``feedback`` is the first search's ranking."""
         index = self._bm25
         original = Counter(word for word in index.words(query) if word in index.index.vocabulary)
         documents = [Counter(index.words(f"{p.title}. {p.text}")) for p in feedback]
@@ -94,7 +94,7 @@ def relevance_model(
     >>> relevance_model([{"a": 1, "b": 1}, {"b": 2}], [2, 2], [1.0, 3.0], 2)  # b: 1/4 x 1/2 + 3/4 x 1, a: 1/4 x 1/2
     {'b': 0.875, 'a': 0.125}
 
-    ``documents`` are word counts; ``lengths`` also count words missing in ``documents``. Ties are alphabetical.
+    ``documents`` are word counts; ``lengths`` also count words that ``documents`` omits. Ties are alphabetical.
     """
     total = sum(scores)
     likely: Counter[str] = Counter()

@@ -34,7 +34,7 @@ _BATCH = 64
 class Tantivy(CallableRetriever):
     """BM25 search with tantivy. Thread-safe.
 
-    Documents that contain no word of the query are not returned. Ties keep corpus order.
+    Documents that contain no query word are not returned. Ties keep corpus order.
     """
 
     only_computes: ClassVar[bool] = True

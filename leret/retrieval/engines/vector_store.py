@@ -26,20 +26,20 @@ _FAISS_PACKAGE = "faiss", "faiss-cpu", "dense"
 _NAME = "documents"
 
 Neighbors = tuple[NDArray[np.int64], NDArray[np.float32]]
-"""(n_queries, k) rows, -1 if fewer than k, and (n_queries, k) inner products."""
+"""Each query's nearest rows (-1 if fewer than k) and their inner products, both (n_queries, k)."""
 
 Parts = Iterable[NDArray[np.float32]]
-"""(n, n_dimensions) arrays that together contain the vectors in row order."""
+"""All vectors in row order, in parts of shape (n, n_dimensions)."""
 
 
 class FaissStore:
     """Memory-mapped faiss index."""
 
-    name, package = _FAISS, "faiss-cpu"  # `name` exists only when the store is complete
+    name, package = _FAISS, "faiss-cpu"  # the file `name` exists only when the store is complete
 
     @staticmethod
     def write(parts: Parts, directory: Path, settings: DenseSettings, progress: Progress) -> None:
-        """Write a store. A single thread makes the HNSW graph reproducible."""
+        """Write a store. Use a single thread, so that the HNSW graph is reproducible."""
         faiss = import_optional(*_FAISS_PACKAGE)
         index: Any = None
         n_threads = faiss.omp_get_max_threads()

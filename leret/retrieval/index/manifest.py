@@ -25,11 +25,11 @@ _REWRITTEN = frozenset({"chroma"})
 
 
 class IndexEngine(Protocol):
-    """Engine with settings. Builds and opens indexes."""
+    """Search engine with its settings. Builds and opens indexes."""
 
     kind: ClassVar[str]
     settings: Any
-    resumable: ClassVar[bool] = False  # `write` continues a stopped build
+    resumable: ClassVar[bool] = False  # True: `write` continues an interrupted build
 
     @property
     def packages(self) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ class IndexEngine(Protocol):
         return keys
 
     def external_paths(self) -> dict[str, str]:
-        """Return paths outside the index that opening the index needs. The digest does not depend on them."""
+        """Return the paths outside the index that are needed to open it. They do not change the digest."""
         return {}
 
     def digest(self, corpus: str) -> str:
@@ -77,7 +77,7 @@ class Manifest(BaseModel):
 
     @classmethod
     def planned(cls, engine: IndexEngine, corpus: Documents) -> Manifest:
-        """Return the manifest, without files, of the index that ``engine`` would build."""
+        """Return the manifest of the index that ``engine`` would build, with no files listed."""
         return cls(
             engine=engine.kind,
             settings=engine.ranking_keys(),
@@ -97,12 +97,12 @@ class Manifest(BaseModel):
     def require_corpus(self, corpus: Documents, directory: Path) -> None:
         if self.corpus != corpus.digest:
             raise RetrievalError(
-                f"{directory} is an index of another corpus ({self.documents} documents, digest {self.corpus}; your "
-                f"corpus has {len(corpus)} documents, digest {corpus.digest}); set retriever.index to another directory"
+                f"{directory} is an index of a different corpus ({self.documents} documents, digest {self.corpus}; "
+                f"yours has {len(corpus)} documents, digest {corpus.digest}); set retriever.index to another directory"
             )
 
     def require_settings(self, planned: Manifest, directory: Path) -> None:
-        """Raise RetrievalError if the index has other settings. Package versions may differ."""
+        """Raise RetrievalError if the index was built with different settings. Package versions may differ."""
         if (self.engine, self.digest) == (planned.engine, planned.digest):
             return
         differing = [
@@ -113,7 +113,7 @@ class Manifest(BaseModel):
         if self.engine != planned.engine:
             differing = [f"kind: {self.engine} in the index, {planned.engine} in the recipe"]
         raise RetrievalError(
-            f"{directory} is an index with other settings ({'; '.join(differing)}); "
+            f"{directory} was built with different settings ({'; '.join(differing)}); "
             "change the recipe, or set retriever.index to another directory"
         )
 

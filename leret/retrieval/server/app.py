@@ -55,7 +55,7 @@ class ServerSettings:
     max_waiting: int = 1024  # maximum number of queries in the queue, and in a request
     max_batch: int = 64  # maximum number of queries per call to the engine
     max_k: int = 1000
-    max_documents: int = 64_000  # maximum that leret's client requests by default
+    max_documents: int = 64_000  # maximum of queries x k; leret's client requests no more by default
     max_body: int = 4 << 20  # maximum bytes of a request body
     read_s: float = 60.0  # seconds until reading a request body times out
 
@@ -244,7 +244,7 @@ async def serve(
         server.application(),
         handle_signals=False,
         keepalive_timeout=_IDLE_S,
-        handler_cancellation=True,  # skip searches of clients that disconnected
+        handler_cancellation=True,  # skip searches for clients that disconnected
         access_log=None,
         logger=_http_log(),
         shutdown_timeout=max(drain_s / 2, 0.01),  # aiohttp waits for this time twice; 0 means forever
@@ -260,7 +260,7 @@ async def serve(
             try:
                 loop.add_signal_handler(number, stop.set)
             except RuntimeError:
-                break  # not in the main thread, so the caller sets ``stop``
+                break  # only the main thread gets signals; in another thread, the caller sets ``stop``
         shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)
         ready(f"http://{shown}:{listener.sockets[0].getsockname()[1]}")
         await stop.wait()

@@ -131,6 +131,6 @@ def retrieve_answer(rankings: list[Ranking], with_scores: bool) -> bytes:
 
 
 def _with_lists(facts: dict[str, Any], name: str, lists: Iterable[list[Any]]) -> bytes:
-    """Encode ``facts`` plus the lists with key ``name``. Encodes one list at a time, to release the GIL in between."""
+    """Encode ``facts`` and, under ``name``, each list by itself, so that the GIL is released between lists."""
     begun = encode({**facts, name: []}).removesuffix(b"]}")
     return begun + b",".join(map(encode, lists)) + b"]}"

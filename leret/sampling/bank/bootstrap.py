@@ -45,9 +45,9 @@ NEVER = 1_000_000_000
 
 @dataclass(frozen=True)
 class BankPlan:
-    """Settings of a bank. ``n_prompts`` includes the zero-shot prompt; ``candidates`` sets of demos are scored.
+    """Settings of a bank. ``n_prompts`` includes the zero-shot prompt; ``candidates`` counts the demo sets to score.
 
-    ``threshold`` is the minimum reward for a run's steps to become demos; None uses the teacher's best quarter.
+    ``threshold`` is the minimum reward for a run's steps to become demos; None admits the teacher's best quarter.
     """
 
     n_prompts: int
@@ -127,7 +127,7 @@ def _optimizer(plan: BankPlan, reward: Reward, teacher: LMs, on_scored: Callable
         teacher_settings=_answered_by(teacher),
         max_bootstrapped_demos=plan.max_demos,
         max_labeled_demos=0,  # labeled demos would lack the queries
-        num_candidate_programs=max(plan.candidates - 1, 0),  # DSPy adds a candidate: unshuffled questions
+        num_candidate_programs=max(plan.candidates - 1, 0),  # DSPy adds one, without shuffling the questions
         num_threads=THREADS,
         max_errors=NEVER,
     )

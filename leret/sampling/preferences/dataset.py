@@ -36,7 +36,7 @@ def build_preferences(
     max_pairs: int | None = None,
     policy_digest: str | None = None,
 ) -> PreferenceReport:
-    """Rebuild R/preferences from questions finished by a policy (default: the last); RunError if there are none."""
+    """Rebuild R/preferences from questions finished by a policy (default: the run's); RunError if there are none."""
     policy_digest = policy_digest or run.manifest.policy_digest
     report = PreferenceReport(run.preferences / "train.parquet", strategy, margin, max_pairs)
     report.unparsed_reward = unparsed_reward(run)

@@ -91,7 +91,7 @@ def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapp
 
 
 def query_of(outputs: dict[str, Any]) -> str | None:
-    """Return the search query in a completion's fields: the first text field named ``*query*``, else the last one."""
+    """Return the search query in a completion's fields: the first text named ``*query*``, else the last text."""
     texts = {name: value for name, value in outputs.items() if isinstance(value, str)}
     named = [value for name, value in texts.items() if "query" in name.lower()]
     return next(iter(named or reversed(list(texts.values()))), None)

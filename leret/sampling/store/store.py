@@ -1,4 +1,4 @@
-"""The store: states and samples in one SQLite file, written in batches, read by id and in order.
+"""The store: states and samples in one SQLite file, written in batches, read by id or in a fixed order.
 
 One process writes; other processes may read. The samples of a prompt at a state share a transaction, so a kill loses
 all or none of the samples. Ids are digests of the row's content, so adding or merging a row twice has no effect.

@@ -46,7 +46,7 @@ class TrainerInputs:
     max_steps: int | None = None  # optimizer steps instead of the recipe's epochs
 
     def share_prompts(self) -> bool:
-        """Prepare the model for packed batches; return False with a GPU or several processes."""
+        """Prepare the model for packed batches if possible (only on a CPU, in one process); return True if it was."""
         from leret.training.packing import share_prompts
 
         return self.device == "cpu" and n_processes() == 1 and share_prompts(self.model)
@@ -211,7 +211,7 @@ class TRLEngine:
         Trainer.log(self.trainer, figures)  # TRL's override would add its training averages to this entry
 
     def validate(self, validation: Validation) -> dict[str, float]:
-        """Validate in the main process and broadcast the figures to all processes."""
+        """Validate in the main process and broadcast the metrics to all processes."""
         from accelerate.utils import broadcast_object_list
 
         figures: list[Any] = [None]
@@ -284,8 +284,8 @@ def build_with_reference(
 ) -> Any:
     """Return a TRL trainer whose rows include the initial policy's log-probabilities.
 
-    Under FSDP, TRL would load the reference model by name, which for a merged adapter names the base model. So this
-    function passes a copy of the policy. With a new adapter, TRL would run weights that are still on the CPU.
+    Under FSDP, TRL would load the reference model by name, but a merged adapter still has the base model's name. So
+    this function passes a copy of the policy. It refuses a new adapter, because TRL would run weights left on the CPU.
     """
     reference = None
     if n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":

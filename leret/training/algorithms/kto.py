@@ -77,11 +77,11 @@ def kto_loss(
 def scored_completions(
     samples: Sequence[Sample], baseline: Literal["mean"] | float = "mean"
 ) -> Iterator[tuple[Sample, float]]:
-    """Yield a state's distinct completions with reward minus baseline; skip completions at the mean."""
+    """Yield a state's distinct completions, each with its reward minus the baseline; skip those at the mean reward."""
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     for sample in distinct(samples):
         score = float(sample.reward or 0.0) - (fmean(rewards) if baseline == "mean" else baseline)
-        # The mean of equal floats can differ from the floats in the last bit.
+        # The mean of identical floats can differ from the floats in the last bit.
         if baseline != "mean" or abs(score) > _ROUNDING * max(1.0, *map(abs, rewards)):
             yield sample, score
 

@@ -30,13 +30,13 @@ class PickRecipe(PickingRecipe):
         "none", description="for grpo: divide advantages by the standard deviation per group, per round, or by nothing"
     )
     epsilon: float = Field(0.2, gt=0, description="for grpo: clip range of the ratio to the sampling picker")
-    entropy_coef: float = Field(0.0, ge=0, description="weight of the entropy bonus, for grpo")
+    entropy_coef: float = Field(0.0, ge=0, description="for grpo: weight of the entropy bonus")
     beta: float = Field(0.1, gt=0, description="for dpo and ipo: regularization toward the initial picker")
 
     @model_validator(mode="after")
     def _has_a_reference(self) -> PickRecipe:
         if changed_keys(self, ["beta"]) and self.loss in {"grpo", "sft"}:
-            raise ValueError(f"beta needs loss dpo or ipo, but loss is {self.loss}; remove beta or change loss")
+            raise ValueError(f"beta is only for loss dpo or ipo, but loss is {self.loss}; remove beta or change loss")
         return self
 
 
@@ -67,7 +67,7 @@ class GroupMethod:
         return replace(batch, targets=advantages, old_logps=old_logps), statistics
 
     def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
-        """Return (n_states,) mean losses over a state's picks (grpo) or over its pairs of a best and another pick."""
+        """Return each state's mean loss, (n_states,): over its picks (grpo) or its pairs of best and other picks."""
         import torch
 
         from leret.training.online.losses import clipped_loss, entropy
@@ -93,7 +93,7 @@ class GroupMethod:
         """Do nothing: the reference does not move."""
 
     def _logps(self, q: Tensor, batch: PickBatch) -> Tensor:
-        """Return the picks' (n,) log-probabilities."""
+        """Return the log-probability of each pick, (n,)."""
         return (q[:, 0] / self.temperature).log_softmax(-1)[batch.states, batch.actions]
 
 

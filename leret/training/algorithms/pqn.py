@@ -47,7 +47,7 @@ class PQNRecipe(PickingRecipe):
     @model_validator(mode="after")
     def _falls_to_a_share(self) -> PQNRecipe:
         if self.min_lr_rate and self.lr_scheduler_type != "cosine":
-            raise ValueError("min_lr_rate needs lr_scheduler_type cosine; set min_lr_rate: 0")
+            raise ValueError("min_lr_rate applies only to lr_scheduler_type: cosine; set min_lr_rate: 0")
         return self
 
 
@@ -83,7 +83,7 @@ class ValueMethod:
         return replace(batch, targets=returns[mask]), entry
 
     def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
-        """Return (n_states,) squared errors, averaged over heads; only picked candidates are encoded."""
+        """Return each state's squared error, averaged over heads, (n_states,); only picked candidates are encoded."""
         import torch
 
         q = torch.stack(picker.q(batch.choices, self.recipe.twin, batch.actions.tolist())).flatten(1).cpu()
@@ -100,9 +100,9 @@ class ValueMethod:
 
 
 def soft_value(q: Tensor, temperature: float, k: int | None = None) -> Tensor:
-    """Return state values (...): ``temperature * log(sum(exp(q / temperature)))`` over the k best candidates.
+    """Return each state's value: ``temperature * log(sum(exp(q / temperature)))`` over its k best candidates.
 
-    ``q`` is (..., n_candidates). Temperature 0 gives the maximum.
+    ``q`` is (..., n_candidates), and the result is (...). Temperature 0 gives the maximum.
     Source: Q-RAG, arXiv 2511.07328, section 3 (Haarnoja et al. 2017, arXiv 1702.08165, eq. 3).
     """
     if temperature == 0:

@@ -56,7 +56,7 @@ class IPORecipe(PairRecipe):
 
 
 def pair_loss(kind: Literal["dpo", "ipo"], margins: torch.Tensor, beta: float) -> torch.Tensor:
-    """Return pair losses (n_pairs,) from the margins of chosen over rejected completions.
+    """Return each pair's loss, (n_pairs,), from the margin of its chosen over its rejected completion.
 
     Args:
         kind: ``dpo``: the negative log-likelihood of the preference; ``ipo``: the squared distance from 1 / (2 beta).

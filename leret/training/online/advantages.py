@@ -17,7 +17,7 @@ _SMALL = 1e-4  # added to a standard deviation, as in TRL
 
 
 def group_means(values: Tensor, groups: Tensor) -> Tensor:
-    """Return each value's group mean; values are (n,) or (n, m)."""
+    """Return the mean of each value's group; values are (n,) or (n, m)."""
     n_groups = int(groups.max()) + 1
     sums = values.new_zeros(n_groups, *values.shape[1:]).index_add_(0, groups, values)
     sizes = torch.bincount(groups, minlength=n_groups).to(values.dtype)
@@ -25,14 +25,14 @@ def group_means(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def group_deviations(values: Tensor, groups: Tensor) -> Tensor:
-    """Return each value's group sample standard deviation (n,); 0 in a group of one."""
+    """Return the sample standard deviation of each value's group, (n,); 0 in a group of one."""
     squares = group_means(centred(values, groups) ** 2, groups)
     sizes = torch.bincount(groups)[groups].to(values.dtype)
     return (squares * sizes / (sizes - 1).clamp(min=1)).sqrt()
 
 
 def centred(values: Tensor, groups: Tensor) -> Tensor:
-    """Return float64 values (n,) minus their group mean, with rounding errors set to exactly 0.
+    """Return values (n,) minus their group mean, in float64, with rounding errors set to exactly 0.
 
     Adam would amplify a rounding error, and KTO would use its sign as a label.
     """
@@ -42,9 +42,9 @@ def centred(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def group_relative(rewards: Tensor, groups: Tensor, scale: Literal["group", "batch", "none"]) -> Tensor:
-    """Return rewards (n,) minus their group mean, divided by the standard deviation of the group, the batch, or by 1.
+    """Return rewards (n,) minus their group mean, divided by the standard deviation of the group or batch, or by 1.
 
-    Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2; undivided: Liu et al. 2025, arXiv 2503.20783.
+    Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2; without division: Liu et al. 2025, arXiv 2503.20783.
     """
     distance = centred(rewards, groups)
     if scale == "none" or len(rewards) < 2:
@@ -65,9 +65,9 @@ def leave_one_out(rewards: Tensor, groups: Tensor) -> Tensor:
 def lambda_returns(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> Tensor:
     """Return lambda-returns (n, width): ``G[t] = r[t] + gamma * ((1 - lam) * V[t + 1] + lam * G[t + 1])``.
 
-    Returns minus values are generalized advantage estimates (Schulman et al. 2015, arXiv 1506.02438, eq. 16).
+    Subtracting ``values`` gives generalized advantage estimates (Schulman et al. 2015, arXiv 1506.02438, eq. 16).
     ``rewards`` are per step (token or pick), ``values`` are of the state before the step, and ``mask`` is 1 at steps;
-    all are (n, width). Returns are 0 where the mask is 0.
+    all are (n, width). The result is 0 where the mask is 0.
 
     Source: Q-RAG, arXiv 2511.07328, section 3 (Daley and Amato 2019, arXiv 1810.09967, eq. 2).
     """
@@ -89,11 +89,11 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def same_side_of_mean(parts: Tensor, groups: Tensor, side: Literal["above", "below", "either"]) -> Tensor:
-    """Return (n,) bool: all of a completion's reward parts (n, n_parts) are above (or below) their group mean.
+    """Return True for each completion (n,) whose reward parts (n, n_parts) are all above (or below) their group mean.
 
-    A part that is equal within the group, or NaN because it does not apply, counts as above and below.
+    A part that is identical within the group, or NaN because it does not apply, counts as both above and below.
     """
-    parts = parts.double()  # in float32, equal parts differ from their mean by more than `close`
+    parts = parts.double()  # in float32, identical parts differ from their mean by more than `close`
     known = (~parts.isnan()).to(parts)
     means = group_means(parts.nan_to_num(), groups) / group_means(known, groups)
     distance = (parts - means).nan_to_num()
@@ -104,9 +104,9 @@ def same_side_of_mean(parts: Tensor, groups: Tensor, side: Literal["above", "bel
 
 
 def group_statistics(rewards: Tensor, groups: Tensor) -> dict[str, float]:
-    """Return the mean reward, the mean standard deviation per group, and the fraction of groups without deviation.
+    """Return the mean reward, the mean standard deviation per group, and the fraction of groups with deviation 0.
 
-    The last two figures ignore groups of one sample.
+    The last two metrics ignore groups of one sample.
     """
     several = [group for group, size in enumerate(torch.bincount(groups)) if size > 1]
     figures = {"reward": float(rewards.mean())}
@@ -119,7 +119,7 @@ def group_statistics(rewards: Tensor, groups: Tensor) -> dict[str, float]:
 
 
 def mini_batches(groups: Tensor, n: int, *seed: int) -> list[Tensor]:
-    """Return sample indices for each of ``n`` optimizer steps, shuffled with the seed; groups are not split."""
+    """Return the sample indices of each of ``n`` optimizer steps, shuffled with the seed; no group is split."""
     if n == 1:
         return [torch.arange(len(groups), device=groups.device)]
     states = groups.unique(sorted=True)

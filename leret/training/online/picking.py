@@ -61,7 +61,7 @@ class PickBatch:
         return cls([choices[i] for i in range(len(choices))], *picks, zeros, zeros)
 
     def at(self, states: Tensor) -> PickBatch:
-        """Return the picks at ``states``, which must be in ascending order."""
+        """Return the picks of ``states``, which are indices of choices in ascending order."""
         rows = torch.isin(self.states, states).nonzero()[:, 0]
         names = ("actions", "rewards", "rollouts", "step_rewards", "targets", "old_logps")
         tables = {name: getattr(self, name)[rows] for name in names}
@@ -81,7 +81,7 @@ class Method(Protocol):
         ...
 
     def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
-        """Return the batch with targets, and figures for the log."""
+        """Return the batch with its targets filled in, and metrics for the log."""
         ...
 
     def losses(self, picker: Picker, batch: PickBatch) -> Tensor: ...  # (n_states,)
@@ -202,9 +202,9 @@ def values_of(picker: Picker, choices: Sequence[Choice], twin: bool = False) -> 
 
 
 def step_rewards(rewards: Tensor, rollouts: Tensor, at_end: bool = False) -> Tensor:
-    """Return step rewards (n,) from rollout rewards (n,) after each step; a rollout's steps are adjacent and in order.
+    """Return each step's reward (n,) from its rollout's reward after the step (n,); a rollout's steps are adjacent.
 
-    A step gets the increase of the reward. With ``at_end``, rewards are final, and the last step gets the whole reward.
+    A step gets the increase of the reward. With ``at_end``, every reward is the final one, which the last step gets.
     """
     starts = torch.cat([rollouts.new_ones(1, dtype=torch.bool), rollouts[1:] != rollouts[:-1]])
     if at_end:
@@ -213,7 +213,7 @@ def step_rewards(rewards: Tensor, rollouts: Tensor, at_end: bool = False) -> Ten
 
 
 def as_table(values: Tensor, rollouts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return step values (n,) as a table (n_rollouts, width), padded at the end, and the table's mask."""
+    """Return the values of steps (n,) as (n_rollouts, width), padded at the end, and the mask of that table."""
     sizes = torch.unique_consecutive(rollouts, return_counts=True)[1]
     mask = torch.arange(int(sizes.max())) < sizes[:, None]
     return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values), mask

@@ -32,7 +32,7 @@ from leret.training.model import load_for_training
 
 
 class _StateCollector(StateSampler):
-    """Collects a path's points instead of sampling completions there."""
+    """Records the states on a path, with their points, instead of sampling completions there."""
 
     points: dict[str, tuple[Point, State]]
 
@@ -56,7 +56,7 @@ class StoredStates(RoundSampler):
 
     @property
     def rows(self) -> dict[str, list[Any]]:
-        """Columns ``prompt`` (messages) and ``state`` (ids)."""
+        """Columns ``prompt`` (messages) and ``state`` (state ids)."""
         prompts = [list(plain(state.messages)) for _, state in self._points.values()]
         return {"prompt": prompts, "state": [*self._points]}
 
@@ -69,7 +69,7 @@ class StoredStates(RoundSampler):
     ) -> list[float | None]:
         """Return the reward of each completion; None after an outage."""
         texts = [str(turns[0]["content"]) for turns in completions]
-        self.policy.renew(digest("trl", trainer_state.global_step))  # credit final continues with the policy
+        self.policy.renew(digest("trl", trainer_state.global_step))  # used with sampling.credit: final
         groups = asyncio.run(self._score(texts, state, trainer_state.global_step))
         for _, samples in groups:
             self.stats.count(samples)
@@ -113,7 +113,7 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
     recipe: Any = job.recipe
     environment, initial, tasks = job.environment, job.initial, cast(Sequence[Task], job.inputs)
     if recipe.beta and recipe.lora is None and adapter_base(initial.directory) is not None:
-        raise TrainingError(f"engine: trl cannot use adapter {initial.directory} as reference; merge the adapter")
+        raise TrainingError(f"engine: trl cannot use adapter {initial.directory} as the reference; merge the adapter")
     model, tokenizer = load_for_training(initial, recipe.lora, recipe.dtype)
     inputs = TrainerInputs(model, tokenizer, (), job.directory.path, device, recipe.n_steps(len(tasks)))
     states = StoredStates(recipe, environment, job.run, _live(job, model, tokenizer), tasks)
@@ -127,8 +127,8 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
         if len(rows["state"]) * recipe.num_generations < arguments.generation_batch_size:
             raise TrainingError(
                 f"a batch of {arguments.generation_batch_size} completions, {recipe.num_generations} per state, needs "
-                f"more states than the run's {len(rows['state'])}; lower per_device_train_batch_size or sample more "
-                "states"
+                f"more than the {len(rows['state'])} states in the run; lower per_device_train_batch_size or sample "
+                "more states"
             )
         trainer = build_trainer(getattr(trl, f"{name}Trainer"), recipe, inputs, arguments, rows, reward_funcs=states)
         states.policy = _live(job, trainer.model, tokenizer)  # the trainer moved the model to its device

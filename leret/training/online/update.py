@@ -35,7 +35,7 @@ class StepCounts:
     sequences: int
     tokens: float
     round_tokens: float  # the round's tokens divided by its number of steps
-    learnt_tokens: float  # of completions with an effect on the loss
+    learnt_tokens: float  # tokens of completions that affect the loss
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class RolloutBatch:
         return losses.sum() / self.counts.sequences
 
     def token_mean(self, table: Tensor) -> Tensor:
-        """Return this micro-batch's share of the step's mean over learnt tokens."""
+        """Return this micro-batch's share of the step's mean over the tokens that affect the loss."""
         assert self.counts is not None
         return (table * self.mask).sum() / self.counts.learnt_tokens
 
@@ -279,7 +279,7 @@ class Update:
 
 
 def make_optimizer(recipe: Any, **adam: float) -> tuple[Any, Mapping[str, Any]]:
-    """Return the optimizer class and arguments that transformers uses for ``optim``; ``adam``: ``adam_beta1`` etc."""
+    """Return the optimizer class and arguments of transformers for ``optim``; ``adam`` may set ``adam_beta1`` etc."""
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(

@@ -35,7 +35,7 @@ _LOGGED = {
     "loss": "loss", "grad_norm": "grad_norm", "clipped": "clip_ratio/region_mean", "ratio": "val/ratio", "kl": "kl",
     "policy_loss": "loss/policy_avg", "value_loss": "loss/value_avg",
 }  # fmt: skip
-"""Log names of update figures."""
+"""Name in the log of each metric of an update."""
 
 
 class WriterLearner:

@@ -95,7 +95,7 @@ def test_a_finished_run_is_left_as_it_is_and_does_not_go_on(tmp_path):
     train(tiny(), stream(), SETTINGS, tmp_path, Progress())
     before = (tmp_path / "model.safetensors").read_bytes()
     train(tiny(seed=1), stream(), SETTINGS, tmp_path, Progress())
-    with pytest.raises(TrainingError, match=f"finished after {SETTINGS.steps} steps"):
+    with pytest.raises(TrainingError, match=f"trained for {SETTINGS.steps} steps"):
         train(tiny(seed=1), stream(), replace(SETTINGS, steps=SETTINGS.steps + 6), tmp_path, Progress())
     assert (tmp_path / "model.safetensors").read_bytes() == before
 

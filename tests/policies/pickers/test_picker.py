@@ -165,7 +165,7 @@ def test_a_picker_of_another_kind_or_version_is_refused(picker, tmp_path):
         make_policy(FeaturesSettings(model=str(tmp_path)))
     record = json.loads((tmp_path / "p" / PICKER_RECORD).read_text())
     (tmp_path / "p" / PICKER_RECORD).write_text(json.dumps({**record, "version": 1}))
-    with pytest.raises(PolicyError, match="another version of leret"):
+    with pytest.raises(PolicyError, match="different version of leret"):
         make_policy(FeaturesSettings(model=str(tmp_path / "p")))
 
 

@@ -79,7 +79,7 @@ def test_a_failed_request_is_an_outage_not_an_empty_ranking(fault):
 @pytest.mark.parametrize("status", [400, 401, 302])
 def test_a_refusal_is_raised_at_once(status):
     reply = Reply({"error": True, "message": "no such thing"}, status, {"Location": "http://example.org/"})
-    with site(reply) as server, pytest.raises(RetrievalError, match=f"{status}: no such thing; correct ") as caught:
+    with site(reply) as server, pytest.raises(RetrievalError, match=f"{status}: no such thing; fix ") as caught:
         remote(server.url, retry_for_s=60).search(["a"], 3)
     assert (caught.value.exit_code, sizes(server)) == (2, [1])
 
@@ -109,9 +109,9 @@ def test_a_batch_with_too_large_an_answer_is_halved(monkeypatch):
 
 def test_a_changed_index_or_corpus_is_refused():
     with site(Reply({"index": "other", "rankings": [[entry()]]})) as server:
-        with pytest.raises(RetrievalError, match="serves another index"):
+        with pytest.raises(RetrievalError, match="serves a different index"):
             remote(server.url, retry_for_s=60).search(["a"], 1)
-        with pytest.raises(RetrievalError, match="an index of another corpus"):
+        with pytest.raises(RetrievalError, match="an index of a different corpus"):
             remote(server.url, Corpus([Document("a", "", "x")])).search(["a"], 1)
 
 
@@ -143,7 +143,7 @@ def test_the_token_is_only_in_the_header(token, sent, monkeypatch):
 
 def test_a_health_answer_with_wrong_facts_is_refused():
     health = loopback(Reply({"status": "ok"}))
-    with health as server, pytest.raises(RetrievalError, match=r"expects another token.*token_env") as caught:
+    with health as server, pytest.raises(RetrievalError, match=r"expects a different token.*token_env") as caught:
         remote(server.url, retry_for_s=60).served()
     assert (caught.value.exit_code, len(server.asked)) == (2, 1)
     with site(documents=float("inf")) as server, pytest.raises(RetrievalError, match="/health sent an invalid"):
