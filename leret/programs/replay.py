@@ -258,7 +258,7 @@ class ProgramRun:
     def answer(
         self, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any
     ) -> list[dict[str, Any]]:
-        """Return the recorded outputs of an adapter call; a call to an LM without a stand-in is handled like a search."""
+        """Return the recorded outputs of an adapter call; calls to LMs without a stand-in are handled like searches."""
         if not isinstance(lm, StandInLM):
             whole = self.replay.whole_adapter if adapter is self.replay.adapter else adapter
             return cast(list[dict[str, Any]], whole(recorded_lm(lm), config, signature, demos, inputs))
