@@ -117,7 +117,7 @@ def break_index(home):
 
 OF_DATA = dict.fromkeys([stage for stage in STAGES if stage != "load"], "its content has changed")
 GOLD = '"relevant_doc_ids": ["alpha", "beta"]', '"relevant_doc_ids": ["beta"]'
-OF_COPY = {"load": "an import has changed since"}
+OF_COPY = {"load": "a module it imports has changed since"}
 OF_POLICY = "have changed since training"
 CHANGES = {
     "gold": (replace("questions.jsonl", *GOLD), OF_DATA),

@@ -35,7 +35,7 @@ _LOG = logging.getLogger("leret")
 T = TypeVar("T")
 
 CONNECT_SHARE = 0.4
-"""Fraction of an attempt's timeout allowed for connecting. A server that does not accept by then counts as down."""
+"""Fraction of an attempt's timeout allowed for connecting. A server that has not accepted by then counts as down."""
 
 _BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 10.0
@@ -148,7 +148,7 @@ class Client:
         setting: section of the recipe, ``policy`` or ``retriever``; used in messages.
         secret: another key sent in requests; like ``key``, it is removed from messages.
         timeout_s: timeout of each attempt.
-        retry_for_s: seconds to keep retrying since a server last answered; 0 tries once.
+        retry_for_s: retries end this many seconds after the request or any server's last answer; 0 means one attempt.
         concurrency: maximum number of requests in flight per event loop.
     """
 
@@ -250,7 +250,7 @@ class Client:
         return endpoint
 
     def _retrying(self, pool: EndpointPool, deadline: float) -> AsyncRetrying:
-        """Return a tenacity retrier that stops at the deadline (client's clock) or after too many unusable answers."""
+        """Return a tenacity retrier that stops at ``deadline`` (client's clock), or after too many unusable answers."""
         from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
 
         backoff_s, unusable = wait_exponential(_BACKOFF_S, _LONGEST_BACKOFF_S), count(1)

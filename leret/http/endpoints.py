@@ -87,7 +87,7 @@ class ApiKey:
 
     @classmethod
     def from_env(cls, variable: str | None, setting: str) -> ApiKey:
-        """Read the key from an environment variable, named in the recipe's ``setting``; ConfigError if unusable."""
+        """Read the key from the variable that the recipe's ``setting`` names; raise ConfigError if it is unusable."""
         if variable is None:
             return cls()
         value = os.environ.get(variable, "").strip()
@@ -130,7 +130,7 @@ class ApiKey:
 
 
 def checked_urls(urls: Sequence[str], setting: str) -> tuple[str, ...]:
-    """Return base URLs without a trailing slash; ConfigError for an empty list or an invalid URL."""
+    """Return base URLs without a trailing slash; raise ConfigError for an empty list or an invalid URL."""
     if not urls:
         raise ConfigError(f"{setting} is empty; set the server's base URL, such as http://127.0.0.1:8000")
     for url in urls:

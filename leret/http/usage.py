@@ -53,7 +53,7 @@ class Usage:
             self.failed += n_completions
 
     def percentile(self, percent: float) -> float:
-        """Return a percentile of the calls' latencies in seconds; 0 without calls."""
+        """Return a percentile of the calls' latencies in seconds; 0 if there are no calls."""
         rank, seen = self.latencies.total() * percent / 100, 0
         for bucket, n in sorted(self.latencies.items()):
             seen += n

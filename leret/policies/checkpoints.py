@@ -101,8 +101,8 @@ def sampled_model(run: Run, predictors: Collection[str] | None = None) -> str:
         raise PolicyError(f"{run.path} was sampled with a picker; train it with algorithm: pqn or pick")
     if sampled.get("kind") != "local":
         raise PolicyError(
-            f"{run.path} was sampled from {model!r} on a server, and does not record the path of its weights; replace "
-            "`base` by the directory of the weights, or by demo or agent if the server ran that policy"
+            f"{run.path} was sampled from {model!r} on a server, so the run does not record where its weights are; "
+            "replace `base` by the directory of the weights (or by `demo` or `agent`, if the server ran that policy)"
         )
     if not HUB_NAME.fullmatch(model):
         raise PolicyError(f"sampled policy {model} does not exist; replace `base` by the directory of its weights")
@@ -142,7 +142,7 @@ def _check_whole(weights: list[Path]) -> None:
 
 
 def count_parameters(path: Path) -> int:
-    """Return a model's number of parameters from its file headers, including the base of an adapter."""
+    """Return a model's number of parameters from its file headers; for an adapter, those of its base are included."""
     from safetensors import safe_open
 
     base, total = adapter_base(path), 0
@@ -164,7 +164,7 @@ def read_model_json(path: Path) -> dict[str, Any]:
 
 
 def model_digest(path: Path) -> str:
-    """Return a digest of a model's weights, configuration and tokenizer files, including the base of an adapter.
+    """Return a digest of a model's weights, configuration and tokenizer files; for an adapter, also of its base.
 
     Each file is read once per process, and again if its size or modification time changes.
     """
@@ -285,8 +285,8 @@ def read_picker(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any
     if not (directory / PICKER_RECORD).is_file():
         if isinstance(settings, FeaturesSettings) and settings.model != "scratch":
             raise PolicyError(
-                f"policy.model: {directory} has no picker of kind features; set it to a directory from "
-                "`leret train`, or remove it to start from scratch"
+                f"policy.model: {directory} has no picker of kind features; set policy.model to a directory "
+                "that `leret train` wrote, or remove policy.model to start from scratch"
             )
         return settings, None
     record = read_model_json(directory / PICKER_RECORD)

@@ -90,7 +90,7 @@ def compute_digest(settings: PolicySettings) -> str:
 
 
 def sampled_policy(settings: PolicySettings) -> Policy:
-    """Create a policy; if `SERVED` has the model, return a copy of that policy with the digest of the weights."""
+    """Create a policy; for a model in `SERVED`, copy that policy, and set the copy's digest to that of the weights."""
     served = SERVED.get(settings.model) if isinstance(settings, LocalPolicySettings) else None
     if served is None:
         return make_policy(settings)
@@ -100,7 +100,7 @@ def sampled_policy(settings: PolicySettings) -> Policy:
 
 
 class PolicySet:
-    """A policy that forwards each request to its predictor's policy; the policy of ``""`` serves all others."""
+    """A policy that forwards each request to its predictor's policy, or, if it has none, to the policy of ``""``."""
 
     def __init__(self, by_predictor: Mapping[str, Policy]) -> None:
         self.by_predictor = dict(sorted(by_predictor.items()))

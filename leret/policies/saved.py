@@ -134,7 +134,7 @@ def open_lm(
     if serve in {"local", "vllm"} and not local:
         raise PolicyError(
             f"policy {settings.model} was on a server when the program was saved, so the program does not have its "
-            "weights; load it with serve=None, or with serve=URL of a server that has this policy"
+            "weights; load the program with serve=None, or with serve=URL, the URL of a server that has this policy"
         )
     if serve in {None, "local", "vllm"} and local:
         _check_files(settings, record)

@@ -161,7 +161,7 @@ class SearchMemory:
 
 
 async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCompletion], str | None]:
-    """Return the requests of one run with made-up outputs, and the reason if the run does not finish."""
+    """Return the requests that one run makes with made-up outputs, and the reason if the run does not finish."""
     results: SearchResults = {}
     needs: list[NeedsCompletion] = []
     steps: list[Step] = []
@@ -196,7 +196,7 @@ def message_difference(
     theirs: Sequence[typing.Mapping[str, str]] | None,
     names: tuple[str, str] = ("leret", "program"),
 ) -> str:
-    """Describe the first difference between two prompts by ``names``; ``theirs`` is None if nothing was sent."""
+    """Describe the first difference between the prompts of ``names``; ``theirs`` is None if nothing was sent."""
     if theirs is None:
         return f"  {names[1]} sends nothing"
     for place, (one, other) in enumerate(zip(ours, theirs, strict=False)):

@@ -99,6 +99,6 @@ def input_names(program: dspy.Module) -> tuple[str, ...]:
 
 
 def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
-    """Return a task's inputs by argument of ``forward``; a single input goes to the only argument under any name."""
+    """Return a task's inputs by argument of ``forward``. If there is one of each, the names need not match."""
     names = input_names(program)
     return dict(zip(names, task.inputs.values(), strict=True)) if len(names) == len(task.inputs) == 1 else task.inputs

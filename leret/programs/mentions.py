@@ -32,7 +32,7 @@ QUESTION = Candidate("[question]", "", data={"question": 1.0})
 
 _ADJECTIVES = ("an", "ans", "ish", "ese", "ic", "ch")
 """Endings of adjectives for peoples and languages, such as "Italian". Such words appear on many pages."""
-_BEFORE, _STEM = 4, 5  # how many words before a name, and letters per word, to compare with the question
+_BEFORE, _STEM = 4, 5  # words before a name, and letters of each word, that are compared with the question
 
 
 class _Mention(NamedTuple):

@@ -169,7 +169,7 @@ def place(need: Need) -> Any:
 
 
 def difference(before: Need, now: Need) -> str:
-    """Describe how the positions of two runs differ; the text shows the value of each run."""
+    """Describe how the next needs of two runs differ, quoting the value in each run."""
     if isinstance(before, NeedsCompletion) and isinstance(now, NeedsCompletion) and before.predictor == now.predictor:
         if before.key != now.key:
             return _changed(before.predictor, before.inputs, now.inputs)

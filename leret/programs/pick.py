@@ -105,7 +105,7 @@ class Pick(dspy.Module):
 
     Args:
         stop: whether the policy may stop instead of picking a candidate.
-        retrieves: whether each picked candidate counts as a search that returned only this passage. The score is 1
+        retrieves: whether each picked candidate counts as a search that returned only this passage, with score 1
             for the first pick, 1/2 for the second, and so on.
         actor: greedy policy for calls outside leret's runs; `leret.load` sets the policy from training.
     """

@@ -31,7 +31,7 @@ from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
 from leret.programs.pick import Candidates, ChoiceCall
 from leret.programs.replay import Replay, Stop
 
-_PROOFS = 3  # messages per prompt, and completions per predictor, to process both ways and compare
+_PROOFS = 3  # messages per prompt, and completions per predictor, that are processed both ways and compared
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ _program_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class Stop(BaseException):
-    """Stops a program or an adapter call immediately. Not an Exception, so that handlers do not catch it."""
+    """Stops a program or an adapter call immediately. It is not an Exception, so that handlers do not catch it."""
 
 
 class Replay:
@@ -258,7 +258,7 @@ class ProgramRun:
     def answer(
         self, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any
     ) -> list[dict[str, Any]]:
-        """Return the recorded outputs of an adapter call; LMs without a stand-in are called like searches."""
+        """Return the recorded outputs of an adapter call; calls to LMs without a stand-in are handled like searches."""
         if not isinstance(lm, StandInLM):
             whole = self.replay.whole_adapter if adapter is self.replay.adapter else adapter
             return cast(list[dict[str, Any]], whole(recorded_lm(lm), config, signature, demos, inputs))
@@ -294,7 +294,7 @@ class ProgramRun:
         return step
 
     def answer_direct(self, request: lm15.Request, owner: str = "") -> lm15.Response:
-        """Return the recorded text for a call that bypassed the adapter, to the LM of predictor ``owner``."""
+        """Return the recorded text for a call to the LM of predictor ``owner`` that bypassed the adapter."""
         predictor = calling_predictor()
         name = self.names.get(id(predictor)) or self.replay.name_of(getattr(predictor, "signature", None))
         call = PredictorCall(name, {"messages": list(messages_of(request))}, request=request)

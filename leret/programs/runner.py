@@ -65,7 +65,7 @@ class ProgramRunner:
         return tuple(tuple(passage.doc_id for passage in ranking) for ranking in rankings)
 
     def state(self, task: Task, need: NeedsCompletion, step: int, parent: str | None = None) -> State:
-        """Return the state at a step. The id digests the zero-shot messages, so identical messages share a state."""
+        """Return the state at a step. Its id is a digest of the zero-shot messages, so equal messages share a state."""
         messages = self.formatter.messages(need)
         id = digest(task.id, need.predictor, messages)
         return State(id, task.id, step, need.predictor, need.inputs, messages, parent)

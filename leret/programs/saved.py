@@ -97,7 +97,7 @@ class TrainedProgram(dspy.Module):
             return await self.program.acall(*args, **kwargs)
 
     def save(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Save to a directory that `load` reads; a file name or other arguments save as DSPy does."""
+        """Save to a directory that `load` reads; with a file name or other arguments, save as DSPy does."""
         _save(self, path, *args, **kwargs)
 
     def close(self) -> None:
@@ -111,7 +111,7 @@ class TrainedProgram(dspy.Module):
 
 
 def with_save(program: P, adapter: dspy.Adapter | None = None) -> P:
-    """Make ``program.save(directory)`` write everything that `load` needs, with this adapter."""
+    """Make ``program.save(directory)`` write everything that `load` needs, including the adapter."""
     program.save = partial(_save, program, adapter=adapter)
     return program
 
@@ -332,7 +332,7 @@ def _open_searches(
 
 
 def _parts(program: dspy.Module, kind: type = Parameter) -> dict[str, Any]:
-    """Return a program's stateful parts, such as predictors, by attribute path; includes parts of compiled programs."""
+    """Return a program's stateful parts (like predictors) by attribute path, including parts of compiled programs."""
     parts = program.named_sub_modules(type_=kind)  # candidate programs from optimizers are left out
     return {place: part for place, part in parts if not place.startswith("self.candidate_programs")}
 
@@ -390,7 +390,7 @@ def _construct(entry: Mapping[str, Any], directory: Path, searched: RetrieverSet
         if (directory / entry["file"]).resolve().parent != directory.resolve():
             raise ProgramError(f"{directory / _FILE}: the program's file {entry['file']} is not in this directory")
         if entry.get("digest") not in {None, source_digest(directory / entry["file"])}:
-            raise ProgramError(f"{directory / entry['file']} or an import has changed since saving; {advice}")
+            raise ProgramError(f"{directory / entry['file']} or a module it imports has changed since saving; {advice}")
         keys: dict[str, Any] = {} if searched is None else {"k": searched.k, "exclude_seen": searched.exclude_seen}
         program = load_program(directory / entry["file"], entry["class"], entry["arguments"], **keys)
     else:

@@ -101,7 +101,7 @@ class Search(dspy.Module):
         return answer
 
     def forward(self, query: str | Sequence[str], results: Found | None = None) -> Found:
-        """Search once per query and return all passages so far; a list of queries is one hop."""
+        """Search once per query and return all passages so far; a list of queries counts as one hop."""
         before = results.searches if results is not None else ()
         searches: tuple[Ranking, ...] = before
         watching: Observer | None = settings_here().get("_leret_run") or watching_run()
@@ -189,7 +189,7 @@ def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> 
 
 
 def as_rm(query: str, k: int = 3, **kwargs: Any) -> list[dict[str, Any]]:
-    """Search for `dspy.Retrieve`; this function is ``dspy.settings.rm`` while leret runs a program."""
+    """Answer a search by `dspy.Retrieve`; this function is ``dspy.settings.rm`` while leret runs a program."""
     watching: Observer | None = watching_run()
     if watching is None:
         raise ProgramError("leret's dspy.settings.rm was called outside a leret run; call it in forward")

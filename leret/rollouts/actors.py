@@ -80,10 +80,10 @@ class SamplingPlan:
     """Settings for sampling states, with ``n_samples`` completions per state and prompt, and for rewarding samples.
 
     Attributes:
-        final: final reward; it scores an outcome that includes the program's ``prediction``. Called in a thread.
+        final: final reward, which scores an outcome with the program's ``prediction``; it is called in a thread.
         n_continuations: runs to the end from each sample for credit ``final`` and ``both``; their rewards are averaged.
         final_weight: weight of the final reward for credit ``both``, 0 to 1.
-        searched: by predictor reached so far, whether a search follows it; None before the first tasks have run.
+        searched: for each predictor reached so far, whether a search follows it; None before the first tasks have run.
     """
 
     prompts: tuple[Prompt, ...]
@@ -100,7 +100,7 @@ class SamplingPlan:
     searched: Mapping[str, bool] | None = None
 
     def role_of(self, need: NeedsCompletion) -> Role:
-        """Return the role with ``auto`` credit resolved; a predictor never reached gets ``final`` if possible."""
+        """Return the role with ``auto`` credit resolved; a predictor that no run reached gets ``final`` if possible."""
         role = self.role(need)
         if need.predictor.startswith("("):
             return replace(role, sampled=False)

@@ -90,7 +90,7 @@ def credit_of(sample: Sample) -> str:
 
 
 def with_unparsed_reward(samples: Sequence[Sample], unparsed_reward: float | None) -> list[Sample]:
-    """Return samples with ``unparsed_reward`` as the reward of unparsed completions; their failures remain."""
+    """Return samples with ``unparsed_reward`` as the reward of unparsed completions, which keep their failures."""
     if unparsed_reward is None:
         return list(samples)
     return [replace(sample, reward=unparsed_reward) if sample.is_unparsed else sample for sample in samples]

@@ -1,4 +1,4 @@
-"""The environment of a sampling recipe (corpus, tasks, retriever, program), also opened from a run by later stages."""
+"""The environment of a sampling recipe (corpus, tasks, retriever, program); later stages open it from a run."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Environment:
 
     Attributes:
         role: returns the role for a call, given the policy in training; None uses the recipe's policies.
-        skipped: invalid records that `tasks` last skipped, by kind. ``held_out``: see `leret.datasets.load.Loaded`.
+        skipped: number of records that `tasks` last skipped, by kind. ``held_out``: see `leret.datasets.load.Loaded`.
     """
 
     role: Callable[[NeedsCompletion, Policy], Role] | None = None
@@ -123,7 +123,7 @@ class Environment:
         return combine_policies({name: policy if one is None else shared_policy(one) for name, one in settings.items()})
 
     def notes(self) -> list[str]:
-        """Return notes on skipped records, and on a program's ``k`` that differs from the recipe's."""
+        """Return notes on skipped records, and on ``k`` if the program and the recipe set different values."""
         from leret.programs.load import differing_k
 
         left_out = [f"data: {n:,} records skipped ({kind})" for kind, n in self.skipped.items()]
@@ -186,7 +186,7 @@ def scorable(tasks: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
     known = [task for task in tasks if reward.values(Outcome(task, prediction=""))]
     if not known:
         raise DataError(
-            f"data: no question of split {recipe.data.split} has the labels that {' + '.join(reward.parts)} needs "
+            f"data: no question in split {recipe.data.split} has the labels that {' + '.join(reward.parts)} needs "
             "(relevant documents to score rankings, reference answers to score answers); "
             f"{len(tasks)} questions read; use another split or file"
         )
@@ -208,7 +208,7 @@ _OTHERWISE = "name a new run directory, or change the reward with `leret rescore
 
 
 def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = True) -> None:
-    """Refuse a program, reward, corpus or questions changed since sampling. Equal file stamps count as unchanged."""
+    """Refuse a program, reward, corpus or questions that changed since sampling. Equal file stamps mean no change."""
     known, before = run.manifest.digests, run.manifest.sampling
     key = stage_key(environment.recipe, input_stamps(*recipe_files(environment.recipe)))
     if before is None or completed(run.path, "sample", key):
@@ -226,7 +226,7 @@ def refuse_changed_files(run: Run, environment: Environment, *, reward: bool = T
 
 
 def refuse_changes_since_sampling(run: Run, stage: str) -> None:
-    """Refuse changed files in a stage that reads stored samples; for missing programs or data, only log an event."""
+    """Refuse changed files in a stage that reads stored samples; if program or data is missing, only log an event."""
     try:
         with Environment.open(run) as environment:
             refuse_changed_files(run, environment)

@@ -18,7 +18,7 @@ BOUNDARIES: Mapping[str, type[LeretError]] = {
 FAILURES = (PolicyError, RetrievalError, ProgramError)
 
 _MIN_SAMPLES, _MIN_UNPARSED = 50, 5
-"""Number of samples from which a failure rate can stop a session, and the lower number if no completion parses."""
+"""Number of samples from which a failure rate can stop a session, and the lower number that suffices if none parses."""
 
 
 def failure_of(error: PolicyError | RetrievalError | ProgramError) -> Failure:
@@ -109,7 +109,7 @@ def refuse_failures(stats: SamplingStats, max_error_rate: float, max_unparsed_ra
 
 
 def refuse_unparsed(failures: Iterable[Failure], n_unparsed: int, n_samples: int, max_unparsed_rate: float) -> None:
-    """Raise an error if too many completions do not parse (below 50 samples: if none of at least 5 parses)."""
+    """Raise an error if too many completions do not parse; below 50 samples, if there are 5 or more and none parses."""
     enough = n_samples >= _MIN_SAMPLES or n_samples == n_unparsed >= _MIN_UNPARSED
     if enough and n_unparsed > max_unparsed_rate * n_samples:
         raise PolicyError(

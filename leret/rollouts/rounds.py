@@ -114,7 +114,7 @@ class Round:
                     future.set_exception(error)
             return
         for (request, future, prompt), answer in zip(fitting, answers, strict=True):
-            if isinstance(answer, BaseException):  # from a policy on a server
+            if isinstance(answer, BaseException):  # a policy on a server returns its errors
                 future.set_exception(answer)
                 continue
             self.completions |= {seed: (prompt, one) for seed, one in zip(request.seeds, answer, strict=True)}
@@ -155,7 +155,7 @@ class RoundSampler:
     """Samples rounds of a run's tasks.
 
     ``policies`` holds the policies in training by predictor (``""``: all predictors). The trainer may change
-    ``temperature``. With ``paths``, rounds follow stored paths; without, a path continues with a sample of the round.
+    ``temperature``. Rounds follow stored paths if ``paths`` is set; else, a path continues with a sample of the round.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ def select_next(
     if not levels:
         return None
     rng = random.Random(int(digest("next", seed, draw), 16))
-    least = min(0.0, levels[-1][0])  # weights must not be negative: a lowest reward below 0 has weight 0
+    least = min(0.0, levels[-1][0])  # weights must not be negative: if the lowest reward is below 0, its weight is 0
     weights = [reward - least + (TOP_BONUS if place == 0 else 0.0) for place, (reward, _) in enumerate(levels)]
     [(_, members)] = rng.choices(levels, weights)
     return rng.choice(members)

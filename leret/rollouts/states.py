@@ -153,7 +153,7 @@ class StateSampler:
         asked = params.prompt_digest, params.temperature, params.top_p, params.max_tokens, params.policy_digest
         samples: list[Sample] = []
         for index in range(n):
-            seed = seed_of(self._plan.seed, draw, state.step, asked[0], index)  # the id covers the same values
+            seed = seed_of(self._plan.seed, draw, state.step, asked[0], index)  # the id depends on these values too
             name = digest(state.id, state.step, asked[0], index, seed, *asked[1:])
             blank = Sample(name, state.id, state.task_id, state.step, prompt.name, index, seed)
             samples.append(stored.get(name, blank))
@@ -179,7 +179,7 @@ class StateSampler:
     async def _ask(self, visit: _Visit, prompt: Prompt, seeds: tuple[int, ...], name: str) -> list[Completion]:
         """Return one completion per seed; the call counts as usage of the prompt ``name``."""
         need, state, (temperature, top_p, max_tokens) = visit.need, visit.state, visit.decoding
-        messages: Messages = tuple([dict(message) for message in state.messages])  # of the zero-shot prompt
+        messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt
         if prompt.digest != ZERO_SHOT.digest:
             messages = self._runner.formatter.messages(need, prompt, messages[-1])
         call, began = need.call, time.monotonic()
@@ -289,7 +289,7 @@ class StateSampler:
 async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, tasks: Iterable[Task]) -> dict[str, bool]:
     """Run each of the first tasks once; return, by predictor, whether a search follows before the next LM call.
 
-    Unparsed completions and failed tasks do not count; predictors that no path reaches are missing. LeretError if the
+    Unparsed completions and failed tasks do not count; predictors that no path reaches are left out. LeretError if the
     program is not deterministic or all tasks failed.
     """
     searched: dict[str, bool] = {}

@@ -124,7 +124,7 @@ async def walk(start: Point | Awaitable[Point], visit: Callable[[Point], Awaitab
 
 
 class OpenWalks:
-    """Counts walks that may still request completions, so a round knows when all wait. The creator is one."""
+    """Counts walks that may still request completions, so a round knows when all wait. The creator counts as one."""
 
     def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
         self.n = 1

@@ -34,7 +34,7 @@ class SampleEstimate:
     Attributes:
         steps: LM calls per program run; None if unknown without an LM.
         lm_calls: completions, including completions for the prompt bank.
-        stored_samples: samples in the store, of all policies.
+        stored_samples: samples in the store, from all policies.
         prompt_tokens: length of the longest few-shot prompt tried; None if the policy is not in a local directory.
     """
 
@@ -113,7 +113,7 @@ def _lengths(environment: Environment, questions: Sequence[Task]) -> tuple[int |
     policy, formatter, settings = environment.recipe.policy, environment.formatter, environment.recipe.sampling
     path = policy_directory(policy.model) or Path(policy.model)
     config = read_model_json(path / "config.json") if path.is_dir() else {}
-    positions = config.get("max_position_embeddings", config.get("n_positions"))  # GPT-2's name
+    positions = config.get("max_position_embeddings", config.get("n_positions"))  # the name in GPT-2
     if not isinstance(policy, LocalPolicySettings) or positions is None:
         return None, None
     tokenizer = load_tokenizer(path, policy.template)

@@ -100,7 +100,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
 
 
 class _PredictionRead(BaseException):
-    """A reward read a field of an outcome that is not stored. A BaseException, so user code does not catch it."""
+    """A reward read a field that is not stored. This is a BaseException, so that user code does not catch it."""
 
 
 class _Unfinished(Outcome):

@@ -65,7 +65,7 @@ class SampleReport:
 
     Attributes:
         already: True if the stage was already complete and nothing was done.
-        questions: questions to sample; this call finished ``new_questions`` of the questions.
+        questions: questions to sample; this call finished ``new_questions`` of them.
         waiting: questions that an outage stopped; the same command continues them.
         prompts: dev score per prompt of the bank (None if not scored).
         failures: number of failed samples by kind.
@@ -129,7 +129,7 @@ async def sample_tasks(
 def _path_check(
     program: dspy.Module, runner: ProgramRunner, prompts: tuple[Prompt, ...]
 ) -> Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]]:
-    """Return `check_path` bound to ``program``: all prompts on the first task, the first prompt on later tasks."""
+    """Return `check_path` for ``program``; it checks all prompts on the first task, then only the first prompt."""
     left = iter([prompts])
     return lambda task, steps, results: check_path(program, runner, task, steps, results, next(left, prompts[:1]))
 
@@ -253,7 +253,7 @@ async def sample_session(
     *,
     only: Sequence[Task] | None = None,
 ) -> tuple[list[Prompt], SamplingStats, list[str]]:
-    """Make the bank from ``tasks``, sample them (or just ``only``), and return prompts, stats and notes."""
+    """Make the bank from ``tasks``, sample them (or only those in ``only``), and return prompts, stats and notes."""
     lm, settings = environment.recipe.policy, environment.recipe.sampling
     search = SearchBatcher(environment.retriever)
     try:
@@ -326,7 +326,7 @@ def _report(
 
 def _notes(n_prompts: int, wanted: int, pairs: PreferenceReport) -> Iterator[str]:
     if n_prompts < wanted:
-        why = "no run for its demos had a reward above 0" if n_prompts == 1 else "other candidates were duplicates"
+        why = "no run for making demos had a reward above 0" if n_prompts == 1 else "other candidates were duplicates"
         yield f"the prompt bank has {n_prompts} instead of {wanted} prompts: {why}"
     if 2 * pairs.no_spread > pairs.states:
         which = f"at {pairs.no_spread:,} of {pairs.states:,} states all rewards are equal"

@@ -125,7 +125,7 @@ def test_only_leret_lms_have_a_policy():
 
 
 def test_failures_are_dspy_errors_without_retries(lm):
-    with pytest.raises(ContextWindowExceededError, match="512 positions"):
+    with pytest.raises(ContextWindowExceededError, match="512 tokens"):
         lm("book " * 600)
     with pytest.raises(LMUnsupportedFeatureError, match="frequency_penalty"):
         lm("the city", frequency_penalty=0.5)

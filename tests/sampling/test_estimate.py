@@ -30,7 +30,7 @@ def test_the_plan_sees_a_prompt_that_does_not_fit(made, tmp_path):
     wide = estimate(recipe, run)
     assert 20 < wide.prompt_tokens < wide.positions == config["max_position_embeddings"]
     (narrow / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8}))
-    with pytest.raises(PromptTooLongError, match="8 positions"):
+    with pytest.raises(PromptTooLongError, match="8 tokens"):
         estimate(recipe, run)
 
 

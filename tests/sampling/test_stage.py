@@ -115,7 +115,7 @@ def test_what_cannot_be_sampled_is_refused(run):
 def test_a_report_says_why_there_are_few_prompts_and_little_spread(run, monkeypatch):
     monkeypatch.setattr(FakePolicy, "_one", lambda self, request, seed: Completion("zzz", "stop", 1, 1))
     told = " | ".join(sample(recipe_of(), run).notes)
-    assert "no run for its demos had a reward above 0" in told
+    assert "no run for making demos had a reward above 0" in told
     assert "at 60 of 60 states all rewards are equal; raise policy.temperature or sampling.samples" in told
     assert "retriever.k is 2" in estimate(recipe_of(), run).notes[0]
 

@@ -48,7 +48,7 @@ class EncodedPrompt:
     """A prompt as token ids."""
 
     token_ids: tuple[int, ...]
-    n_shared: int  # number of tokens before the last message: demonstrations, shared by many states
+    n_shared: int  # number of tokens before the last message: demonstrations, which many states share
     room: int  # maximum number of completion tokens that fit after the prompt
 
 
@@ -82,7 +82,7 @@ class PromptEncoder:
             n_shared = n_common(ids, self._beginning(before)) if before else 0
         if self._n_positions is not None and len(ids) >= self._n_positions:
             raise PromptTooLongError(
-                f"the prompt of {len(ids)} tokens does not fit {self._name}, which has {self._n_positions} positions; "
+                f"a prompt of {len(ids)} tokens does not fit {self._name}, whose limit is {self._n_positions} tokens; "
                 "send fewer or shorter passages and demos (adapter.items, adapter.words_per_item, sampling.prompts)"
             )
         room = 2**31 if self._n_positions is None else self._n_positions - len(ids)

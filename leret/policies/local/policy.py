@@ -186,7 +186,7 @@ class LocalPolicy(SharedInstance):
                 f"{len(job.seeds)} samples of {job.max_tokens} tokens); reduce max_tokens or the samples per prompt"
             )
             too_large.__cause__ = error
-            return [too_large]  # other requests of the batch may still fit
+            return [too_large]  # other requests in the batch may still fit
         half = len(jobs) // 2
         self.max_batch_tokens = max(256, self.max_batch_tokens // 2)  # for later batches
         return [*self._process(jobs[:half]), *self._process(jobs[half:])]

@@ -171,7 +171,7 @@ def positions_of(choices: Sequence[Choice], kind: str) -> Tensor:
     """
     positions = []
     for choice in choices:
-        places = np.array([one.position for one in choice.candidates], np.float64)  # None is NaN
+        places = np.array([one.position for one in choice.candidates], np.float64)  # None becomes NaN
         if kind == "relative":
             picked = sorted(one.position for one in choice.picked if one.position is not None)
             ends = np.array([-1.0, *picked, np.fmax.reduce(places, initial=max(picked, default=-1.0)) + 1])

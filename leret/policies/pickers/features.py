@@ -34,7 +34,7 @@ def mentions(choice: Choice) -> Numbers:
 
 
 FEATURES: dict[str, Callable[[Choice], Numbers]] = {"mentions": mentions}
-"""Built-in feature functions; name other functions ``module:function`` or ``FILE.py:function``."""
+"""Built-in feature functions. Settings name other functions as ``module:function`` or ``FILE.py:function``."""
 
 _WEIGHTS = "model.safetensors"
 
@@ -56,7 +56,7 @@ class FeatureNetwork(nn.Module):
             nn.init.zeros_(weights)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Map (n, n_features) to (2, n): each head adds the linear layer and twice the sum of half the hidden units."""
+        """Map (n, n_features) to (2, n): a head is the linear layer plus twice the sum of half of the hidden units."""
         x = (features - self.mean) / self.scale
         hidden = nn.functional.gelu(self.hidden(x)) * self.out.weight
         heads: Tensor = self.linear(x).T + 2 * hidden.unflatten(1, (2, -1)).sum(2).T

@@ -164,8 +164,8 @@ class Picker(SharedInstance):
     def _choice(self, request: Request) -> Choice:
         if request.choice is None:
             raise PolicyError(
-                f"picker {self.name} got a request without candidates from predictor {request.predictor!r}, and a "
-                "picker only answers leret.Pick; set a policy of a different kind for this predictor"
+                f"picker {self.name} got a request without candidates from predictor {request.predictor!r}, "
+                "but pickers only choose candidates for leret.Pick; set a policy of a different kind for this predictor"
             )
         return request.choice
 
@@ -224,7 +224,7 @@ class Picks(NamedTuple):
 
     @property
     def value(self) -> float:
-        """Mean of the Q-values, to compare sequences of different lengths."""
+        """Mean of the Q-values; unlike their sum, it can be compared between sequences of different lengths."""
         return sum(self.q_values) / max(1, len(self.q_values))
 
 

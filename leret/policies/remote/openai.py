@@ -82,7 +82,7 @@ class OpenAIPolicy(SharedInstance):
         try:
             await self.complete(Request((message,), (0,), self.settings.temperature, 1, self.settings.top_p))
         except PolicyError as error:
-            if getattr(error.__cause__, "kind", "") in {"incomplete", "timeout"}:  # slow, or needs more tokens
+            if getattr(error.__cause__, "kind", "") in {"incomplete", "timeout"}:  # it is slow, or needs more tokens
                 return
             hint = f"; it serves {', '.join(served)}" if served else ""
             if getattr(error.__cause__, "status", 0) in {404, 405} and "/v1" not in self.client.urls[0]:
@@ -191,10 +191,10 @@ def completions_of(
     """Return the completions in an answer, in the order of their index; some servers send fewer than ``n``.
 
     If the answer only has the token count of all completions together, it is divided in proportion to the lengths of
-    their texts. Texts end before the first ``stop`` string (TGI sends it with the text).
+    their texts. Texts end before the first ``stop`` string (TGI includes it in the text).
 
     Raises:
-        RetryableError: the server failed to generate. A body of unexpected shape raises an error in `MALFORMED`.
+        RetryableError: the server failed to generate. A body of unexpected shape raises one of `MALFORMED`.
     """
     body = answer.json
     if body.get("error"):

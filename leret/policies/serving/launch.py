@@ -80,7 +80,7 @@ def plan(
     for argument in extra:
         ours = _OURS.get(argument.split("=", 1)[0])
         if ours:
-            raise ConfigError(f"{argument}: leret sets this option; use its flag {ours} before the --")
+            raise ConfigError(f"{argument}: leret sets this option; use `leret serve {ours}`, before the --")
     if api_key_env is not None and kind.key_variable is None:
         raise ConfigError(f"--api-key-env: {engine} takes keys only on its command line, visible to all users; omit it")
     gpu = has_gpu(environment)

@@ -135,8 +135,8 @@ def _resolve(policy: str) -> tuple[str, str]:
         return path.resolve().name, policy
     if not HUB_NAME.fullmatch(policy) or len(path.parts) != 2 or path.parent.is_dir():
         raise PolicyError(
-            f"policy {policy} does not exist; give a model directory, `demo`, `agent`, a Hugging Face repository, or "
-            "a policy of a run with --run R"
+            f"policy {policy} does not exist; give a model directory, `demo`, `agent`, a Hugging Face repository, or, "
+            "with --run R, the name of a policy in the run R"
         )
     return policy, policy
 
@@ -156,7 +156,7 @@ def _known(run: Run) -> str:
 
 
 def refresh(settings: OpenAIPolicySettings, served: ServedModel, directory: str) -> OpenAIPolicySettings:
-    """Return ``settings`` with the next policy, in ``directory``, as the model; raise PolicyError if a server lacks it.
+    """Return ``settings`` for the next policy, stored in ``directory``; raise PolicyError if a server does not have it.
 
     A server has the policy if it lists the policy's name, or if it can load its adapter from the same path (vLLM can
     with ``--enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``).
@@ -184,7 +184,7 @@ async def _check_all(settings: OpenAIPolicySettings, served: ServedModel, direct
 
 
 async def _load_adapter(policy: OpenAIPolicy, served: ServedModel) -> str:
-    """Ask a server to load an adapter; return its answer, to explain a failure."""
+    """Ask a server to load an adapter; return its answer, which the error quotes if the adapter is not loaded."""
     call = Call("POST", "/load_lora_adapter", json={"lora_name": served.name, "lora_path": str(served.adapter)})
     try:
         return await policy.client.request(call, lambda answer: f"it answered {answer.text!r}")

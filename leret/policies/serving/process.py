@@ -98,7 +98,7 @@ class ServerProcess:
         try:
             while time.monotonic() < deadline and (self._process.poll() is None or _alive(group)):
                 time.sleep(_POLL_S)
-        finally:  # also after a second Ctrl-C
+        finally:  # runs also after a second Ctrl-C
             ended = self._process.poll() is not None and not _alive(group)
             _signal(group, signal.SIGKILL)
             self._process.wait()

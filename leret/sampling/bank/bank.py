@@ -72,7 +72,7 @@ def save_bank(run: Run, prompts: Sequence[Prompt], wanted: int) -> None:
 
 
 def n_bank_questions(n_questions: int, n_train: int, n_dev: int) -> tuple[int, int]:
-    """Return how many of ``n_questions`` make the bank's demos and how many score its candidates."""
+    """Return how many of ``n_questions`` are for making the bank's demos and how many for scoring its candidates."""
     if n_questions >= n_train + n_dev:
         return n_train, n_dev
     share = max(n_questions * n_train // (n_train + n_dev), min(1, n_questions))

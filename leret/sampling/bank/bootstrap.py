@@ -47,7 +47,7 @@ NEVER = 1_000_000_000
 class BankPlan:
     """Settings of a bank. ``n_prompts`` includes the zero-shot prompt; ``candidates`` counts the demo sets to score.
 
-    ``threshold`` is the minimum reward for a run's steps to become demos; None admits the teacher's best quarter.
+    A run's steps become demos if its reward is at least ``threshold``; None admits the teacher's best quarter of runs.
     """
 
     n_prompts: int
@@ -127,7 +127,7 @@ def _optimizer(plan: BankPlan, reward: Reward, teacher: LMs, on_scored: Callable
         teacher_settings=_answered_by(teacher),
         max_bootstrapped_demos=plan.max_demos,
         max_labeled_demos=0,  # labeled demos would lack the queries
-        num_candidate_programs=max(plan.candidates - 1, 0),  # DSPy adds one, without shuffling the questions
+        num_candidate_programs=max(plan.candidates - 1, 0),  # DSPy adds a candidate with unshuffled questions
         num_threads=THREADS,
         max_errors=NEVER,
     )
@@ -171,7 +171,7 @@ class RunMonitor:
         return self
 
     def run(self, program: dspy.Module, inputs: Mapping[str, Any]) -> tuple[Any, bool]:
-        """Run a program. Return (prediction, True), or (None, False) for unparsed completions and too long prompts."""
+        """Run a program; return (prediction, True), or (None, False) if parsing fails or a prompt is too long."""
         if self.stop.is_set():
             self.outage = self.outage or RunError("interrupted; run the same command again")
         if self.outage is not None:

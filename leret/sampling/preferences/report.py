@@ -34,7 +34,7 @@ the state, `chosen` and `rejected` are completions, `score_chosen` and `score_re
 |---|---:|
 {facts}
 
-Pairs by strategy {rule}.
+The pairs were built with strategy {rule}.
 
 ## Rewards of the samples
 

@@ -27,7 +27,7 @@ _PATHS = {
         "(v.question_id, v.step - 1, v.policy_digest) WHERE v.step > 0 AND b.chosen IS NOT v.parent"
     ),
 }
-"""Consistency rules that the schema cannot enforce, with queries for rows that break the rule."""
+"""Consistency rules that the schema cannot enforce, each with a query for the rows that break it."""
 _TOLERANCE = 1e-9
 _SHOWN = 3
 

@@ -62,7 +62,7 @@ def export_rows(
     if out.exists() and not force:
         raise ConfigError(f"--out {out} already exists; name another file, or add --force to replace it")
     if out.is_dir() or not out.parent.is_dir():
-        raise ConfigError(f"--out {out}: not a file in an existing directory; choose another path")
+        raise ConfigError(f"--out {out} is not a file in an existing directory; choose another path")
     try:
         with atomic_file(out, "wb" if to == "parquet" else "w") as file:
             return write_parquet(rows, file, columns) if to == "parquet" else _write_lines(rows, file)
@@ -91,7 +91,7 @@ def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapp
 
 
 def query_of(outputs: dict[str, Any]) -> str | None:
-    """Return the search query in a completion's fields: the first text named ``*query*``, else the last text."""
+    """Return the search query in a completion's fields: the first text with "query" in its name, else the last text."""
     texts = {name: value for name, value in outputs.items() if isinstance(value, str)}
     named = [value for name, value in texts.items() if "query" in name.lower()]
     return next(iter(named or reversed(list(texts.values()))), None)

@@ -188,7 +188,7 @@ class Store:
     def put_rewards(self, samples: Iterable[Sample], name: int | None = None) -> None:
         """Replace the reward and components of rewarded samples in one transaction.
 
-        The commit also activates the prepared sections ``name`` of run.yaml, see `leret.core.runs.Run.prepare`.
+        The commit also activates the sections of run.yaml prepared as ``name``; see `leret.core.runs.Run.prepare`.
         """
         self._name = self._name if name is None else name
         self._new_rewards.extend((sample.reward, dump(sample.components), sample.id) for sample in samples)

@@ -47,7 +47,7 @@ def test_a_completion_ends_before_the_stop_string(policy):
 
 def test_a_prompt_beyond_the_positions_fails_alone(policy):
     long, short, [tight] = together(policy, ask("book " * 600), ask("the city"), ask("book " * 507, max_tokens=64))
-    with pytest.raises(PromptTooLongError, match=r"602 tokens.*512 positions"):
+    with pytest.raises(PromptTooLongError, match=r"602 tokens.*512 tokens"):
         raise long
     assert len(short) == 1
     assert tight.n_prompt_tokens + tight.n_completion_tokens <= 512
