@@ -85,7 +85,7 @@ class RunError(LeretError):
 
 
 class MissingDependency(LeretError):
-    """A missing ``package``. The message tells the user to run ``command``, by default the pip command for ``extra``."""
+    """A missing ``package``. The message says to run ``command``, by default the pip command for ``extra``."""
 
     def __init__(self, package: str, extra: str, command: str | None = None) -> None:
         lines: list[str] = []

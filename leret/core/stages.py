@@ -130,7 +130,7 @@ def mark_completed(
     files: Iterable[Path] = (),
     inputs: Mapping[Path, Json] | None = None,
 ) -> None:
-    """Mark a stage as completed. ``files`` are its results: files and directories in ``directory``, which can be moved later.
+    """Mark a stage as completed. ``files`` are its results: files or directories in ``directory``, which may move.
 
     ``inputs`` are stamps of input files, by path, for `inputs_unchanged`.
     """

@@ -204,7 +204,7 @@ class State:
 
 
 OUTAGES = ("policy", "retrieval", "program")
-"""Kinds of failure that leret never scores. On resume, leret retries these samples."""
+"""Kinds of failure that leret never scores. On resume, leret retries samples with these failures."""
 
 
 @dataclass(frozen=True, slots=True)
