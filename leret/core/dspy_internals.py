@@ -62,7 +62,7 @@ def rm_rows(ranking: Sequence[Any]) -> list[Any]:
 
 
 class AdapterProxy:
-    """A proxy for ``dspy.settings.adapter``. ``answer`` handles calls; the adapter handles the rest (ReAct's trajectory).
+    """A proxy for ``dspy.settings.adapter``. ``answer`` handles calls; the adapter does the rest (ReAct's trajectory).
 
     It is not a subclass: DSPy would wrap ``format`` and ``parse`` again, and callbacks would see each call twice.
     """
