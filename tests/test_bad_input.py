@@ -77,7 +77,7 @@ CASES = {
     "run: not empty and none": (None, "sample r.yaml --run model", ("not empty and is not a run",)),
     "run: a spoilt store": (lambda: Path("R/rollouts.db").write_text("nix" * 99), "pairs --run R", ("rollouts.db",)),
     "run: no samples": (without_samples, "train training/sft.yaml --run R", ("leret sample",)),
-    "run: no such policy": (None, "train training/ipo.yaml --run R", ("init_from: 'sft' is neither base nor", "train sft first")),
+    "run: no such policy": (None, "train training/ipo.yaml --run R", ("init_from: 'sft' is not 'base', a trained policy", "train sft first")),
     "run: no preferences": (lambda: shutil.rmtree("R/preferences"), "train training/dpo.yaml --run R --set init_from=base", ("preferences",)),
     "run: no samples to evaluate": (without_samples, EVAL, ("leret sample",)),
     "run: no such system": (None, f"{EVAL} --set systems=[bse]", ("'bse'", "did you mean base?")),

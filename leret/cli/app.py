@@ -34,7 +34,7 @@ _DEFAULTS = {
     "TRANSFORMERS_VERBOSITY": "error",
 }
 _SHAPES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
-"""PyTorch caches kernels and buffers for the last 1,024 bfloat16 shapes, which takes gigabytes if all differ."""
+"""Variables that limit PyTorch's caches for bfloat16 shapes. The default, 1,024 shapes, can take gigabytes."""
 _LOUD = ("LiteLLM", "accelerate", "bm25s", "datasets", "dspy", "httpx", "matplotlib", "numba", "transformers", "trl")
 
 

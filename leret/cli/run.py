@@ -148,7 +148,7 @@ def run(
     run: Annotated[Path | None, typer.Option(metavar="DIR", help="Run directory.", show_default="runs/RECIPE")] = None,
     rounds: Annotated[
         int,
-        typer.Option(min=1, help="Rounds. Each samples part of the questions with the latest policy."),
+        typer.Option(min=1, help="Number of rounds. Each round samples part of the questions with the latest policy."),
     ] = 1,
     serve: Annotated[
         Literal["vllm", "sglang"] | None,

@@ -105,7 +105,7 @@ def eval_retriever(
         report = evaluate_retriever(retriever.retriever, tasks, names, progress)
     if not report.finds_gold:
         console.complain(
-            f"no ranking has a relevant document; check that the questions of {questions} belong to {index}",
+            f"no ranking has a relevant document; check that the questions in {questions} belong to {index}",
             "warning: ",
         )
     if out is not None:
@@ -134,5 +134,5 @@ def _load(questions: str, overrides: list[str], retriever: OpenRetriever) -> lis
     flags = {"data.questions": "--questions"}
     tasks = load_tasks(flag_recipe({"data": data}, flags, overrides, ("data.corpus",)).data, retriever.ids())
     if n := sum(tasks.skipped.values()):
-        console.complain(f"{n} records of {questions} skipped: {', '.join(tasks.skipped)}", "warning: ")
+        console.complain(f"{n} records in {questions} skipped: {', '.join(tasks.skipped)}", "warning: ")
     return list(tasks)

@@ -40,7 +40,7 @@ class KindSettings(Settings):
 
     tag: ClassVar[str] = "kind"  # key that selects the kind; each subclass annotates it with a Literal
     default_kind: ClassVar[str | None] = None  # kind of a section without this key
-    table: ClassVar[Mapping[str, Any]] = {}  # entry by kind, with the class in ``settings``; set by the table's module
+    table: ClassVar[Mapping[str, Any]] = {}  # by kind: an entry with the class in ``settings``; set by its module
 
     @classmethod
     def kinds(cls) -> tuple[type[Self], ...]:
@@ -98,9 +98,9 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def free_keys(recipe: Any) -> frozenset[str]:
-    """Return the dotted keys of a settings class or union that are marked `Free` in every kind.
+    """Return the dotted keys of a settings class that are marked `Free`. In a union, every class must mark the key.
 
-    A free section is listed without its keys. Keys of list items have no index; ``*`` stands for names in a mapping.
+    A marked section appears without its keys. Keys in list items have no index; ``*`` stands for any name in a mapping.
     """
     free: set[str] = set()
     deciding: set[str] = set()
@@ -121,7 +121,7 @@ def free_keys(recipe: Any) -> frozenset[str]:
 
 
 def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: Key = ()) -> M:
-    """Return a copy with each path replaced by ``change(key, path, mark)``; in ``FILE.py:Class``, only FILE.py."""
+    """Return a copy with each path, including FILE.py in ``FILE.py:Class``, replaced by ``change(key, path, mark)``."""
 
     def changed(value: Any, mark: RecipePath | None, key: Key) -> Any:
         if isinstance(value, BaseModel):

@@ -16,7 +16,7 @@ QUESTIONS_ALONE = frozenset({"jsonl", "hover", "chunks", "babilong", "episodes"}
 
 
 class DataSettings(KindSettings):
-    """Keys of every kind in `leret.datasets.formats.READERS`. Kinds without special keys use `FileSettings`."""
+    """Keys shared by all kinds in `leret.datasets.formats.READERS`. Kinds without special keys use `FileSettings`."""
 
     default_kind = "jsonl"
 

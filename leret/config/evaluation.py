@@ -39,7 +39,7 @@ class EvalRecipe(Settings):
         default_factory=dict, description="extra systems: policy or picker by name"
     )
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
-        default_factory=dict, description="policies by predictor that replace the run's; trained predictors keep theirs"
+        default_factory=dict, description="policies in place of the run's, by predictor; trained policies are kept"
     )
     measures: Annotated[tuple[str, ...], Free()] = ("recall", "ap")
     choose_on: Literal["dev"] | None = Field(None, description="choose the final policy by recall; None: the last one")

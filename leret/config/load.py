@@ -70,7 +70,7 @@ def flag_recipe(
 
 
 def find_recipe(path: str | Path, *folders: str) -> Path:
-    """Return the file, or else the shipped recipe with this name in the first of ``folders`` that contains it."""
+    """Return the file. If it does not exist, return the shipped recipe with this name in the first matching folder."""
     file = Path(path)
     if file.is_dir():
         raise ConfigError(f"{path} is a directory; name a recipe in the directory, as in {file / 'NAME.yaml'}")

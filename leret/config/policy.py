@@ -15,7 +15,7 @@ TOGETHER_URL = "https://api.together.ai/v1"
 
 T = TypeVar("T")
 
-Thinking = Annotated[bool | None, Field(description="enable_thinking of the chat template; None: its default")]
+Thinking = Annotated[bool | None, Field(description="enable_thinking in the chat template; None: the default")]
 
 
 class PolicySettings(KindSettings):

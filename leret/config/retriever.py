@@ -20,7 +20,7 @@ class CacheSettings(Settings):
     use: Annotated[
         Literal["auto", "on", "off"],
         BeforeValidator(lambda value: {"True": "on", "False": "off"}.get(str(value), value)),
-    ] = Field("auto", description="auto: only for engines slower than the cache and servers that identify their index")
+    ] = Field("auto", description="auto: for engines slower than the cache, and for servers that name their index")
     path: str | None = Field(None, description="None: LERET_CACHE_DIR, or leret in the user's cache directory")
     max_mb: PositiveInt = Field(2048, description="maximum size; the least recently used rankings are dropped")
 
@@ -130,7 +130,7 @@ class DenseSettings(EngineSettings):
     store: Literal["flat", "hnsw", "chroma"] = Field("flat", description="faiss exact, faiss HNSW, or Chroma")
     hnsw_m: int = Field(32, ge=2, description="links per vector (hnsw and chroma)")
     ef_construction: PositiveInt = Field(200, description="candidates per insertion (hnsw and chroma)")
-    ef_search: PositiveInt = Field(128, description="candidates per search, minimum k (hnsw and chroma)")
+    ef_search: PositiveInt = Field(128, description="candidates per search, at least k (hnsw and chroma)")
     max_length: PositiveInt | None = Field(None, description="maximum tokens per text; None: the model's limit")
     batch_size: Annotated[PositiveInt, Free()] = 64
     device: Annotated[str, Free()] = "auto"
@@ -142,7 +142,7 @@ class ColbertSettings(EngineSettings):
     kind: Literal["colbert"] = "colbert"
     checkpoint: ModelPath = Field(min_length=1, description="ColBERT directory or name on the hub")
     candidates: Annotated[PositiveInt | None, BeforeValidator(lambda value: None if value == "all" else value)] = Field(
-        200, description="documents from a BM25 search to score, minimum k; all or null: score all documents"
+        200, description="BM25 results to score, at least k; all or null: score all documents"
     )
     separator: str = Field(" | ", description="separator between a document's title and text")
     doc_maxlen: PositiveInt | None = Field(None, description="tokens per document; None: the checkpoint's value")
@@ -161,7 +161,7 @@ class FusionSettings(Settings):
     fusion: Literal["rrf", "sum"] = Field("rrf", description="rrf: reciprocal ranks; sum: scores scaled to [0, 1]")
     weights: tuple[Weight, Weight] = Field((1.0, 1.0), description="weights of the two engines; not both 0")
     rank_constant: FiniteFloat = Field(60.0, ge=0, description="constant added to every rank (rrf)")
-    depth: PositiveInt = Field(100, description="documents from each engine, minimum k")
+    depth: PositiveInt = Field(100, description="documents from each engine, at least k")
 
     @field_validator("weights")
     @classmethod
@@ -209,10 +209,10 @@ class RemoteSettings(_HttpSettings):
     urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="replicas, as in http://127.0.0.1:8893")
     protocol: Literal["leret", "colbert", "colbert-get", "retrieve"] = "leret"
     name: str | None = Field(None, description="name of the served index; change it when the index changes")
-    doc_id: Literal["id", "title", "row"] = Field("id", description="field used as the id; row: row in data.corpus")
+    doc_id: Literal["id", "title", "row"] = Field("id", description="id field; row: the row number in data.corpus")
     accept_empty: bool | None = Field(None, description="accept empty rankings; None: only with protocol leret")
     requests_per_s: Annotated[float | None, Free()] = Field(None, gt=0, description="maximum rate; None: no limit")
-    queries_per_request: Annotated[PositiveInt, Free()] = Field(64, description="for protocols with batches")
+    queries_per_request: Annotated[PositiveInt, Free()] = Field(64, description="queries per batch, if supported")
     token_env: Annotated[str | None, Free()] = Field(None, description="variable with a bearer token or `Basic ...`")
 
     @property
@@ -234,8 +234,8 @@ class PubMedSettings(_SiteSettings):
     email: Annotated[str | None, Free()] = Field(None, description="NCBI warns this address before it blocks you")
     tool: Annotated[str, Free()] = "leret"
     sort: Literal["relevance", "pub_date", "Author", "JournalName"] = "relevance"
-    min_date: PartialDate | None = Field(None, description="first publication date: YYYY, YYYY/MM or YYYY/MM/DD")
-    max_date: PartialDate | None = Field(None, description="last publication date, in the same format")
+    min_date: PartialDate | None = Field(None, description="earliest publication date: YYYY, YYYY/MM or YYYY/MM/DD")
+    max_date: PartialDate | None = Field(None, description="latest publication date, in the same format")
 
 
 class ClinicalTrialsSettings(_SiteSettings):
@@ -243,7 +243,7 @@ class ClinicalTrialsSettings(_SiteSettings):
 
     kind: Literal["clinicaltrials"] = "clinicaltrials"
     url: BaseUrl = "https://clinicaltrials.gov/api/v2"
-    area: Literal["term", "cond", "intr", "titles", "outc"] = Field("term", description="AREA in the API's query.AREA")
+    area: Literal["term", "cond", "intr", "titles", "outc"] = Field("term", description="search area, as in query.AREA")
     sort: str | None = Field(None, description="the API's sort, as in LastUpdatePostDate:desc; None: by relevance")
     min_date: Date | None = Field(None, description="earliest date of first posting: YYYY-MM-DD")
     max_date: Date | None = Field(None, description="latest date of first posting, in the same format")

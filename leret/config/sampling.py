@@ -116,7 +116,7 @@ RewardKey = Annotated[
 class SamplingSettings(Settings):
     """How states are sampled and samples are scored."""
 
-    prompts: PositiveInt = Field(4, description="prompts of the bank, including the zero-shot prompt")
+    prompts: PositiveInt = Field(4, description="size of the prompt bank, including the zero-shot prompt")
     samples: PositiveInt = Field(1, description="completions per prompt and state")
     seed: int = 0
     reward: RewardKey = Field("ap", description="step reward: a measure, or a section with parts")
@@ -128,7 +128,7 @@ class SamplingSettings(Settings):
     n_continuations: PositiveInt = Field(1, description="continuations per sample (credit: final or both)")
     concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
     max_error_rate: Annotated[float, Free()] = Field(0.1, ge=0, le=1, description="maximum share of failed samples")
-    max_unparsed_rate: Annotated[float, Free()] = Field(0.5, ge=0, le=1, description="maximum unparsed share")
+    max_unparsed_rate: Annotated[float, Free()] = Field(0.5, ge=0, le=1, description="maximum share of parse failures")
     strategy: Annotated[Literal["adjacent", "best-worst", "all", "margin"], Free()] = "adjacent"
     margin: Annotated[float, Free()] = Field(0.0, ge=0, description="minimum reward difference (strategy margin)")
     max_pairs: Annotated[PositiveInt | None, Free()] = Field(None, description="per state, largest margins first")

@@ -88,7 +88,7 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
     report_to: Annotated[tuple[Literal["wandb", "tensorboard", "trackio"], ...], Free()] = ()
     project: Annotated[str, Free()] = Field("leret", description="project name in wandb and trackio")
     run_name: Annotated[str | None, Free()] = Field(None, description="name in trackers; None: the policy's name")
-    on_alarm: Annotated[Literal["warn", "stop"], Free()] = Field("warn", description="stop: end with a checkpoint")
+    on_alarm: Annotated[Literal["warn", "stop"], Free()] = Field("warn", description="stop: save and end training")
 
     # Validation during training. The best step is published.
     eval_steps: PositiveInt | None = Field(None, description="steps between validations; None: no validation")

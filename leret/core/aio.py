@@ -17,7 +17,7 @@ _running: tuple[int, asyncio.AbstractEventLoop] | None = None
 
 def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
     """Start a coroutine on the background loop. Cancelling the future cancels the coroutine."""
-    global _running  # noqa: PLW0603  one loop per process is the point
+    global _running  # noqa: PLW0603  one loop per process is intended
     with _lock:
         if _running is None or _running[0] != os.getpid():  # a forked child does not inherit the thread
             loop = asyncio.new_event_loop()

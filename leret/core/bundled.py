@@ -27,7 +27,7 @@ def names() -> list[str]:
 
 
 def find(name: str, *folders: str) -> Path:
-    """Return a shipped file by relative path, or by name in the first of ``folders`` that has it (suffix optional)."""
+    """Return a shipped file by relative path, or by name in the first matching folder; the suffix may be omitted."""
     known = names()
     for folder in ("", *folders):
         for suffix in ("", ".yaml", ".py"):
@@ -67,7 +67,7 @@ def purpose(name: str) -> str:
 
 
 POLICIES = {"demo": "policy", "agent": "agent"}
-"""Folders in ``leret/demo`` of the small policies that ship with leret, by policy name."""
+"""Folders in ``leret/demo`` that contain the small policies shipped with leret, by policy name."""
 
 
 _MODEL_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".json", ".txt", ".model", ".metadata"}

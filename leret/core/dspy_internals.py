@@ -62,9 +62,9 @@ def rm_rows(ranking: Sequence[Any]) -> list[Any]:
 
 
 class AdapterProxy:
-    """A proxy for ``dspy.settings.adapter``: ``answer`` handles calls, and the adapter all else (ReAct's trajectory).
+    """A proxy for ``dspy.settings.adapter``. ``answer`` handles calls; the adapter does the rest (ReAct's trajectory).
 
-    In a subclass, DSPy would wrap ``format`` and ``parse`` again, so callbacks would see each of their calls twice.
+    It is not a subclass: DSPy would wrap ``format`` and ``parse`` again, and callbacks would see each call twice.
     """
 
     def __init__(self, adapter: dspy.Adapter, answer: Callable[..., list[dict[str, Any]]]) -> None:
@@ -125,7 +125,7 @@ def calling_predictor() -> Any:
 
 
 settings_here: Callable[[], Mapping[str, Any]] = thread_local_overrides.get
-"""Return this thread's DSPy settings: all of them in a context from `carrying`, only the overrides elsewhere."""
+"""Return this thread's DSPy settings: all settings in a context from `carrying`, and only the overrides elsewhere."""
 
 
 def carried_run() -> Any:
@@ -134,7 +134,7 @@ def carried_run() -> Any:
 
 
 passes: list[Any] = []
-"""Program runs currently replayed, in all threads."""
+"""Program runs that are being replayed, in any thread."""
 
 
 def watching_run() -> Any:
@@ -178,7 +178,7 @@ def prediction_of(outputs: Sequence[Mapping[str, Any]], signature: type[dspy.Sig
 
 
 def is_turn_by_turn(adapter: dspy.Adapter, kinds: Sequence[type[dspy.Adapter]]) -> bool:
-    """Check whether demos precede the inputs: the adapter inherits ``format`` from DSPy or from one of ``kinds``."""
+    """Check whether ``format`` is inherited from DSPy or one of ``kinds``, so that demos precede the inputs."""
     method = inspect.unwrap(type(adapter).format)  # DSPy wraps ``format`` in every subclass
     return any(method is inspect.unwrap(kind.format) for kind in (dspy.Adapter, *kinds))
 
@@ -215,7 +215,7 @@ def _text(part: Any) -> str:
 
 async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Message]) -> str:
     """Complete the messages with the LM's configured settings."""
-    if not isinstance(lm, dspy.LM):  # a subclass that overrides ``forward``; DSPy 3.5 drops support
+    if not isinstance(lm, dspy.LM):  # a subclass that overrides ``forward``, which DSPy 3.5 will not support
         [first, *_] = await lm.acall(messages=[dict(one) for one in messages])
         return str(first["text"] if isinstance(first, Mapping) else first)
     settings = {name: value for name, value in lm.kwargs.items() if name in _GENERATION and value is not None}

@@ -49,7 +49,7 @@ class LeretError(Exception):
 
 
 class ConfigError(LeretError):
-    """All problems of a recipe, one per line: the place (file, line, key), the problem and how to fix it."""
+    """All problems in a recipe, one per line, each with its place (file, line, key) and how to fix it."""
 
     def __init__(self, problems: str | Sequence[str]) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
@@ -81,11 +81,11 @@ class TrainingError(LeretError):
 
 
 class RunError(LeretError):
-    """A run directory that is missing, not a run, locked, of another version, or on a full disk."""
+    """A run directory that is missing, locked, not a run, written by another version, or on a full disk."""
 
 
 class MissingDependency(LeretError):
-    """A missing ``package``. The message names ``command``, by default the pip command for ``extra``."""
+    """A missing ``package``. The message says to run ``command``, by default the pip command for ``extra``."""
 
     def __init__(self, package: str, extra: str, command: str | None = None) -> None:
         lines: list[str] = []

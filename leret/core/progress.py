@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_PART, _BAR = 24, 12  # width in characters: a part's name (maximum) and its bar
+_PART, _BAR = 24, 12  # maximum width of a part's name, and width of its bar, in characters
 
 
 class Progress:

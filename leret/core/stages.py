@@ -11,8 +11,8 @@
         return report
 
 `stage_key` covers every key of the recipe, and each input file's name, size and modification time. `completed`
-compares the key and the sizes of result files with the mark in ``DIR/STAGE.done``. `check_resumable` skips `free_keys`
-and also compares digests of content (corpus, program, parent policy) in ``{**recipe, "digest": {"corpus": ...}}``.
+compares the key and the sizes of result files with the mark in ``DIR/STAGE.done``. `check_resumable` compares all keys
+except `free_keys`, and content digests that the stage adds to the recipe (``{**recipe, "digest": {"corpus": ...}}``).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:
 def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:
     """Return name, size and modification time (ns) of each file. Directories are searched recursively.
 
-    Files with equal stamps count as identical. A missing path adds an empty list, and a None path nothing.
+    Files with equal stamps count as identical. A missing path has an empty list of stamps, and None is skipped.
     """
     stats = [[(file.name, file.stat()) for file in _files(Path(path))] for path in paths if path]
     return [[(name, stat.st_size, stat.st_mtime_ns) for name, stat in files] for files in stats]
@@ -114,7 +114,7 @@ def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
 
 
 def inputs_unchanged(directory: Path, stage: str) -> bool:
-    """Check whether a completed stage's input files still match the stamps in its mark; False if it has none."""
+    """Check whether a completed stage's input files still match the stamps in its mark; False without stamps."""
     try:
         inputs = json.loads((directory / f"{stage}.done").read_text(encoding="utf-8"))["inputs"]
         return bool(digest(input_stamps(*(directory / name for name in inputs))) == digest(list(inputs.values())))
@@ -130,7 +130,7 @@ def mark_completed(
     files: Iterable[Path] = (),
     inputs: Mapping[Path, Json] | None = None,
 ) -> None:
-    """Mark a stage as completed. ``files`` are files or directories in ``directory``, so the mark can move with them.
+    """Mark a stage as completed. ``files`` are its results: files or directories in ``directory``, which may move.
 
     ``inputs`` are stamps of input files, by path, for `inputs_unchanged`.
     """

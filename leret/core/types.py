@@ -65,7 +65,7 @@ def storable(text: str) -> str:
 
 
 class SharedInstance:
-    """An object (a model, connections) that deep copies of a program share. DSPy optimizers copy programs."""
+    """An object (a model, connections) that deep copies of a program share, because DSPy optimizers copy programs."""
 
     def __deepcopy__(self, memo: dict[int, object]) -> Self:
         return self
@@ -82,7 +82,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Inputs of a program with labels and metadata. A question is a task with one text input."""
+    """Inputs for a program, with labels and metadata. A question is a task with one text input."""
 
     id: str
     inputs: Mapping[str, Json] = field(hash=False)  # by argument name; a single input goes to a program's only argument
@@ -204,7 +204,7 @@ class State:
 
 
 OUTAGES = ("policy", "retrieval", "program")
-"""Kinds of failure that leret never scores. On resume, leret retries these samples."""
+"""Kinds of failure that leret never scores. On resume, leret retries samples with these failures."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ class Outcome:
     ranking: Ranking = ()  # all passages retrieved by the end of the step, merged, best first
     prediction: Any = None  # the program's return value; None before it returns
     n_steps: int = 1  # number of LM calls so far
-    deep: tuple[tuple[str, ...], ...] = ()  # document ids per query of the step, up to rank ``depth`` of the rewards
+    deep: tuple[tuple[str, ...], ...] = ()  # ranked document ids of each query, up to the rewards' ``depth``
 
     @property
     def doc_ids(self) -> tuple[str, ...]:

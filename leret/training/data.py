@@ -1,4 +1,4 @@
-"""Training examples: read from samples, encoded as token ids, and checked against the sampled prompts.
+"""Training examples, which are read from samples, encoded as token ids and checked against the sampled prompts.
 
 The ids match the sampler's: prompt, generation prompt, completion, one end token. A chat template may end a rendered
 conversation differently (for example with a newline), but a sampler never produces that ending.
@@ -45,7 +45,7 @@ class TrainingExample:
 
 @dataclass(frozen=True)
 class GroupSamples:
-    """Samples in memory; pairs have adjacent reward levels, as in the LeReT paper."""
+    """Samples in memory; the completions of a pair have adjacent reward levels, as in the LeReT paper."""
 
     samples: Sequence[StateSamples]
     unparsed_reward: float | None = None  # reward of unparsable completions; None drops these completions
@@ -159,7 +159,7 @@ def completion_rows(
 
 
 def examples_digest(examples: Sequence[TrainingExample]) -> str:
-    """Return a digest of all prompts, completions and scores; the order matters."""
+    """Return a digest of all prompts, completions and scores, which depends on their order."""
     name = hashlib.blake2b(digest_size=16)
     for example in examples:
         row = json.dumps([example.task_id, example.prompt, example.completions, example.scores], sort_keys=True)
@@ -217,7 +217,7 @@ class TokenEncoder:
         return self._ids([self.render(messages)])[0]
 
     def _completion(self, prompt: list[int], whole: list[int], text: str) -> list[int]:
-        """Encode a completion; encode it without the prompt if a token would span both (sampled tokens never do)."""
+        """Encode a completion after its prompt, but alone if a token would span both (a sampled token never does)."""
         if whole[: len(prompt)] == prompt:
             return [*whole[len(prompt) :], self.end]
         return [*self._ids([text])[0], self.end]
@@ -282,7 +282,7 @@ def check_parity(
 
 
 def check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encoded: Sequence[Encoded]) -> None:
-    """Compare token ids of some prompts with those of the sampler; raise `TrainingError` at the first difference."""
+    """Compare the token ids of some prompts with the sampler's; raise `TrainingError` at the first difference."""
     engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking)
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):
         ours, theirs = encoded[index].prompt, list(engine.encode(examples[index].prompt).token_ids)

@@ -1,4 +1,4 @@
-"""Driver for all training: progress, validation, best step, alarms, interrupts, checkpoints, publication.
+"""Driver for all training; handles progress, validation, alarms, interrupts, checkpoints and publication.
 
 The driver is a transformers callback. It runs with TRL's trainers, with rounds (`leret.training.online.loop`) and with
 the steps of ``dspy.GRPO`` (`leret.optimize.reinforce`). The Trainer class calls callbacks itself; `StepLoop` calls
@@ -129,7 +129,7 @@ class Driver(TrainerCallback):
 
 
 class StepLoop:
-    """State and callbacks of an engine that is not a `transformers.Trainer`, with Trainer's order of events."""
+    """State and callbacks of an engine that is not a `transformers.Trainer`; events come in Trainer's order."""
 
     def __init__(self, directory: Path, logging_steps: int, save_steps: int, max_steps: int = sys.maxsize) -> None:
         self.args = TrainingArguments(output_dir=str(directory), save_strategy="steps", use_cpu=True, report_to=[])

@@ -92,7 +92,7 @@ def _disk_errors() -> Iterator[None]:
 
 
 class Interrupt:
-    """SIGINT or SIGTERM stops training after the current step, with a checkpoint; a second signal stops at once."""
+    """SIGINT or SIGTERM saves a checkpoint after the current step and stops training; a second signal stops at once."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -123,7 +123,7 @@ def n_processes() -> int:
 
 
 def refuse_processes(recipe: TrainingRecipe) -> None:
-    """Raise `TrainingError` if the algorithm samples and trains in one process."""
+    """Raise `TrainingError` if the algorithm cannot use several processes."""
     if recipe.samples_in_process:
         other = ", or set engine: trl and states: stored" if "engine" in type(recipe).model_fields else ""
         raise TrainingError(f"algorithm: {recipe.algorithm} samples and trains in one process; remove --launch{other}")
@@ -275,7 +275,7 @@ class TrainingRecord:
 
 _USE = {
     False: "It answers prompts in the format of the program's adapter. Any OpenAI-compatible server can serve it.",
-    True: "It answers the program's `leret.Pick`. Its encoders are sentence-transformers directories.",
+    True: "It picks candidates for `leret.Pick`. Its encoders are sentence-transformers directories.",
 }
 
 
@@ -310,7 +310,7 @@ Training started from `{record.parent}` and took {record.steps} steps ({record.t
 ## Use
 
 {_USE[picks]} `leret.load` of the run's `program` directory gives the program with a policy.
-Evaluation is in the run's `eval/summary.json`; the whole training log is in `training.json`.
+The evaluation is in the run's `eval/summary.json`; the whole training log is in `training.json`.
 """
 
 

@@ -63,8 +63,8 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
     else:
         known = sorted(path.parent.name for path in run.policies.glob("[!.]*/training.json"))
         raise TrainingError(
-            f"init_from: {init_from!r} is neither base nor a trained policy of {run.path} (available: "
-            f"{', '.join(known) or 'none'}) nor a directory; train {init_from} first, or change init_from"
+            f"init_from: {init_from!r} is not 'base', a trained policy in {run.path} (available: "
+            f"{', '.join(known) or 'none'}) or a directory; train {init_from} first, or change init_from"
         )
     path = find_model(model).resolve()
     digest = model_digest(path)
@@ -93,7 +93,7 @@ def find_picker(run: Run, recipe: RoundRecipe) -> InitialPolicy:
     trained = next((place for place in places if (place / PICKER_RECORD).is_file()), None)
     if trained is None and recipe.init_from != "base":
         raise TrainingError(
-            f"init_from: {recipe.init_from!r} is neither base nor a trained picker of {run.path} nor a picker's "
+            f"init_from: {recipe.init_from!r} is not 'base', a trained picker in {run.path} or a picker "
             "directory; train the picker first, or change init_from"
         )
     directory = trained or Path(settings.model)
@@ -108,7 +108,7 @@ def sampled_picker(sampling: SamplingRecipe, recipe: RoundRecipe) -> PickerSetti
     if not isinstance(settings, PickerSettings):
         raise TrainingError(
             f"algorithm: {recipe.algorithm} trains a picker, but the run's policy has kind {settings.kind}; set "
-            "policy.kind (or policies.NAME.kind, and predictors) to features or encoder in the sampling recipe"
+            "policy.kind (or policies.NAME.kind) to features or encoder in the sampling recipe, or change predictors"
         )
     return settings
 
@@ -156,7 +156,7 @@ def load_for_training(initial: InitialPolicy, lora: LoraSettings | None, dtype: 
 
 
 def _disable_dropout(model: Any) -> None:
-    """Set all dropout to 0. TRL covers only dropout modules, but OPT's layers call the dropout function."""
+    """Set all dropout to 0. TRL disables only dropout modules, but OPT's layers call the dropout function."""
     import torch
 
     for module in model.modules():

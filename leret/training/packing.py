@@ -51,7 +51,7 @@ class Packed:
 
 
 def pack(trees: Sequence[tuple[Ids, Sequence[Ids]]], rows: Sequence[Sequence[int]] | None = None) -> Packed:
-    """Lay out trees (a prompt and its non-empty completions); ``rows`` lists the indices of trees in each row."""
+    """Lay out trees, each a prompt with its non-empty completions; ``rows`` lists the indices of trees in each row."""
     rows = rows or [[i] for i in range(len(trees))]
     lengths = [len(prompt) + sum(map(len, completions)) for prompt, completions in trees]
     width = max(sum(lengths[i] for i in row) for row in rows)

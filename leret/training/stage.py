@@ -46,7 +46,7 @@ class TrainEstimate:
     name: str
     algorithm: str
     initial: str
-    examples: int  # number, with those that are too long; for online algorithms, of tasks
+    examples: int  # includes those that are too long; for online algorithms, the number of tasks
     steps: int  # maximum number, on one device
     done: bool
     resumes_at: int  # step of the checkpoint to resume from; 0 for a fresh start
@@ -210,7 +210,7 @@ def _with_predictors(
 
 
 def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> int | None:
-    """Return how many steps give the same total as policy ``match_steps_of`` has; None if the key is not set."""
+    """Return the steps after which the total equals that of policy ``match_steps_of``; None if the key is not set."""
     name = getattr(recipe, "match_steps_of", None)
     if name is None:
         return None
@@ -220,7 +220,7 @@ def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> 
     if total <= initial.total_steps:
         raise TrainingError(
             f"match_steps_of: {name!r} was trained for {total} steps in total, but {recipe.init_from!r} (init_from) "
-            f"already for {initial.total_steps}; set init_from: base"
+            f"was already trained for {initial.total_steps}; set init_from: base"
         )
     return int(total) - initial.total_steps
 
@@ -229,7 +229,7 @@ def _finished_record(job: TrainingJob) -> TrainingRecord:
     value = training_record(job.directory.policy)
     if not value:
         raise TrainingError(
-            f"{job.directory.policy} is not a policy of this run (no training.json); choose another `name`"
+            f"{job.directory.policy} is not a policy of this run (it has no training.json); choose another `name`"
         )
     _check_same(job, value["key"])
     refuse_changed_weights(job.directory.policy)

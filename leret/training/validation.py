@@ -61,7 +61,7 @@ class Validation:
         return self.figures(asyncio.run(self._rollouts(policy)))
 
     def figures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Return mean scores of rollouts without outages; raise an error if more than half have outages."""
+        """Return the mean scores of rollouts that had no outage; raise an error if more than half had one."""
         from leret.rollouts.failures import BOUNDARIES
 
         done = [rollout for rollout in rollouts if rollout.error is None]
@@ -112,7 +112,7 @@ def open_validation(recipe: TrainingRecipe, environment: Environment, trained: C
         raise TrainingError(f"eval_split: {error}; {_OTHER}") from error
     tasks = [task for task in split if task.gold or task.answers]
     if not tasks:
-        raise TrainingError(f"eval_split: no task of {recipe.eval_split} has gold documents or answers; {_OTHER}")
+        raise TrainingError(f"eval_split: no task in {recipe.eval_split} has gold documents or answers; {_OTHER}")
     tasks.sort(key=lambda task: (task.id in trained, rank_of(task.id, seed, "validation")))
     return Validation(environment, tasks[: recipe.eval_tasks], recipe.metric_for_best_model, recipe.predictors)
 

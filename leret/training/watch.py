@@ -176,7 +176,7 @@ def _check(rule: Rule, log: Log) -> str | None:
 
 
 def _validation(log: Log, key: str) -> dict[str, str]:
-    """Return alarms if the last two validation scores are far below the first, or below the best as the reward rose."""
+    """Return alarms if the last two validation scores are far below the first, or below the best while rewards rose."""
     if key not in log[-1]:
         return {}
     places = [place for place, entry in enumerate(log) if key in entry]

@@ -124,7 +124,7 @@ def test_each_predictor_may_have_its_own_policy(tmp_path):
 
 def test_a_policy_of_no_predictor_and_another_decoding_are_refused(tmp_path):
     run = Run.create(tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"policies\.reply: .* it has write, answer"):
+    with pytest.raises(ConfigError, match=r"policies\.reply: .* available in the program: write, answer"):
         sample(several(reply=GREEDY), run)
     sample(several(answer=GREEDY), run)
     assert sample(several(answer={**GREEDY, "device": "cpu"}), run).new_samples == 0

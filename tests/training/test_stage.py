@@ -48,7 +48,7 @@ def test_sft_then_ipo_lower_their_losses_and_leave_policies_without_pickles(run,
     more = train(changed(SFT, name="sft-more", match_steps_of="ipo"), run)
     assert more.steps == more.total_steps == 30
     with pytest.raises(
-        TrainingError, match=r"match_steps_of: 'sft' was trained for 6 steps in total, but 'ipo' .* already for 30"
+        TrainingError, match=r"match_steps_of: 'sft' was trained for 6 steps in .*'ipo' .* already trained for 30"
     ):
         train(changed(SFT, name="less", init_from="ipo", match_steps_of="sft"), run)
 

@@ -118,7 +118,7 @@ def examples(
 
 
 def pseudo_questions(documents: Iterable[Document], n: int, seed: int) -> list[str]:
-    """Turn sentences of a corpus into at most ``n`` questions, one per document, to train on more words and names."""
+    """Turn sentences from a corpus into at most ``n`` questions, one per document, to train on more words and names."""
     rng = random.Random(f"pseudo-questions {seed}")
     questions = []
     for document in rng.sample(population := list(documents), min(len(population), 2 * n)):

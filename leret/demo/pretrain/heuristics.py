@@ -31,7 +31,7 @@ class Draft:
 
 
 Style = Callable[[Draft], str | None]
-"""Writes one query; None if the style does not apply."""
+"""Writes one query, or returns None if the style does not apply."""
 
 _MAX_WORDS = 24
 
@@ -57,12 +57,12 @@ def copy(draft: Draft) -> str | None:
 
 
 def entity(draft: Draft) -> str | None:
-    """Write a name from the question and up to two other words of the question."""
+    """Write a name and up to two other words from the question."""
     return _with_question(draft, _pick(draft, names(draft.question)))
 
 
 def entity_left(draft: Draft) -> str | None:
-    """Write a name from the question that is in no retrieved title, and up to two other words of the question."""
+    """Write a name from the question that is in no retrieved title, and up to two other words from the question."""
     if not draft.passages:
         return None
     titles = " ".join(p.title for p in draft.passages)
@@ -71,22 +71,22 @@ def entity_left(draft: Draft) -> str | None:
 
 
 def keywords(draft: Draft) -> str | None:
-    """Write the two to five rarest words of the question, in the question's order."""
+    """Write the two to five rarest words in the question, in their order."""
     return _extreme(draft, draft.rng.randint(2, 5), rarest=True)
 
 
 def generic(draft: Draft) -> str | None:
-    """Write the two to four most common content words of the question. The query is bad on purpose."""
+    """Write the two to four most common content words in the question. The query is bad on purpose."""
     return _extreme(draft, draft.rng.randint(2, 4), rarest=False)
 
 
 def title(draft: Draft) -> str | None:
-    """Write the title of a passage and up to two words of the question that are not in the title."""
+    """Write the title of a passage and up to two words from the question that are not in the title."""
     return _with_question(draft, _pick(draft, [p.title for p in draft.passages if p.title]))
 
 
 def mention_random(draft: Draft) -> str | None:
-    """Write a name from the passages that is not in the question, and up to two words of the question."""
+    """Write a name from the passages that is not in the question, and up to two words from the question."""
     mentions = [name for passage in draft.passages for name in _mentions(draft, passage, _shown(draft, passage))]
     return _with_question(draft, _pick(draft, mentions))
 
@@ -169,7 +169,7 @@ def _pick(draft: Draft, choices: Sequence[str]) -> str | None:
 
 
 def _with_question(draft: Draft, start: str | None, known: str = "", rarest: bool = False) -> str | None:
-    """Append up to two words of the question that are neither in ``start`` nor in ``known``."""
+    """Append up to two words from the question that are neither in ``start`` nor in ``known``."""
     if start is None:
         return None
     seen = words_of(start) | words_of(known)

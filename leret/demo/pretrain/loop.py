@@ -150,7 +150,7 @@ def train(
 
 
 def is_finished(out: Path, steps: int) -> bool:
-    """Return True if ``out`` has a policy trained for at least ``steps``; raise TrainingError if for fewer."""
+    """Return True if ``out`` has a policy trained for ``steps`` or more; TrainingError for fewer steps."""
     done = out / _DONE
     if not done.is_file():
         return False

@@ -129,7 +129,7 @@ _SPANS = 6
 
 
 def copying(rng: random.Random, pieces: Sequence[int], around: tuple[Sequence[int], Sequence[int]], end: int) -> Row:
-    """Return a prompt of random word pieces, with spans of it as targets: only copying reduces the loss."""
+    """Return a prompt of random word pieces, with spans from it as targets, so that only copying reduces the loss."""
     text = rng.choices(pieces, k=rng.randint(6, 40))
     before, after = around
     targets = set()
@@ -152,7 +152,7 @@ def probe_on(
 ) -> Probe:
     """Return a probe that measures copying and diversity, which the loss does not show, on held-out questions.
 
-    Prompts are zero-shot; at hop 2, they have the passages that a search for the question returned. ``valid_1`` and
+    Prompts are zero-shot; at hop 2, they contain the passages that a search for the question returned. ``valid_1`` and
     ``valid_2`` are the share of the word pieces of greedy queries at hops 1 and 2 that also occur in the prompt.
     ``distinct_1`` and ``distinct_2`` are the share of distinct queries among four samples at temperature 1.
     ``mention_2`` is the share of samples at hop 2 with a word piece that only occurs in the passages.

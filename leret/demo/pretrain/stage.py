@@ -40,7 +40,7 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
     hyperparameters = minilm_settings(settings)
     adapter = make_adapter(recipe.program.adapter)
     if not isinstance(adapter, CompactAdapter):
-        raise ConfigError("program.adapter.kind: pretrain.kind minilm has only 512 positions; use compact")
+        raise ConfigError("program.adapter.kind: pretrain.kind minilm reads at most 512 tokens; set kind: compact")
     weights_dir()  # fail before reading the data if the weights are missing
     progress = progress or Progress()
     progress.start(f"pretraining {directory.name}", hyperparameters.steps)

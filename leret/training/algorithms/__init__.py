@@ -1,4 +1,4 @@
-"""Algorithms of `leret train`, on stored samples or on fresh samples of the run's tasks.
+"""Algorithms of `leret train`: some train on stored samples, others on fresh samples of the run's tasks.
 
 To add an algorithm, define its entry in a new file and add the entry to this table.
 """

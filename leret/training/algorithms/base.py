@@ -1,4 +1,4 @@
-"""Base class of algorithms on stored samples, and the engine that wraps their TRL trainer."""
+"""Base class of algorithms that train on stored samples, and the engine that wraps their TRL trainer."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TrainerInputs:
 
 @dataclass(frozen=True, slots=True)
 class StoredAlgorithm:
-    """An algorithm on stored samples.
+    """An algorithm that trains on stored samples.
 
     Attributes:
         settings: recipe class; the literal type of its ``algorithm`` field names the algorithm in recipes.
@@ -113,7 +113,7 @@ class StoredAlgorithm:
 
 
 def check_loss(trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., float]) -> float | None:
-    """Check the trainer's loss against the oracle's, on weights that differ from the reference.
+    """Compare the trainer's loss with the oracle's, at weights that differ from the reference model's.
 
     TRL multiplies the last hidden state by the output matrix. If a model's head does more, TRL's log-probabilities are
     wrong, yet its DPO and IPO losses are correct until the first update. Return the difference relative to the oracle's
@@ -285,7 +285,7 @@ def build_with_reference(
     """Return a TRL trainer whose rows include the initial policy's log-probabilities.
 
     Under FSDP, TRL would load the reference model by name, but a merged adapter still has the base model's name. So
-    this function passes a copy of the policy. It refuses a new adapter, because TRL would run weights left on the CPU.
+    this function passes a copy of the policy. It refuses a new adapter, for which TRL would leave weights on the CPU.
     """
     reference = None
     if n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
@@ -301,7 +301,7 @@ def build_with_reference(
 
 
 def _rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any) -> Any:
-    """Return the rows as a dataset, on disk if there are several processes (TRL then shares reference values there)."""
+    """Return the rows as a dataset; several processes need it on disk, where TRL shares the reference values."""
     from datasets import Dataset, load_from_disk
 
     if arguments.world_size == 1:

@@ -24,7 +24,7 @@ class GRPOKeys(Settings):
 
     loss_type: Literal["sequence", "token", "dapo"] = "dapo"
     scale_rewards: Literal["group", "batch", "none"] = Field(
-        "group", description="divide advantages by the standard deviation per group, per round, or by nothing"
+        "group", description="divide advantages by the standard deviation of the group or the round, or by 1"
     )
 
     @field_validator("scale_rewards", mode="before")

@@ -25,7 +25,7 @@ class GSPORecipe(WritingRecipe):
     epsilon: float = Field(3e-4, gt=0, description="lower clip bound of the length-normalized ratio: 1 - epsilon")
     epsilon_high: float | None = Field(4e-4, gt=0, description="upper clip bound: 1 + epsilon_high; None: 1 + epsilon")
     scale_rewards: Literal["group", "batch", "none"] = Field(
-        "group", description="divide advantages by the standard deviation per group, per round, or by nothing"
+        "group", description="divide advantages by the standard deviation of the group or the round, or by 1"
     )
 
 

@@ -64,7 +64,7 @@ def kto_loss(
         desirable: (n,) bool.
         kl: () non-negative estimate of the policy's divergence from the reference; detached from the gradient.
         beta: risk aversion.
-        weights: weight of desirable and weight of undesirable completions.
+        weights: the weight of desirable completions and the weight of undesirable ones.
 
     Source: Ethayarajh et al. 2024, arXiv 2402.01306, eq. 7.
     """
@@ -77,7 +77,7 @@ def kto_loss(
 def scored_completions(
     samples: Sequence[Sample], baseline: Literal["mean"] | float = "mean"
 ) -> Iterator[tuple[Sample, float]]:
-    """Yield a state's distinct completions, each with its reward minus the baseline; skip those at the mean reward."""
+    """Yield a state's distinct completions and rewards minus the baseline; skip rewards equal to a mean baseline."""
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     for sample in distinct(samples):
         score = float(sample.reward or 0.0) - (fmean(rewards) if baseline == "mean" else baseline)
@@ -87,9 +87,9 @@ def scored_completions(
 
 
 def examples(recipe: KTORecipe, samples: Samples) -> list[TrainingExample]:
-    """Return the distinct completions of each state, without completions at the state's mean reward.
+    """Return the distinct completions of each state, except those that `scored_completions` skips.
 
-    The order is shuffled once: TRL pairs each prompt with a neighbouring row's completion as its mismatch.
+    The order is shuffled once, because TRL pairs each prompt with the completion of a neighbouring row as its mismatch.
     """
     completions = [
         TrainingExample(group.state.task_id, plain(group.state.messages), (str(sample.completion),), (score,))
@@ -123,7 +123,7 @@ def collate_completions(rows: list[dict[str, Any]], pad: int, *, packed: bool = 
 
 
 def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
-    """Return TRL's KTOTrainer over rows of ids and the reference model's log-probabilities."""
+    """Return TRL's KTOTrainer; its rows hold token ids and the reference model's log-probabilities."""
     from trl import KTOConfig, KTOTrainer
 
     arguments = KTOConfig(
@@ -139,9 +139,9 @@ def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
 
 
 def kto_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
-    """Return columns of ids for `collate_completions`, and empty text columns, which TRL requires.
+    """Return columns of token ids for `collate_completions`, and the empty text columns that TRL requires.
 
-    KTO estimates its reference point on mismatched rows: each prompt with the previous row's (truncated) completion.
+    KTO estimates its reference point on mismatched rows, which join a prompt to the previous (truncated) completion.
     """
     completions = [example.completions[0] for example in encoded]
     longest = max(example.length for example in encoded)

@@ -1,4 +1,4 @@
-"""`pick`: train a picker on several picks per state, compared by reward."""
+"""`pick`: train a picker on several picks per state, which are compared by reward."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 
 class PickRecipe(PickingRecipe):
-    """Train a picker on several picks per state, compared by reward."""
+    """Train a picker on several picks per state, which are compared by reward."""
 
     algorithm: Literal["pick"] = "pick"
     loss: Literal["grpo", "dpo", "ipo", "sft"] = Field(
         "grpo", description="grpo: group-relative advantages; dpo, ipo: pairs of best and other picks; sft: best picks"
     )
     scale_rewards: Literal["group", "batch", "none"] = Field(
-        "none", description="for grpo: divide advantages by the standard deviation per group, per round, or by nothing"
+        "none", description="for grpo: divide advantages by the standard deviation of the group or the round, or by 1"
     )
     epsilon: float = Field(0.2, gt=0, description="for grpo: clip range of the ratio to the sampling picker")
     entropy_coef: float = Field(0.0, ge=0, description="for grpo: weight of the entropy bonus")
@@ -67,7 +67,7 @@ class GroupMethod:
         return replace(batch, targets=advantages, old_logps=old_logps), statistics
 
     def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
-        """Return each state's mean loss, (n_states,): over its picks (grpo) or its pairs of best and other picks."""
+        """Return each state's loss (n_states,), which is the mean over its picks (grpo) or over its pairs of picks."""
         import torch
 
         from leret.training.online.losses import clipped_loss, entropy
@@ -90,7 +90,7 @@ class GroupMethod:
         return losses - recipe.entropy_coef * entropy(q[:, 0] / self.temperature) if recipe.entropy_coef else losses
 
     def after_step(self, picker: Picker) -> None:
-        """Do nothing: the reference does not move."""
+        """Do nothing: the reference does not change."""
 
     def _logps(self, q: Tensor, batch: PickBatch) -> Tensor:
         """Return the log-probability of each pick, (n,)."""
@@ -101,7 +101,7 @@ def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Te
     """Pair the best samples of each group with the group's other samples; ``groups`` (n,) is the state of each sample.
 
     Returns:
-        Indices of chosen and of rejected samples and weights of pairs, (n_pairs,) each; weights sum to 1 per group.
+        Indices of chosen samples, indices of rejected samples, weights; each (n_pairs,). A group's weights sum to 1.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""PPO: a value head on the policy, a KL penalty per token, and the reward at the last token."""
+"""PPO: the policy has a value head, each token has a KL penalty, and the last token gets the reward."""
 
 from __future__ import annotations
 

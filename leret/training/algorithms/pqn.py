@@ -83,7 +83,7 @@ class ValueMethod:
         return replace(batch, targets=returns[mask]), entry
 
     def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
-        """Return each state's squared error, averaged over heads, (n_states,); only picked candidates are encoded."""
+        """Return each state's squared error (n_states,), averaged over heads; only picked candidates are encoded."""
         import torch
 
         q = torch.stack(picker.q(batch.choices, self.recipe.twin, batch.actions.tolist())).flatten(1).cpu()

@@ -27,7 +27,7 @@ _SIDES = ("chosen", "rejected")
 
 
 class PairRecipe(ExampleRecipe):
-    """Keys for algorithms on pairs."""
+    """Keys for algorithms that train on pairs."""
 
     learning_rates: ClassVar[tuple[float, float]] = (5e-4, 5e-7)
 
@@ -36,7 +36,7 @@ class PairRecipe(ExampleRecipe):
 
     @property
     def loss_weights(self) -> dict[str, float]:
-        """Weights by loss; the default weight of the algorithm's loss is 1."""
+        """The weight of each loss; the algorithm's loss has weight 1 by default."""
         return {self.algorithm: 1.0, **getattr(self, "losses", {})}
 
 
@@ -78,7 +78,7 @@ def collate_pairs(
 
     With ``sequence``, IPO is computed on sums of token log-probabilities, as in the paper. TRL divides a completion's
     log-ratio by the sum of its completion mask. Nothing else reads the mask's first column, so this function sets the
-    column to ``1 - n_tokens``: the mask then sums to 1, and TRL's loss is on sums, with unchanged metrics.
+    column to ``1 - n_tokens``: the mask then sums to 1, TRL's loss uses sums, and its metrics stay the same.
     `leret.training.algorithms.base.check_loss` verifies the loss before training starts.
 
     ``margin`` (nats per unit of reward difference in a pair) is added to the reference's log-probability of the chosen
@@ -106,7 +106,7 @@ def examples(recipe: PairRecipe, samples: Samples) -> list[TrainingExample]:
 
 
 def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
-    """Return TRL's DPOTrainer over pairs of ids and the reference model's log-probabilities."""
+    """Return TRL's DPOTrainer; its rows hold the pairs' token ids and the reference model's log-probabilities."""
     from trl import DPOConfig, DPOTrainer
 
     arguments = DPOConfig(
@@ -127,7 +127,7 @@ _TRL_NAMES = {"dpo": "sigmoid", "ipo": "ipo", "sft": "sft"}
 
 
 def preference_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
-    """Return columns of ids for `collate_pairs`, and empty text columns, which TRL requires."""
+    """Return columns of token ids for `collate_pairs`, and the empty text columns that TRL requires."""
     return {name: [""] * len(encoded) for name in ("prompt", "chosen", "rejected")} | {
         "prompt_tokens": [example.prompt for example in encoded],
         "chosen_tokens": [example.completions[0] for example in encoded],

@@ -90,7 +90,7 @@ def _reference_answers(recipe: SFTRecipe, samples: Samples) -> list[TrainingExam
 
 
 def collate_targets(rows: list[dict[str, Any]], pad: int, *, packed: bool = False) -> dict[str, Any]:
-    """Return a batch of `sft_rows` with ids and labels; ``packed`` requires a model prepared with `share_prompts`."""
+    """Return `sft_rows` as a batch with ids and labels; ``packed`` requires a model prepared with `share_prompts`."""
     from leret.training.packing import collate
 
     batch = collate([_sequence(row) for row in rows], pad, packed=packed)
@@ -98,7 +98,7 @@ def collate_targets(rows: list[dict[str, Any]], pad: int, *, packed: bool = Fals
 
 
 def make_trainer(recipe: SFTRecipe, inputs: TrainerInputs) -> Any:
-    """Return TRL's SFTTrainer over rows of ids; the loss covers the completion and its end token."""
+    """Return TRL's SFTTrainer; its rows hold token ids, and the loss covers the completion and its end token."""
     from trl import SFTConfig, SFTTrainer
 
     arguments = SFTConfig(
@@ -131,7 +131,7 @@ def _sequence(row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
 
 
 def _describe(recipe: SFTRecipe) -> str:
-    what = "reference answers" if recipe.targets == "answer" else f"the {recipe.targets} completions of a state"
+    what = "reference answers" if recipe.targets == "answer" else f"the {recipe.targets} completions of each state"
     return f"supervised fine-tuning on {what}"
 
 

@@ -89,7 +89,7 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def same_side_of_mean(parts: Tensor, groups: Tensor, side: Literal["above", "below", "either"]) -> Tensor:
-    """Return True for each completion (n,) whose reward parts (n, n_parts) are all above (or below) their group mean.
+    """Return True for each completion (n,) whose reward parts (n, n_parts) are all above or all below the group mean.
 
     A part that is identical within the group, or NaN because it does not apply, counts as both above and below.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OnlineAlgorithm:
-    """An algorithm on fresh samples of the run's tasks; ``picks`` is True if it trains a picker."""
+    """An algorithm that trains on fresh samples of the run's tasks; ``picks`` is True if it trains a picker."""
 
     settings: type[RoundRecipe]
     objective: Any  # an Objective, or the class of a `leret.training.online.picking.Method`

@@ -55,7 +55,7 @@ KL = {"k1": k1, "k3": k3}
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """Return half the larger squared error, (n, width): of the value, or of the value clipped near the old value.
+    """Return half the larger of two squared errors (n, width), of the value and of the value clipped near the old one.
 
     Source: PPO's code (Engstrom et al. 2020, arXiv 2005.12729, section 3, item 1).
     """

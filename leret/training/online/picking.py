@@ -204,7 +204,7 @@ def values_of(picker: Picker, choices: Sequence[Choice], twin: bool = False) -> 
 def step_rewards(rewards: Tensor, rollouts: Tensor, at_end: bool = False) -> Tensor:
     """Return each step's reward (n,) from its rollout's reward after the step (n,); a rollout's steps are adjacent.
 
-    A step gets the increase of the reward. With ``at_end``, every reward is the final one, which the last step gets.
+    A step gets the increase of the reward. With ``at_end``, only the last step gets the (final) reward.
     """
     starts = torch.cat([rollouts.new_ones(1, dtype=torch.bool), rollouts[1:] != rollouts[:-1]])
     if at_end:

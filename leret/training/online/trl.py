@@ -127,7 +127,7 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
         if len(rows["state"]) * recipe.num_generations < arguments.generation_batch_size:
             raise TrainingError(
                 f"a batch of {arguments.generation_batch_size} completions, {recipe.num_generations} per state, needs "
-                f"more than the {len(rows['state'])} states in the run; lower per_device_train_batch_size or sample "
+                f"more states than the {len(rows['state'])} in the run; lower per_device_train_batch_size or sample "
                 "more states"
             )
         trainer = build_trainer(getattr(trl, f"{name}Trainer"), recipe, inputs, arguments, rows, reward_funcs=states)

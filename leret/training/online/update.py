@@ -173,7 +173,7 @@ class Reference:
 
 
 class Update:
-    """Model, optimizer and optimizer steps; the recipe has the keys for optimizer and objective."""
+    """Takes optimizer steps on a model; the recipe has the keys for the optimizer and the objective."""
 
     def __init__(
         self, model: Any, pad: int, recipe: Any, objective: Objective, *, temperature: float = 1.0,

@@ -144,7 +144,7 @@ class WriterLearner:
 
 
 class ServedPolicy:
-    """Samples rounds from the run's servers, with the `LocalPolicy` methods that rounds need.
+    """Samples rounds from the run's servers; it has the `LocalPolicy` methods that rounds need.
 
     The servers load the current adapter before each round.
 
@@ -224,5 +224,5 @@ class ServedPolicy:
 
 
 def _letters(text: str) -> str:
-    """Return the text without whitespace and a truncated last character, which servers decode differently."""
+    """Return the text without whitespace or a truncated last character, because servers decode them differently."""
     return "".join(text.split()).rstrip("\ufffd")

@@ -96,7 +96,7 @@ def test_an_outage_is_none(scored):
 
 
 def test_more_completions_a_batch_than_the_states_give_are_refused(sampled):
-    with pytest.raises(TrainingError, match="more than the 24 states in the run"):
+    with pytest.raises(TrainingError, match="more states than the 24 in the run"):
         train(changed(GRPO, per_device_train_batch_size=128), sampled)
     with pytest.raises(TrainingError, match="divisible by num_generations"):
         train(changed(GRPO, per_device_train_batch_size=6, name="other"), sampled)
