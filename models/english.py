@@ -155,8 +155,8 @@ def frequent_pieces(texts: Iterable[str], n: int) -> list[str]:
         counts.update(full.encode(text, add_special_tokens=False).tokens)
     order = full.get_vocab()
     single = [piece for piece in order if len(piece.removeprefix("##")) == 1 and (piece.isascii() or counts[piece])]
-    kept = dict.fromkeys([*SPECIAL, "[SEP]", LINE, *single, *(piece for piece, _ in counts.most_common()), *order])
-    return sorted(list(kept)[:n], key=order.__getitem__)
+    pieces = dict.fromkeys([*SPECIAL, "[SEP]", LINE, *single, *(piece for piece, _ in counts.most_common()), *order])
+    return sorted(list(pieces)[:n], key=order.__getitem__)
 
 
 def examples(questions: Sequence[str], retriever: Retriever, seed: int) -> Iterator[Example]:

@@ -28,8 +28,8 @@ _TEMPLATE = (
 POSITIONS = 512  # maximum tokens of a prompt with its completion
 
 
-def build_tokenizer(kept: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
-    """Build MiniLM's word-piece tokenizer with a chat template.
+def build_tokenizer(vocabulary: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
+    """Build MiniLM's word-piece tokenizer with a chat template, by default with all of its pieces.
 
     A message is a token for its role, the word pieces of its text, and ``[SEP]``. The piece ``¶`` is a line break and
     never occurs in a query. Decoding separates pieces by spaces, so completions of whole words encode to the same ids.
@@ -38,8 +38,8 @@ def build_tokenizer(kept: Sequence[str] | None = None) -> PreTrainedTokenizerFas
     from transformers import PreTrainedTokenizerFast
 
     pieces = Tokenizer.from_file(str(weights_dir() / "tokenizer.json"))
-    if kept is not None:
-        pieces.model = models.WordPiece({piece: i for i, piece in enumerate(kept)}, unk_token="[UNK]")
+    if vocabulary is not None:
+        pieces.model = models.WordPiece({piece: i for i, piece in enumerate(vocabulary)}, unk_token="[UNK]")
     pieces.no_padding()
     pieces.no_truncation()
     pieces.normalizer = normalizers.Sequence(
