@@ -7,9 +7,10 @@ from pathlib import Path
 
 from leret.core.progress import shown
 from models.agent import pretrain_agent
+from models.english import pretrain_english
 from models.scratch import pretrain_scratch
 
-BUILDERS = {"demo": pretrain_scratch, "agent": pretrain_agent}
+BUILDERS = {"demo": pretrain_scratch, "agent": pretrain_agent, "english": pretrain_english}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -19,10 +20,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="model directory; a stopped build is continued")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, help="training steps; defaults to the shipped policy's")
+    parser.add_argument("--set", action="append", help="for english: data.questions=FILE and data.corpus=FILE")
     parsed = parser.parse_args(arguments)
+    options = {"overrides": parsed.set} if parsed.set else {}
     with shown() as progress:
         progress.start(f"pretraining {parsed.out.name}", parsed.steps)
-        BUILDERS[parsed.name](parsed.out, progress, seed=parsed.seed, steps=parsed.steps)
+        BUILDERS[parsed.name](parsed.out, progress, seed=parsed.seed, steps=parsed.steps, **options)
         progress.finish()
 
 

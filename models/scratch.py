@@ -124,12 +124,12 @@ def pretrain_scratch(out: Path, progress: Progress, *, seed: int = 0, steps: int
     return out
 
 
-def training_facts(*logs: Path) -> tuple[str, str]:
+def training_facts(*logs: Path, measure: str = "bridge", every: int = _FIRST.log_every) -> tuple[str, str]:
     """Return the training cost and a table of the final measures, for a model card."""
     lines = [json.loads(line) for log in logs for line in log.read_text(encoding="utf-8").splitlines()]
-    figures = [line for line in lines if "bridge" in line][-1]
+    figures = [line for line in lines if measure in line][-1]
     minutes = sum(line.get("cpu_s", 0.0) for line in lines) / 60
-    tokens = sum(line.get("tokens", 0.0) for line in lines) * _FIRST.log_every / 1e6
+    tokens = sum(line.get("tokens", 0.0) for line in lines) * every / 1e6
     rows = [f"| {name} | {figures[name]} |" for name in figures if name != "step"]
     cost = f"{tokens:.1f} million tokens, {minutes:.0f} CPU-minutes on one thread"
     return cost, "\n".join(["| measure | |", "|--|--|", *rows])

@@ -31,7 +31,7 @@ _TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 _MAX_POSITIONS = 1024
-_WIDTH, _HEAD, _BASE = 128, 64, 1e6
+_WIDTH, HEAD, BASE = 128, 64, 1e6
 _SCALE = _WIDTH**-0.5
 _COMMON = """question: context: query: | 0 1 2 3 4 5 6 7 8 9 ! " ' ( ) , - . / : ; ? & a about after all also
 american among an and are as before between both british but can country date death died during each
@@ -94,14 +94,14 @@ def build_model(n_words: int, seed: int) -> Qwen3ForCausalLM:
         num_hidden_layers=4,
         num_attention_heads=4,
         num_key_value_heads=4,
-        head_dim=_HEAD,
+        head_dim=HEAD,
         max_position_embeddings=_MAX_POSITIONS,
         tie_word_embeddings=False,
         pad_token_id=SPECIAL.index("<|pad|>"),
         eos_token_id=SPECIAL.index("<|end|>"),
         bos_token_id=None,
         initializer_range=_SCALE,
-        rope_parameters={"rope_type": "default", "rope_theta": _BASE},
+        rope_parameters={"rope_type": "default", "rope_theta": BASE},
     )
     model = Qwen3ForCausalLM(config)
     _write_copying_heads(model, seed)
@@ -113,11 +113,11 @@ def build_model(n_words: int, seed: int) -> Qwen3ForCausalLM:
     return model
 
 
-_CARRIED = 32
+CARRIED = 32
 """Number of dimensions that hold the previous word."""
 _FAST = (0.75, 0.6, 0.5, 0.4, 0.35, 0.3, 0.2, 0.2)
 """Weights of the fastest rotations in the carrying head. Their sum peaks at a distance of one word."""
-_SHARPNESS = 2.0
+SHARPNESS = 2.0
 _COPY, _FAINT = 3.0, 2.0
 
 
@@ -140,36 +140,40 @@ def _write_copying_heads(model: Qwen3ForCausalLM, seed: int) -> None:
         layer.mlp.down_proj.weight.zero_()
     words = model.model.embed_tokens.weight
     words[:, 0] = 3 * _SCALE
-    words[:, _WIDTH - _CARRIED :] = 0
+    words[:, _WIDTH - CARRIED :] = 0
     model.lm_head.weight.copy_(words)
     basis = _basis(generator)
-    _carry(model.model.layers[0].self_attn, basis)
+    carry(model.model.layers[0].self_attn, basis)
     _copy(model.model.layers[-1].self_attn, basis, _basis(generator))
 
 
 def _basis(generator: torch.Generator) -> torch.Tensor:
     """Return orthonormal rows (n, width) that span the dimensions of the word."""
-    span = _WIDTH - _CARRIED - 1
+    span = _WIDTH - CARRIED - 1
     basis = torch.zeros(span, _WIDTH)
     basis[:, 1 : 1 + span], _ = torch.linalg.qr(torch.randn(span, span, generator=generator))
     return basis
 
 
-def _carry(attention: Qwen3Attention, basis: torch.Tensor) -> None:
-    """Make head 0 attend to the previous word and write it to the empty dimensions."""
-    n, half = len(_FAST), _HEAD // 2
-    rotations = torch.pow(_BASE, -torch.arange(half) / half)
+def carry(attention: Qwen3Attention, basis: torch.Tensor, back: int = 1) -> None:
+    """Make head ``back - 1`` attend ``back`` words back and write that word to empty dimensions at the end."""
+    n, half, width = len(_FAST), HEAD // 2, basis.shape[1]
+    rotations = torch.pow(BASE, -torch.arange(half) / half)
     strength = torch.zeros(half)
     strength[:n] = torch.tensor(_FAST)
-    attention.q_proj.weight[:_HEAD] *= 0.1
-    attention.k_proj.weight[:_HEAD] *= 0.1
-    attention.k_proj.weight[:_HEAD, 0] = torch.cat([strength, torch.zeros(half)])
-    attention.q_proj.weight[:_HEAD, 0] = torch.cat([strength * rotations.cos(), -strength * rotations.sin()])
+    head = slice((back - 1) * HEAD, back * HEAD)
+    attention.q_proj.weight[head] *= 0.1
+    attention.k_proj.weight[head] *= 0.1
+    attention.k_proj.weight[head, 0] = torch.cat([strength, torch.zeros(half)])
+    turn = rotations * back
+    attention.q_proj.weight[head, 0] = torch.cat([strength * turn.cos(), -strength * turn.sin()])
     fast = [*range(n), *range(half, half + n)]
-    attention.q_norm.weight[fast] = _SHARPNESS
-    attention.k_norm.weight[fast] = _SHARPNESS
-    attention.v_proj.weight[:_CARRIED] = basis[:_CARRIED]
-    attention.o_proj.weight[-_CARRIED:, :_CARRIED] = _SCALE * torch.eye(_CARRIED)
+    attention.q_norm.weight[fast] = SHARPNESS
+    attention.k_norm.weight[fast] = SHARPNESS
+    values = slice(head.start, head.start + CARRIED)
+    attention.v_proj.weight[values] = basis[:CARRIED]
+    end = width - CARRIED * (back - 1)
+    attention.o_proj.weight[end - CARRIED : end, values] = width**-0.5 * torch.eye(CARRIED)
 
 
 def _copy(attention: Qwen3Attention, basis: torch.Tensor, copied: torch.Tensor) -> None:
@@ -177,15 +181,15 @@ def _copy(attention: Qwen3Attention, basis: torch.Tensor, copied: torch.Tensor) 
 
     Words are compared in the slowest rotations, which hardly depend on the position in a prompt.
     """
-    half, quarter = _HEAD // 2, _CARRIED // 2
-    slow = [*range(half - quarter, half), *range(_HEAD - quarter, _HEAD)]
-    attention.q_proj.weight[:_HEAD] *= 0.1
-    attention.k_proj.weight[:_HEAD] = 0
-    attention.q_proj.weight[slow] = basis[:_CARRIED]
-    attention.k_proj.weight[slow, -_CARRIED:] = torch.eye(_CARRIED)
-    attention.q_norm.weight[slow] = _SHARPNESS
-    attention.k_norm.weight[slow] = _SHARPNESS
-    for head, rows in enumerate((copied[:_HEAD], copied[:_HEAD], copied[-_HEAD:])):
-        dimensions = slice(head * _HEAD, (head + 1) * _HEAD)
+    half, quarter = HEAD // 2, CARRIED // 2
+    slow = [*range(half - quarter, half), *range(HEAD - quarter, HEAD)]
+    attention.q_proj.weight[:HEAD] *= 0.1
+    attention.k_proj.weight[:HEAD] = 0
+    attention.q_proj.weight[slow] = basis[:CARRIED]
+    attention.k_proj.weight[slow, -CARRIED:] = torch.eye(CARRIED)
+    attention.q_norm.weight[slow] = SHARPNESS
+    attention.k_norm.weight[slow] = SHARPNESS
+    for head, rows in enumerate((copied[:HEAD], copied[:HEAD], copied[-HEAD:])):
+        dimensions = slice(head * HEAD, (head + 1) * HEAD)
         attention.v_proj.weight[dimensions] = rows
         attention.o_proj.weight[:, dimensions] = (_FAINT if head else _COPY) * _SCALE * rows.T

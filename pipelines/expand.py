@@ -5,11 +5,15 @@ passages found so far. `ExpandWrite` has an LM write the words instead. Copy thi
 it as ``program: {path: "expand.py:Expand"}``.
 """
 
+import re
+from collections.abc import Mapping, Sequence
+
 import dspy
 
 from leret import Pick, Search
 from leret.core.types import Candidate
 from leret.programs.mentions import mentions
+from leret.programs.search import Found
 
 
 class Expand(dspy.Module):
@@ -44,26 +48,64 @@ class WriteWords(dspy.Signature):
 
     question: str = dspy.InputField()
     context: list[str] = dspy.InputField(desc="passages found so far, as `title | text`")
-    words: str = dspy.OutputField(desc="a name or a few words, without those of the question")
+    names: list[str] = dspy.InputField(desc="numbered suggestions, the most promising first")
+    words: str = dspy.OutputField(desc="a suggestion with its number, or other words; several searches as `a; b`")
 
 
 class ExpandWrite(dspy.Module):
-    """Like `Expand`, but an LM writes the words to add.
+    """Like `Expand`, but an LM writes the words to add: a suggested name, other words, or ``nothing``.
 
     Args:
         k: passages for the question alone.
         hops: searches with written words; each search adds one new passage.
+        context: whether the LM sees the passages; without them, the prompt is short enough for a tiny LM.
     """
 
-    def __init__(self, k: int = 3, hops: int = 3) -> None:
+    def __init__(self, k: int = 3, hops: int = 3, context: bool = True) -> None:
         super().__init__()
-        self.hops = hops
+        self.hops, self.context = hops, context
         self.first, self.more = Search(k=k), Search(k=1, exclude_seen=True)
-        self.write_words = dspy.Predict(WriteWords)
+        self.write_words = dspy.Predict(WriteWords if context else WriteWords.delete("context"))
 
     def forward(self, question: str) -> dspy.Prediction:
         found = self.first(question)
-        for _ in range(self.hops):
-            words = self.write_words(question=question, context=found.passages).words
-            found = self.more(f"{question} {words}", found)
+        tried: list[str] = []
+        while len(tried) < self.hops:
+            inputs = {"names": numbered(likely_names(question, found, tried))}
+            if self.context:
+                inputs["context"] = found.passages
+            written = self.write_words(question=question, **inputs).words.split(";")
+            new = [added(part) for part in written][: self.hops - len(tried)]
+            found = self.more([f"{question} {words}".strip() for words in new], found)
+            tried += new
         return dspy.Prediction(context=found.passages, doc_ids=found.doc_ids)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """Return the lines that a prompt shows: numbered names, then ``0 nothing``."""
+    return [*(f"{number} {name}" for number, name in enumerate(names, 1)), "0 nothing"]
+
+
+def added(written: str) -> str:
+    """Return the words that a completion adds to the question, without a line's number; ``nothing`` adds none."""
+    words = re.sub(r"^\d{1,2}[.:)]? +(?=\S)", "", written.strip())
+    return "" if words.lower() == "nothing" else words
+
+
+def likely_names(question: str, found: Found, tried: Sequence[str] = (), n: int = 12) -> list[str]:
+    """Return at most ``n`` names from the question and the passages, the most promising first.
+
+    A name is promising if it has several words, and if its sentence shares words with the question. The weights were
+    chosen on training questions of HotpotQA.
+    """
+    seen = {words.lower() for words in tried}
+
+    def score(name: Candidate) -> float:
+        data: Mapping[str, float] = name.data
+        form = 2.1 * data["several_words"] - 0.1 * data["adjective"]
+        if "own" in data:  # a name in the question
+            return 3.7 - 2.7 * data["own_read"] + 2.0 * bool(tried) + form
+        return 4.7 * data["sentence_overlap"] + data["after_question_word"] - 0.9 * data["titled"] + form
+
+    names = [name for name in mentions(question, found) if name.text and name.text.lower() not in seen]
+    return [name.text for name in sorted(names, key=score, reverse=True)[:n]]

