@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import dspy
 import torch
@@ -312,7 +313,7 @@ def _freeze_heads(model: Qwen3ForCausalLM) -> None:
     """Keep the carrying heads, and the dimensions that they alone may write, out of training."""
     ends, carrying = slice(-2 * CARRIED, None), slice(0, 2 * HEAD)
 
-    def freeze(weight: torch.Tensor, *places: object) -> None:
+    def freeze(weight: torch.Tensor, *places: Any) -> None:
         def mask(gradient: torch.Tensor) -> torch.Tensor:
             gradient = gradient.clone()
             for place in places:
