@@ -32,9 +32,9 @@ class Placed:
     problems: list[str] = field(default_factory=list)
 
     def at(self, key: Key) -> str:
-        """Return the prefix of a message about ``key``: ``file.yaml:12: ``, or ``--set `` for a flag.
+        """Return the location that a message about ``key`` begins with: ``file.yaml:12: `` or, for a flag, ``--set ``.
 
-        An absent key has the place of the nearest enclosing section.
+        If ``key`` is not in the file, the location is that of the nearest enclosing section.
         """
         while key and key not in self.places:
             key = key[:-1]

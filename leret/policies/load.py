@@ -90,7 +90,7 @@ def compute_digest(settings: PolicySettings) -> str:
 
 
 def sampled_policy(settings: PolicySettings) -> Policy:
-    """Create a policy; for a model in `SERVED`, copy that policy, and set the copy's digest to that of the weights."""
+    """Create a policy, or copy the served policy of a model in `SERVED`, with the digest of the model's weights."""
     served = SERVED.get(settings.model) if isinstance(settings, LocalPolicySettings) else None
     if served is None:
         return make_policy(settings)

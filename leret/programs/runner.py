@@ -44,7 +44,7 @@ class ProgramRunner:
     async def advance(
         self, task: Task, steps: Sequence[Step], results: SearchResults, check: bool = False
     ) -> NeedsCompletion | Finished:
-        """Run to the first step that has no completion yet, or to the end; ``check`` repeats the run and compares."""
+        """Run to the first step that has no completion yet, or to the end; ``check`` fails if a second run differs."""
         need = self.replay.run(task, steps, results, self.retrieve, check)
         return await self.search_on(need, task, steps, results, check) if isinstance(need, NeedsSearch) else need
 

@@ -178,7 +178,7 @@ def questions_digest(questions: Sequence[Task]) -> str:
 
 
 def scorable(tasks: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
-    """Return the tasks with labels for the reward: gold documents for ``ap``, reference answers for ``f1``."""
+    """Return only the tasks with the labels that the reward needs, such as gold documents or reference answers."""
     spec = recipe.sampling.whole_reward
     if function_names(spec):  # custom functions may need any label
         return list(tasks)

@@ -105,8 +105,8 @@ async def sample_tasks(
 ) -> SamplingStats:
     """Sample every task to the end of its path, into a store; stored samples are not repeated.
 
-    The call changes the program. ``search`` uses this event loop; pass None if every `leret.Search` has a retriever.
-    The first tasks decide what credit ``auto`` means for each predictor; ``run`` (if given) stores the decision.
+    The call replaces the program's LMs with stand-ins. ``search`` must use the running event loop; pass None if every
+    `leret.Search` has a retriever. Each predictor's credit ``auto`` is decided on the first tasks, and stored in ``run``.
 
     Raises LeretError if too many samples fail or the program cannot be replayed; finished samples are kept.
     """

@@ -208,7 +208,7 @@ def _step(
 
 
 def classes_of(model: PreTrainedModel, batch: Batch, settings: LoopSettings, step: int) -> torch.Tensor | None:
-    """Return the sorted ids of the tokens in the softmax of a step's loss; None for the whole vocabulary."""
+    """Return the sorted token ids that a step's softmax covers; None means the whole vocabulary."""
     if not settings.negatives or step >= settings.steps * 5 // 6:
         return None
     generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)

@@ -291,7 +291,7 @@ def make_optimizer(recipe: Any, **adam: float) -> tuple[Any, Mapping[str, Any]]:
 
 
 def make_schedule(recipe: RoundRecipe, optimizer: torch.optim.Optimizer, n: int, floor: float = 0.0) -> Any:
-    """Return the learning rate schedule over ``n`` steps; a cosine ends at the fraction ``floor`` of the rate."""
+    """Return a learning rate schedule over ``n`` steps; a cosine schedule ends at ``floor`` times the peak rate."""
     from transformers import get_scheduler
 
     warmup = recipe.warmup_steps or math.ceil(recipe.warmup_ratio * n)
