@@ -106,7 +106,7 @@ async def sample_tasks(
     """Sample every task to the end of its path, into a store; stored samples are not repeated.
 
     The call replaces the program's LMs with stand-ins. ``search`` must use the running event loop; pass None if every
-    `leret.Search` has a retriever. Each predictor's credit ``auto`` is decided on the first tasks, and stored in ``run``.
+    `leret.Search` has a retriever. A predictor's credit ``auto`` is decided on the first tasks and stored in ``run``.
 
     Raises LeretError if too many samples fail or the program cannot be replayed; finished samples are kept.
     """
