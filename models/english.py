@@ -122,21 +122,18 @@ def pretrain_english(
 
 def _card(out: Path, model: Qwen3ForCausalLM, settings: EnglishSettings, n_questions: int) -> str:
     cost, measures = training_facts(out / "pretrain.jsonl", measure="listed", every=settings.log_every)
-    return f"""---
-license: cc-by-sa-4.0
----
-# english: a tiny policy that adds words to a search
+    return f"""# english: a tiny policy that adds words to a search
 
 A causal language model (Qwen3, {sum(p.numel() for p in model.parameters()):,} parameters, bfloat16) for
 `pipelines/expand.py:ExpandWrite` without passages. It reads a question and numbered names, and writes one of the lines.
 It prefers the first names and does not know which name helps: training with a reward teaches it that.
 
 Built by `python -m models english` (seed {settings.seed}, {settings.steps} steps) from {n_questions:,} texts: training
-questions, and sentences of the corpus as questions. Cost: {cost}. No gold documents were used. Heads
-that copy from the prompt are written into the untrained model (`models/english.py`).
+questions, and sentences from the corpus turned into questions. No gold documents were used. Cost: {cost}.
+Heads that copy from the prompt are written into the untrained model (`models/english.py`).
 
-Word pieces and word vectors come from all-MiniLM-L6-v2 (Apache License 2.0). Questions and passages come from HotpotQA,
-which quotes Wikipedia (CC BY-SA 4.0); these weights have the same licence.
+Word pieces and word vectors come from all-MiniLM-L6-v2 (Apache License 2.0). The licences of the questions and the
+passages apply to these weights too; HotpotQA's is CC BY-SA 4.0.
 
 Measured at the first step on {_PROBED} questions kept out of training (`models.english.probe_on`):
 
