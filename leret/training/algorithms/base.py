@@ -46,7 +46,7 @@ class TrainerInputs:
     max_steps: int | None = None  # optimizer steps instead of the recipe's epochs
 
     def share_prompts(self) -> bool:
-        """Prepare the model for packed batches if possible (only on a CPU, in one process); return True if it was."""
+        """Prepare the model for packed batches if possible (only on a CPU, in one process); return True if prepared."""
         from leret.training.packing import share_prompts
 
         return self.device == "cpu" and n_processes() == 1 and share_prompts(self.model)
@@ -113,11 +113,11 @@ class StoredAlgorithm:
 
 
 def check_loss(trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., float]) -> float | None:
-    """Compare the trainer's loss with the oracle's, at weights that differ from the reference model's.
+    """Raise `TrainingError` if the trainer's loss is not the oracle's, at weights unlike those of the reference model.
 
     TRL multiplies the last hidden state by the output matrix. If a model's head does more, TRL's log-probabilities are
-    wrong, yet its DPO and IPO losses are correct until the first update. Return the difference relative to the oracle's
-    loss (or to 1, if the loss is smaller); None under ZeRO-3, which shards the weights between steps.
+    wrong, yet its DPO and IPO losses are correct until the first update. Return the difference divided by the oracle's
+    loss (or by 1, if the loss is below 1); None under ZeRO-3, which shards the weights between steps.
     """
     import torch
     from accelerate.utils import send_to_device
@@ -150,7 +150,7 @@ def check_loss(trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., f
 
 @contextmanager
 def _moved(model: Any) -> Iterator[None]:
-    """Add noise, for the duration of the block, to small parameters and to all parameters outside the backbone."""
+    """Add noise to small parameters and to all parameters outside the backbone; the end of the block restores them."""
     import torch
 
     inner = model.get_base_model() if hasattr(model, "peft_config") else model
@@ -284,8 +284,8 @@ def build_with_reference(
 ) -> Any:
     """Return a TRL trainer whose rows include the initial policy's log-probabilities.
 
-    Under FSDP, TRL would load the reference model by name, but a merged adapter still has the base model's name. So
-    this function passes a copy of the policy. It refuses a new adapter, for which TRL would leave weights on the CPU.
+    Under FSDP, TRL would load the reference model by name, and a merged adapter still has the base model's name. So
+    this function passes a copy of the policy. With ``lora`` it fails: TRL would leave weights on the CPU.
     """
     reference = None
     if n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
@@ -301,7 +301,7 @@ def build_with_reference(
 
 
 def _rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any) -> Any:
-    """Return the rows as a dataset; several processes need it on disk, where TRL shares the reference values."""
+    """Return the rows as a dataset; for several processes it is on disk, where TRL shares the reference values."""
     from datasets import Dataset, load_from_disk
 
     if arguments.world_size == 1:

@@ -1,6 +1,6 @@
 """KTO: Kahneman-Tversky optimization on single completions, with TRL's KTOTrainer.
 
-Completions above their state's mean reward are desirable. The reference model is the initial policy.
+A completion is desirable if its reward is at least the baseline. The reference model is the initial policy.
 """
 
 from __future__ import annotations
@@ -56,12 +56,12 @@ def kto_loss(
     beta: float,
     weights: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
-    """Return KTO's losses (n,): each completion's weight minus its value, relative to the reference point ``kl``.
+    """Return KTO's losses (n,): each completion's weight minus its value; ``kl`` is the value's reference point.
 
     Args:
         policy: (n,) log-probability of each completion under the policy, summed over its tokens.
-        reference: (n,) the same log-probabilities under the reference model.
-        desirable: (n,) bool.
+        reference: (n,) the same completions' log-probabilities under the reference model.
+        desirable: (n,) True for desirable completions.
         kl: () non-negative estimate of the policy's divergence from the reference; detached from the gradient.
         beta: risk aversion.
         weights: the weight of desirable completions and the weight of undesirable ones.
@@ -77,7 +77,7 @@ def kto_loss(
 def scored_completions(
     samples: Sequence[Sample], baseline: Literal["mean"] | float = "mean"
 ) -> Iterator[tuple[Sample, float]]:
-    """Yield a state's distinct completions and rewards minus the baseline; skip rewards equal to a mean baseline."""
+    """Yield distinct samples of a state with their rewards minus the baseline; skip 0 if the baseline is the mean."""
     rewards = [sample.reward for sample in samples if sample.reward is not None]
     for sample in distinct(samples):
         score = float(sample.reward or 0.0) - (fmean(rewards) if baseline == "mean" else baseline)
@@ -109,7 +109,7 @@ def examples(recipe: KTORecipe, samples: Samples) -> list[TrainingExample]:
 
 
 def collate_completions(rows: list[dict[str, Any]], pad: int, *, packed: bool = False) -> dict[str, Any]:
-    """Return a batch for TRL's KTOTrainer; the prefix ``KL_`` marks sequences with mismatched completions."""
+    """Return a batch for TRL's KTOTrainer; keys that start with ``KL_`` hold mismatched completions."""
     import torch
 
     from leret.training.packing import collate
@@ -141,7 +141,7 @@ def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
 def kto_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
     """Return columns of token ids for `collate_completions`, and the empty text columns that TRL requires.
 
-    KTO estimates its reference point on mismatched rows, which join a prompt to the previous (truncated) completion.
+    KTO estimates its reference point on mismatched rows, which join a prompt to the previous completion (cut to fit).
     """
     completions = [example.completions[0] for example in encoded]
     longest = max(example.length for example in encoded)

@@ -48,7 +48,7 @@ class GroupMethod:
         self.reference: Picker | None = None
 
     def begin(self, picker: Picker) -> None:
-        """Copy the initial picker as the reference for dpo and ipo."""
+        """Copy the initial picker as the reference if the loss is dpo or ipo."""
         self.reference = picker.clone() if self.recipe.loss in {"dpo", "ipo"} else None
 
     def sampling(self, number: int, share: float) -> tuple[float, int | None]:
@@ -98,7 +98,7 @@ class GroupMethod:
 
 
 def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pair the best samples of each group with the group's other samples; ``groups`` (n,) is the state of each sample.
+    """Pair each of a group's best samples with each of the group's other samples; ``groups`` (n,) are samples' states.
 
     Returns:
         Indices of chosen samples, indices of rejected samples, weights; each (n_pairs,). A group's weights sum to 1.

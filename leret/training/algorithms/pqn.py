@@ -21,7 +21,7 @@ _UNIFORM = 1e9
 
 
 class PQNRecipe(PickingRecipe):
-    """Parallel Q-learning with Q-RAG's settings for E5 on HotpotQA (12 environments x 8 gradient steps = 96 tasks)."""
+    """Parallel Q-learning with Q-RAG's settings for E5 on HotpotQA (12 environments x 8 steps = 96 tasks a round)."""
 
     algorithm: Literal["pqn"] = "pqn"
     learning_rate: float = Field(1.5e-5, gt=0)
@@ -59,7 +59,7 @@ class ValueMethod:
         self.reference: Picker | None = None
 
     def begin(self, picker: Picker) -> None:
-        """Copy the picker as the target network; with tau 1 there is no target network."""
+        """Copy the picker as the target network, unless tau is 1."""
         self.reference = picker.clone() if self.recipe.tau < 1 else None
 
     def sampling(self, number: int, share: float) -> tuple[float, int | None]:

@@ -32,7 +32,7 @@ class RLOORecipe(TRLKeys, WritingRecipe):
 
 
 def advantages(recipe: RLOORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> RolloutBatch:
-    """Set all tokens' advantages to the completion's reward minus KL, relative to the group's other completions."""
+    """Set a completion's advantages to its penalized reward minus the mean of the group's other penalized rewards."""
     from leret.training.online.advantages import leave_one_out
     from leret.training.online.losses import KL
 

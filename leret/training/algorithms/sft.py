@@ -90,7 +90,7 @@ def _reference_answers(recipe: SFTRecipe, samples: Samples) -> list[TrainingExam
 
 
 def collate_targets(rows: list[dict[str, Any]], pad: int, *, packed: bool = False) -> dict[str, Any]:
-    """Return `sft_rows` as a batch with ids and labels; ``packed`` requires a model prepared with `share_prompts`."""
+    """Return rows of `sft_rows` as one batch of tensors; ``packed`` requires a model prepared with `share_prompts`."""
     from leret.training.packing import collate
 
     batch = collate([_sequence(row) for row in rows], pad, packed=packed)

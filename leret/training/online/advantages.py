@@ -32,7 +32,7 @@ def group_deviations(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def centred(values: Tensor, groups: Tensor) -> Tensor:
-    """Return values (n,) minus their group mean, in float64, with rounding errors set to exactly 0.
+    """Return values (n,) minus their group mean, in float64; a difference that is only a rounding error becomes 0.
 
     Adam would amplify a rounding error, and KTO would use its sign as a label.
     """
@@ -42,9 +42,9 @@ def centred(values: Tensor, groups: Tensor) -> Tensor:
 
 
 def group_relative(rewards: Tensor, groups: Tensor, scale: Literal["group", "batch", "none"]) -> Tensor:
-    """Return rewards (n,) minus their group mean, divided by the standard deviation of the group or batch, or by 1.
+    """Return rewards (n,) minus their group mean, divided by the standard deviation that ``scale`` names.
 
-    Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2; without division: Liu et al. 2025, arXiv 2503.20783.
+    Source: Shao et al. 2024, arXiv 2402.03300, section 4.1.2; ``none`` (no divisor): Liu et al. 2025, arXiv 2503.20783.
     """
     distance = centred(rewards, groups)
     if scale == "none" or len(rewards) < 2:
@@ -89,9 +89,9 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def same_side_of_mean(parts: Tensor, groups: Tensor, side: Literal["above", "below", "either"]) -> Tensor:
-    """Return True for each completion (n,) whose reward parts (n, n_parts) are all above or all below the group mean.
+    """Return True for each completion (n,) whose reward parts (n, n_parts) are all on ``side`` of the group mean.
 
-    A part that is identical within the group, or NaN because it does not apply, counts as both above and below.
+    ``either``: all above or all below. A part identical within the group, or NaN (inapplicable), counts as both.
     """
     parts = parts.double()  # in float32, identical parts differ from their mean by more than `close`
     known = (~parts.isnan()).to(parts)

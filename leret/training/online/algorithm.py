@@ -40,7 +40,7 @@ class OnlineAlgorithm:
         return find_picker(run, recipe)
 
     def learner(self, *arguments: Any) -> WriterLearner | PickLearner:
-        """Return a `WriterLearner` or `PickLearner` with these arguments."""
+        """Return a `PickLearner` if the algorithm trains a picker, otherwise a `WriterLearner`."""
         if self.picks:
             from leret.training.online.picking import PickLearner
 

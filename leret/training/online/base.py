@@ -18,10 +18,10 @@ class Objective:
 
     Attributes:
         advantages: takes the recipe, a round's samples, their `update.RolloutBatch` and the weight of the KL penalty.
-            It returns the batch with advantages, and with returns if the objective has values.
+            It returns the batch with ``advantages`` set, and with ``returns`` set if the objective has values.
         loss: takes the recipe, a batch, its `update.Forward` and the weight of the KL penalty. It returns ``loss``,
             which is minimized, and other terms for the log.
-        penalty: where the KL penalty applies; with ``reward``, `loss` receives a weight of 0.
+        penalty: the quantity that includes the KL penalty; with ``reward``, the function `loss` receives weight 0.
         has_values: True if the policy has a value head, which gives a value per token.
     """
 

@@ -1,7 +1,7 @@
 """Policy gradient losses on sampled completions: pure functions of tensors over tokens.
 
-Tensors are (n, width), with one row per completion and padding at the end. ``mask`` is 1 at tokens and 0 at padding,
-which affects no result. Logarithms are natural.
+Tensors are (n, width), with one row per completion and padding at the end. ``mask`` is 1 at tokens and 0 at padding.
+Padding affects no result. Logarithms are natural.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ LossType = Literal["sequence", "token", "dapo"]
 
 
 def clipped_loss(log_ratio: Tensor, advantages: Tensor, low: float, high: float | None = None) -> tuple[Tensor, Tensor]:
-    """Return the negative clipped surrogate, and True where the ratio was clipped.
+    """Return the negative clipped surrogate, and a mask that is True where clipping takes effect.
 
     Args:
         log_ratio: log-ratios to the sampling policy: (n, width) of tokens, or (n, 1) of whole completions.
         advantages: (n, width) or (n, 1).
         low: the ratio is clipped at ``1 - low`` if the advantage is negative.
-        high: the ratio is clipped at ``1 + high`` if the advantage is positive; None: ``low``.
+        high: the ratio is clipped at ``1 + high`` if the advantage is positive; None means ``low``.
 
     Source: Schulman et al. 2017, arXiv 1707.06347, eq. 7; two bounds: Yu et al. 2025, arXiv 2503.14476, eq. 8.
     """
@@ -55,7 +55,7 @@ KL = {"k1": k1, "k3": k3}
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip: float) -> Tensor:
-    """Return half the larger of two squared errors (n, width), of the value and of the value clipped near the old one.
+    """Return half the larger squared error (n, width): of the value, or of the value clipped to old value +- ``clip``.
 
     Source: PPO's code (Engstrom et al. 2020, arXiv 2005.12729, section 3, item 1).
     """
@@ -73,8 +73,8 @@ def reduce_loss(losses: Tensor, mask: Tensor, kind: LossType, n_sequences: int, 
     """Reduce a micro-batch's losses (n, width) to its share of the step's loss; shares add up to the step's loss.
 
     ``sequence`` averages over tokens and then over the step's ``n_sequences`` completions. ``token`` and ``dapo``
-    divide the sum by ``n_tokens``. For ``token`` it is the step's token count. For ``dapo`` it is the round's token
-    count divided by the number of steps, so that steps with more tokens weigh more.
+    divide the sum by ``n_tokens``: for ``token``, the step's token count; for ``dapo``, the round's token count
+    divided by the number of steps, so that steps with more tokens weigh more.
 
     Source: ``sequence``: arXiv 2402.03300, eq. 3; ``dapo``: arXiv 2503.14476, eq. 8.
     """

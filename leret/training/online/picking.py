@@ -37,7 +37,7 @@ class PickBatch:
         rollouts: index of the pick's rollout.
         step_rewards: each pick's part of the rollout's reward.
         targets: advantages or returns, depending on the method.
-        old_logps: log-probabilities under the sampling picker or under the reference.
+        old_logps: log-probabilities under the reference (dpo, ipo) or under the sampling picker (grpo).
     """
 
     choices: Sequence[Choice]
@@ -77,7 +77,7 @@ class Method(Protocol):
     def begin(self, picker: Picker) -> None: ...
 
     def sampling(self, number: int, share: float) -> tuple[float, int | None]:
-        """Return temperature and top-k of round ``number``; ``share`` is the fraction of the initial learning rate."""
+        """Return temperature and top-k for round ``number``, where the learning rate is ``share`` times its peak."""
         ...
 
     def prepare(self, picker: Picker, batch: PickBatch, share: float) -> tuple[PickBatch, dict[str, float]]:
@@ -166,14 +166,14 @@ class PickLearner:
 
     @property
     def _lr_fraction(self) -> float:
-        """Fraction of the initial learning rate; 1 during warm-up."""
+        """Learning rate as a fraction of its peak; 1 during warm-up."""
         warmup = self.recipe.warmup_steps or math.ceil(self.recipe.warmup_ratio * self._n_steps)
         if self._schedule is None or self._schedule.last_epoch < warmup:
             return 1.0
         return self.learning_rate / self.recipe.learning_rate
 
     def _next_round(self) -> None:
-        """Set the next round's temperature and top-k, and drop embeddings from old weights."""
+        """Set the next round's temperature and top-k, and drop cached embeddings, which old weights computed."""
         self.temperature, top_k = self.method.sampling(self._rounds, self._lr_fraction)
         self.policy.settings = self.policy.settings.model_copy(update={"top_k": top_k})
         self.policy.renew(digest(self.policy.digest, self._rounds))
@@ -202,9 +202,9 @@ def values_of(picker: Picker, choices: Sequence[Choice], twin: bool = False) -> 
 
 
 def step_rewards(rewards: Tensor, rollouts: Tensor, at_end: bool = False) -> Tensor:
-    """Return each step's reward (n,) from its rollout's reward after the step (n,); a rollout's steps are adjacent.
+    """Return each step's reward (n,) from ``rewards`` (n,), the rollout's after each step; its steps are adjacent.
 
-    A step gets the increase of the reward. With ``at_end``, only the last step gets the (final) reward.
+    A step gets the increase of the rollout's reward. With ``at_end``, the last step gets the final reward, others 0.
     """
     starts = torch.cat([rollouts.new_ones(1, dtype=torch.bool), rollouts[1:] != rollouts[:-1]])
     if at_end:
@@ -213,7 +213,7 @@ def step_rewards(rewards: Tensor, rollouts: Tensor, at_end: bool = False) -> Ten
 
 
 def as_table(values: Tensor, rollouts: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the values of steps (n,) as (n_rollouts, width), padded at the end, and the mask of that table."""
+    """Return the steps' values (n,) as a table (n_rollouts, width), padded at the end, and a mask: True at steps."""
     sizes = torch.unique_consecutive(rollouts, return_counts=True)[1]
     mask = torch.arange(int(sizes.max())) < sizes[:, None]
     return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values), mask

@@ -32,7 +32,7 @@ from leret.training.model import load_for_training
 
 
 class _StateCollector(StateSampler):
-    """Records the states on a path, with their points, instead of sampling completions there."""
+    """Records the sampled predictors' states on a path, each with its `Point`, and samples no completions."""
 
     points: dict[str, tuple[Point, State]]
 
@@ -67,7 +67,7 @@ class StoredStates(RoundSampler):
     def __call__(
         self, completions: Sequence[Any], state: Sequence[str], trainer_state: Any, log_metric: Any, **more: Any
     ) -> list[float | None]:
-        """Return the reward of each completion; None after an outage."""
+        """Return the reward of each completion; None means that an outage prevented its scoring."""
         texts = [str(turns[0]["content"]) for turns in completions]
         self.policy.renew(digest("trl", trainer_state.global_step))  # used with sampling.credit: final
         groups = asyncio.run(self._score(texts, state, trainer_state.global_step))
@@ -105,7 +105,7 @@ class StoredStates(RoundSampler):
 
 @contextmanager
 def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
-    """Yield an engine with TRL's trainer for the recipe's algorithm; it takes as many steps as `RoundLoop`."""
+    """Yield an engine with TRL's trainer for the recipe's algorithm; it takes as many steps as `RoundLoop` would."""
     import trl
 
     assert job.run is not None

@@ -30,7 +30,7 @@ _REFERENCE = "reference"
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Divisors of all micro-batch losses in one optimizer step."""
+    """Counts for one optimizer step; the losses of its micro-batches are divided by them."""
 
     sequences: int
     tokens: float
@@ -45,7 +45,7 @@ class RolloutBatch:
     Attributes:
         sequences: prompt and completion ids; completions of one prompt are adjacent.
         groups: (n,) index of each completion's state.
-        old_logps: log-probabilities under the sampling policy; None: use the current policy.
+        old_logps: log-probabilities under the sampling policy; None means that the policy has not changed since.
         reference: log-probabilities under the initial policy; None without a KL penalty.
         values: token values before the update; None without a value head.
         returns: targets for the values.
@@ -63,7 +63,7 @@ class RolloutBatch:
 
     @classmethod
     def of(cls, sequences: Sequence[tuple[Ids, Ids]], groups: Tensor) -> RolloutBatch:
-        """Return a batch with zero advantages on the device of ``groups``."""
+        """Return a batch whose advantages are 0 and whose tensors are on the device of ``groups``."""
         lengths = torch.tensor([len(completion) for _, completion in sequences], device=groups.device)
         mask = (torch.arange(int(lengths.max()), device=groups.device) < lengths[:, None]).float()
         return cls(list(sequences), groups, mask, torch.zeros_like(mask))
@@ -143,9 +143,9 @@ def load_trainable(initial: InitialPolicy, lora: LoraSettings | None, dtype: str
 
 
 class Reference:
-    """Initial policy during training: the base with the new adapter disabled, or a copy of full weights.
+    """Initial policy during training: the base without the trained adapter, or, for full weights, a copy of the model.
 
-    If training starts from an adapter, the adapter is loaded a second time under another name on the same base.
+    If training continues an adapter, the base also loads the initial adapter under another name, as the reference.
     """
 
     def __init__(self, model: Any, initial: InitialPolicy, lora: LoraSettings | None) -> None:
@@ -173,7 +173,7 @@ class Reference:
 
 
 class Update:
-    """Takes optimizer steps on a model; the recipe has the keys for the optimizer and the objective."""
+    """Takes optimizer steps on a model; the recipe must have the keys that the optimizer and objective read."""
 
     def __init__(
         self, model: Any, pad: int, recipe: Any, objective: Objective, *, temperature: float = 1.0,
@@ -204,7 +204,7 @@ class Update:
 
     @torch.no_grad()
     def evaluate(self, batch: RolloutBatch, *, reference: bool = False) -> tuple[Tensor, Tensor | None]:
-        """Return the log-probability of each token, and the value before each token (None without a value head)."""
+        """Return each token's log-probability, and the value of the state before it (None without a value head)."""
         self.model.eval()
         chunks = [self._forward(self.model, part, reference) for part in self._micro_batches(batch)]
         self.model.train()
@@ -216,9 +216,9 @@ class Update:
     def step(self, batch: RolloutBatch, beta: float = 0.0, round_tokens: float | None = None) -> dict[str, float]:
         """Take one optimizer step, with ``beta`` as the weight of the KL penalty in the loss.
 
-        ``round_tokens`` is the round's token count divided by its number of steps; None: the batch's token count.
-        Return batch means (``loss``, ``grad_norm``, the objective's terms). If no completion has an advantage, return
-        an empty dict and leave the weights unchanged.
+        ``round_tokens`` is the round's token count divided by its number of steps; None means the batch's token count.
+        Return batch means (``loss``, ``grad_norm``, the objective's terms). If all advantages are 0 and the loss has no
+        other term, return an empty dict and leave the weights unchanged.
 
         Raises:
             TrainingError: the loss or the gradient norm is not finite.
@@ -279,7 +279,7 @@ class Update:
 
 
 def make_optimizer(recipe: Any, **adam: float) -> tuple[Any, Mapping[str, Any]]:
-    """Return the optimizer class and arguments of transformers for ``optim``; ``adam`` may set ``adam_beta1`` etc."""
+    """Return the optimizer class and arguments in transformers for ``optim``; ``adam`` may set ``adam_beta1`` etc."""
     from transformers import Trainer, TrainingArguments
 
     arguments = TrainingArguments(

@@ -144,7 +144,7 @@ class WriterLearner:
 
 
 class ServedPolicy:
-    """Samples rounds from the run's servers; it has the `LocalPolicy` methods that rounds need.
+    """Samples a round's completions on the run's servers; it has the `LocalPolicy` methods that rounds need.
 
     The servers load the current adapter before each round.
 
@@ -224,5 +224,5 @@ class ServedPolicy:
 
 
 def _letters(text: str) -> str:
-    """Return the text without whitespace or a truncated last character, because servers decode them differently."""
+    """Return the text without whitespace and without a truncated last character; servers decode both differently."""
     return "".join(text.split()).rstrip("\ufffd")
