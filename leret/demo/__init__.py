@@ -71,7 +71,7 @@ def _beside(run: Run, seed: int) -> Iterator[None]:
 
 
 class ExampleData(NamedTuple):
-    """DSPy examples, each with the ids of its relevant documents in ``gold``, and a retriever over all documents."""
+    """DSPy examples (``gold`` holds the ids of an example's relevant documents), and a retriever over all documents."""
 
     trainset: list[dspy.Example]
     valset: list[dspy.Example]

@@ -34,7 +34,7 @@ _COLUMNS = ("prompt", "chosen", "rejected", "question_id", "predictor", "score_c
 class TrainingExample:
     """A prompt with its completions: the target (SFT, KTO), or the chosen and the rejected completion.
 
-    ``scores`` are the completions' rewards if the algorithm uses rewards. For KTO, the baseline is subtracted.
+    ``scores`` are the completions' rewards (for KTO, minus the baseline); unused if the algorithm uses no rewards.
     """
 
     task_id: str
@@ -144,7 +144,7 @@ def _check_predictors(wanted: Collection[str] | None, sampled: Collection[str]) 
 def completion_rows(
     examples: Sequence[TrainingExample], *, labelled: bool
 ) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
-    """Return rows in TRL's conversational format and the column types; ``labelled`` adds KTO's ``label``."""
+    """Return rows in TRL's conversational format, and the types of their columns; ``labelled`` adds KTO's ``label``."""
     columns = {"prompt": "messages", "completion": "messages", "question_id": "string"}
     rows = (
         {
@@ -159,7 +159,7 @@ def completion_rows(
 
 
 def examples_digest(examples: Sequence[TrainingExample]) -> str:
-    """Return a digest of all prompts, completions and scores, which depends on their order."""
+    """Return a digest of the examples in their order: task ids, prompts, completions and scores."""
     name = hashlib.blake2b(digest_size=16)
     for example in examples:
         row = json.dumps([example.task_id, example.prompt, example.completions, example.scores], sort_keys=True)
@@ -217,7 +217,7 @@ class TokenEncoder:
         return self._ids([self.render(messages)])[0]
 
     def _completion(self, prompt: list[int], whole: list[int], text: str) -> list[int]:
-        """Encode a completion after its prompt, but alone if a token would span both (a sampled token never does)."""
+        """Encode a completion as it follows its prompt, or alone if a token would span both (no sampled token does)."""
         if whole[: len(prompt)] == prompt:
             return [*whole[len(prompt) :], self.end]
         return [*self._ids([text])[0], self.end]

@@ -39,7 +39,7 @@ _SHOWN = {
 
 
 class Engine(Protocol):
-    """Trains a policy under a `Driver`.
+    """Trains a policy and calls the methods of a `Driver`, its callback.
 
     Attributes:
         state: step, log and best step, as in transformers.
@@ -77,7 +77,7 @@ class Engine(Protocol):
 
 
 class Driver(TrainerCallback):
-    """Callback that shows progress, feeds the monitor, validates, and stops at an interrupt."""
+    """Callback that shows progress, feeds the monitor, validates, and stops training at an interrupt or an alarm."""
 
     def __init__(
         self, log: Callable[[dict[str, float]], None], monitor: Monitor, stage: str, progress: Progress,

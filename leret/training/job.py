@@ -45,7 +45,7 @@ _DISK = ("No space left", "PytorchStreamWriter", "unexpected pos", "iostream err
 def training_process(threads: int | None) -> Iterator[None]:
     """Set the number of threads (1 for bit-identical results) and silence libraries; restore both settings afterwards.
 
-    Raise OSError if the disk is full; libraries report a full disk with different errors.
+    If the disk is full, libraries raise different errors in the block; all of them become OSError.
     """
     import datasets
     import torch
@@ -139,7 +139,7 @@ class CheckpointDirectory:
         self._started = self.path / "started.json"
 
     def lock(self) -> AbstractContextManager[Any]:
-        """Return the lock, held by rank 0 while it trains; entering raises RunError if another process has the lock."""
+        """Return a context manager that locks the directory in rank 0; entering raises RunError if it is locked."""
         busy = RunError(f"{self.path} is being trained by another process; wait for that process or stop it")
         return nullcontext() if os.environ.get("RANK", "0") != "0" else locked(self.path / "training.lock", busy)
 
@@ -151,7 +151,7 @@ class CheckpointDirectory:
         write_atomically(self._started, json.dumps(key, indent=1, ensure_ascii=False))
 
     def checkpoint(self) -> Path | None:
-        """Return the last complete checkpoint, which is one with a readable trainer state (the file written last)."""
+        """Return the last complete checkpoint, whose trainer state (the file written last) can be read."""
         checkpoints = sorted(self.path.glob("checkpoint-*"), key=checkpoint_step, reverse=True)
         return next((path for path in checkpoints if _is_complete(path)), None)
 
@@ -188,12 +188,12 @@ def _is_complete(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """Inputs for training one policy, from a recipe and a run or from other code.
+    """Inputs for training one policy, made from a recipe and a run, or by other code.
 
     Attributes:
         inputs: examples, or tasks for an online algorithm.
         key: recipe and digests that determine the result; part of training.json.
-        max_steps: optimizer steps instead of the recipe's; 0 publishes the initial policy.
+        max_steps: number of optimizer steps; None means the recipe's number, and 0 publishes the initial policy.
     """
 
     recipe: TrainingRecipe
@@ -236,8 +236,8 @@ class TrainingRecord:
     """Content of training.json.
 
     Attributes:
-        preflight: relative error of `leret.training.algorithms.base.check_loss`.
-        log_history: metrics of each logged step, with the names of TRL and `leret.training.watch`.
+        preflight: relative error of the trainer's loss (`leret.training.algorithms.base.check_loss`).
+        log_history: metrics of each logged step, named as in TRL and in `leret.training.watch`.
         best_step: step of the published weights, chosen by validation; None without validation (last step published).
         validation: ids of validation tasks.
         weights: digest of the written weights.

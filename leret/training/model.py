@@ -52,7 +52,7 @@ class InitialPolicy:
 
 
 def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = None) -> InitialPolicy:
-    """Resolve ``init_from``; raise `TrainingError` if the policy is unknown, damaged, or changed since sampling."""
+    """Find the policy ``init_from``; raise `TrainingError` if it is unknown, damaged, or changed since sampling."""
     trained = run.policies / init_from
     if init_from == "base":
         model = sampled_model(run, predictors)
@@ -192,7 +192,7 @@ def quantized(kind: str) -> dict[str, Any]:
 
 
 def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) -> Any:
-    """Add a saved adapter to its base model: trainable if the recipe has ``lora``, otherwise merged."""
+    """Load a saved adapter onto its base model, to be trained if the recipe has ``lora``; otherwise merge it."""
     if settings is None:
         return merge_into(model, directory).requires_grad_(True)
     from peft import PeftModel
@@ -209,7 +209,7 @@ def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) ->
 
 
 def save_policy(model: Any, tokenizer: Any, directory: Path, state: Mapping[str, Any] | None = None) -> None:
-    """Write a model or adapter as safetensors, with its tokenizer; ``state`` replaces the model's weights."""
+    """Write a model or adapter as safetensors, with its tokenizer; ``state``, if given, is written as the weights."""
     peft = hasattr(model, "peft_config")
     only = {"selected_adapters": ["default"]} if peft else {}
     model.save_pretrained(directory, state_dict=state, safe_serialization=True, **only)

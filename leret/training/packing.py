@@ -1,9 +1,9 @@
 """Batches of token ids: padded, or packed so that completions share one forward pass over their prompt.
 
 TRL runs the prompt of a pair twice. On a CPU, TRL also multiplies every position by the output matrix, although only
-completion positions count. For policies of a few million parameters, this is most of the training time on a CPU. A
-packed batch holds only completions, and its attention mask is a `Layout`. Hooks on the backbone replace the batch with
-rows that hold prompts and completions. `RoundLoop` and TRL's trainers use the same batches.
+completion positions count. For policies of a few million parameters, this waste is most of the training time on a CPU.
+A packed batch holds only completions, and its attention mask is a `Layout`. Hooks on the backbone replace the batch
+with rows that hold prompts and completions. `RoundLoop` and TRL's trainers use the same batches.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Packed:
 
 
 def pack(trees: Sequence[tuple[Ids, Sequence[Ids]]], rows: Sequence[Sequence[int]] | None = None) -> Packed:
-    """Lay out trees, each a prompt with its non-empty completions; ``rows`` lists the indices of trees in each row."""
+    """Lay out trees, each a prompt with non-empty completions; ``rows`` has the tree indices of each row."""
     rows = rows or [[i] for i in range(len(trees))]
     lengths = [len(prompt) + sum(map(len, completions)) for prompt, completions in trees]
     width = max(sum(lengths[i] for i in row) for row in rows)
@@ -78,7 +78,7 @@ def pack(trees: Sequence[tuple[Ids, Sequence[Ids]]], rows: Sequence[Sequence[int
 
 
 def fill_rows(lengths: Sequence[int]) -> list[list[int]]:
-    """Group items into rows of at most the longest item's length; return item indices (first-fit decreasing).
+    """Group items into rows no longer than the longest item; return each row's item indices (first-fit decreasing).
 
     >>> fill_rows([9, 2, 8, 7])
     [[0], [2], [3, 1]]

@@ -135,7 +135,7 @@ def estimate(recipe: TrainingRecipe, run: Run) -> TrainEstimate:
 
 
 def open_environment(recipe: TrainingRecipe, run: Run) -> AbstractContextManager[Environment | None]:
-    """Open the run's environment if training samples, validates or chooses predictors; otherwise yield None."""
+    """Open the run's environment if needed to sample, to validate or to choose predictors; otherwise yield None."""
     several = run.section("sampling", "leret sample RECIPE").get("policies")
     needed = ALGORITHMS[recipe.algorithm].is_online or recipe.eval_steps or several
     return Environment.open(run) if needed else nullcontext()
@@ -182,7 +182,7 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
 
 
 def _refuse_leaks(run: Run, task_ids: Collection[str]) -> None:
-    """Raise `TrainingError` if some tasks are in the evaluation split, whose ids sampling recorded."""
+    """Raise `TrainingError` if some of the tasks are in the evaluation split, as recorded when the run was sampled."""
     if not run.held_out.is_file():
         raise TrainingError(f"{run.held_out} (list of evaluation tasks) is missing; write it with `leret sample`")
     held_out = set(json.loads(run.held_out.read_text(encoding="utf-8")))
@@ -210,7 +210,7 @@ def _with_predictors(
 
 
 def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> int | None:
-    """Return the steps after which the total equals that of policy ``match_steps_of``; None if the key is not set."""
+    """Return how many steps to take to reach the total of policy ``match_steps_of``; None if the key is not set."""
     name = getattr(recipe, "match_steps_of", None)
     if name is None:
         return None

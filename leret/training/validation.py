@@ -61,7 +61,7 @@ class Validation:
         return self.figures(asyncio.run(self._rollouts(policy)))
 
     def figures(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
-        """Return the mean scores of rollouts that had no outage; raise an error if more than half had one."""
+        """Return the mean scores of rollouts without an ``error``; raise an exception if more than half have one."""
         from leret.rollouts.failures import BOUNDARIES
 
         done = [rollout for rollout in rollouts if rollout.error is None]
@@ -98,7 +98,7 @@ class Validation:
 
 
 def open_validation(recipe: TrainingRecipe, environment: Environment, trained: Collection[str]) -> Validation:
-    """Return the recipe's validation; it prefers tasks whose ids are not in ``trained``."""
+    """Choose the recipe's validation tasks, with ids outside ``trained`` as far as possible; return the validation."""
     if any(os.environ.get(name) == "true" for name in _SHARDED):
         raise TrainingError(
             "eval_steps: validation needs the whole model in each process, but fsdp and zero3 shard the model; remove "

@@ -137,7 +137,7 @@ RULES = (
 
 
 def alarms(log: Log, measure: str = "recall") -> list[Alarm]:
-    """Return alarms for the last log entry; ``measure`` is the validation measure."""
+    """Return the alarms that the last log entry raises; ``measure`` is the validation measure."""
     if not log:
         return []
     step = int(log[-1]["step"])

