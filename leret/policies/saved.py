@@ -1,7 +1,7 @@
 """Saving and loading of a program's LMs, as JSON records.
 
-The record of a leret policy has its settings, and a name that includes the digest of its weights. Records of
-other LMs have the model, endpoint and settings. API keys are not saved: pass the name of a variable to `leret.load`.
+The record of a leret policy has its settings, and a name that includes the digest of its weights. Records of other
+LMs have the model, endpoint and settings. API keys are not saved: `leret.load` takes the name of a variable.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
 def open_lm(
     record: Mapping[str, Any], directory: Path, serve: str | None, servers: Servers, api_key_env: str | None
 ) -> dspy.LM:
-    """Open the LM of a record in ``directory``; ``serve`` and ``api_key_env`` are the arguments of `leret.load`.
+    """Open an LM from its record and the files in ``directory``; other arguments are those of `leret.load`.
 
     Raises:
         ConfigError: the LM was saved with an API key, and ``api_key_env`` does not name a variable with a key.
@@ -208,7 +208,7 @@ async def _served_name(settings: OpenAIPolicySettings, record: Mapping[str, Any]
 
 
 def _plain_lm(record: Mapping[str, Any], api_key_env: str | None) -> dspy.LM:
-    """Return a ``dspy.LM`` for its saved endpoint, with the API key from the variable ``api_key_env``."""
+    """Return a ``dspy.LM`` for the endpoint in its record, with the API key from the variable ``api_key_env``."""
     state, has_key = dict(record["lm"]), record["has_key"]
     url, name = state.get("api_base"), f"the LM {state['model']} of this program"
     if unknown := _unknown_settings(state):
