@@ -183,7 +183,7 @@ def close_shared(settings: LocalPolicySettings) -> None:
 
 
 def _key(settings: PolicySettings) -> tuple[Any, ...]:
-    """Build the cache key. Runs on every request, so it stats the weight files instead of reading them."""
+    """Build the cache key. Runs on every request, so it uses the weight files' sizes and times, not their content."""
     names = _WEIGHTS if isinstance(settings, LocalPolicySettings | PickerSettings) else ()
     files = (f"{settings.model}/{name}" for name in names)
     stats = [os.stat(file) for file in files if os.path.exists(file)]

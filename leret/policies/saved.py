@@ -46,7 +46,7 @@ _NO_KEY = {None, "", "none", "None", "EMPTY"}
 
 
 class Servers(SharedInstance, ExitStack):
-    """Servers that a loaded program started. Copies of the program share them, except copies in other processes."""
+    """Servers that a loaded program started. Copies of the program in this process share them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Servers, ()
@@ -184,7 +184,7 @@ def _check_files(settings: PolicySettings, record: Mapping[str, Any]) -> None:
 
 
 async def _served_name(settings: OpenAIPolicySettings, record: Mapping[str, Any]) -> str:
-    """Return the policy's name on a server; raise PolicyError if it is missing or has a different chat template."""
+    """Return the policy's name on a server; raise PolicyError if the server lacks it or has another chat template."""
     settings = settings.model_copy(update={"retry_for_s": PROBE_S})
     [url] = settings.urls
     async with aclosing(OpenAIPolicy(settings)) as policy:

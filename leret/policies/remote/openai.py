@@ -115,7 +115,7 @@ class OpenAIPolicy(SharedInstance):
         return [completion for one in each for completion in one]
 
     async def _honours_n(self, request: Request) -> bool:
-        """Return whether the server sends two choices for ``n=2``; all waiting requests share one probe."""
+        """Return whether the server sends two choices for ``n=2``; all waiting requests share one test request."""
         if self._takes_n is not None:
             return self._takes_n
         if self._probe is None or self._probe.get_loop() is not asyncio.get_running_loop():

@@ -109,7 +109,7 @@ def run_server(
     log: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[ServerProcess]:
-    """Start a server, wait until it is warm, run the block, and stop the server.
+    """Start a server, wait until it has completed one prompt, run the block, and stop the server.
 
     The calling thread must outlive the block: Linux kills the server when that thread ends. ``timeout_s`` limits the
     time to the first completion. The server is killed ``grace_s`` after SIGTERM. The default log is a temporary file.
