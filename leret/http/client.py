@@ -56,7 +56,7 @@ _KINDS = {429: "rate_limit", 503: "overloaded", 408: "timeout", 504: "timeout"}
 
 
 class HttpError(LeretError):
-    """A request failed. Clients raise it again as their own error, such as PolicyError."""
+    """A request failed. Callers of `Client` convert it to another error, such as PolicyError."""
 
     kind: str = "rejected"
 
@@ -148,7 +148,7 @@ class Client:
         setting: section of the recipe, ``policy`` or ``retriever``; used in messages.
         secret: another key sent in requests; like ``key``, it is removed from messages.
         timeout_s: timeout of each attempt.
-        retry_for_s: retries end this many seconds after the request or any server's last answer; 0 means one attempt.
+        retry_for_s: retries end this many seconds after the request or a later answer of any server; 0 means no retry.
         concurrency: maximum number of requests in flight per event loop.
     """
 
@@ -191,7 +191,7 @@ class Client:
         timeout_s: float | None = None,
         retry_for_s: float | None = None,
     ) -> T:
-        """Send a request until it succeeds. Raise RejectedError at once, and RetryableError only at the deadline.
+        """Send a request until it succeeds. Raise RejectedError at once, and RetryableError when retries end.
 
         An attempt also fails if ``read`` raises `HttpError` or one of `MALFORMED`.
         """

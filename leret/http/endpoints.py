@@ -33,14 +33,14 @@ class Endpoint:
 
 
 class EndpointPool:
-    """Endpoints of a client. A request goes to the least busy one; consecutive failures lengthen a server's pause."""
+    """Endpoints of a client. A request goes to the least busy one. Each failure in a row pauses a server for longer."""
 
     def __init__(self, urls: Sequence[str], clock: Clock = time.monotonic) -> None:
         self.all = [Endpoint(url) for url in urls]
         self._clock = clock
 
     def take(self) -> Endpoint | None:
-        """Return an endpoint, or None if none is open. After the request, the caller must decrement ``n_in_flight``."""
+        """Return an endpoint to use now, or None. After the request, the caller must decrement its ``n_in_flight``."""
         endpoint: Endpoint | None = self.all[0] if len(self.all) == 1 else self._best()
         if endpoint is None or (endpoint.closed_until and endpoint.closed_until > self._clock()):
             return None
@@ -48,14 +48,14 @@ class EndpointPool:
         return endpoint
 
     def opens_in_s(self) -> float:
-        """Return the seconds until an endpoint is open; 0 if one is open now."""
+        """Return the seconds until `take` can return an endpoint; 0 if it can now."""
         if self._best() is not None:
             return 0.0
         opens = min(max(endpoint.closed_until, endpoint.paused_until) for endpoint in self.all)
         return max(0.01, opens - self._clock())
 
     def failed(self, endpoint: Endpoint, began: float, kind: str, wait_s: float | None) -> None:
-        """Record a server's failure. Requests that ``began`` before its last failure do not lengthen the pause."""
+        """Record a server's failure. A request that ``began`` before its last failure does not lengthen its pause."""
         now = self._clock()
         if wait_s:
             # The random extra delay keeps clients from retrying at the same moment.
@@ -87,7 +87,7 @@ class ApiKey:
 
     @classmethod
     def from_env(cls, variable: str | None, setting: str) -> ApiKey:
-        """Read the key from the variable that the recipe's ``setting`` names; raise ConfigError if it is unusable."""
+        """Read the key from the environment ``variable``, if not None; raise ConfigError if it is unset or invalid."""
         if variable is None:
             return cls()
         value = os.environ.get(variable, "").strip()
@@ -115,7 +115,7 @@ class ApiKey:
         return {"Authorization": self._value if self._value.startswith("Basic ") else f"Bearer {self._value}"}
 
     def redact(self, message: str) -> str:
-        """Remove the key from a message, including a beginning of the key that `one_line` cut off.
+        """Remove the key from a message, even if `one_line` cut off the end of the key.
 
         >>> ApiKey("s3cret").redact("key s3cret: no; key s3cr...")
         'key [key]: no; key [key]...'

@@ -80,7 +80,7 @@ def find_model(name: str | Path) -> Path:
 
 
 def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:
-    """Return the policy settings in a run's sampling recipe; with ``predictors``, the settings for these predictors."""
+    """Return the settings of the policy that sampled a run; with ``predictors``, of the policy that they share."""
     section = run.section("sampling", "leret sample RECIPE")
     by_name, first = section.get("policies", {}), section.get("policy", {})
     settings = [by_name.get(name, first) for name in predictors or ()] or [first]
@@ -142,7 +142,7 @@ def _check_whole(weights: list[Path]) -> None:
 
 
 def count_parameters(path: Path) -> int:
-    """Return a model's number of parameters from its file headers; for an adapter, those of its base are included."""
+    """Count a model's parameters from its file headers; the count of an adapter includes its base."""
     from safetensors import safe_open
 
     base, total = adapter_base(path), 0
@@ -179,7 +179,7 @@ def model_digest(path: Path) -> str:
 
 
 def policy_digest(path: Path) -> str:
-    """Return the digest of a trained policy: its `model_digest`, or, for a picker, a digest of its directories."""
+    """Return a trained policy's `model_digest`; if subdirectories hold weights, a digest of all directories."""
     parts = sorted({path, *(file.parent for file in path.rglob("*.safetensors"))})
     names = {part.relative_to(path).as_posix(): model_digest(part) for part in parts}
     return digest(names) if len(names) > 1 else names["."]
@@ -245,10 +245,10 @@ def positions(model: Any) -> int | None:
 
 
 def load_tokenizer(path: Path, template: str | None = None) -> Any:
-    """Load the tokenizer of a model directory or of an adapter's base; raise `PolicyError` without a chat template.
+    """Load a model's tokenizer (or that of an adapter's base); raise `PolicyError` if it has no chat template.
 
-    ``template="plain"`` sets a fixed chat template, and raises `PolicyError` if the tokenizer has a different one. The
-    template is fixed so that a digest of the files still identifies the policy.
+    ``template="plain"`` sets a chat template of leret, and raises `PolicyError` if the tokenizer has a different one.
+    leret's template never changes, so a digest of the model's files still identifies the policy.
     """
     from transformers import AutoTokenizer
 
@@ -277,9 +277,9 @@ def load_tokenizer(path: Path, template: str | None = None) -> Any:
 
 
 def read_picker(settings: PickerSettings) -> tuple[PickerSettings, dict[str, Any] | None]:
-    """Return a picker's settings, with its saved architecture, and the record in its ``picker.json``.
+    """Return ``settings`` with the architecture of a saved picker, and the record in its ``picker.json``.
 
-    The record is None for a pretrained encoder and for a picker from scratch.
+    For a pretrained encoder or a picker from scratch, the settings are unchanged and the record is None.
     """
     directory = Path(settings.model)
     if not (directory / PICKER_RECORD).is_file():

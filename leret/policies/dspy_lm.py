@@ -93,7 +93,7 @@ def _served_lm(settings: OpenAIPolicySettings, asked: dict[str, Any]) -> dspy.LM
 
 @dataclass
 class _Call:
-    """An LM call: the arguments that DSPy does not pass to engines, and the completions not yet returned."""
+    """Arguments of an LM call that DSPy does not pass to engines, and its completions that are not yet returned."""
 
     n: int = 1
     rollout_id: Any = None
@@ -106,7 +106,7 @@ _call: ContextVar[_Call | None] = ContextVar("leret_lm_call", default=None)
 class PolicyLM(dspy.LM):
     """A ``dspy.LM`` that decodes the ``n`` completions of a call in one batch, each with a different seed.
 
-    DSPy requests one completion at a time from an engine, without ``n`` and ``rollout_id``. This class passes both on.
+    DSPy requests one completion at a time from an engine, without ``n`` and ``rollout_id``. This class adds both.
     """
 
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:

@@ -90,7 +90,7 @@ def compute_digest(settings: PolicySettings) -> str:
 
 
 def sampled_policy(settings: PolicySettings) -> Policy:
-    """Create a policy, or copy the served policy of a model in `SERVED`, with the digest of the model's weights."""
+    """Create a policy; for a model in `SERVED`, copy its server's policy and set the digest of the weights."""
     served = SERVED.get(settings.model) if isinstance(settings, LocalPolicySettings) else None
     if served is None:
         return make_policy(settings)
@@ -100,7 +100,7 @@ def sampled_policy(settings: PolicySettings) -> Policy:
 
 
 class PolicySet:
-    """A policy that forwards each request to its predictor's policy, or, if it has none, to the policy of ``""``."""
+    """A policy that forwards requests to their predictor's policy. Predictors without one use the policy of ``""``."""
 
     def __init__(self, by_predictor: Mapping[str, Policy]) -> None:
         self.by_predictor = dict(sorted(by_predictor.items()))
@@ -124,7 +124,7 @@ class PolicySet:
 
 
 def combine_policies(by_predictor: Mapping[str, Policy]) -> Policy:
-    """Return a `PolicySet`; a single policy is returned as it is."""
+    """Return a `PolicySet`, or the policy itself if there is only one."""
     return PolicySet(by_predictor) if len(by_predictor) > 1 else by_predictor[""]
 
 
@@ -136,7 +136,7 @@ def policy_for(policy: Policy, predictor: str) -> Policy:
 
 
 def open_policies(by_predictor: Mapping[str, PolicySettings], make: Callable[[PolicySettings], Policy]) -> Policy:
-    """Open policies by predictor; predictors with identical settings share a policy."""
+    """Open the policy of each predictor; predictors with identical settings share one."""
     policies = {settings: make(settings) for settings in dict.fromkeys(by_predictor.values())}
     return combine_policies({predictor: policies[settings] for predictor, settings in by_predictor.items()})
 
@@ -144,7 +144,7 @@ def open_policies(by_predictor: Mapping[str, PolicySettings], make: Callable[[Po
 async def probe(settings: PolicySettings) -> None:
     """Check that all servers of a policy answer, accept the key and know the model.
 
-    The check waits a few seconds for a server that is loading, and passes if a server is slow.
+    The check waits a few seconds for a server that is loading, and passes if a server is slow to complete a prompt.
     """
     if not isinstance(settings, ServedPolicySettings):
         return
@@ -183,7 +183,7 @@ def close_shared(settings: LocalPolicySettings) -> None:
 
 
 def _key(settings: PolicySettings) -> tuple[Any, ...]:
-    """Build the cache key. Runs on every request, so it stats the weight files instead of reading them."""
+    """Build the cache key. Runs on every request, so it uses the weight files' sizes and times, not their content."""
     names = _WEIGHTS if isinstance(settings, LocalPolicySettings | PickerSettings) else ()
     files = (f"{settings.model}/{name}" for name in names)
     stats = [os.stat(file) for file in files if os.path.exists(file)]

@@ -1,7 +1,7 @@
 """Saving and loading of a program's LMs, as JSON records.
 
-The record of a leret policy has its settings, and a name that includes the digest of its weights. Records of
-other LMs have the model, endpoint and settings. API keys are not saved: pass the name of a variable to `leret.load`.
+The record of a leret policy has its settings, and a name that includes the digest of its weights. Records of other
+LMs have the model, endpoint and settings. API keys are not saved: `leret.load` takes the name of a variable.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _NO_KEY = {None, "", "none", "None", "EMPTY"}
 
 
 class Servers(SharedInstance, ExitStack):
-    """Servers that a loaded program started. Copies of the program share them, except copies in other processes."""
+    """Servers that a loaded program started. Copies of the program in this process share them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Servers, ()
@@ -121,7 +121,7 @@ def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
 def open_lm(
     record: Mapping[str, Any], directory: Path, serve: str | None, servers: Servers, api_key_env: str | None
 ) -> dspy.LM:
-    """Open the LM of a record in ``directory``; ``serve`` and ``api_key_env`` are the arguments of `leret.load`.
+    """Open an LM from its record and the files in ``directory``; other arguments are those of `leret.load`.
 
     Raises:
         ConfigError: the LM was saved with an API key, and ``api_key_env`` does not name a variable with a key.
@@ -184,7 +184,7 @@ def _check_files(settings: PolicySettings, record: Mapping[str, Any]) -> None:
 
 
 async def _served_name(settings: OpenAIPolicySettings, record: Mapping[str, Any]) -> str:
-    """Return the policy's name on a server; raise PolicyError if it is missing or has a different chat template."""
+    """Return the policy's name on a server; raise PolicyError if the server lacks it or has another chat template."""
     settings = settings.model_copy(update={"retry_for_s": PROBE_S})
     [url] = settings.urls
     async with aclosing(OpenAIPolicy(settings)) as policy:
@@ -208,7 +208,7 @@ async def _served_name(settings: OpenAIPolicySettings, record: Mapping[str, Any]
 
 
 def _plain_lm(record: Mapping[str, Any], api_key_env: str | None) -> dspy.LM:
-    """Return a ``dspy.LM`` for its saved endpoint, with the API key from the variable ``api_key_env``."""
+    """Return a ``dspy.LM`` for the endpoint in its record, with the API key from the variable ``api_key_env``."""
     state, has_key = dict(record["lm"]), record["has_key"]
     url, name = state.get("api_base"), f"the LM {state['model']} of this program"
     if unknown := _unknown_settings(state):

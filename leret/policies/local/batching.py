@@ -19,7 +19,7 @@ _LINGER_S = 0.002
 class BatchWorker(Generic[Item, Result]):
     """Processes items from many threads in batches, in one thread.
 
-    ``plan`` returns the batches, as indices of the waiting items. ``process`` returns a result or an exception per
+    ``plan`` divides the waiting items into batches of indices. ``process`` returns a result or an exception per
     item. ``start`` is called once, when the thread starts.
     """
 
@@ -42,7 +42,7 @@ class BatchWorker(Generic[Item, Result]):
         self.n_batches = 0
 
     def submit(self, items: Sequence[Item]) -> list[Future[Result]]:
-        """Queue items; one call of ``plan`` gets them all. Raise `PolicyError` if the worker is closed."""
+        """Queue items; one call of ``plan`` receives all of them. Raise `PolicyError` if the worker is closed."""
         futures = [Future[Result]() for _ in items]
         with self._lock:
             if self.closed:
@@ -74,7 +74,7 @@ class BatchWorker(Generic[Item, Result]):
                 self._serve(live)
 
     def _take(self) -> tuple[list[tuple[Item, Future[Result]]], bool]:
-        """Wait for items. Return all that are queued, and whether the worker continues after processing them."""
+        """Wait for items. Return all queued items, and False if `close` was called, True otherwise."""
         waiting: list[tuple[Item, Future[Result]]] = []
         timeout: float | None = None
         while True:

@@ -53,7 +53,7 @@ class EncodedPrompt:
 
 
 class PromptEncoder:
-    """Encodes messages with one tokenizer; ``n_positions`` is the model's maximum length, None for no limit."""
+    """Encodes messages with one tokenizer; ``n_positions`` is the model's maximum length (None means no limit)."""
 
     def __init__(self, tokenizer: Any, n_positions: int | None, name: str, enable_thinking: bool | None = None) -> None:
         self._tokenizer = tokenizer

@@ -24,7 +24,7 @@ MIN_PREFIX = 16  # tokens; sharing a shorter prefix costs more than it saves
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt to complete ``len(seeds)`` times. Other prompts may share its first ``n_shared`` tokens."""
+    """One prompt to complete ``len(seeds)`` times. Its first ``n_shared`` tokens can also begin other prompts."""
 
     token_ids: tuple[int, ...]
     n_shared: int
@@ -71,7 +71,7 @@ class _Running:
 
 @dataclass
 class _Rows:
-    """Settings of each row, and the row of the output tensors that it fills (``place``)."""
+    """Settings of each row being decoded; ``place`` is the row of the output tensors that it fills."""
 
     place: Tensor
     keys: np.ndarray

@@ -75,7 +75,7 @@ class PrefixCache:
         self._sightings: OrderedDict[tuple[int, ...], int] = OrderedDict()
 
     def wanted(self, prefix: tuple[int, ...], n_sightings: int) -> bool:
-        """Count ``n_sightings`` prompts with this prefix; return whether the prefix has occurred at least twice."""
+        """Count ``n_sightings`` more prompts with this prefix; return True once it is stored or was seen twice."""
         if prefix in self._entries:
             return True
         seen = self._sightings.pop(prefix, 0) + n_sightings
@@ -94,7 +94,7 @@ class PrefixCache:
         return entry[0]
 
     def put(self, prefix: tuple[int, ...], layers: KeyValues) -> None:
-        """Store a prefix, and evict the least recently used prefixes beyond ``max_bytes``."""
+        """Store a prefix that fits in ``max_bytes``; evict the least recently used prefixes beyond that limit."""
         n_bytes = sum(tensor.numel() * tensor.element_size() for pair in layers for tensor in pair)
         if n_bytes > self.max_bytes:
             return

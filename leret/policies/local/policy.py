@@ -50,7 +50,7 @@ class LocalPolicy(SharedInstance):
         digest: str,
         enable_thinking: bool | None = None,
     ) -> LocalPolicy:
-        """Return a policy over a loaded network, which may be in training: call `renew` after each update.
+        """Return a policy over a loaded network. If the network is being trained, call `renew` after each update.
 
         The network is switched to evaluation mode during decoding. While requests are pending, its weights must not
         change and no other thread may use the network.

@@ -110,7 +110,7 @@ class Embedder:
     def __call__(self, texts: Sequence[str], cached: bool = False) -> tuple[Tensor, Tensor]:
         """Return the embeddings of the distinct texts, (n, d), and the row of each text in them, (n_texts,).
 
-        With ``cached``, new texts are added to the cache, and the embeddings are the whole cache.
+        With ``cached``, new texts are added to the cache, and all embeddings in the cache are returned.
         """
         if not cached or (self._cache is not None and self._cache.nbytes > _CACHE_BYTES):
             places, embeddings = dict[str, int](), None
@@ -190,7 +190,7 @@ def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) 
     Args:
         states: (n, d), d a multiple of 4; (1, d) is one state for all actions.
         actions: (n, d).
-        positions: (n,); None for no rotation.
+        positions: (n,); None means no rotation.
 
     Returns:
         (2, n).

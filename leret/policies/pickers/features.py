@@ -21,7 +21,7 @@ Numbers = tuple[Sequence[str], NDArray[np.float32]]
 
 
 def mentions(choice: Choice) -> Numbers:
-    """Return each candidate's ``data`` (see `leret.programs.mentions`), step, and overlap with earlier picks."""
+    """Return candidates' ``data`` (see `leret.programs.mentions`), the step, and overlap with earlier picks."""
     names = sorted({name for one in choice.candidates for name in one.data})
     step = float(len(choice.picked))
     used = {word for one in choice.picked for word in one.text.lower().split()}
@@ -56,7 +56,7 @@ class FeatureNetwork(nn.Module):
             nn.init.zeros_(weights)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Map (n, n_features) to (2, n): a head is the linear layer plus twice the sum of half of the hidden units."""
+        """Map (n, n_features) to (2, n): each head adds twice the sum of half the hidden units to the linear layer."""
         x = (features - self.mean) / self.scale
         hidden = nn.functional.gelu(self.hidden(x)) * self.out.weight
         heads: Tensor = self.linear(x).T + 2 * hidden.unflatten(1, (2, -1)).sum(2).T

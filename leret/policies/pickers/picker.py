@@ -31,21 +31,21 @@ _AT_ONCE = 2**16
 
 
 class QFunction(Protocol):
-    """The part of a picker that depends on its kind."""
+    """The network of a picker and its files; each kind of picker has a different class."""
 
     module: nn.Module  # set by `fit` or `load`, or by the constructor for a pretrained model
 
     def fit(self, choices: Sequence[Choice]) -> None: ...
 
     def q(self, choices: Sequence[Choice], only: Sequence[int] | None = None, cached: bool = False) -> Tensor:
-        """Return the Q-values of all candidates or those at ``only``, (2, n); ``cached`` reuses earlier embeddings."""
+        """Return Q-values (2, n) of all candidates, or of those at indices ``only``; ``cached`` reuses embeddings."""
         ...
 
     def renew(self) -> None:
         """Empty the cache."""
 
     def save(self, directory: Path) -> dict[str, Any]:
-        """Write the weights; return the ``record`` for `load`."""
+        """Write the weights; return the ``record`` that `load` needs."""
         ...
 
     def load(self, directory: Path, record: dict[str, Any]) -> None: ...

@@ -37,7 +37,7 @@ class OpenAIPolicy(SharedInstance):
     """Chat completions from OpenAI-compatible servers.
 
     One HTTP request asks for all samples of a prompt, with a single seed derived from the samples' seeds. If the server
-    rejects or ignores ``n`` in a probe of one token, each sample is a separate request with its seed.
+    rejects or ignores ``n`` in a one-token test request, each sample is a separate request with its seed.
     """
 
     def __init__(self, settings: OpenAIPolicySettings | TgiPolicySettings | TogetherPolicySettings) -> None:
@@ -115,7 +115,7 @@ class OpenAIPolicy(SharedInstance):
         return [completion for one in each for completion in one]
 
     async def _honours_n(self, request: Request) -> bool:
-        """Return whether the server sends two choices for ``n=2``; all waiting requests share one probe."""
+        """Return whether the server sends two choices for ``n=2``; all waiting requests share one test request."""
         if self._takes_n is not None:
             return self._takes_n
         if self._probe is None or self._probe.get_loop() is not asyncio.get_running_loop():
@@ -190,7 +190,7 @@ def completions_of(
 ) -> list[Completion]:
     """Return the completions in an answer, in the order of their index; some servers send fewer than ``n``.
 
-    If the answer only has the token count of all completions together, it is divided in proportion to the lengths of
+    If the answer has one token count for all completions together, the count is divided in proportion to the lengths of
     their texts. Texts end before the first ``stop`` string (TGI includes it in the text).
 
     Raises:

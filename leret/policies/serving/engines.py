@@ -49,7 +49,7 @@ class ServerKind:
 
     @property
     def variable(self) -> str:
-        """Environment variable with the path of the executable."""
+        """Name of the environment variable that holds the path of the executable."""
         return f"LERET_{self.name.upper()}"
 
 
@@ -138,7 +138,7 @@ def has_gpu(environment: Mapping[str, str] = os.environ, devices: Path = Path("/
 
 
 def without_repeats(command: Sequence[str], extra: Sequence[str]) -> list[str]:
-    """Remove options of ``command`` that ``extra`` sets again.
+    """Return ``command`` without the options that ``extra`` also sets.
 
     >>> without_repeats(["serve", "--port", "1", "--enforce-eager"], ["--port", "2"])
     ['serve', '--enforce-eager']

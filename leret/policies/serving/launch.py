@@ -54,7 +54,7 @@ class ServerPlan:
 
     @property
     def recipe(self) -> str:
-        """Recipe line to sample from this server."""
+        """Line for a recipe that samples from this server."""
         key = f", api_key_env: {self.api_key_env}" if self.api_key_env else ""
         return f'policy: {{kind: openai, urls: ["{self.at.url}/v1"], model: "{self.model}"{key}}}'
 
@@ -71,7 +71,7 @@ def plan(
     dry: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> ServerPlan:
-    """Return the plan for a server.
+    """Return the command, environment and address of a server for this model.
 
     Engine arguments in ``extra`` override leret's. ``merge`` serves an adapter as full weights. ``dry`` is for display:
     it merges no weights and allows a missing executable.
@@ -109,7 +109,7 @@ def run_server(
     log: Path | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Iterator[ServerProcess]:
-    """Start a server, wait until it is warm, run the block, and stop the server.
+    """Start a server, wait until it has completed one prompt, run the block, and stop the server.
 
     The calling thread must outlive the block: Linux kills the server when that thread ends. ``timeout_s`` limits the
     time to the first completion. The server is killed ``grace_s`` after SIGTERM. The default log is a temporary file.
@@ -136,7 +136,7 @@ def run_server(
 class BackgroundServer:
     """A server that a background thread controls. It is ready after construction, and runs until `close`.
 
-    ``settings`` are the settings of a policy on this server; ``arguments`` are passed to `plan`.
+    ``settings`` are policy settings for sampling from this server; ``arguments`` are passed to `plan`.
     """
 
     def __init__(self, policy: str, engine: str, timeout_s: float = 600.0, **arguments: Any) -> None:

@@ -47,9 +47,9 @@ class ServedModel:
 
 
 def resolve_policy(policy: str, run: Run | None = None, name: str | None = None) -> ServedModel:
-    """Resolve a shipped policy, a model or adapter directory, a hub repository, or (with ``run``) a policy of a run.
+    """Return the model to serve for a shipped policy, a directory, a hub repository, or (with ``run``) a run's policy.
 
-    A run's policies include ``base``. The default name is the directory's name with a digest of the weights.
+    ``base`` is the model that the run was sampled from. The default name has the directory's name and a digest.
     """
     if name is not None and not _FIT_NAME.fullmatch(name):
         raise ConfigError(f"--name {name!r} is invalid; use only letters, digits, and the characters - _ . /")
@@ -74,7 +74,7 @@ def merged_directory(adapter: Path) -> Path:
 
 
 def merge_adapter(served: ServedModel) -> ServedModel:
-    """Return the model as a directory of full weights, and merge the adapter if it or its base has changed."""
+    """Return the model with its adapter merged; the last merge is reused if adapter and base are unchanged."""
     assert served.adapter is not None
     target, digest = merged_directory(served.adapter), model_digest(served.adapter)
     if completed(target, "merged", digest) is None:
@@ -156,10 +156,10 @@ def _known(run: Run) -> str:
 
 
 def refresh(settings: OpenAIPolicySettings, served: ServedModel, directory: str) -> OpenAIPolicySettings:
-    """Return ``settings`` for the next policy, stored in ``directory``; raise PolicyError if a server does not have it.
+    """Return ``settings`` with the name of the policy ``served``; raise PolicyError if a server does not have it.
 
     A server has the policy if it lists the policy's name, or if it can load its adapter from the same path (vLLM can
-    with ``--enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``).
+    with ``--enable-lora`` and ``VLLM_ALLOW_RUNTIME_LORA_UPDATING=1``). ``directory`` is for the error message.
     """
     refreshed = settings.model_copy(update={"model": served.name})
     asyncio.run(_check_all(refreshed, served, directory))
@@ -184,7 +184,7 @@ async def _check_all(settings: OpenAIPolicySettings, served: ServedModel, direct
 
 
 async def _load_adapter(policy: OpenAIPolicy, served: ServedModel) -> str:
-    """Ask a server to load an adapter; return its answer, which the error quotes if the adapter is not loaded."""
+    """Ask a server to load an adapter; return its answer as text for an error message."""
     call = Call("POST", "/load_lora_adapter", json={"lora_name": served.name, "lora_path": str(served.adapter)})
     try:
         return await policy.client.request(call, lambda answer: f"it answered {answer.text!r}")
