@@ -15,8 +15,8 @@ class Retriever(Protocol):
 
     Optional attributes:
 
-    - ``only_computes = True``: a search never waits for a disk, a network or a lock. Fast searches then run without a
-      thread.
+    - ``only_computes = True``: a search never waits for a disk, a network or a lock. Fast searches then run in the
+      caller's thread.
     - ``names_its_index = False``: the digest may stay the same when the index changes. Rankings are then cached on
       disk only if the recipe asks for a cache.
     """
@@ -69,7 +69,7 @@ class NoRetriever:
 
 
 class PartialResultsError(RetrievalError):
-    """Some queries of a batch failed. ``answered`` maps the other queries to their rankings."""
+    """Some queries of a batch failed. ``answered`` maps the queries that did not fail to their rankings."""
 
     def __init__(self, failure: LeretError, answered: Mapping[str, Ranking]) -> None:
         super().__init__(str(failure))

@@ -43,7 +43,7 @@ class SearchBatcher:
         retriever: called with one batch at a time, in a separate thread.
         max_batch: maximum number of queries per batch. A single larger request is searched as one batch.
         max_waiting: maximum number of queries in the queue. A request that does not fit is refused as a whole.
-        on_batch: called after each batch with the number of queries and the seconds of the search.
+        on_batch: called after each batch with the number of queries and the duration of the search in seconds.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class SearchBatcher:
             raise
 
     def search_now(self, query: str, k: int) -> Ranking | None:
-        """Search without waiting, in the calling thread. Return None if the retriever is slow or does I/O."""
+        """Search at once in the calling thread, or return None if the retriever does I/O or is not known to be fast."""
         if not self._only_computes or self._cpu_s > _QUICK_S:
             return None
         self._counts["asked"] += 1
@@ -104,7 +104,7 @@ class SearchBatcher:
         return ranking
 
     def counts(self) -> dict[str, int]:
-        """Return the number of queries ``asked``, queries ``searched`` (without duplicates), and ``batches``."""
+        """Return how many queries were ``asked`` and ``searched`` (without duplicates), in how many ``batches``."""
         return dict(self._counts)
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ class SearchBatcher:
             self._task = None
 
     def _next_batch(self) -> list[_Entry]:
-        """Take the first entry and those with the same k. Entries with another k keep their places in the queue."""
+        """Take the first entry and later ones with the same k that fit into the batch. The others keep their order."""
         batch: list[_Entry] = []
         later: deque[_Entry] = deque()
         n = 0

@@ -102,8 +102,8 @@ class CachedRetriever(CallableRetriever, SharedInstance):
 def with_cache(retriever: Retriever, settings: RetrieverSettings) -> Retriever:
     """Add a cache to the retriever if the settings ask for one.
 
-    With ``auto``, servers that do not name their index get no cache. When such a server switches to a different index
-    at the same URL, the digest stays the same, and cached rankings would be wrong.
+    With ``auto``, fast kinds such as ``bm25`` and servers that do not name their index get no cache. When such a server
+    switches to a different index at the same URL, the digest stays the same, and cached rankings would be wrong.
     """
     cache = settings.cache or CacheSettings()
     wanted = settings.kind not in _FAST and getattr(retriever, "names_its_index", True)

@@ -27,9 +27,9 @@ def reciprocal_rank_fusion(rankings: Sequence[Ranking], weights: Sequence[float]
 
 
 def linear_fusion(rankings: Sequence[Ranking], weights: Sequence[float]) -> Ranking:
-    """Fuse rankings by the weighted sum of scores, scaled to [0, 1] per ranking. A missing passage scores 0.
+    """Fuse rankings by the weighted sum of scores, after each ranking's scores are scaled to [0, 1].
 
-    If all scores of a ranking are equal, each is scaled to 1.
+    A passage missing from a ranking scores 0 there. If all scores of a ranking are equal, each is scaled to 1.
     """
     shares = []
     for ranking in rankings:
@@ -60,12 +60,12 @@ class Hybrid(CallableRetriever):
 
     @staticmethod
     def parts(settings: HybridSettings) -> dict[str, LocalEngine]:
-        """Return the two retrievers' settings by the names of their index folders."""
+        """Map the folder name of each retriever's index to the retriever's settings."""
         return dict(zip(("first", "second"), settings.engines, strict=True))
 
     @staticmethod
     def manifest(parts: Sequence[Manifest], settings: FusionSettings, places: Mapping[str, str]) -> Manifest:
-        """Return a hybrid's manifest, with no files listed. ``places`` are the directories of ``parts``."""
+        """Return a hybrid's manifest, with ``files`` empty. ``places`` maps the parts' folder names to directories."""
         return Manifest(
             engine="hybrid",
             settings={"engines": [{"kind": p.engine, **p.settings} for p in parts], **settings.fusion_keys()},

@@ -89,9 +89,9 @@ def load_retriever(
 ) -> Retriever:
     """Return the retriever of a recipe. Build its index if the index is missing.
 
-    An index in the cache is rebuilt if its corpus or settings differ. An index named in the settings may be shared and
-    costly, so a difference is an error. A remote server must be reachable. ``corpus`` is None for servers. ``cache`` is
-    the directory of the index if the settings name none.
+    An index in ``cache`` is rebuilt if it was built from another corpus or other settings. For an index named in the
+    settings, which may be shared and costly, this is an error instead. A remote server must be reachable. ``corpus``
+    may be None for servers. ``cache`` is the parent directory of indexes that the settings do not name.
 
     Raises:
         ConfigError: a URL is invalid, or an environment variable is not set.
@@ -146,7 +146,7 @@ def _index_engine(settings: RetrieverSettings) -> IndexEngine:
 
 
 def plan_index(settings: RetrieverSettings, corpus: Documents) -> Manifest:
-    """Return the manifest of an index with these settings, with no files listed. Its models must exist."""
+    """Return the manifest, with ``files`` empty, of an index with these settings. The models in them must exist."""
     kind = ENGINES[settings.kind]
     if kind.role == "index":
         return Manifest.planned(_index_engine(settings), corpus)
@@ -184,7 +184,7 @@ def model_keys() -> dict[str, str]:
 
 
 def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
-    """Read all files of an index, open it and search it. RetrievalError if it is broken or has another corpus."""
+    """Read all files of an index, open it and search it. Raise RetrievalError if it is broken or not of ``corpus``."""
     manifest = read_manifest(directory)
     if _role(manifest) == "composite":
         open_index(directory)
@@ -202,7 +202,7 @@ def check_index(directory: Path, corpus: Documents | None = None) -> Manifest:
 
 
 def open_index(path: str | Path) -> Retriever:
-    """Open an index directory, which includes the documents.
+    """Open an index directory. It contains the documents, so no corpus is needed.
 
     Raises:
         RetrievalError: the directory is not an index, or the index is unfinished, broken, or needs a missing model.
@@ -273,7 +273,7 @@ def retriever_record(retriever: Any, directory: Path) -> dict[str, Any] | None:
 
 
 def reopen(record: Mapping[str, Any], directory: Path) -> Retriever:
-    """Open the retriever that `retriever_record` described in ``directory``."""
+    """Open the retriever of a `retriever_record`. Paths in ``record`` are relative to ``directory``."""
     if "index" in record:
         return open_index((directory / record["index"]).resolve())
     return load_retriever(RetrieverSettings.model_validate(record["settings"]), None, directory / "cache")
@@ -290,7 +290,7 @@ class OpenRetriever:
     directory: Path | None = None  # index directory with the documents; None for a server
 
     def ids(self) -> Container[str] | None:
-        """Return all document ids; None for a server, which cannot list them."""
+        """Return all document ids, or None for a server, which cannot list them."""
         if self.directory is None or self.corpus is None:
             return None
         return frozenset(MappedDocuments(self.directory, self.corpus))

@@ -119,7 +119,7 @@ class Site(Generic[T]):
     n_refused: int = 0  # number of queries refused so far because of their syntax
 
     def ask(self, queries: Sequence[str], k: int, offline: bool) -> tuple[list[str], dict[str, T | HttpError]]:
-        """Return the cleaned queries, and map those that have terms to a result or an error."""
+        """Return the cleaned queries, and a mapping from those that have terms to a result or an error each."""
         if not 1 <= k <= self.most:
             raise RetrievalError(f"k is {k}; {self.name} supports k from 1 to {self.most}")
         terms = [_CONTROL.sub(" ", query).strip() for query in queries]

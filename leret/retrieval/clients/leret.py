@@ -44,8 +44,8 @@ class SearchProtocol:
     def read(self, answer: Answer, n_queries: int, k: int, named: Named = "id") -> list[Ranking]:
         """Parse a response into rankings of at most ``k`` passages. Raise RetryableError if it is malformed.
 
-        A passage's doc_id is its title (``named="title"``) or the server's id. For ``named="row"``, the caller
-        replaces the server's id.
+        A passage's doc_id is its title (``named="title"``) or the server's id. For ``named="row"``, that id is a row
+        number, which the caller replaces.
         """
         lists = self.rankings(answer)
         if len(lists) != n_queries:
@@ -157,8 +157,8 @@ class Served(BaseModel, frozen=True):
 class Remote(CallableRetriever, SharedInstance):
     """Search over HTTP.
 
-    ``corpus`` is the corpus that the server should search. With protocol ``leret``, its digest must match the
-    server's digest. With ``doc_id: row``, returned row numbers are replaced by the ids of ``corpus``.
+    ``corpus`` is the corpus that the server should search. With protocol ``leret``, a server of a different corpus
+    is refused. With ``doc_id: row``, returned row numbers are replaced by the ids of ``corpus``.
     """
 
     def __init__(self, settings: RemoteSettings, corpus: Documents | None = None) -> None:
@@ -182,7 +182,7 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def digest(self) -> str:
-        """Digest of ``doc_id`` and the served index. With other protocols, a name or the URLs stand for the index."""
+        """Digest of ``doc_id`` and the served index. If the server names no index, ``name`` or URLs stand for it."""
         settings = self._settings
         if self._is_leret:
             index = self.served().index
@@ -192,11 +192,11 @@ class Remote(CallableRetriever, SharedInstance):
 
     @property
     def names_its_index(self) -> bool:
-        """Return True if the digest changes when the served index changes. A digest of URLs does not change."""
+        """Return whether the digest identifies the served index. A digest of URLs does not."""
         return self._is_leret or self._settings.name is not None
 
     def served(self) -> Served:
-        """Request a ``leret`` server's description once. Raise RetrievalError if it serves a different corpus."""
+        """Return a ``leret`` server's description, requested once. Raise RetrievalError if its corpus is different."""
         if self._served is None:
             served = self._client.ask((Call("GET", "/health"), _served))
             wanted = None if self._corpus is None else self._corpus.digest
@@ -210,7 +210,7 @@ class Remote(CallableRetriever, SharedInstance):
         return self._served
 
     def check(self) -> None:
-        """Check that the server answers in this protocol. Retry while the server restarts."""
+        """Raise RetrievalError if the server does not answer in this protocol. Retry while the server restarts."""
         if self._is_leret:
             self.served()
         else:

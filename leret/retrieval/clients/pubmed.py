@@ -28,11 +28,11 @@ _KNOWN = "1"  # PMID of an article that always exists; a response without its re
 
 
 class PubMed(CallableRetriever, SharedInstance):
-    """Search PubMed. Returns articles with abstracts, in PubMed's order.
+    """Search PubMed. Returns articles in PubMed's order; a passage's text is the article's abstract.
 
     An article that esearch lists but efetch lacks (withdrawn or very new) keeps its rank; its title and text are empty.
-    E-utilities return no scores, so a passage's score is 1 / rank. These scores order the union of several
-    searches. A query with invalid syntax gets an empty ranking, as on the PubMed site.
+    E-utilities return no scores, so a passage's score is 1 / rank, which also orders the results of
+    several searches. A query with invalid syntax gets an empty ranking, as on the PubMed site.
     """
 
     def __init__(self, settings: PubMedSettings) -> None:
@@ -65,7 +65,7 @@ class PubMed(CallableRetriever, SharedInstance):
         return self._call("esearch", values, "json", len(quote(term)) > _LONG), partial(_read_ids, wanted=k)
 
     def _articles(self, ids: Sequence[str]) -> tuple[Mapping[str, tuple[str, str]], Mapping[str, HttpError]]:
-        """Fetch articles. Return (title, abstract) by id, and failures by id.
+        """Fetch articles. Map the ids of found articles to (title, abstract), and the ids of failed requests to errors.
 
         Missing records are requested again, together with a record that certainly exists. If that record is missing
         too, the response was truncated; otherwise PubMed does not have the records.
@@ -108,7 +108,7 @@ class PubMed(CallableRetriever, SharedInstance):
 
 
 def read_articles(answer: Answer) -> dict[str, tuple[str, str]]:
-    """Parse an efetch response. Return (title, abstract) by PubMed id."""
+    """Parse an efetch response. Map each PubMed id to (title, abstract)."""
     try:
         root = ElementTree.fromstring(answer.text)
     except (ElementTree.ParseError, ValueError) as error:

@@ -35,8 +35,8 @@ _DIGITS = 6  # decimal places of a score; further digits depend on the other que
 class Dense(CallableRetriever):
     """Dense search. Thread-safe.
 
-    A query with no letters or digits gets an empty ranking. Ties are in corpus order, but the store decides which
-    documents tied at rank ``k`` are returned. ``query_prefix`` is prepended to each query.
+    A query with no letters or digits gets an empty ranking. Ties keep corpus order. If more documents tie at
+    rank ``k`` than can be returned, the store chooses. ``query_prefix`` is prepended to each query.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ def open_model(kind: str, directory: Path, device: str, extra: str) -> Any:
 
 
 def _lengthen(model: Any, max_length: int, directory: Path) -> None:
-    """Set the maximum number of tokens per text. If it is above the model's limit, test it on a text of this length."""
+    """Set the maximum number of tokens per text. Above the model's limit, test that it can encode such a text."""
     limit = model.max_seq_length
     model.max_seq_length = max_length
     if limit is not None and max_length <= limit:

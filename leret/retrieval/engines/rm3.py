@@ -33,7 +33,7 @@ _FEEDBACK = ("fb_docs", "fb_terms", "original_weight")
 
 
 class RM3(CallableRetriever):
-    """BM25 with feedback terms. Thread-safe. Uses the BM25 settings of ``bm25``, not of ``settings``."""
+    """BM25 with feedback terms. Thread-safe. ``bm25`` keeps its own settings; ``settings.bm25`` is ignored."""
 
     def __init__(self, bm25: Retriever, settings: RM3Settings | None = None) -> None:
         if not isinstance(bm25, BM25):
@@ -44,7 +44,7 @@ class RM3(CallableRetriever):
 
     @staticmethod
     def parts(settings: RM3Settings) -> dict[str, RetrieverSettings]:
-        """Return the settings of the BM25 index, which is in the same directory."""
+        """Return the settings of the BM25 index. The empty key means that it has no folder below RM3's directory."""
         return {"": settings.bm25}
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:

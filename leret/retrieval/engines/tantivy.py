@@ -62,7 +62,7 @@ class Tantivy(CallableRetriever):
         return [self._ranking(list(islice(rows, len(hits))), [score for score, _ in hits], k) for hits in batch]
 
     def _hits(self, query: str, k: int) -> list[tuple[float, Any]]:
-        """Return scores and addresses, best first. With several segments, include all ties at rank k."""
+        """Return scores and addresses, best first. If the index has several segments, include all ties at rank k."""
         words = self._words(query)
         if not words:
             return []

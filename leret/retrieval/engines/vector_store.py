@@ -1,6 +1,6 @@
 """Vector stores: faiss flat (exact), faiss HNSW, and Chroma's embedded client.
 
-A store is written in parts and opened from its directory. A search returns rows and inner products.
+A store is written one array of vectors at a time. A search returns rows of vectors and their inner products.
 """
 
 from __future__ import annotations

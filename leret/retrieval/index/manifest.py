@@ -77,7 +77,7 @@ class Manifest(BaseModel):
 
     @classmethod
     def planned(cls, engine: IndexEngine, corpus: Documents) -> Manifest:
-        """Return the manifest of the index that ``engine`` would build, with no files listed."""
+        """Return the manifest of the index that ``engine`` would build, with ``files`` empty."""
         return cls(
             engine=engine.kind,
             settings=engine.ranking_keys(),

@@ -48,7 +48,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """Limits of a server; see also `leret.retrieval.server.schemas.Limits`."""
+    """Access rules and limits of a server; see also `leret.retrieval.server.schemas.Limits`."""
 
     token: str | None = None  # None: no token, but requests must address localhost, `host` or an IP address
     host: str = "localhost"  # host name of the server, in addition to localhost
@@ -208,7 +208,7 @@ class RetrieverServer:
 
 
 def _is_named(header: str | None, host: str) -> bool:
-    """Return whether a Host header names this server. Guards against DNS rebinding by web pages."""
+    """Return whether a Host header is this server's name or an IP address, to prevent DNS rebinding by web pages."""
     try:
         name = urlsplit(f"//{header or host}").hostname or ""
         return name in {"localhost", host.lower()} or ipaddress.ip_address(name) is not None

@@ -29,7 +29,7 @@ class Limits:
 
 
 def _number(value: Any) -> Any:
-    """Convert a number in a URL to int, and null to the default."""
+    """Convert digits from a URL to int. Null becomes 10, the default ``k``."""
     if value is None:
         return 10
     return int(value) if isinstance(value, str) and value.isascii() and value.isdecimal() else value
@@ -131,6 +131,6 @@ def retrieve_answer(rankings: list[Ranking], with_scores: bool) -> bytes:
 
 
 def _with_lists(facts: dict[str, Any], name: str, lists: Iterable[list[Any]]) -> bytes:
-    """Encode ``facts`` and, under ``name``, each list by itself, so that the GIL is released between lists."""
+    """Encode ``facts`` plus ``lists`` as the value of ``name``. The GIL is released after each list."""
     begun = encode({**facts, name: []}).removesuffix(b"]}")
     return begun + b",".join(map(encode, lists)) + b"]}"
