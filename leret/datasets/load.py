@@ -37,7 +37,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Tasks, and the corpus with their gold documents. ``problems`` lists skipped documents."""
+    """Tasks, and the corpus that has their gold documents. ``problems`` lists skipped documents."""
 
     tasks: Loaded
     corpus: Corpus
@@ -51,7 +51,7 @@ def load(data: DataSettings) -> Data:
 
 
 def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Loaded:
-    """Load at most `data.limit` tasks of `data.split`. A larger limit only adds tasks to a split or `data.part`.
+    """Load at most `data.limit` tasks of `data.split`. A larger limit keeps the tasks of a smaller one.
 
     Questions in split train or dev with the same text as a test question are left out and counted in ``skipped``.
     With a ``corpus``, every gold id must be in the corpus, up to Unicode normalisation. An empty split is a DataError.
@@ -98,7 +98,7 @@ def split_name(task: Task, seed: int = 0) -> str:
 
 
 def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0, part: str | None = None) -> tuple[Task, ...]:
-    """Return part I/N of the first ``limit`` tasks by hash of their ids. If both are None, return all in file order."""
+    """Return part I/N of the first ``limit`` tasks in hash order of ids; all in file order if both are None."""
 
     def rank(task: Task) -> int:
         return rank_of(task.id, seed, "limit")

@@ -39,8 +39,8 @@ _TIERS = ((0.7, 5.0), (0.5, 4.0), (0.4, 3.0), (0.3, 1.0), (0.1, 0.5), (0.05, 0.1
 def format(outcome: Outcome, think: bool = False) -> float:
     """Return 1 if the completion parses into fields, else 0.
 
-    Samples that do not parse get the recipe's ``unparsed_reward`` instead, so 0 only occurs in programs that continue
-    after a parse error. With ``think``, the completion must also be one ``<think>...</think>`` followed by text.
+    With ``think``, the completion must also be one ``<think>...</think>`` followed by text. If a parse error ends the
+    program, the sample gets the recipe's ``unparsed_reward`` instead of 0.
     """
     return float(bool(outcome.outputs) and (not think or _THOUGHT.fullmatch(outcome.text) is not None))
 
@@ -145,7 +145,7 @@ class Part:
         return parameter.default if parameter is not None and isinstance(parameter.default, int) else 0
 
     def __call__(self, outcome: Outcome) -> float | None:
-        """Return the value; None if the part does not apply. ConfigError if the function fails or is not finite."""
+        """Return the value; None if the part does not apply. ConfigError if it fails or the value is not finite."""
         function, question = self.bound, f"question {outcome.task.id}"
         try:
             value: Any = function(outcome)
@@ -186,7 +186,7 @@ class Scoring:
         return values_of(self.parts, outcome)
 
     def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
-        """Return one reward per sample of a group from its parts' values; None if no part applies."""
+        """Return one reward per sample of a group, from the parts' values; None if no part applies to it."""
         if len(self.parts) == 1 and self.mixer == "weights":  # 20 times as fast as a matrix of one column
             [part] = self.parts.values()
             return [part.weight * values[part.name] if part.name in values else None for values in group]
@@ -196,7 +196,7 @@ class Scoring:
         return [None if np.isnan(value) else float(value) for value in mixed]
 
     def alone(self, values: Mapping[str, float]) -> float | None:
-        """Return the reward of a single outcome from its parts' values. Group mixers use the weighted sum."""
+        """Return the reward of a single outcome from its parts' values. The weighted sum replaces a group mixer."""
         single = Scoring(self.parts) if self.needs_group else self
         return single.mix([values])[0]
 
@@ -259,5 +259,5 @@ def _faults(spec: str | RewardSettings | Reward, key: str, parts: Iterable[Part]
 
 
 def settings_of(function: Reward) -> list[str]:
-    """Return the names of a reward's parameters, without the outcome."""
+    """Return the names of a reward's parameters after the first (the outcome)."""
     return list(inspect.signature(function).parameters)[1:]

@@ -92,7 +92,7 @@ def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
 
 
 def rouge(kind: str) -> Callable[..., float | None]:
-    """Return a reward for ROUGE's F measure (``rouge1``, ``rouge2`` or ``rougeL``). ``stem`` compares stems."""
+    """Return the reward function for F of ``rouge1``, ``rouge2`` or ``rougeL``; its setting ``stem`` compares stems."""
 
     def value(outcome: Outcome, field: str | None = None, stem: bool = False) -> float | None:
         return _best(outcome, field, lambda a, r: float(_rouge_scorer(kind, stem).score(r, a)[kind].fmeasure))

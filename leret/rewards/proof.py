@@ -49,7 +49,7 @@ class Proof(NamedTuple):
 
 
 def prove(name: str, scoring: Scoring) -> Proof:
-    """Check that no outcome gets more than `GOLD`, and that `WORST` gets less than `GOLD`."""
+    """Return a reward's values and faults: outcomes that get more than `GOLD`, or `WORST` if it does not get less."""
     gold, worst = scoring(GOLD), scoring(WORST)
     if gold is None:
         return Proof(name, gold, worst, ("the gold outcome gets no value (None)",))

@@ -20,7 +20,7 @@ Measure = Callable[[Sequence[str], Collection[str], int | None], float]
 
 
 def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None]:
-    """Turn a measure into a reward of an outcome's ranking, which is None if the task has no gold documents."""
+    """Return the reward that applies a measure to an outcome's ranking; None if the task has no gold documents."""
 
     def value(outcome: Outcome, k: int | None = None) -> float | None:
         task = outcome.task

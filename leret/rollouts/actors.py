@@ -57,14 +57,14 @@ class PolicyActor:
 
 @dataclass(frozen=True)
 class Role:
-    """The policy for a predictor, its decoding settings (None: those of the plan), and the credit of its completions.
+    """The policy for a predictor, the credit of its completions, and decoding settings (None means those of the plan).
 
     Attributes:
-        sampled: False takes one zero-shot completion, which continues the path but is not trained on. Predictors
+        sampled: if False, one zero-shot completion continues the path, and is not trained on. Predictors
             created inside ``forward`` are never sampled.
         credit: ``step``: reward of the documents retrieved by the end of the step. ``final``: final reward after
             running the program to its end from each sample. ``both``: weighted mean of the step and final reward.
-            ``auto``: ``step`` if a search follows the predictor, else ``final``; not sampled without a final reward.
+            ``auto``: ``step`` if a search follows the predictor, else ``final``; without a final reward, no samples.
     """
 
     policy: Policy
@@ -77,7 +77,7 @@ class Role:
 
 @dataclass(frozen=True)
 class SamplingPlan:
-    """Settings for sampling states, with ``n_samples`` completions per state and prompt, and for rewarding samples.
+    """Settings for sampling states (``n_samples`` completions per state and prompt) and for rewarding the samples.
 
     Attributes:
         final: final reward, which scores an outcome with the program's ``prediction``; it is called in a thread.
@@ -100,7 +100,7 @@ class SamplingPlan:
     searched: Mapping[str, bool] | None = None
 
     def role_of(self, need: NeedsCompletion) -> Role:
-        """Return the role with ``auto`` credit resolved; a predictor that no run reached gets ``final`` if possible."""
+        """Return the role with ``auto`` credit resolved; if no run reached the predictor, ``final``, else ``step``."""
         role = self.role(need)
         if need.predictor.startswith("("):
             return replace(role, sampled=False)
@@ -114,7 +114,7 @@ class SamplingPlan:
         return {name: self.role_of(runner.formatter.need(name, {})) for name in runner.replay.names}
 
     def decoding_of(self, role: Role) -> tuple[float, float, int]:
-        """Return temperature, top-p and max_tokens."""
+        """Return a role's temperature, top-p and max_tokens; the plan's where the role has None."""
         temperature = self.temperature if role.temperature is None else role.temperature
         top_p = self.top_p if role.top_p is None else role.top_p
         return temperature, top_p, self.max_tokens if role.max_tokens is None else role.max_tokens

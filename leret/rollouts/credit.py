@@ -76,7 +76,7 @@ class Crediting:
         return rewards
 
     def regrouped(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return all samples of a state, with rewards computed again over the group of rewarded samples."""
+        """Return all samples of a state, after computing the rewards of all rewarded samples again, as one group."""
         group = [sample for sample in samples if sample.reward is not None and sample.is_sampled]
         if not group:
             return list(samples)
@@ -90,7 +90,7 @@ def credit_of(sample: Sample) -> str:
 
 
 def with_unparsed_reward(samples: Sequence[Sample], unparsed_reward: float | None) -> list[Sample]:
-    """Return samples with ``unparsed_reward`` as the reward of unparsed completions, which keep their failures."""
+    """Give unparsed completions the reward ``unparsed_reward`` but keep their failures; None changes no sample."""
     if unparsed_reward is None:
         return list(samples)
     return [replace(sample, reward=unparsed_reward) if sample.is_unparsed else sample for sample in samples]

@@ -44,7 +44,7 @@ class Environment:
     """Corpus, tasks, retriever and program of a sampling recipe, each loaded on first use.
 
     Attributes:
-        role: returns the role for a call, given the policy in training; None uses the recipe's policies.
+        role: function that returns the role for a call, given the policy in training; None means the recipe's roles.
         skipped: number of records that `tasks` last skipped, by kind. ``held_out``: see `leret.datasets.load.Loaded`.
     """
 
@@ -194,7 +194,7 @@ def scorable(tasks: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
 
 
 def refuse_changes(run: Run, recipe: SamplingRecipe, digests: Mapping[str, str]) -> None:
-    """Refuse to mix samples of two recipes in a run. The policy (for another round) and `Free` keys may change."""
+    """Refuse a recipe that differs from the run's. The policy (for another round) and `Free` keys may differ."""
     before, digests_before = run.manifest.sampling, run.manifest.digests
     if before is not None:
         with suppress(ValidationError):  # keys added after the run get their defaults
@@ -235,21 +235,21 @@ def refuse_changes_since_sampling(run: Run, stage: str) -> None:
 
 
 def recipe_files(recipe: SamplingRecipe) -> list[Path]:
-    """Return the files of a recipe and the modules imported by its Python files."""
+    """Return the files that a recipe names, and the modules that its Python files import."""
     modules = (source_of(name) for spec in recipe.sampling.rewards for name in function_names(spec))
     files = [Path(path) for path in (*(path for _, path, _ in paths_in(recipe)), *modules) if path]
     return [*files, *(helper for file in files for helper in source_files(file)[1:])]
 
 
 def training_tasks(environment: Environment, recipe: RoundRecipe) -> list[Task]:
-    """Return the run's tasks with labels for the reward; DataError if there are none."""
+    """Return only the run's tasks that have the labels the reward needs; DataError if there are none."""
     data, settings = environment.recipe.data, scored_by(environment, recipe)
     tasks = environment.tasks(data.split, recipe.limit or data.limit, part=data.part)
     return scorable(tasks, environment.recipe.model_copy(update={"sampling": settings}))
 
 
 def scored_by(environment: Environment, recipe: RoundRecipe) -> SamplingSettings:
-    """Return the run's sampling settings with the reward and credit of the training recipe."""
+    """Return the run's sampling settings, with any reward and credit that the training recipe sets instead."""
     keys = {"credit": recipe.credit, "reward": recipe.reward, "final": recipe.reward}
     update = {name: value for name, value in keys.items() if value is not None}
     return environment.recipe.sampling.model_copy(update=update)

@@ -91,7 +91,7 @@ class SamplingStats:
 
 
 def refuse_failures(stats: SamplingStats, max_error_rate: float, max_unparsed_rate: float, last: bool = False) -> None:
-    """Raise an error if too many samples failed, or if this is the ``last`` check and no sample has a reward."""
+    """Raise an error if too many samples failed or do not parse, or if none has a reward at the ``last`` check."""
     n_failed, n_samples = stats.n_failed, stats.samples
     if stats.last_unparsed is not None and n_samples >= _MIN_SAMPLES:
         refuse_unparsed([stats.last_unparsed], stats.failures["parse"], n_samples, max_unparsed_rate)
@@ -109,7 +109,7 @@ def refuse_failures(stats: SamplingStats, max_error_rate: float, max_unparsed_ra
 
 
 def refuse_unparsed(failures: Iterable[Failure], n_unparsed: int, n_samples: int, max_unparsed_rate: float) -> None:
-    """Raise an error if too many completions do not parse; below 50 samples, if there are 5 or more and none parses."""
+    """Raise an error if too many completions do not parse; from 5 to 49, only if none parses; below 5, never."""
     enough = n_samples >= _MIN_SAMPLES or n_samples == n_unparsed >= _MIN_UNPARSED
     if enough and n_unparsed > max_unparsed_rate * n_samples:
         raise PolicyError(

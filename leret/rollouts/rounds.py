@@ -1,7 +1,7 @@
-"""Rounds of samples for training: full program runs with the current policy, or the stored states of a run.
+"""Rounds of samples for training, along full program runs of the current policy or along stored paths.
 
 Results must not depend on timing, but the composition of a batch affects the last digits of logits, and rarely a token.
-So the policies of a round wait until every open walk waits, and then complete all requests in a fixed order.
+So a round waits until every open walk has a request, and then completes all requests in a fixed order.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class RoundSampler:
     """Samples rounds of a run's tasks.
 
     ``policies`` holds the policies in training by predictor (``""``: all predictors). The trainer may change
-    ``temperature``. Rounds follow stored paths if ``paths`` is set; else, a path continues with a sample of the round.
+    ``temperature``. Rounds follow ``paths``; if None, a path continues with one of the round's samples.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class RoundSampler:
         return 0.0 if self._searches is None else float(self._searches.counts()["asked"])
 
     def sample(self, tasks: Sequence[Task], number: int, *, last: bool = False) -> Sampled:
-        """Sample one round; LeretError if too many samples failed, or if no sample has a reward by the last round."""
+        """Sample one round; LeretError if too many samples failed, or if ``last`` and no round had a reward."""
         sampled = asyncio.run(self._sample(tasks, number))
         refuse_failures(self.stats, self._environment.recipe.sampling.max_error_rate, max_unparsed_rate=1.0, last=last)
         return sampled

@@ -64,7 +64,7 @@ class _Visit:
 
 
 class StateSampler:
-    """Samples states. With a store, a run takes each sample only once, also when it is resumed.
+    """Samples states. Samples in the store are used again, so a resumed run does not repeat them.
 
     ``policy_digest`` covers the policies of all roles, because the steps after a sample depend on every policy.
     """
@@ -177,7 +177,7 @@ class StateSampler:
         return samples
 
     async def _ask(self, visit: _Visit, prompt: Prompt, seeds: tuple[int, ...], name: str) -> list[Completion]:
-        """Return one completion per seed; the call counts as usage of the prompt ``name``."""
+        """Return one completion per seed; their usage is counted under ``name``."""
         need, state, (temperature, top_p, max_tokens) = visit.need, visit.state, visit.decoding
         messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt
         if prompt.digest != ZERO_SHOT.digest:
@@ -287,7 +287,7 @@ class StateSampler:
 
 
 async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, tasks: Iterable[Task]) -> dict[str, bool]:
-    """Run each of the first tasks once; return, by predictor, whether a search follows before the next LM call.
+    """Run each of the first tasks once; return, by predictor, whether any run searched before the next LM call.
 
     Unparsed completions and failed tasks do not count; predictors that no path reaches are left out. LeretError if the
     program is not deterministic or all tasks failed.

@@ -21,7 +21,7 @@ from leret.rollouts.failures import FAILURES, failure_of, unparsed
 
 
 class Reached(NamedTuple):
-    """A completion's step, its outputs as JSON values, and the future of the program's next need."""
+    """A completion's step, its outputs as JSON values, and a future for what the program needs next."""
 
     step: Step
     outputs: Mapping[str, Any]
@@ -33,9 +33,9 @@ class Point:
     """A point on a task's path through a program.
 
     Attributes:
-        results: search results of the path, shared with and extended by the points reached from here.
+        results: search results of the path; points reached from here share this mapping and add to it.
         parent: id of the sample that led here.
-        fresh: the store had no samples of the task when the session began, so lookups are skipped.
+        fresh: if True, the store had no samples of the task when the session began, and is not searched for them.
         check: whether to run each path several times and refuse a program that is not deterministic.
         finals: components of the final reward, averaged over continuations, keyed by the JSON of a step's outputs.
     """
@@ -124,7 +124,7 @@ async def walk(start: Point | Awaitable[Point], visit: Callable[[Point], Awaitab
 
 
 class OpenWalks:
-    """Counts walks that may still request completions, so a round knows when all wait. The creator counts as one."""
+    """Counts walks that may request completions, so a round knows when all of them wait. The creator counts as one."""
 
     def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
         self.n = 1
@@ -163,7 +163,7 @@ class RolloutRunner:
         concurrency: int = 128,
         on_done: Callable[[Rollout], None] = lambda rollout: None,
     ) -> list[Rollout]:
-        """Return one rollout per task, in the order of tasks; ``index`` numbers repeated runs at temperature > 0."""
+        """Return one rollout per task, in order; ``index`` numbers repeated runs, which differ at temperature > 0."""
         rollouts: dict[int, Rollout] = {}
 
         async def one(place: int) -> None:

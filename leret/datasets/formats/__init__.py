@@ -38,7 +38,7 @@ def reader_of(kind: str) -> Reader:
 
 
 def detect_kind(path: str) -> str:
-    """Detect the kind of a question file from its first record. If none fits, return jsonl."""
+    """Detect the kind of a question file from its first record (beir for a folder); jsonl if no kind fits."""
     if path.startswith(HUB):
         return "jsonl"
     if Path(path).is_dir():

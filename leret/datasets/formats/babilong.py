@@ -106,7 +106,7 @@ class BabilongReader(Reader):
 
 
 def _task(value: Fields, data: BabilongSettings, noise: Noise) -> Task | None:
-    """Build a task from a question and its story; None if the story is longer than ``data.facts``."""
+    """Build a task from a question and its story; None if the story has more than ``data.facts`` sentences."""
     story, support = value.get("story"), value.get("support")
     if not isinstance(story, list) or not story or not all(isinstance(s, str) and s.strip() for s in story):
         raise wrong("story", story, "a list of sentences")

@@ -130,7 +130,7 @@ def text_list(record: Fields, name: str) -> tuple[str, ...]:
 
 
 def rows(record: Fields, name: str, first: str, second: str) -> list[tuple[Any, Any]]:
-    """Return the (a, b) pairs of a field.
+    """Return the (a, b) pairs of a field, which may be a mapping with the keys ``first`` and ``second``.
 
     The field is ``[[a, b], ...]``, ``{first: [a, ...], second: [b, ...]}`` or ``[{"key": a, "value": b}, ...]``.
     """

@@ -51,7 +51,7 @@ class BeirReader(Reader):
 
 
 def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[str, dict[str, int]]]:
-    """Map judged queries to split and gold grades. A query in several splits gets the first of train, dev, test."""
+    """Map each judged query to the first of train, dev and test that judges it, and to its gold grades there."""
     judgements: dict[str, tuple[str, dict[str, int]]] = {}
     for split, path in _qrels(folder):
         for number, line in lines(path, problems):

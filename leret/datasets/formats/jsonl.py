@@ -6,7 +6,7 @@ them. ``query`` is an alias of ``question``. ``id`` defaults to the digest of th
 "text"}``; ``_id`` and ``id`` are aliases of ``doc_id``, and ``title`` is optional. Other fields are ignored.
 
 Kind ``chunks`` holds tasks with candidates to pick: ``{"id", "question", "chunks": [...], "support": [...],
-"answer"}``. A chunk is ``{"id", "title", "text"}`` or a string, which has its index (from 0) as id. ``support`` lists
+"answer"}``. A chunk is ``{"id", "title", "text"}`` or a string, whose id is its index (from 0). ``support`` lists
 indices or ids of the gold chunks. The task's inputs are ``question`` and ``chunks``. Other fields are as above.
 """
 

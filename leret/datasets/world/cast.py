@@ -142,7 +142,7 @@ def _pairs(rng: random.Random, first: Sequence[str], second: Sequence[str], form
 
 
 def make_cast(rng: random.Random, names: Names, n_people: int, n_companies: int, n_works: int) -> Cast:
-    """Invent people (at least 2), companies (at least 1) and works. Two to four consecutive works share a name."""
+    """Invent people (at least 2), companies (at least 1) and works. Two to four works in a row share a name."""
     people = tuple(_person(rng, names) for _ in range(n_people))
     companies = tuple(
         Company(
