@@ -80,7 +80,7 @@ def _run_stock(
     results: SearchResults,
     callbacks: list[BaseCallback],
 ) -> tuple[list[Messages], Messages | None]:
-    """Return the recorded prompts that DSPy does not send, and the first prompt that DSPy sends instead."""
+    """Run a program in plain DSPy; return the recorded prompts that it does not send, and its first other prompt."""
     left = list(path)
     others: list[Messages] = []
 
@@ -161,7 +161,7 @@ class SearchMemory:
 
 
 async def made_up_path(runner: ProgramRunner, task: Task) -> tuple[list[NeedsCompletion], str | None]:
-    """Return the requests that one run makes with made-up outputs, and the reason if the run does not finish."""
+    """Return the requests that one run makes with made-up outputs, and why the run stopped early (None if it ended)."""
     results: SearchResults = {}
     needs: list[NeedsCompletion] = []
     steps: list[Step] = []
@@ -196,7 +196,7 @@ def message_difference(
     theirs: Sequence[typing.Mapping[str, str]] | None,
     names: tuple[str, str] = ("leret", "program"),
 ) -> str:
-    """Describe the first difference between the prompts of ``names``; ``theirs`` is None if nothing was sent."""
+    """Describe the first difference between two prompts, labelled by ``names``; ``theirs`` None means not sent."""
     if theirs is None:
         return f"  {names[1]} sends nothing"
     for place, (one, other) in enumerate(zip(ours, theirs, strict=False)):

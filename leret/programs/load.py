@@ -80,7 +80,7 @@ def differing_k(program: dspy.Module, arguments: Mapping[str, Any], k: int) -> l
 
 
 def input_names(program: dspy.Module) -> tuple[str, ...]:
-    """Return the arguments of ``forward`` that receive the task's inputs: the required ones, or ``question``."""
+    """Return the ``forward`` arguments for a task's inputs: ``question`` if no other is required, else all required."""
     kind = type(program)
     method = getattr(kind, "forward", None) or getattr(kind, "aforward", None)
     if method is None:
@@ -99,6 +99,6 @@ def input_names(program: dspy.Module) -> tuple[str, ...]:
 
 
 def bound_inputs(program: dspy.Module, task: Task) -> Mapping[str, Any]:
-    """Return a task's inputs by argument of ``forward``. If there is one of each, the names need not match."""
+    """Return a task's inputs by argument of ``forward``; a single input goes to a single argument of any name."""
     names = input_names(program)
     return dict(zip(names, task.inputs.values(), strict=True)) if len(names) == len(task.inputs) == 1 else task.inputs

@@ -104,7 +104,7 @@ class NeedsSearch:
     Attributes:
         key: key for the result in the search results.
         retriever: retriever to query; None means the run's retriever.
-        ask: function that runs a search tool; ``query``, ``k`` and ``retriever`` are not set then.
+        ask: function that runs a search tool; None for other searches, which set ``query``, ``k`` and ``retriever``.
     """
 
     key: Any
@@ -116,7 +116,7 @@ class NeedsSearch:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The program returned ``prediction``; or it raised ``prediction``, the parse error of its last completion."""
+    """The program returned ``prediction``, or raised its last completion's parse error, held as ``prediction``."""
 
     prediction: Any
     searches: tuple[SearchCall, ...]
@@ -140,7 +140,7 @@ def tool_key(name: str, arguments: Any) -> tuple[str, str]:
 
 
 def order(need: NeedsCompletion | NeedsSearch) -> tuple[Any, ...]:
-    """Return a sort key, so that parallel branches always continue in the same order: searches first, then calls."""
+    """Return a sort key that puts searches before calls and gives parallel branches the same order in every run."""
     if isinstance(need, NeedsSearch):
         return 0, "", repr(need.key)
     return 1, need.predictor, need.key

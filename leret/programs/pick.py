@@ -63,7 +63,7 @@ class ChoiceCall(PredictorCall):
         return {one.id: None for one in self.picked}
 
     def chosen(self, text: str) -> Candidate:
-        """Return the candidate that an answer names; AdapterParseError if there is no such candidate left."""
+        """Return the candidate that an answer names; AdapterParseError if it names none that is left."""
         name = text.strip().strip('"')
         if name == STOP.id and self.stop:
             return STOP

@@ -103,7 +103,7 @@ class Formatter:
     def messages(
         self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, last: Mapping[str, str] | None = None
     ) -> Messages:
-        """Return the messages for the LM. To save time, pass ``last``: the call's last message for any prompt."""
+        """Return the messages for the LM. ``last``, the same call's last message with another prompt, saves time."""
         if isinstance(need.call, ChoiceCall):
             return need.call.messages
         key = (need.predictor, prompt.digest)

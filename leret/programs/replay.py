@@ -142,10 +142,10 @@ class Replay:
         check: bool = False,
         in_thread: bool = False,
     ) -> Need:
-        """Run from the start with the steps of a path; return the first request without an answer, or the end.
+        """Run from the start with the steps of a path; return the first request that has no answer, or the end.
 
-        Rankings from ``retrieve`` are added to ``results``. ``check`` repeats the run and raises ReplayError if the
-        outcome differs. ``in_thread`` is True if the caller is the thread without an event loop.
+        ``retrieve`` answers searches that are not in ``results``, and its rankings are added there. ``check`` raises
+        ReplayError if a second run differs. ``in_thread`` is True only for calls in the replay's worker thread.
         """
         if self._thread is not None and not in_thread:
             again = partial(self.run, task, steps, results, retrieve, check, in_thread=True)
@@ -258,7 +258,7 @@ class ProgramRun:
     def answer(
         self, adapter: Any, lm: Any, config: Any, signature: Any, demos: Any, inputs: Any
     ) -> list[dict[str, Any]]:
-        """Return the recorded outputs of an adapter call; calls to LMs without a stand-in are handled like searches."""
+        """Return an adapter call's recorded outputs; LMs without a stand-in are called through `recorded_lm`."""
         if not isinstance(lm, StandInLM):
             whole = self.replay.whole_adapter if adapter is self.replay.adapter else adapter
             return cast(list[dict[str, Any]], whole(recorded_lm(lm), config, signature, demos, inputs))

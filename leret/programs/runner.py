@@ -56,7 +56,7 @@ class ProgramRunner:
         return await self.advance(task, steps, results, check)
 
     async def deep(self, need: NeedsCompletion | Finished, n_steps: int, depth: int) -> tuple[tuple[str, ...], ...]:
-        """Return the ids of the first ``depth`` documents for each query made after ``n_steps`` completions."""
+        """Return the ids of the top ``depth`` documents for each query made after exactly ``n_steps`` completions."""
         if self.searches is None:
             raise ProgramError("a reward with a depth needs the run's retriever; remove Search(retriever=...)")
         queries = [query for search in need.searches if search.n_steps == n_steps for query in search.queries]

@@ -81,7 +81,7 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
 
 
 def steps_of(environment: Environment) -> int | None:
-    """Count LM calls in a program run with made-up outputs and empty rankings; None if these break the program."""
+    """Count LM calls in a program run with made-up outputs and empty rankings; None if the program fails on them."""
     needs, why = _made_up_path(environment, Task.question("?", "?"), iter(()))
     return None if why else len(needs)
 

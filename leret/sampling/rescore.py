@@ -59,7 +59,7 @@ class RescoreReport:
 def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: Progress | None = None) -> RescoreReport:
     """Score a run's samples with ``reward`` (default: the run's reward, whose code may have changed).
 
-    A single commit updates all rewards and the run's recipe. A call stopped after the commit leaves no pairs.
+    One commit updates all rewards and the run's recipe. R/preferences is deleted before it and rebuilt after it.
 
     Raises:
         ConfigError: the reward is unknown or has no value for a sample, or the run's credit is ``final``.
@@ -104,7 +104,7 @@ class _PredictionRead(BaseException):
 
 
 class _Unfinished(Outcome):
-    """An outcome without the fields that are not stored: the prediction and the deep rankings."""
+    """An outcome that raises `_PredictionRead` if its prediction or deep rankings, which are not stored, are read."""
 
     __slots__ = ()
 
@@ -206,7 +206,7 @@ def _is_scored(sample: Sample, by_end: bool) -> bool:
 async def _ends(
     runner: ProgramRunner, task: Task, groups: Sequence[StateSamples], chosen: Mapping[int, str | None], depth: int
 ) -> dict[str, dict[str, Any]]:
-    """Return the prediction (if the program ended) and the deep rankings of each sample, by sample id."""
+    """Return each sample's deep rankings, and its prediction if the program ended after it, by sample id."""
     from leret.programs.needs import Finished
     from leret.rollouts.walk import Point, begin, walk
 

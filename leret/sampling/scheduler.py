@@ -174,9 +174,9 @@ class Scheduler:
 
 
 def unseen_documents(end: Finished) -> dict[str, list[str]]:
-    """Return the documents in a prediction that no search seen by leret retrieved, by field.
+    """Return, by field, the documents in a prediction that are in no search result that leret recorded.
 
-    A list in a field other than ``doc_ids``, ``context`` and ``passages`` counts only if some of it was retrieved.
+    In fields other than ``doc_ids``, ``context`` and ``passages``, a list counts only if an item of it was retrieved.
     """
     seen = {name for passage in end.ranking for name in (passage.doc_id, passage.title, passage.text) if name}
     unseen: dict[str, list[str]] = {}

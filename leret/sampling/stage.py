@@ -183,7 +183,7 @@ def sample(
 def open_recipe(
     recipe: SamplingRecipe, run: Run, progress: Progress
 ) -> Iterator[tuple[Environment, list[Task], dict[str, str]]]:
-    """Open a recipe's environment, tasks and digests; check them against the run. Only one process builds the index."""
+    """Yield a recipe's environment, tasks and digests, checked against the run. Processes take turns at the index."""
     if recipe.policy.temperature == 0 and recipe.sampling.samples > 1:
         raise ConfigError(
             f"sampling.samples is {recipe.sampling.samples}, but all samples are identical at policy.temperature 0; "
@@ -215,7 +215,7 @@ def begin(
     digests: Mapping[str, str],
     policy_digest: str | None = None,
 ) -> Policy:
-    """Open the policy, check ``policy_digest`` if it is set, and write the sampling sections of run.yaml."""
+    """Open the policy, which must have ``policy_digest`` if set, and write the sampling sections of run.yaml."""
     policy = open_policies(environment.recipe.by_predictor, sampled_policy)
     if policy_digest not in {None, policy.digest}:
         raise RunError(

@@ -70,7 +70,7 @@ def bootstrap_prompts(
     on_scored: Callable[[], None] = lambda: None,
     stop: threading.Event | None = None,
 ) -> list[Prompt]:
-    """Bootstrap the prompts of a bank. The call changes the program.
+    """Bootstrap the prompts of a bank. The call may replace the LMs of the program's predictors.
 
     The ``teacher`` makes demos on ``train``, and ``lm`` scores candidates on ``dev``. After ``stop`` is set, the next
     program run raises an error. Returns the zero-shot prompt, then few-shot prompts by descending score.
@@ -191,7 +191,7 @@ class RunMonitor:
             raise
 
     def raise_first(self, what: str) -> None:
-        """Raise the outage, or the last crash if every run crashed. The message begins with ``what``."""
+        """Raise the outage, if any, or the last crash if every run crashed. The message begins with ``what``."""
         if self.outage is not None:
             raise type(self.outage)(f"{what}: {self.outage}") from self.outage
         if self.crash is not None and self.n_crashes == self.n_runs:
@@ -200,7 +200,7 @@ class RunMonitor:
 
 
 def outage_of(error: BaseException) -> LeretError | None:
-    """Return the policy or retriever error in a chain of DSPy errors; None if there is none."""
+    """Return the policy or retriever error that caused a DSPy error; None if there is none."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, LeretError):

@@ -52,7 +52,7 @@ def build_preferences(
 
 
 def unparsed_reward(run: Run) -> float | None:
-    """Return the recipe's reward for unparsed completions; None if it has none."""
+    """Return the recipe's reward for unparsed completions; None if the recipe sets none."""
     section = run.manifest.sampling or {}
     reward = SamplingSettings.model_validate(section.get("sampling", {})).whole_reward
     return reward.unparsed_reward if isinstance(reward, RewardSettings) else None
@@ -73,7 +73,7 @@ def _rows(store: Store, policy_digest: str | None, report: PreferenceReport) -> 
 
 
 def no_finished_question(store: Store, policy_digest: str | None) -> RunError:
-    """Return the error for a run without finished questions, with the message of a failed sample."""
+    """Return the error for a run without finished questions; if samples failed, the error quotes the first failure."""
     failures = (sample.failure for group in store.groups(policy_digest) for sample in group.samples)
     failed = [failure.message for failure in failures if failure is not None]
     why = f"{len(failed)} samples failed, for example: {failed[0]}; fix the cause and " if failed else ""
@@ -134,7 +134,7 @@ def make_pairs(
 
     Strategies: ``adjacent`` prefers each level to the next lower level (LeReT). ``best-worst`` prefers the highest to
     the lowest level. ``all`` prefers each level to all lower levels. ``margin`` keeps the pairs of ``all`` with a
-    reward difference of at least ``margin``. ``max_pairs`` keeps the pairs with the largest reward differences.
+    reward difference of at least ``margin``. At most ``max_pairs`` pairs are returned: the largest differences.
     """
     levels = [members for _, members in reward_levels(samples)]
     pairs = [pair for upper, lower in _LEVELS[strategy](levels) for pair in product(upper, lower)]
@@ -165,9 +165,9 @@ def state_targets(
     max_targets: int = 1,
     seed: int = 0,
 ) -> list[Sample]:
-    """Return the samples of a state to imitate with its zero-shot prompt, to distil the demos into the policy.
+    """Return samples of a state as targets for its zero-shot prompt, so that the policy learns to do without demos.
 
-    ``best`` draws from the highest reward level; ``random``, as a control, draws from all rewarded samples. Returns at
+    ``best`` draws from the highest reward level; ``random``, for comparison, draws from all rewarded ones. Returns at
     most ``max_targets`` distinct completions, and none if ``require_spread`` and all rewards are equal.
     """
     by_level = reward_levels(group.samples)

@@ -188,7 +188,7 @@ class Store:
     def put_rewards(self, samples: Iterable[Sample], name: int | None = None) -> None:
         """Replace the reward and components of rewarded samples in one transaction.
 
-        The commit also activates the sections of run.yaml prepared as ``name``; see `leret.core.runs.Run.prepare`.
+        The same commit puts into effect the run.yaml sections that `leret.core.runs.Run.prepare` returned ``name`` for.
         """
         self._name = self._name if name is None else name
         self._new_rewards.extend((sample.reward, dump(sample.components), sample.id) for sample in samples)
@@ -213,7 +213,7 @@ class Store:
         self._pending = {table: [] for table in _PUT}
 
     def merge(self, path: Path, question_ids: Iterable[str] | None = None) -> None:
-        """Add another store's committed rows (only ``question_ids`` if given), replacing rows like `put_samples`."""
+        """Add another store's committed rows, or those of ``question_ids``; rows are replaced as in `put_samples`."""
         self.flush()
         connect(path, read_only=True).close()  # raises if the schema differs
         where = "true" if question_ids is None else "question_id IN (SELECT value FROM json_each(?))"
@@ -313,7 +313,7 @@ class Store:
 
 
 def stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
-    """Return the chosen samples of the run's last policy, by question and step."""
+    """Return the samples that continued the finished paths of the run's last policy, by question and step."""
     digest = run.manifest.policy_digest
     paths: dict[str, dict[int, Sample]] = {}
     with Store(run.store, read_only=True) as store:
