@@ -126,7 +126,7 @@ def marked_question(task: Task, step: int) -> Sequence[str]:
 
 
 def query_places(rollout: Rollout) -> dict[int, int]:
-    """For a rollout of `marked_question`, map each step that wrote a query to the index of the query."""
+    """Map each step of a `marked_question` rollout to the index of the first query that contains the step's output."""
     places: dict[int, int] = {}
     for query in (query for hop in rollout.hops for query in hop.queries):
         index = len(set(places.values()))
@@ -138,7 +138,7 @@ def query_places(rollout: Rollout) -> dict[int, int]:
 def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[int, int]]) -> Script:
     """Return a script that writes the gold titles in order, one per query; the last query has all remaining titles.
 
-    Queries after the last title repeat that title. ``places`` maps task ids to the results of `query_places`.
+    Any further query repeats the last title. ``places`` maps task ids to the results of `query_places`.
     """
 
     def script(task: Task, step: int) -> Sequence[str]:
