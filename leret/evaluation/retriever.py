@@ -29,7 +29,7 @@ _SYSTEM = "raw-question"
 
 @dataclass(frozen=True)
 class RetrieverReport:
-    """Results of a retriever: ``values`` (n_questions, n_measures), their means in ``measures``, and ``intervals``."""
+    """Results of a retriever: ``values`` (n_questions, n_measures); means (``measures``) and their ``intervals``."""
 
     retriever: str
     questions: tuple[Task, ...]

@@ -31,7 +31,7 @@ from leret.rollouts.environment import Environment
 
 @dataclass(frozen=True)
 class EvalReport:
-    """Result of an evaluation. ``asked`` names the systems that this call ran; ``already``: all was done before."""
+    """Result of an evaluation. ``asked`` names the systems run by this call, none if it was ``already`` complete."""
 
     summary: Mapping[str, Any]
     path: Path

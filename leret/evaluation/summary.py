@@ -174,7 +174,7 @@ def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: in
 
 
 def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
-    """Map None to the indices of all questions and, if there are several types, each type to those of its questions."""
+    """Map None to the indices of all questions and, if there are several types, each type to its questions' indices."""
     groups: dict[str | None, list[int]] = {None: list(range(len(questions)))}
     types = Counter(question.type for question in questions if question.type)
     if len(types) > 1:

@@ -31,7 +31,7 @@ class Provider(dspy_internals.Provider):
 
     ``train_kwargs`` takes ``run_dir`` and the keys of a `leret train` recipe (``algorithm`` defaults to sft), or of
     `leret.optimize.reinforce.GRPOSettings` for GRPO. With ``launch_kwargs={"engine": "vllm"}``, ``launch`` starts a
-    server that runs until ``kill``. Its other keys are arguments of `leret.policies.serving.launch.BackgroundServer`.
+    server that runs until ``kill``. Other ``launch_kwargs`` are for `leret.policies.serving.launch.BackgroundServer`.
     """
 
     def __init__(self) -> None:

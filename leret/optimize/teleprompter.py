@@ -295,7 +295,7 @@ class CompileJob:
                 self.log("sample", f"{name} has no samples to train on: the rewards are equal at each of {n} states")
 
     def _bank(self, reward: str | Reward) -> list[Prompt]:
-        """Return the student's prompt and few-shot prompts; half of the examples become demos, half score prompts."""
+        """Return the student's prompt and few-shot prompts; half of the examples become demos, half are for scoring."""
         if (bank := load_bank(self.run)) is None:
             wanted, tasks = self.settings.prompts, list(self.examples)
             lms = [predictor.lm for predictor in self.program.predictors()]
@@ -339,7 +339,7 @@ class CompileJob:
         return self.settings.credit or ("auto" if self.settings.reward else "final")
 
     def role(self, need: NeedsCompletion) -> Role:
-        """Return the role for the LM that DSPy would call; a predictor's call is sampled only if its LM is trained."""
+        """Return the role for the LM that DSPy would call; a call is sampled only if that LM is to be trained."""
         name = need.predictor
         owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # predictor whose LM is called
         if need.choice is not None:
@@ -402,7 +402,7 @@ class CompileJob:
             )  # fmt: skip
 
     def _live_role(self, names: Sequence[str], need: NeedsCompletion, live: Policy) -> Role:
-        """Return the role for a call in online training; only calls by ``names`` are sampled, from ``live``."""
+        """Return the role for a call in online training; only calls by ``names`` are sampled, with policy ``live``."""
         role = self.role(need)
         if not role.sampled or need.predictor not in names:
             return replace(role, sampled=False)

@@ -66,7 +66,7 @@ _SETTINGS: Final[Any] = {
 
 
 def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> str:
-    """Draw a row per system with a dot and interval per hop. The last hop's dot is filled; dashed: baselines."""
+    """Draw a row per system with a dot and interval per hop. The last dot is filled; baselines get dashed lines."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
