@@ -126,7 +126,7 @@ def marked_question(task: Task, step: int) -> Sequence[str]:
 
 
 def query_places(rollout: Rollout) -> dict[int, int]:
-    """For a rollout of `marked_question`, map each step that wrote a query to the index of the query."""
+    """Map each step of a `marked_question` rollout to the index of the first query that contains the step's output."""
     places: dict[int, int] = {}
     for query in (query for hop in rollout.hops for query in hop.queries):
         index = len(set(places.values()))
@@ -138,7 +138,7 @@ def query_places(rollout: Rollout) -> dict[int, int]:
 def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[int, int]]) -> Script:
     """Return a script that writes the gold titles in order, one per query; the last query has all remaining titles.
 
-    Queries after the last title repeat that title. ``places`` maps task ids to the results of `query_places`.
+    Any further query repeats the last title. ``places`` maps task ids to the results of `query_places`.
     """
 
     def script(task: Task, step: int) -> Sequence[str]:
@@ -153,7 +153,7 @@ def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[i
 
 
 def answer_fields(predictor: str, signature: type[dspy.Signature] | None, texts: Sequence[str]) -> dict[str, Any]:
-    """Return outputs with ``texts`` in every field, joined for str; ConfigError unless each is str or list[str]."""
+    """Return outputs with ``texts`` in every list[str] field, joined in str fields; ConfigError for other types."""
     fields = {} if signature is None else {name: info.annotation for name, info in signature.output_fields.items()}
     special = [f"{predictor}.{name} is {kind}" for name, kind in fields.items() if kind not in (str, list[str])]
     if special or not fields:

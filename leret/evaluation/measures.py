@@ -31,7 +31,7 @@ _ALWAYS = ("recall", "ap", "all_found", BRIDGE_FOUND)
 
 
 def all_measures(names: Sequence[str]) -> tuple[str, ...]:
-    """Return a recipe's measures and those that every report shows; ConfigError for an unknown measure."""
+    """Return a recipe's measures, then the measures that every report shows; ConfigError for an unknown measure."""
     every = tuple(dict.fromkeys((*names, *_ALWAYS)))
     for name in every:
         if name != BRIDGE_FOUND:

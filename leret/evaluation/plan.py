@@ -49,7 +49,7 @@ class Evaluation:
 
     @property
     def sentences(self) -> int | None:
-        """Number of sentences per task (babilong only); None if it differs between tasks."""
+        """Number of sentences per task (babilong only); None if the number differs between tasks."""
         lengths = self.recipe.data.sentences, getattr(self.sampling.data, "sentences", None)
         return next((n for n in lengths if isinstance(n, int)), None)
 
@@ -64,7 +64,7 @@ class Evaluation:
 
     @property
     def delivers(self) -> bool:
-        """Return whether to write R/program. A named evaluation writes it only until an unnamed one has results."""
+        """Return whether to write R/program; a named evaluation does so only if no unnamed one has a summary."""
         return self.directory == self.run.eval or not (self.run.eval / "summary.json").is_file()
 
     def summary(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Evaluation:
             return {}
 
     def done(self) -> dict[str, Any] | None:
-        """Return the summary if this evaluation is complete without failed questions, else None."""
+        """Return the summary if this evaluation is complete and no question failed, else None."""
         delivered = not self.delivers or (self.run.program / "program.json").is_file()
         return self.summary() or None if delivered and completed(self.directory, "eval", self.key) is not None else None
 
@@ -93,7 +93,7 @@ class EvalEstimate:
 
 
 def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
-    """Estimate the cost of `leret.evaluation.stage.evaluate`, and raise its errors, except policy errors."""
+    """Estimate the cost of `leret.evaluation.stage.evaluate`, and raise the same errors except policy errors."""
     whole = _estimate(recipe, run)
     choice = choosing(resolve(recipe, run))
     if choice is None:
@@ -106,7 +106,7 @@ def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
 
 
 def choosing(evaluation: Evaluation) -> EvalRecipe | None:
-    """Return the recipe for evaluating the policies on ``choose_on``; None if there is nothing to choose."""
+    """Return the recipe for evaluating the policies on the split ``choose_on``; None if there is no choice to make."""
     recipe = evaluation.recipe
     names = tuple(system.name for system in evaluation.systems if system.kind == "policy" and not system.control)
     if recipe.choose_on in (None, recipe.split) or len(names) < 2:
@@ -169,7 +169,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
 
 
 def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Task], str]:
-    """Return the recipe's questions that have gold documents, and a digest of the whole split."""
+    """Return those of the recipe's questions that have gold documents, and a digest of all questions of the split."""
     recipe, run, data = evaluation.recipe, evaluation.run, environment.recipe.data
     if recipe.questions is not None and data.kind == "world":
         raise ConfigError(f"questions: {recipe.questions!r} does not apply to a generated world; remove the key")
@@ -217,7 +217,7 @@ def open_evaluator(
 
 
 def _refuse_other_results(evaluation: Evaluation, data: str) -> None:
-    """Refuse to mix results for different questions or decoding settings in one directory."""
+    """Raise an error if the directory has results for different questions or decoding settings."""
     old, recipe = evaluation.summary(), evaluation.recipe
     if old:
         free = free_keys(EvalRecipe) | (set() if recipe.temperature > 0 else {"seed"})  # greedy runs need no seed

@@ -31,7 +31,7 @@ class ScoredHop:
 
     Attributes:
         hop: hop number, from 1.
-        query: query text, with several queries joined by spaces; None in the additional row.
+        query: query text; if there are several queries, they are joined by spaces. None in the additional row.
         completion: completion of the LM call before the search.
         doc_ids: accumulated ranking, best first.
         lm_calls: LM calls since the previous row; the last row of a run includes LM calls after its search.
@@ -101,7 +101,7 @@ def _plain(value: Any) -> Any:
 
 
 def first_runs(rows: Iterable[ScoredHop]) -> dict[str, list[ScoredHop]]:
-    """Map each question id to the rows of the question's first sample, in hop order."""
+    """Map each question id to the rows of the first run on the question, in hop order."""
     runs: dict[str, list[ScoredHop]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.hop):
         if row.sample == 0:
@@ -122,7 +122,7 @@ class SystemResults:
         return sum(row.lm_calls for row in self.rows)
 
     def only(self, question_ids: Sequence[str], samples: int) -> SystemResults:
-        """Select the first ``samples`` runs on each question, except failed ones, in the order of ``question_ids``."""
+        """Select the runs on ``question_ids``, in this order, that are numbered below ``samples`` and did not fail."""
         failed = {(row.question_id, row.sample) for row in self.rows if row.failure is not None}
         rows = [row for row in self.rows if row.sample < samples and (row.question_id, row.sample) not in failed]
         requested = set(question_ids)
@@ -131,7 +131,7 @@ class SystemResults:
         return selection
 
     def sort(self, question_ids: Sequence[str]) -> None:
-        """Sort by sample, question and hop."""
+        """Sort the rows by sample, then by question (in the given order), then by hop."""
         order = {question_id: i for i, question_id in enumerate(question_ids)}
         self.rows.sort(key=lambda row: (row.sample, order[row.question_id], row.hop))
 

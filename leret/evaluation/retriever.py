@@ -29,7 +29,7 @@ _SYSTEM = "raw-question"
 
 @dataclass(frozen=True)
 class RetrieverReport:
-    """Results of a retriever: ``values`` (n_questions, n_measures), their means in ``measures``, and ``intervals``."""
+    """Results of a retriever: ``values`` (n_questions, n_measures); means (``measures``) and their ``intervals``."""
 
     retriever: str
     questions: tuple[Task, ...]
@@ -84,7 +84,7 @@ class RetrieverReport:
 def evaluate_retriever(
     retriever: Retriever, questions: Sequence[Task], measures: Sequence[str], progress: Progress | None = None
 ) -> RetrieverReport:
-    """Search with each question, as deep as the largest cut-off (100 for measures without one), and score the rankings.
+    """Search to the depth of the largest cut-off (a measure without one counts as 100), and score the rankings.
 
     Raises:
         DataError: there are no questions, or a question has no gold documents.

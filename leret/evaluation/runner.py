@@ -55,7 +55,7 @@ class Policies:
     others: Mapping[str, PolicySettings] = field(default_factory=dict)
 
     def settings(self, system: System | None) -> dict[str, PolicySettings]:
-        """Return a system's policy settings by predictor; the key "" stands for all predictors without a key."""
+        """Map predictors to a system's policy settings; the key "" is for the predictors that are not listed."""
         if system is not None and system.settings is not None:
             return {"": system.settings}
         if system is None or system.directory is None:
@@ -72,7 +72,7 @@ class Policies:
 
 @dataclass
 class Evaluator:
-    """Evaluates systems on one set of questions; ``key`` is a digest of the inputs shared by all systems."""
+    """Evaluates systems on one set of questions; ``key`` is a digest of the inputs that all systems share."""
 
     run: Run
     directory: Path
@@ -184,7 +184,7 @@ class Evaluator:
             searches.close()
 
     def _policy(self, system: System) -> tuple[Policy, asyncio.Runner]:
-        """Open the system's policy and close a different one. Systems that share a policy run in sequence."""
+        """Return the system's policy, which stays open for the next systems; a different policy is closed first."""
         name = system.policy or ""
         if self._open is None or self._open[0] != name:
             self.close()

@@ -31,7 +31,7 @@ from leret.rollouts.environment import Environment
 
 @dataclass(frozen=True)
 class EvalReport:
-    """Result of an evaluation. ``asked`` are the systems that this call ran; if ``already``, nothing was left to do."""
+    """Result of an evaluation. ``asked`` names the systems run by this call, none if it was ``already`` complete."""
 
     summary: Mapping[str, Any]
     path: Path
@@ -49,7 +49,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
 
     Raises:
         ConfigError: unknown systems, measures or baseline.
-        DataError: an evaluation question was sampled in this run, or there are no questions.
+        DataError: an evaluation question was used for sampling in this run, or there are no questions.
         PolicyError, RetrievalError, ProgramError: more than half of a system's runs failed; finished runs are stored.
         RunError: the run was not sampled, cannot be read or written, or its inputs have changed.
     """
@@ -83,7 +83,7 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
 
 
 def _chosen(evaluation: Evaluation, progress: Progress | None) -> dict[str, Any]:
-    """Return ``focus``, the policy to deliver, and ``chosen_on``, recall by policy if there was a choice."""
+    """Return ``focus`` (the policy to deliver) and, if it was chosen by recall, ``chosen_on`` (recall by policy)."""
     recall: dict[str, float] = {}
     if (recipe := choosing(evaluation)) is not None:
         summary = evaluate(recipe, evaluation.run, progress=progress).summary

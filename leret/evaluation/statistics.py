@@ -1,6 +1,6 @@
 """Confidence intervals for means over questions, and significance tests for differences of means.
 
-All columns of a matrix share the same resamples, so one matrix product covers every system, hop and measure.
+The same resamples serve all columns of a matrix, so one matrix product computes every system, hop and measure.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _chunks(total: int, width: int) -> list[tuple[int, int]]:
 
 
 def pairs_of(rivals: Mapping[str, Sequence[str]], baseline: str) -> list[tuple[str, str]]:
-    """Pair each system with the baseline, then with those of its rivals that were evaluated; each pair occurs once."""
+    """Pair each system with the baseline and with its rivals, if these were evaluated; no pair occurs twice."""
     pairs: dict[tuple[str, str], None] = {}
     for system, names in rivals.items():
         for rival in (baseline, *names):

@@ -57,7 +57,7 @@ def summarise(
     measures: Sequence[str],
     recipe: EvalRecipe,
 ) -> dict[str, Any]:
-    """Compute the part of summary.json that depends on the rows, with systems and measures in input order."""
+    """Compute the part of summary.json that depends on the scored hops; systems and measures keep their input order."""
     ends = (row.hop for _, results in systems for row in results.rows if row.failure is None and not row.unparsed)
     hops = max(ends, default=1)
     scores = {system.name: score_table(results.rows, questions, hops, measures) for system, results in systems}
@@ -130,7 +130,7 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def table_by_hop(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return columns and rows with every measure after every hop; a system's last row shows its total seconds."""
+    """Return the columns, and a row of measures per system and hop; a system's last row has its total seconds."""
     columns = ["system", "hop", *(LABELS.get(m, m) for m in summary["measures"]), "seconds"]
     rows = []
     for row in summary["rows"]:
@@ -174,7 +174,7 @@ def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: in
 
 
 def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
-    """Map None to the indices of all questions and, if there are several types, each type to those of its questions."""
+    """Map None to the indices of all questions and, if there are several types, each type to its questions' indices."""
     groups: dict[str | None, list[int]] = {None: list(range(len(questions)))}
     types = Counter(question.type for question in questions if question.type)
     if len(types) > 1:
@@ -186,7 +186,7 @@ def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:
 def _means(
     scores: Mapping[str, Scores], members: Sequence[int], measures: Sequence[str], recipe: EvalRecipe
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the means and intervals at every hop, by system."""
+    """Map each system to its means and intervals at every hop."""
     if not scores:
         return {}
     values = np.stack([s.values[members] for s in scores.values()], axis=1)

@@ -98,7 +98,7 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
 
 
 def focus(systems: Sequence[System], recall: Mapping[str, float] | None = None) -> str | None:
-    """Return the policy to report and deliver: the one with the highest ``recall``, or the last one if it is not given.
+    """Return the policy to report and deliver: the one with the highest recall, or the last if ``recall`` is missing.
 
     A control is returned only if there are no other policies.
     """
@@ -108,7 +108,7 @@ def focus(systems: Sequence[System], recall: Mapping[str, float] | None = None) 
 
 
 def training_facts(run: Run) -> dict[str, dict[str, Any]]:
-    """Read training.json of every fully trained policy, by name; parents come before children."""
+    """Map each fully trained policy to its training.json; a policy comes after the policy it was trained from."""
     facts = {}
     for path in sorted(run.policies.glob("*/training.json")):
         try:

@@ -59,7 +59,7 @@ class FinetuneJob(TrainingJob):
         return cancelled
 
     def set_result(self, result: Any) -> None:
-        """Set the result, unless the job was cancelled: the training thread calls this method even then."""
+        """Set the result unless the job was cancelled; the training thread calls this method in both cases."""
         if not self.cancelled():
             super().set_result(result)
 
@@ -83,9 +83,9 @@ def train_examples(
         examples: examples with one completion (sft, kto), or with a chosen and a rejected completion (ipo, dpo).
         keys: ``algorithm``, keys from the algorithm's recipe, and optionally the keys described in `_training`.
         run_dir: run directory; the policy is written to its ``policies`` folder.
-        job: receives the status, and can stop the training.
+        job: job that receives the training's status and can stop the training.
         progress: shows the training steps.
-        tasks: tasks that an online algorithm samples; it needs no examples.
+        tasks: tasks that an online algorithm samples; such an algorithm needs no examples.
         environment: environment for the tasks.
         run: run that the tasks belong to.
 

@@ -35,7 +35,7 @@ class LMCallsSpent(LeretError):
 
 
 class CallBudget:
-    """Thread-safe counter of LM calls with a maximum; ``reserved`` calls are held back for later use."""
+    """Thread-safe counter of LM calls with a maximum; ``reserved`` of these calls cannot be spent yet."""
 
     def __init__(self, bound: int | None) -> None:
         self.bound, self.reserved, self.spent = bound, 0, 0
@@ -77,7 +77,7 @@ def is_trainable(lm: Any) -> bool:
 
 
 def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
-    """Return a call-counting policy: for a leret LM, its own policy; for another LM, a policy that calls the LM."""
+    """Return a call-counting policy: a leret LM's policy, or a policy that calls the LM if it is not a leret LM."""
     if is_trainable(lm):
         policy = policy_of(lm)
         return CountedPolicy(policy.name, policy.digest, budget, policy.complete)
@@ -114,7 +114,7 @@ def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.Base
 
 
 class OtherCalls(BaseCallback):
-    """Counts calls to LMs other than a `counted_lm` without raising; the next `counted_lm` call checks the maximum."""
+    """Counts calls to LMs other than a `counted_lm`, even above the maximum; the next `counted_lm` call then raises."""
 
     def __init__(self, budget: CallBudget) -> None:
         self.budget = budget
@@ -125,7 +125,7 @@ class OtherCalls(BaseCallback):
 
 
 def greedy_lm(lm: dspy.BaseLM, budget: CallBudget) -> dspy.BaseLM:
-    """Return a call-counting copy of an LM at temperature 0; LMs that leret does not host keep their settings."""
+    """Return a call-counting copy of an LM, at temperature 0 if leret has its weights, else with unchanged settings."""
     return counted_lm(lm, budget, **({"temperature": 0.0} if is_trainable(lm) else {}))
 
 
@@ -162,7 +162,7 @@ def inputs_id(example: dspy.Example) -> str:
 
 
 def refuse_recurring(tasks: Iterable[Task], valset: Iterable[dspy.Example]) -> None:
-    """Raise DataError if the valset shares inputs with the trainset."""
+    """Raise DataError if a valset example has the same inputs as a trainset example."""
     known = {task.id for task in tasks}
     both = [example for example in valset if inputs_id(example) in known]
     if both:
@@ -194,7 +194,7 @@ def _gold_of(example: dspy.Example) -> tuple[str, tuple[str, ...]]:
 
 
 def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
-    """Return the LMs to train, by predictor; LeretError if there is none, or if an LM cannot be trained."""
+    """Map predictors to the leret LMs to train; LeretError if there is none, or if one of them cannot be trained."""
     lms = {name: predictor.lm for name, predictor in program.named_predictors() if is_trainable(predictor.lm)}
     if not program.predictors():
         raise ProgramError(

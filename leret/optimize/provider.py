@@ -31,7 +31,7 @@ class Provider(dspy_internals.Provider):
 
     ``train_kwargs`` takes ``run_dir`` and the keys of a `leret train` recipe (``algorithm`` defaults to sft), or of
     `leret.optimize.reinforce.GRPOSettings` for GRPO. With ``launch_kwargs={"engine": "vllm"}``, ``launch`` starts a
-    server that runs until ``kill``. Other keys are arguments of `leret.policies.serving.launch.BackgroundServer`.
+    server that runs until ``kill``. Other ``launch_kwargs`` are for `leret.policies.serving.launch.BackgroundServer`.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class LM(PolicyLM):
         return Provider()
 
     def finetune(self, train_data: Any, train_data_format: Any, train_kwargs: dict[str, Any] | None = None) -> Any:
-        """Finetune like ``dspy.LM``, with prompts rendered by this LM's chat template."""
+        """Finetune like ``dspy.LM``, with this LM's ``enable_thinking`` unless ``train_kwargs`` sets another value."""
         keys = {"enable_thinking": self.engine.settings.enable_thinking, **(train_kwargs or self.train_kwargs)}
         return super().finetune(train_data, train_data_format, keys)
 

@@ -43,7 +43,7 @@ Group = Sequence[Mapping[str, Any]]
 
 
 class GRPOSettings(OptimizerKeys, DeviceKeys, WriterKeys, ClipKeys, GRPOKeys):
-    """``train_kwargs`` of ``dspy.GRPO``, except ``run_dir``: the keys from GRPO recipes that apply to single steps."""
+    """``train_kwargs`` of ``dspy.GRPO`` without ``run_dir``: those keys of GRPO recipes that apply to single steps."""
 
     learning_rates: ClassVar[tuple[float, float]] = WritingRecipe.learning_rates
 
@@ -188,7 +188,7 @@ class GRPOJob(ReinforceJob):
         self._pending = list(itertools.islice(self._ids, N_IDS))
 
     def save_checkpoint(self, checkpoint_name: str) -> None:
-        """Keep the current weights, and add their name to ``checkpoints``."""
+        """Add the name of the current weights to ``checkpoints``, so that the next step does not delete them."""
         self.checkpoints[checkpoint_name] = self.lm.model
         self.last_checkpoint = checkpoint_name
 
@@ -200,7 +200,7 @@ class GRPOJob(ReinforceJob):
         self._end(TrainingStatus.cancelled)
 
     def _new_groups(self, train_data: Sequence[Mapping[str, Any]]) -> list[Group]:
-        """Return each group of this step once.
+        """Return the groups of this step without repetitions.
 
         DSPy repeats the groups of a step to fill the ids, and sends the remaining repetitions in the next step.
         Repetitions are the same list objects, so a list from the previous step is skipped.

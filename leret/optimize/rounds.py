@@ -165,7 +165,7 @@ def _server(settings: PolicySettings, engine: str | None) -> Iterator[None]:
 
 
 def _served(stage: RoundStage, recipe: SamplingRecipe) -> SamplingRecipe:
-    """Load a later round's policy into its servers; return the recipe with the policy's name on the servers."""
+    """Load a later round's policy into its servers, if any; return the recipe with the policy's name on the servers."""
     if stage.round == 1 or not isinstance(recipe.policy, OpenAIPolicySettings):
         return recipe
     from leret.policies.serving.model import refresh, resolve_policy

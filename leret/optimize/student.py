@@ -1,4 +1,4 @@
-"""The run of a student program, its training examples, its valset score and its environment for online training."""
+"""A student program's run directory, training examples, valset score, and environment for online training."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def score(
 ) -> tuple[float, list[float]]:
     """Return the mean metric of greedy runs on held-out examples (in percent), and the metric of each example.
 
-    `dspy.Evaluate` counts every failure as a bad score, but this function raises outages and errors in the metric.
+    `dspy.Evaluate` counts every failure as a bad score, but this function raises if a service or the metric fails.
     """
     scored = ScoredProgram(copy_program_with_lms(program))
     for predictor in scored.program.predictors():
@@ -165,7 +165,7 @@ def score(
 
 
 class ScoredProgram(dspy.Module):
-    """Wraps a program for `dspy.Evaluate`; the prediction is None if a completion does not parse."""
+    """Wraps a program for `dspy.Evaluate`; if a completion does not parse, the prediction is None and scores 0."""
 
     def __init__(self, program: dspy.Module) -> None:
         super().__init__()
@@ -195,8 +195,8 @@ class ScoredProgram(dspy.Module):
 class StudentEnvironment(Environment):
     """Environment for online training in which a student replaces the recipe's program.
 
-    ``lm`` is the LM in training. ``role`` chooses the policy for each call, given the policy in training.
-    ``retriever`` answers all searches; it is None if ``rm`` or the retriever of each `leret.Search` answers.
+    ``lm`` is the LM in training. ``role`` gets a call and the policy in training, and chooses the call's policy.
+    ``retriever`` answers all searches; if it is None, ``rm`` or the retriever of each `leret.Search` answers.
     ``settings`` may hold reward functions.
     """
 
@@ -223,5 +223,5 @@ class StudentEnvironment(Environment):
         return ProgramRunner.over(self._program.deepcopy(), self._adapter, searches, self._rm)
 
     def policies(self, policy: Policy, predictors: Any) -> Policy:
-        """Return the policy in training; `role` chooses the policies of other LMs."""
+        """Return the policy in training unchanged; ``role`` chooses the policies of other LMs."""
         return policy

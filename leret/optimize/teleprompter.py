@@ -295,7 +295,7 @@ class CompileJob:
                 self.log("sample", f"{name} has no samples to train on: the rewards are equal at each of {n} states")
 
     def _bank(self, reward: str | Reward) -> list[Prompt]:
-        """Return the student's prompt and few-shot prompts; half of the examples become demos, half score prompts."""
+        """Return the student's prompt and few-shot prompts; half of the examples become demos, half are for scoring."""
         if (bank := load_bank(self.run)) is None:
             wanted, tasks = self.settings.prompts, list(self.examples)
             lms = [predictor.lm for predictor in self.program.predictors()]
@@ -339,7 +339,7 @@ class CompileJob:
         return self.settings.credit or ("auto" if self.settings.reward else "final")
 
     def role(self, need: NeedsCompletion) -> Role:
-        """Return the role for the LM that DSPy would call; only calls to a predictor's trained LM are sampled."""
+        """Return the role for the LM that DSPy would call; a call is sampled only if that LM is to be trained."""
         name = need.predictor
         owner = need.call.lm.owner if isinstance(need.call.lm, StandInLM) else name  # predictor whose LM is called
         if need.choice is not None:
@@ -366,9 +366,9 @@ class CompileJob:
     def train(
         self, algorithm: str, examples: Mapping[dspy.LM, Sequence[TrainingExample]], models: dict[dspy.LM, str]
     ) -> dspy.Module:
-        """Train the LMs further and return the program with them; ``models`` maps LMs to model names and is updated.
+        """Train each LM further, update ``models`` (LM to model name), and return the program with the trained LMs.
 
-        An online algorithm trains one LM after another, each on new samples instead of ``examples``.
+        LMs are trained one after another. An online algorithm uses new samples instead of ``examples``.
         """
         for lm in dict.fromkeys(self.trained.values()):
             start, keys = models.get(lm) or lm.finetuning_model or lm.model, self._keys(algorithm, lm)
@@ -402,7 +402,7 @@ class CompileJob:
             )  # fmt: skip
 
     def _live_role(self, names: Sequence[str], need: NeedsCompletion, live: Policy) -> Role:
-        """Return the role for a call in online training; only calls to the policy in training are sampled."""
+        """Return the role for a call in online training; only calls by ``names`` are sampled, with policy ``live``."""
         role = self.role(need)
         if not role.sampled or need.predictor not in names:
             return replace(role, sampled=False)
@@ -438,7 +438,7 @@ class CompileJob:
         return program
 
     def estimate(self, student: Mapping[str, Any]) -> None:
-        """Log the estimated number of LM calls, based on the calls per run of the student."""
+        """Log the estimated number of LM calls, based on the mean number of calls in a run of the student."""
         settings, n = self.settings, len(self.examples)
         calls = self.calls_per_run = self.budget.spent / len(self.valset) if self.valset else self.calls_per_run
         total = calls * len(self.valset) * len(settings.algorithms)

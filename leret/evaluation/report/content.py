@@ -40,7 +40,7 @@ def examples(
     corpus: Mapping[str, Document],
     n: int,
 ) -> dict[str, Any]:
-    """Select the ``n`` questions on which a policy gains most over a rival, and the ``n`` on which it loses most."""
+    """Select the ``n`` questions on which a policy beats a rival by most, and the ``n`` on which it loses by most."""
     ours, theirs = (
         {name: run for name, run in first_runs(rows).items() if not any(row.failure for row in run)}
         for _, rows in (policy, rival)
@@ -107,7 +107,7 @@ class SampledRound:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Rewards and margins of a run by step; ``n_spread`` counts the states whose samples differ in reward."""
+    """Rewards and margins of a run, by step; ``n_spread`` is the number of states whose samples differ in reward."""
 
     rewards: Mapping[int, Sequence[float]] = field(default_factory=dict)
     margins: Mapping[int, Sequence[float]] = field(default_factory=dict)

@@ -99,7 +99,7 @@ def render(
 
 
 def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Compare the policy with the baseline, or with the raw question if its recall is higher, after the last hop."""
+    """Compare the policy after the last hop with the baseline, or with the raw question if that beats the policy."""
     focus, baseline = summary["focus"], summary["baseline"]
     rows = {row["system"]: row["hops"][-1] for row in summary["rows"]}
     if focus in rows and RAW in rows and (rows[RAW]["recall"] or 0.0) > (rows[focus]["recall"] or 0.0):
@@ -119,7 +119,7 @@ def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _compared(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrange the comparisons in one row per pair of systems: the page's focus first, systems without an LM last."""
+    """Arrange the comparisons in a row per pair (a, b), by a: the page's focus first, systems without an LM last."""
     kinds = {row["system"]: row["kind"] for row in summary["rows"]}
 
     def pairs(comparisons: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:

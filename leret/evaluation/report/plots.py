@@ -66,7 +66,7 @@ _SETTINGS: Final[Any] = {
 
 
 def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> str:
-    """Draw a row per system with a dot and interval per hop. The last dot is filled; dashed lines mark baselines."""
+    """Draw a row per system with a dot and interval per hop. The last dot is filled; baselines get dashed lines."""
 
     def draw(figure: Figure) -> None:
         axes = figure.subplots()
@@ -86,7 +86,7 @@ def dumbbells(rows: Sequence[Mapping[str, Any]], measure: str, label: str) -> st
 
 
 def bars_by_step(name: str, label: str, by_step: Mapping[int, Sequence[float]]) -> str:
-    """Draw a histogram with the steps side by side, over [0, 1] or a wider range that includes all values."""
+    """Draw a histogram with a bar per step in each bin; the range is [0, 1], widened to include all values."""
     steps = sorted(by_step)
     values = [value for step in steps for value in by_step[step]]
     low, high = min(0.0, *values), max(1.0, *values)
