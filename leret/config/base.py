@@ -35,7 +35,7 @@ class Settings(BaseModel):
 class KindSettings(Settings):
     """A section with several kinds, each a subclass that fixes ``kind``. ``table`` lists them.
 
-    Validation by a class without a default ``kind`` returns an instance of the subclass that the ``kind`` key selects.
+    A class that does not fix ``kind`` validates to an instance of the subclass that the ``kind`` key selects.
     """
 
     tag: ClassVar[str] = "kind"  # key that selects the kind; each subclass annotates it with a Literal

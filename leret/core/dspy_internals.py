@@ -103,7 +103,7 @@ def current_adapter() -> dspy.Adapter:
 
 
 def one_call(adapter: dspy.Adapter) -> dspy.Adapter:
-    """Return the adapter without its JSON fallback (a second call after a parse error), so each seed is one call."""
+    """Return the adapter without its JSON fallback (a second call after a parse error), so a seed makes one call."""
     if not getattr(adapter, "use_json_adapter_fallback", False):
         return adapter
     adapter = copy.copy(adapter)
@@ -214,7 +214,7 @@ def _text(part: Any) -> str:
 
 
 async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Message]) -> str:
-    """Complete the messages with the LM's configured settings."""
+    """Return the LM's reply to the messages, under its configured settings."""
     if not isinstance(lm, dspy.LM):  # a subclass that overrides ``forward``, which DSPy 3.5 will not support
         [first, *_] = await lm.acall(messages=[dict(one) for one in messages])
         return str(first["text"] if isinstance(first, Mapping) else first)

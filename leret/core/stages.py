@@ -104,7 +104,7 @@ def stage_key(recipe: BaseModel | Json, *inputs: Json) -> str:
 
 
 def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
-    """Return the report of a completed stage; None if the key or the size of a result file has changed."""
+    """Return a stage's report; None if the stage is not completed, or its key or a result file's size has changed."""
     try:
         mark = json.loads((directory / f"{stage}.done").read_text(encoding="utf-8"))
         same = all((directory / name).stat().st_size == size for name, size in mark["files"].items())
