@@ -157,7 +157,7 @@ class _PlainFormatter(logging.Formatter):
 
 
 def prepare(debug: bool) -> None:
-    """Set up the process without overriding the environment. Silence library logs and warnings unless ``debug``."""
+    """Set up the process; existing environment variables stay. Silence library logs and warnings unless ``debug``."""
     tune_malloc()
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_PlainFormatter())

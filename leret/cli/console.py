@@ -60,7 +60,7 @@ TokenEnv = Annotated[
 
 
 def say(text: str = "", style: str | None = None) -> None:
-    """Print text to stdout. On a terminal, wrap text at spaces and commands before flags."""
+    """Print text to stdout. On a terminal, break lines at spaces; commands break only before a flag."""
     if not _JSON.get():
         console = _console(stderr=False)
         console.print(_wrapped(plain(text), console), soft_wrap=True, style=style)
@@ -81,7 +81,7 @@ def _wrapped(text: str, console: Any, indent: str = "") -> str:
 
 
 def _folded(line: str, width: int, indent: str) -> str:
-    """Wrap a line at spaces. Wrap a command before flags, with a backslash at the end of each line."""
+    """Break a line at spaces. A command breaks only before a flag, and a backslash ends each line but the last."""
     fill = partial(textwrap.fill, break_long_words=False, break_on_hyphens=False)
     if not line.startswith("  leret "):
         return fill(line, width, subsequent_indent=indent or "    " * line.startswith("  "))
@@ -229,7 +229,7 @@ def _shown(value: Any) -> str:
 
 
 def _console(*, stderr: bool) -> Any:
-    """Return a console that prints markup and emoji codes as text; it is new because tests replace the streams."""
+    """Return a console that prints markup and emoji codes as text; a new one per call, as tests replace the streams."""
     from rich.console import Console
 
     return Console(stderr=stderr, markup=False, emoji=False, highlight=False)

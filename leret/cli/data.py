@@ -61,7 +61,7 @@ def episodes(
 
 
 def _write_episodes(data: Data, path: Path, n: int) -> int:
-    """Write tasks with ``n`` candidates each, in an order seeded by the task's id. Return the number of tasks.
+    """Write tasks with ``n`` candidates each, shuffled with the task's id as the seed. Return the number of tasks.
 
     Results are not comparable to results on a data set's original paragraphs: here gold documents are always present,
     and all other candidates are similar to the question.

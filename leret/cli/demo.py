@@ -96,7 +96,7 @@ def init(
 def _write_starter(
     questions: str, corpus: str | None, out: Path, policy: str | None, model: str | None, weights: str | None
 ) -> tuple[Path, Path]:
-    """Check data and policy. Write an evaluation recipe and a sampling recipe, which begins with the next commands."""
+    """Check data and policy. Write an evaluation recipe, and a sampling recipe that starts with the next commands."""
     from leret.datasets.formats import detect_kind
     from leret.datasets.inspect import inspect
 
@@ -151,7 +151,7 @@ def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: 
 
 
 def raw_question(path: Path) -> str:
-    """Describe BM25's recall with raw questions as queries and as many passages as the recipe retrieves in total."""
+    """Describe BM25's recall if each question is one query for as many passages as a run of the recipe retrieves."""
     from leret.datasets.load import load
     from leret.evaluation.retriever import evaluate_retriever
     from leret.retrieval.engines.bm25 import BM25

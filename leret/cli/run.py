@@ -65,7 +65,7 @@ def train(
 
 
 def _launched(config: str) -> list[str]:
-    """Return the command to launch leret with an accelerate config. ``accelerate`` is the user's default config."""
+    """Return the command to launch leret with an accelerate config; "accelerate" means the user's default config."""
     shipped = ROOT / "training/accelerate"
     file = shipped / f"{config}.yaml" if (shipped / f"{config}.yaml").is_file() else Path(config)
     if config != "accelerate" and not file.is_file():

@@ -35,7 +35,7 @@ class Settings(BaseModel):
 class KindSettings(Settings):
     """A section with several kinds, each a subclass that fixes ``kind``. ``table`` lists them.
 
-    Validation by a class without a default ``kind`` returns an instance of the subclass that the ``kind`` key selects.
+    A class that does not fix ``kind`` validates to an instance of the subclass that the ``kind`` key selects.
     """
 
     tag: ClassVar[str] = "kind"  # key that selects the kind; each subclass annotates it with a Literal
@@ -100,7 +100,7 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 def free_keys(recipe: Any) -> frozenset[str]:
     """Return the dotted keys of a settings class that are marked `Free`. In a union, every class must mark the key.
 
-    A marked section appears without its keys. Keys in list items have no index; ``*`` stands for any name in a mapping.
+    A marked section is listed without its keys. Keys in list items have no index; ``*`` is any name in a mapping.
     """
     free: set[str] = set()
     deciding: set[str] = set()

@@ -63,14 +63,14 @@ def load_recipe(
 def flag_recipe(
     value: dict[str, Any], flags: Mapping[str, str], overrides: Sequence[str] = (), optional: Collection[str] = ()
 ) -> SamplingRecipe:
-    """Check a sampling recipe built from command-line flags. ``flags`` maps the dotted keys of ``value`` to flags."""
+    """Check a sampling recipe built from command-line flags. ``flags`` gives the flag for dotted keys of ``value``."""
     whole = {"program": {"adapter": {"kind": "compact"}}, **value}
     placed = Placed(whole, {tuple(key.split(".")): flag for key, flag in flags.items()})
     return _checked(placed, SamplingRecipe, Path.cwd(), overrides, optional)
 
 
 def find_recipe(path: str | Path, *folders: str) -> Path:
-    """Return the file. If it does not exist, return the shipped recipe with this name in the first matching folder."""
+    """Return ``path`` if the file exists, else the shipped recipe with this name in the first folder that has one."""
     file = Path(path)
     if file.is_dir():
         raise ConfigError(f"{path} is a directory; name a recipe in the directory, as in {file / 'NAME.yaml'}")
@@ -112,7 +112,7 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
 
 
 def _has_place(stage: Any, value: Mapping[str, Any], override: str) -> bool:
-    """Return True if a stage has the override's first key and, for ``data`` in evaluation recipes, the second key."""
+    """Return True if the stage has the override's first key. For ``data.KEY``, an evaluation must have KEY too."""
     first, *rest = (part.strip() for part in override.partition("=")[0].split("."))
     if first not in _keys(sections(stage, (), value)):
         return False
@@ -223,7 +223,7 @@ def sampling_recipe_of(run: Run, made_by: str = "leret sample RECIPE") -> Sampli
 
 
 def _validate(placed: Placed, model: type[R], check: Check, optional: Collection[str]) -> tuple[R | None, list[str]]:
-    """Return the recipe without its faulty values (None if it is invalid without these values), and the faults."""
+    """Return the recipe without faulty values (None if it is still invalid then), and messages about the faults."""
     problems: list[str] = []
     faulty: set[Key] = set()
     value = placed.value

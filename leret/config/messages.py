@@ -90,7 +90,7 @@ def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
 
 
 def sections(model: Any, key: Key, value: Any, *, any_kind: bool = False) -> list[type[BaseModel]]:
-    """Return the settings classes of the section at a key: only the recipe's kind, or all kinds with ``any_kind``."""
+    """Return the settings classes of the section at a key: for the kind in the recipe, or with ``any_kind`` for all."""
     models = list(models_in(model))
     for part in key:
         models = _of_kind(models, value)

@@ -39,9 +39,9 @@ class PolicySettings(KindSettings):
 
 
 def by_predictor(first: T, others: Mapping[str, T], new: T, predictors: Collection[str] | None) -> dict[str, T]:
-    """Return values by predictor: the default ``first`` (key ``""``), ``others``, and ``new`` for ``predictors``.
+    """Return values by predictor: ``others``, then ``new`` for ``predictors``; the default (key ``""``) is ``first``.
 
-    If ``predictors`` is empty, ``new`` becomes the default. If ``others`` is empty, ``new`` serves all predictors.
+    If ``predictors`` is empty, ``new`` replaces ``first``. If ``others`` is empty, the result is only ``{"": new}``.
     """
     if not others:
         return {"": new}

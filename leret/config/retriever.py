@@ -41,7 +41,7 @@ class RetrieverSettings(KindSettings):
 
     @property
     def needs_corpus(self) -> bool:
-        """True if the engine searches ``data.corpus``. Servers bring their documents."""
+        """True if the engine searches ``data.corpus``. Servers search their own documents."""
         return self.index_kind is not None
 
     def index_directory(self, cache: Path) -> Path | None:

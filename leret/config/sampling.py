@@ -136,12 +136,12 @@ class SamplingSettings(Settings):
 
     @property
     def end_reward(self) -> str | RewardSettings | None:
-        """Reward for the program's result; None if only steps count."""
+        """Reward for the program's result; None if only single steps are rewarded."""
         return self.final or (self.reward if self.credit in {"final", "both"} else None)
 
     @property
     def whole_reward(self) -> str | RewardSettings:
-        """Reward for whole program runs, used for the bank: the step reward, except with ``sampling.credit: final``."""
+        """Reward for whole runs, used for the bank: `end_reward` with ``sampling.credit: final``, else ``reward``."""
         return (self.end_reward if self.credit == "final" else None) or self.reward
 
     @property

@@ -49,9 +49,9 @@ class WriterKeys(Settings):
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     def learning_rate_for(self, n_parameters: int) -> float:
-        """Return the default learning rate: a power law of the model size through `learning_rates`.
+        """Return the default learning rate, a power law of the model size that passes through both `learning_rates`.
 
-        With LoRA, the minimum is ten times the rate for a billion parameters.
+        With LoRA, the rate is at least ten times the default for a billion parameters.
         """
         small, large = self.learning_rates
         size = min(max(n_parameters / 1.5e6, 1.0), 1e9 / 1.5e6)

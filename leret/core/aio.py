@@ -27,7 +27,7 @@ def submit(work: Coroutine[Any, Any, T]) -> Future[T]:
 
 
 def started(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start a task that does not log "exception was never retrieved" when another error ends the session first."""
+    """Start a task. If it fails and is never awaited, asyncio does not log "exception was never retrieved"."""
     task = asyncio.create_task(work)
     task.add_done_callback(lambda done: done.cancelled() or done.exception())
     return task

@@ -39,7 +39,7 @@ def find(name: str, *folders: str) -> Path:
 
 
 def copy(name: str, directory: Path) -> list[Path]:
-    """Copy a recipe and, for sampling, all programs into ``directory``, without overwriting files; return new files."""
+    """Copy a recipe (and all programs if it is for sampling) to ``directory``; skip existing files, return new ones."""
     source = find(name, *FOLDERS)
     programs = sorted((ROOT / "pipelines").glob("*.py")) if source.parent.name == "sampling" else []
     written: list[Path] = []
@@ -75,7 +75,7 @@ _OTHER_FORMATS = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]
 
 
 def find_model(name: str, key: str) -> Path:
-    """Return a model's directory: ``name``, or a download of ``owner/name`` from the Hugging Face hub."""
+    """Return a model's directory: ``name`` if it is a directory, else the download of this Hugging Face model."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()

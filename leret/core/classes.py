@@ -1,4 +1,4 @@
-"""Import paths of classes, stored in JSON so that another process can rebuild their objects."""
+"""A class's import path, stored in JSON so that another process can rebuild its objects."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def rm_rows(ranking: Sequence[Any]) -> list[Any]:
 
 
 class AdapterProxy:
-    """A proxy for ``dspy.settings.adapter``. ``answer`` handles calls; the adapter does the rest (ReAct's trajectory).
+    """A proxy for ``dspy.settings.adapter``. Calls go to ``answer``; all attributes are those of the adapter.
 
     It is not a subclass: DSPy would wrap ``format`` and ``parse`` again, and callbacks would see each call twice.
     """
@@ -103,7 +103,7 @@ def current_adapter() -> dspy.Adapter:
 
 
 def one_call(adapter: dspy.Adapter) -> dspy.Adapter:
-    """Return the adapter without its JSON fallback (a second call after a parse error), so each seed is one call."""
+    """Return the adapter without its JSON fallback (a second call after a parse error), so a seed makes one call."""
     if not getattr(adapter, "use_json_adapter_fallback", False):
         return adapter
     adapter = copy.copy(adapter)
@@ -129,7 +129,7 @@ settings_here: Callable[[], Mapping[str, Any]] = thread_local_overrides.get
 
 
 def carried_run() -> Any:
-    """Return the run of the current context from `carrying`, or None outside of such a context."""
+    """Return the run that `carrying` stored in the current context; None in other contexts."""
     return thread_local_overrides.get().get("_leret_run")
 
 
@@ -138,7 +138,7 @@ passes: list[Any] = []
 
 
 def watching_run() -> Any:
-    """Return the run from `carried_run`; ProgramError in a thread that a replayed program started."""
+    """Return the result of `carried_run`, but raise ProgramError in a thread that a replayed program started."""
     run = carried_run()
     if run is None:
         for one in tuple(passes):
@@ -151,7 +151,7 @@ QUIET: dict[str, Any] = {"callbacks": [], "disable_history": True, "warn_on_type
 
 
 def carrying(run: Any, settings: Mapping[str, Any]) -> Context:
-    """Return a context with a watched run and its settings; threads of `dspy.Parallel` inherit both."""
+    """Return a copy of the context that holds ``run`` and ``settings``; threads of `dspy.Parallel` inherit both."""
     context = copy_context()
     whole = {**main_thread_config, **settings_here(), **settings, "_leret_run": run}
     context.run(thread_local_overrides.set, dotdict(whole))
@@ -178,13 +178,13 @@ def prediction_of(outputs: Sequence[Mapping[str, Any]], signature: type[dspy.Sig
 
 
 def is_turn_by_turn(adapter: dspy.Adapter, kinds: Sequence[type[dspy.Adapter]]) -> bool:
-    """Check whether ``format`` is inherited from DSPy or one of ``kinds``, so that demos precede the inputs."""
+    """Check that the adapter puts demos before the inputs: its ``format`` is DSPy's or that of one of ``kinds``."""
     method = inspect.unwrap(type(adapter).format)  # DSPy wraps ``format`` in every subclass
     return any(method is inspect.unwrap(kind.format) for kind in (dspy.Adapter, *kinds))
 
 
 def last_message(adapter: dspy.Adapter, signature: type[dspy.Signature], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the last message of a call. The adapter must have DSPy's ``format``."""
+    """Return the user message that ends a call. The adapter must have DSPy's ``format``."""
     return message("user", adapter.format_user_message_content(signature, dict(inputs), main_request=True))
 
 
@@ -214,7 +214,7 @@ def _text(part: Any) -> str:
 
 
 async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Message]) -> str:
-    """Complete the messages with the LM's configured settings."""
+    """Return the LM's reply to the messages, under its configured settings."""
     if not isinstance(lm, dspy.LM):  # a subclass that overrides ``forward``, which DSPy 3.5 will not support
         [first, *_] = await lm.acall(messages=[dict(one) for one in messages])
         return str(first["text"] if isinstance(first, Mapping) else first)

@@ -62,7 +62,7 @@ def locked(path: Path, busy: LeretError) -> Iterator[None]:
 def atomic_directory(directory: Path, key: str, busy: LeretError, *, resumable: bool = False) -> Iterator[Path]:
     """Create a directory, ``.NAME.building``, that replaces ``directory`` when the block succeeds.
 
-    The new directory is empty, or has content left by a block with the same key. OSError if it is not writable.
+    The new directory is empty unless an unfinished block with the same key left content. OSError if it is not writable.
 
     Args:
         directory: path to replace. A symbolic link remains, and the directory it points to is replaced.
@@ -106,7 +106,7 @@ def _scratch(target: Path) -> Path:
 
 
 def _replace(new: Path, directory: Path) -> None:
-    """Replace ``directory`` with ``new``. Processes with memory-mapped old files can still read them."""
+    """Replace ``directory`` with ``new``. Processes that have memory-mapped the old files can still read them."""
     if not directory.exists():
         os.replace(new, directory)
         return

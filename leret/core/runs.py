@@ -151,7 +151,7 @@ class Run:
         return sections
 
     def prepare(self, sections: Mapping[str, Any]) -> int:
-        """Write sections that take effect once a commit sets the store's ``application_id`` to the returned number."""
+        """Write sections that readers ignore until the store's ``application_id`` is set to the returned number."""
         name = secrets.randbits(30) + 1
         self.update(prepared={"name": name, "sections": sections})
         return name
@@ -211,7 +211,7 @@ class Run:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Convert an OSError in the block to a RunError with advice; earlier writes remain."""
+        """Convert an OSError in the block to a RunError with advice. Files written before the error are kept."""
         try:
             yield
         except OSError as error:

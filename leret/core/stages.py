@@ -11,8 +11,8 @@
         return report
 
 `stage_key` covers every key of the recipe, and each input file's name, size and modification time. `completed`
-compares the key and the sizes of result files with the mark in ``DIR/STAGE.done``. `check_resumable` compares all keys
-except `free_keys`, and content digests that the stage adds to the recipe (``{**recipe, "digest": {"corpus": ...}}``).
+compares the key and the sizes of result files with the mark in ``DIR/STAGE.done``. `check_resumable` compares content
+digests that the stage adds to the recipe (``{**recipe, "digest": {"corpus": ...}}``), and all keys except `free_keys`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:
 def input_stamps(*paths: str | Path | None) -> list[list[tuple[str, int, int]]]:
     """Return name, size and modification time (ns) of each file. Directories are searched recursively.
 
-    Files with equal stamps count as identical. A missing path has an empty list of stamps, and None is skipped.
+    Files with equal stamps count as identical. A missing path has an empty list of stamps; a path of None has no list.
     """
     stats = [[(file.name, file.stat()) for file in _files(Path(path))] for path in paths if path]
     return [[(name, stat.st_size, stat.st_mtime_ns) for name, stat in files] for files in stats]
@@ -104,7 +104,7 @@ def stage_key(recipe: BaseModel | Json, *inputs: Json) -> str:
 
 
 def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
-    """Return the report of a completed stage; None if the key or the size of a result file has changed."""
+    """Return a stage's report; None if the stage is not completed, or its key or a result file's size has changed."""
     try:
         mark = json.loads((directory / f"{stage}.done").read_text(encoding="utf-8"))
         same = all((directory / name).stat().st_size == size for name, size in mark["files"].items())
@@ -114,7 +114,7 @@ def completed(directory: Path, stage: str, key: str) -> dict[str, Any] | None:
 
 
 def inputs_unchanged(directory: Path, stage: str) -> bool:
-    """Check whether a completed stage's input files still match the stamps in its mark; False without stamps."""
+    """Check whether a completed stage's input files still match the stamps in its mark; False if it has no stamps."""
     try:
         inputs = json.loads((directory / f"{stage}.done").read_text(encoding="utf-8"))["inputs"]
         return bool(digest(input_stamps(*(directory / name for name in inputs))) == digest(list(inputs.values())))
@@ -130,7 +130,7 @@ def mark_completed(
     files: Iterable[Path] = (),
     inputs: Mapping[Path, Json] | None = None,
 ) -> None:
-    """Mark a stage as completed. ``files`` are its results: files or directories in ``directory``, which may move.
+    """Mark a stage as completed. ``files`` are its results (files or directories). ``directory`` may be moved later.
 
     ``inputs`` are stamps of input files, by path, for `inputs_unchanged`.
     """
@@ -151,7 +151,7 @@ def check_resumable(
     """Refuse to resume work that was started with a different recipe. The RunError lists every key that differs.
 
     Keys in ``free`` (without list indices, as in ``engines.model``; ``*`` is a wildcard) and their subkeys may differ.
-    ``otherwise`` tells the user how to continue without the old values.
+    ``otherwise`` ends the message "use the same values, or ...".
     """
     before, now = dict(_flat(old)), dict(_flat(new))
     changed = [

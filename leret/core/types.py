@@ -110,7 +110,7 @@ class Task:
 
     @property
     def text(self) -> str:
-        """The only input if it is text; else the inputs' ``text`` attribute, if any; else all inputs as JSON."""
+        """The ``text`` attribute of ``inputs``, if any; else the only input, if it is text; else all inputs as JSON."""
         if not isinstance(self.inputs, dict) and hasattr(self.inputs, "text"):
             return str(self.inputs.text)
         values = list(self.inputs.values())
@@ -221,7 +221,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of an action, with everything that a reward or a measure may read. Outages have no outcome."""
+    """The result of an action, with everything that a reward or a measure may read. Not built after an outage."""
 
     task: Task
     text: str = ""  # the policy's completion at this step
@@ -274,7 +274,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Policy and sampling settings shared by all samples with one bank prompt at a state in one round."""
+    """Policy and sampling settings of a round. Its samples with the same state and bank prompt share them."""
 
     policy: str
     policy_digest: str

@@ -25,7 +25,7 @@ _MAX_VALUES = 100_000  # nested aliases can expand a few hundred bytes to a bill
 
 @dataclass
 class Placed:
-    """A document (None if empty), the places of its keys (``file.yaml:12``), and messages about non-text keys."""
+    """A document (None if empty), the places of its keys (``file.yaml:12``), and errors for keys that are not text."""
 
     value: Any
     places: dict[Key, str]
