@@ -128,7 +128,7 @@ def ended(*, debug: bool) -> Iterator[None]:
 
 
 def _outcome(error: Any, debug: bool) -> tuple[str, int]:
-    """Return the message and exit code for an exception. Typer's exceptions have a ``format_message`` method."""
+    """Return the message and exit code for an exception; ``format_message`` identifies a usage error from Typer."""
     if hasattr(error, "format_message"):
         command, message = error.ctx.command_path if error.ctx else "leret", error.format_message().rstrip(".")
         return f"{command}: {message[:1].lower()}{message[1:]}; see `{command} --help`", 2

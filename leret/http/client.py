@@ -64,7 +64,7 @@ class HttpError(LeretError):
 class RetryableError(HttpError):
     """A failure that a retry may fix, after ``wait_s`` seconds if the server sent Retry-After.
 
-    Kinds: rate_limit, overloaded, server, timeout, connection, malformed, incomplete (reported by the server).
+    Kinds: rate_limit, overloaded, server, timeout, connection, malformed, incomplete (a cut-off completion).
     """
 
     exit_code = 1

@@ -212,7 +212,7 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
         except LeretError as error:
             raise PolicyError(
                 f"{lm.model} has no local weights to train ({error}); pass leret.LM(finetuning_model=DIRECTORY), or "
-                "give its predictors a different LM"
+                "give the predictors that use it a different LM"
             ) from error
     return lms
 

@@ -124,7 +124,7 @@ async def walk(start: Point | Awaitable[Point], visit: Callable[[Point], Awaitab
 
 
 class OpenWalks:
-    """Counts walks that may request completions, so a round knows when all of them wait. The creator counts as one."""
+    """Counts walks that may still request a completion; a round acts when all wait for one. The count starts at 1."""
 
     def __init__(self, on_end: Callable[[], None] = lambda: None) -> None:
         self.n = 1

@@ -1,7 +1,7 @@
 """`leret rescore`: compute the rewards of a run's samples again, without LM calls, and build new pairs.
 
 Predictions are not stored, so the program is replayed on the stored completions if a reward reads predictions.
-Final rewards do not change, because the continuations behind them are not stored.
+Final rewards keep their stored values, because the continuations that they average are not stored.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class SingleRequest(BaseModel):
 
 
 class BatchRequest(BaseModel):
-    """Request in protocol ``leret`` or ``retrieve`` (with ``topk`` instead of ``k``)."""
+    """Request in the ``leret`` or ``retrieve`` protocol (with ``topk`` instead of ``k``)."""
 
     queries: list[Query]
     k: CutOff = Field(10, validation_alias=AliasChoices("k", "topk"))
@@ -93,7 +93,7 @@ def encode(value: Any) -> bytes:
 
 
 def leret_answer(rankings: list[Ranking], index: str) -> bytes:
-    """Encode rankings in protocol ``leret``."""
+    """Encode rankings in the ``leret`` protocol."""
     return _with_lists({"index": index}, "rankings", ([p._asdict() for p in ranking] for ranking in rankings))
 
 
@@ -120,7 +120,7 @@ def colbert_answer(ranking: Ranking) -> bytes:
 
 
 def retrieve_answer(rankings: list[Ranking], with_scores: bool) -> bytes:
-    """Encode rankings in protocol ``retrieve``. ``contents`` starts with the title in quotes, on a separate line."""
+    """Encode rankings in the ``retrieve`` protocol: ``contents`` is a line with the quoted title, then the text."""
 
     def entry(passage: Passage) -> dict[str, Any]:
         contents = f'"{passage.title}"\n{passage.text}' if passage.title else passage.text

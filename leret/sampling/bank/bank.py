@@ -83,7 +83,7 @@ def _read_prompts(directory: Path, n: int) -> list[Prompt]:
     loaded = [Prompt.load(path) for path in sorted(directory.glob("*.json"))]
     few_shot = {prompt.digest: prompt for prompt in loaded if prompt.digest != ZERO_SHOT.digest}
     if not few_shot:
-        raise ConfigError(f"sampling.bank.path: {directory} has no few-shot prompts (*.json); name a run's prompts/")
+        raise ConfigError(f"sampling.bank.path: {directory} has no few-shot prompts (*.json); set it to R/prompts")
     numbered = enumerate(list(few_shot.values())[: n - 1], 1)
     return [ZERO_SHOT, *(Prompt(str(i), p.demos, p.instructions, p.score) for i, p in numbered)]
 
