@@ -70,7 +70,7 @@ _FUNCTION = RecipePath("reward file", "name it as FILE.py:function", member=True
 
 
 class PartSettings(Settings):
-    """A reward part. Other keys are arguments of the part's function (``s`` for length, ``field`` for f1)."""
+    """A reward part. Keys not listed here are arguments of its function (``s`` for length, ``field`` for f1)."""
 
     model_config = ConfigDict(extra="allow", frozen=True, validate_default=True)
 

@@ -51,7 +51,7 @@ class WriterKeys(Settings):
     def learning_rate_for(self, n_parameters: int) -> float:
         """Return the default learning rate, a power law of the model size that passes through both `learning_rates`.
 
-        With LoRA, the rate is at least ten times the default for a billion parameters.
+        The rate is constant outside their sizes. With LoRA, it is never below ten times the second rate.
         """
         small, large = self.learning_rates
         size = min(max(n_parameters / 1.5e6, 1.0), 1e9 / 1.5e6)

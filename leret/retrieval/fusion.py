@@ -65,7 +65,7 @@ class Hybrid(CallableRetriever):
 
     @staticmethod
     def manifest(parts: Sequence[Manifest], settings: FusionSettings, places: Mapping[str, str]) -> Manifest:
-        """Return a hybrid's manifest, with ``files`` empty. ``places`` maps the parts' folder names to directories."""
+        """Return a hybrid's manifest, with ``files`` empty. ``places`` maps each part's name to its index's path."""
         return Manifest(
             engine="hybrid",
             settings={"engines": [{"kind": p.engine, **p.settings} for p in parts], **settings.fusion_keys()},

@@ -76,7 +76,7 @@ class Crediting:
         return rewards
 
     def regrouped(self, samples: Sequence[Sample]) -> list[Sample]:
-        """Return all samples of a state, after computing the rewards of all rewarded samples again, as one group."""
+        """Return a state's samples, with the rewards of its sampled and rewarded ones recomputed as one group."""
         group = [sample for sample in samples if sample.reward is not None and sample.is_sampled]
         if not group:
             return list(samples)

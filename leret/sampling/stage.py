@@ -144,8 +144,8 @@ def sample(
 ) -> SampleReport:
     """Sample a program's states with several prompts, score the samples, and build the preferences.
 
-    Continues an interrupted call with the same recipe; `Free` keys and the policy may have changed. Shards that were
-    sampled separately are merged first. ``distribute`` samples in other processes.
+    Continues an interrupted call with the same recipe, in which only `Free` keys and the policy may differ. Shards
+    that were sampled separately are merged first. ``distribute`` samples in other processes.
 
     Raises:
         LeretError: the run was sampled with another recipe, is being sampled or cannot be written; files or models of

@@ -92,8 +92,8 @@ class Picker(SharedInstance):
     def q(self, choices: Sequence[Choice], twin: bool = False, at: Sequence[int] | None = None) -> list[Tensor]:
         """Return each choice's Q-values with gradients: (n_candidates,) float32, or (2, n_candidates) with ``twin``.
 
-        ``twin`` returns both heads of the network instead of their mean. ``at`` has the index of one
-        candidate per choice; the Q-values are then (1,) or (2, 1).
+        ``twin`` returns both heads of the network instead of their mean. ``at`` gives one
+        candidate's index per choice; only its Q-values are computed, (1,) or (2, 1).
         """
         starts = accumulate([0, *(len(choice.candidates) for choice in choices)])
         only = None if at is None else [start + i for start, i in zip(starts, at, strict=False)]

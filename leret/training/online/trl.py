@@ -32,7 +32,7 @@ from leret.training.model import load_for_training
 
 
 class _StateCollector(StateSampler):
-    """Records the sampled predictors' states on a path, each with its `Point`, and samples no completions."""
+    """Records the states that a path visits at the trained predictors, each with its `Point`, without sampling."""
 
     points: dict[str, tuple[Point, State]]
 
