@@ -3,7 +3,7 @@
 The model reads a question and numbered names, and writes one of the lines: choosing a number is easy to learn, and
 heads that are written into the model copy the name after it. Its tokens are MiniLM's most frequent word pieces, and its
 word vectors start from MiniLM's. Its lists are those of `pipelines.expand` for training questions; the first names of a
-list are the likeliest targets. Nothing here sees a gold document.
+list are the likeliest targets. Gold documents enter only through `pipelines.expand.WEIGHTS`, which order the names.
 """
 
 from __future__ import annotations
@@ -126,10 +126,11 @@ def _card(out: Path, model: Qwen3ForCausalLM, settings: EnglishSettings, n_quest
 
 A causal language model (Qwen3, {sum(p.numel() for p in model.parameters()):,} parameters, bfloat16) for
 `pipelines/expand.py:ExpandWrite` without passages. It reads a question and numbered names, and writes one of the lines.
-It prefers the first names and does not know which name helps: training with a reward teaches it that.
+It prefers the first names: it imitates the order of the list, whose weights were fitted to the recall of names on
+HotpotQA's training questions (`pipelines/expand.py:WEIGHTS`).
 
 Built by `python -m models english` (seed {settings.seed}, {settings.steps} steps) from {n_questions:,} texts: training
-questions, and sentences from the corpus turned into questions. No gold documents were used. Cost: {cost}.
+questions, and sentences from the corpus turned into questions. Cost: {cost}.
 Heads that copy from the prompt are written into the untrained model (`models/english.py`).
 
 Word pieces and word vectors come from all-MiniLM-L6-v2 (Apache License 2.0). The licences of the questions and the

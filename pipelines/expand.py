@@ -72,25 +72,25 @@ class ExpandWrite(dspy.Module):
 
     Args:
         k: passages for the question alone.
-        hops: searches with written words; each search adds one new passage.
+        additions: searches with written words; each search adds one new passage.
         context: whether the LM sees the passages; without them, the prompt is short enough for a tiny LM.
     """
 
-    def __init__(self, k: int = 3, hops: int = 3, context: bool = True) -> None:
+    def __init__(self, k: int = 3, additions: int = 3, context: bool = True) -> None:
         super().__init__()
-        self.hops, self.context = hops, context
+        self.additions, self.context = additions, context
         self.first, self.more = Search(k=k), Search(k=1, exclude_seen=True)
         self.write_words = dspy.Predict(WriteWords if context else WriteWords.delete("context"))
 
     def forward(self, question: str) -> dspy.Prediction:
         found = self.first(question)
         tried: list[str] = []
-        while len(tried) < self.hops:
+        while len(tried) < self.additions:
             inputs = {"names": numbered(likely_names(question, found, tried))}
             if self.context:
                 inputs["context"] = found.passages
             written = self.write_words(question=question, **inputs).words.split(";")
-            new = [added(part) for part in written][: self.hops - len(tried)]
+            new = [added(part) for part in written][: self.additions - len(tried)]
             found = self.more([f"{question} {words}".strip() for words in new], found)
             tried += new
         return dspy.Prediction(context=found.passages, doc_ids=found.doc_ids)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.core.bundled import POLICIES
 from leret.core.errors import LeretError
 from leret.core.progress import plain
 
@@ -96,7 +95,7 @@ def done(text: str) -> None:
 
 def warn_of_demo(kind: str, model: str) -> None:
     """Warn if a shipped policy, local or served, is used on data outside leret's generated world."""
-    if kind != "world" and re.fullmatch(f"({'|'.join(POLICIES)})(-[0-9a-f]{{8}})?", model):
+    if kind != "world" and re.fullmatch("(demo|agent)(-[0-9a-f]{8})?", model):
         complain(
             f"policy.model {model} knows only the words of leret's generated world and finds almost nothing in other "
             "data; choose another policy (see `leret init --help`)",

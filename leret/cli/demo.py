@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 _SMALL_BYTES = 400 * 2**20  # maximum size of a small policy's weights
 _MINILM = "minilm"
 _POLICY_HELP = (
-    "A Hugging Face model (Qwen/Qwen2.5-0.5B-Instruct), a model directory, a server URL, demo, agent, or minilm "
-    "(built by `leret pretrain`). Default: a picker, which needs no language model."
+    "A Hugging Face model (Qwen/Qwen2.5-0.5B-Instruct), a model directory, a server URL, english, demo, agent, or "
+    "minilm (built by `leret pretrain`). Default: a picker, which needs no language model."
 )
 _RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000  # limits for the BM25 search of `leret init` (about 30 seconds)
 _STRENGTHS = (  # minimum recall, comment
@@ -132,6 +132,8 @@ def _policy_values(
         return {"road": "picker", "lm": {}, "weights": None}
     if policy == _MINILM:
         return {"road": "pretrained", "lm": {"model": f"policies/{_MINILM}"}, "weights": None}
+    if policy == "english":
+        return {"road": "english", "lm": {"model": policy}, "weights": None}
     if not served:
         small = _is_small(_recipe(data, {"model": policy}).policy.model)
         return {"road": "small" if small else "local", "lm": {"model": policy}, "weights": None}
@@ -164,7 +166,7 @@ def raw_question(path: Path) -> str:
             f"--out DIR` and `leret eval-retriever DIR --questions FILE`"
         )
     arguments, k = recipe.program.arguments, recipe.retriever.k
-    n = k * arguments["hops"] if "hops" in arguments else k + arguments["picks"]
+    n = k * arguments["hops"] if "hops" in arguments else k + arguments.get("picks", arguments.get("additions", 0))
     tasks = [task for task in data.tasks if task.gold]
     with shown() as progress:
         report = evaluate_retriever(BM25.build(data.corpus), tasks, [f"R@{n}"], progress=progress)

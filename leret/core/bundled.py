@@ -66,7 +66,7 @@ def purpose(name: str) -> str:
     return words.strip().split(". ")[0].rstrip(".")
 
 
-POLICIES = {"demo": "policy", "agent": "agent"}
+POLICIES = {"demo": "policy", "agent": "agent", "english": "english"}
 """Folders in ``leret/demo`` that contain the small policies shipped with leret, by policy name."""
 
 

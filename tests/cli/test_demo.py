@@ -66,6 +66,7 @@ LORA = ["train sft", "train ipo"]
 ROADS = {
     "picker": ("", ["train expand-pick"]),
     "demo": ("--policy demo", DEMO),
+    "english": ("--policy english", ["train expand-write"]),
     "small directory": ("--policy small", MINILM),
     "hub": ("--policy Qwen/Qwen2.5-0.5B-Instruct", LORA),
     "large directory": ("--policy owner/large", LORA),
@@ -166,7 +167,7 @@ class Stub(Vllm):
         texts = []
         for index in range(body.get("n", 1)):
             words = random.Random(f"{body.get('seed')} {index}").sample(asked, 4)
-            texts.append(f"[[ ## query ## ]]\n{' '.join(words)}\n\n[[ ## completed ## ]]")
+            texts.append(f"[[ ## words ## ]]\n{' '.join(words)}\n\n[[ ## completed ## ]]")
         choices = [{"index": i, "message": {"content": text}, "finish_reason": "stop"} for i, text in enumerate(texts)]
         return web.json_response({"choices": choices})
 

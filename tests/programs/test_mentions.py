@@ -98,7 +98,7 @@ def test_a_suggestion_is_a_name_not_tried_with_the_likeliest_first():
 def test_an_lm_adds_suggestions_own_words_or_nothing_and_several_at_once(context):
     written = iter(["1 Beta; 2. own words; 0 nothing", "1984 news"])
     lm = EngineLM("scripted", lambda request: text_response(request, next(written)))
-    program = load_program(ROOT / "pipelines/expand.py", "ExpandWrite", {"k": 1, "hops": 4, "context": context})
+    program = load_program(ROOT / "pipelines/expand.py", "ExpandWrite", {"k": 1, "additions": 4, "context": context})
     program.first.retriever = program.more.retriever = retriever = FakeRetriever()
     with dspy.context(lm=lm, adapter=CompactAdapter()):
         made = program(question="what follows alpha, Beta or Gamma leads to zeta?")
