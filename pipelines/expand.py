@@ -6,7 +6,7 @@ it as ``program: {path: "expand.py:Expand"}``.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import dspy
 

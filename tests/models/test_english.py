@@ -1,11 +1,13 @@
 from itertools import islice
 
 import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate as world
 from leret.demo.pretrain.examples import prompt_ids
 from leret.demo.pretrain.minilm import generate
+from leret.policies.checkpoints import policy_directory
 from leret.retrieval.engines.bm25 import BM25
 from models import english
 
@@ -27,6 +29,17 @@ def test_an_untrained_model_copies_the_rest_of_a_line(untrained, line):
     number, *name = tokenizer(line, add_special_tokens=False)["input_ids"]
     ((written,),) = generate(model, [(*prompt, number)], 0)
     assert written[: len(name)] == name
+
+
+def test_the_shipped_policy_writes_a_line_of_the_list():
+    tokenizer, model = (
+        kind.from_pretrained(policy_directory("english")) for kind in (AutoTokenizer, AutoModelForCausalLM)
+    )
+    prompt = prompt_ids(tokenizer, english._prompt("Who directed the film?", LINES))
+    lines = [tokenizer(line, add_special_tokens=False)["input_ids"] for line in LINES]
+    greedy, samples = (generate(model.float().eval(), [prompt], n)[0] for n in (0, 8))
+    assert greedy == [lines[0]]
+    assert sum(ids in lines for ids in samples) > 4
 
 
 def test_targets_are_lines_of_their_prompt_and_early_ones_are_frequent():
