@@ -3,6 +3,7 @@
     python benchmarks/optimizer.py --seeds 0 1 2 --out runs/environment/optimizer
     python benchmarks/optimizer.py --programs two --systems LeReT LeReT-grpo BootstrapFinetune GRPO BootstrapRS
     python benchmarks/optimizer.py --policy agent --programs react tutorial --parsed
+    python benchmarks/optimizer.py --policy agent --answers --test 200
 
 LeReT runs with its defaults (SFT, then IPO, with eight completions per call), LeReT-grpo with ``algorithms=["grpo"]``.
 The other optimizers get as many LM calls as LeReT made. BootstrapRS bootstraps and selects with the program's LM at
@@ -13,7 +14,8 @@ documents on held-out questions with greedy decoding. The interval is for the di
 the same questions (paired bootstrap, 95 %). The agent (react) is scored by the mean of recall and exact match of its
 answer. Prints Markdown, and keeps finished results in --out.
 
---parsed instead counts how many sampled completions the untrained programs' adapter can parse.
+--parsed instead counts how many sampled completions the untrained programs' adapter can parse. --answers instead
+shows recall, exact match and F1 of the agent separately, before and after LeReT.
 """
 
 import argparse
@@ -23,6 +25,7 @@ from pathlib import Path
 
 import dspy
 import numpy as np
+from dspy.evaluate.metrics import EM, F1
 from dspy.teleprompt import BootstrapFewShotWithRandomSearch, BootstrapFinetune
 from dspy.teleprompt.grpo import GRPO
 from dspy.utils.callback import BaseCallback
@@ -211,8 +214,11 @@ def score(program, examples, temperature=0.0):
     for predictor, own in zip(cold.predictors(), program.predictors(), strict=True):
         predictor.lm = own.lm.copy(temperature=temperature)
 
-    evaluate = dspy.Evaluate(devset=examples, metric=recall, num_threads=16, max_errors=10**9)
-    return [float(value) for *_, value in evaluate(cold).results]
+    return [float(value) for *_, value in evaluated(cold, examples)]
+
+
+def evaluated(program, examples):
+    return dspy.Evaluate(devset=examples, metric=recall, num_threads=16, max_errors=10**9)(program).results
 
 
 def optimize(system, name, seed, splits, options, n_calls, out):
@@ -322,6 +328,35 @@ def print_parsed(options):
             print(f"| {name} | {seed} | {calls.n} | {share} |", flush=True)
 
 
+def print_answers(options):
+    print("| seed | measure | before | after | difference (95 %) |")
+    print("|---|---|---|---|---|")
+    for seed in options.seeds:
+        splits, rm = world(seed, options.out / "cache")
+        with dspy.context(adapter=POLICIES["agent"][0], rm=rm):
+            programs = [student_of("react", "agent")]
+            run_dir = (options.out / f"answers-{seed}").resolve()
+            programs.append(optimize("LeReT", "react", seed, splits, options, 0, run_dir)[0])
+            before, after = (parts(program, splits["test"][: options.test]) for program in programs)
+        for name, a, b in zip(("recall", "EM", "F1"), before.T, after.T, strict=True):
+            low, high = bootstrap_intervals((b - a)[:, None])[0]
+            print(
+                f"| {seed} | {name} | {a.mean():.3f} | {b.mean():.3f} | {(b - a).mean():+.3f} [{low:+.3f}, {high:+.3f}] |"
+            )
+
+
+def parts(program, examples):
+    """Return recall, exact match and F1 (n_examples, 3) with greedy decoding. Failed examples count 0."""
+    cold = program.deepcopy()
+    cold.set_lm(program.predictors()[0].lm.copy(temperature=0.0))
+    rows = []
+    for example, prediction, _ in evaluated(cold, examples):
+        found, answer = set(prediction.get("doc_ids", ())), prediction.get("answer", "") or ""
+        share = len(found & set(example.gold)) / len(example.gold)
+        rows.append((share, EM(answer, example.answers), F1(answer, example.answers)))
+    return np.array(rows, float)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -332,10 +367,13 @@ def main():
     parser.add_argument("--test", type=int, default=300)
     parser.add_argument("--policy", choices=POLICIES, default="demo")
     parser.add_argument("--parsed", action="store_true")
+    parser.add_argument("--answers", action="store_true")
     parser.add_argument("--out", type=Path, default=Path("runs/environment/optimizer"))
     options = parser.parse_args()
     if options.parsed:
         return print_parsed(options)
+    if options.answers:
+        return print_answers(options)
     print("| program | seed | system | recall | difference to base (95 %) | LM calls | seconds |")
     print("|---|---|---|---|---|---|---|")
     for name in options.programs:

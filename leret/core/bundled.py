@@ -69,7 +69,6 @@ def purpose(name: str) -> str:
 POLICIES = {"demo": "policy", "agent": "agent", "english": "english"}
 """Folders in ``leret/demo`` that contain the small policies shipped with leret, by policy name."""
 
-
 _MODEL_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".json", ".txt", ".model", ".metadata"}
 _OTHER_FORMATS = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]
 
