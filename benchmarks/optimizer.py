@@ -340,9 +340,8 @@ def print_answers(options):
             before, after = (parts(program, splits["test"][: options.test]) for program in programs)
         for name, a, b in zip(("recall", "EM", "F1"), before.T, after.T, strict=True):
             low, high = bootstrap_intervals((b - a)[:, None])[0]
-            print(
-                f"| {seed} | {name} | {a.mean():.3f} | {b.mean():.3f} | {(b - a).mean():+.3f} [{low:+.3f}, {high:+.3f}] |"
-            )
+            difference = f"{(b - a).mean():+.3f} [{low:+.3f}, {high:+.3f}]"
+            print(f"| {seed} | {name} | {a.mean():.3f} | {b.mean():.3f} | {difference} |", flush=True)
 
 
 def parts(program, examples):
