@@ -86,11 +86,10 @@ class ExpandWrite(dspy.Module):
         found = self.first(question)
         tried: list[str] = []
         while len(tried) < self.additions:
-            inputs = {"names": numbered(likely_names(question, found, tried))}
-            if self.context:
-                inputs["context"] = found.passages
-            written = self.write_words(question=question, **inputs).words.split(";")
-            new = [added(part) for part in written][: self.additions - len(tried)]
+            lines = numbered(likely_names(question, found, tried))
+            context = {"context": found.passages} if self.context else {}
+            written = self.write_words(question=question, names=lines, **context).words.split(";")
+            new = [added(part, lines) for part in written][: self.additions - len(tried)]
             found = self.more([f"{question} {words}".strip() for words in new], found)
             tried += new
         return dspy.Prediction(context=found.passages, doc_ids=found.doc_ids)
@@ -101,9 +100,14 @@ def numbered(names: Sequence[str]) -> list[str]:
     return [*(f"{number} {name}" for number, name in enumerate(names, 1)), "0 nothing"]
 
 
-def added(written: str) -> str:
-    """Return the words that a completion adds to the question, without a line's number; ``nothing`` adds none."""
-    words = re.sub(r"^\d{1,2}[.:)]? +(?=\S)", "", written.strip())
+def added(written: str, lines: Sequence[str] = ()) -> str:
+    """Return the words that a completion adds to the question, without a line's number; ``nothing`` adds none.
+
+    A number alone stands for its line in ``lines``.
+    """
+    written = written.strip()
+    by_number = dict(line.split(" ", 1) for line in lines)
+    words = by_number.get(written.rstrip(".:)")) or re.sub(r"^\d{1,2}[.:)]? +(?=\S)", "", written)
     return "" if words.lower() == "nothing" else words
 
 
