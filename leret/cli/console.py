@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leret.core.bundled import SCOPES
 from leret.core.errors import LeretError
 from leret.core.progress import plain
 
@@ -93,14 +94,11 @@ def done(text: str) -> None:
     say(text, style="bold")
 
 
-def warn_of_demo(kind: str, model: str) -> None:
-    """Warn if a shipped policy, local or served, is used on data outside leret's generated world."""
-    if kind != "world" and re.fullmatch("(demo|agent)(-[0-9a-f]{8})?", model):
-        complain(
-            f"policy.model {model} knows only the words of leret's generated world and finds almost nothing in other "
-            "data; choose another policy (see `leret init --help`)",
-            "warning: ",
-        )
+def warn_of_scope(policy: str, data: str, program: str) -> None:
+    """Warn if a shipped policy, local or served, is used with data or a program that it does not know."""
+    name = re.sub("-[0-9a-f]{8}$", "", policy)
+    if name in SCOPES and not (program.endswith(":ExpandWrite") if name == "english" else data == "world"):
+        complain(f"policy.model {policy} {SCOPES[name]}; choose another policy (see `leret init --help`)", "warning: ")
 
 
 def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:

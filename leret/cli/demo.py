@@ -82,7 +82,7 @@ def init(
 ) -> None:
     """Write recipes for your questions and corpus, and measure recall with the unmodified questions as queries."""
     sampling, evaluation = _write_starter(questions, corpus, out, policy, model, weights)
-    console.warn_of_demo("", policy or "")
+    console.warn_of_scope(policy or "", "", ":ExpandWrite")
     console.done(f"wrote {sampling} and {evaluation}")
     console.say(raw_question(sampling))
     head = sampling.read_text(encoding="utf-8").partition("# Commands:\n")[2].partition("# Expected time:")[0]

@@ -110,7 +110,7 @@ def evaluate(
     settings = load_recipe(recipe, EvalRecipe, overrides or ())
     directory = Run.open(run)
     sampling = directory.section("sampling", "leret sample RECIPE")
-    console.warn_of_demo(sampling["data"]["kind"], sampling["policy"]["model"])
+    console.warn_of_scope(sampling["policy"]["model"], sampling["data"]["kind"], sampling["program"]["path"])
     from leret.evaluation.plan import estimate  # slow to import, so check the recipe first
     from leret.evaluation.stage import evaluate as stage
 
@@ -167,7 +167,7 @@ def run(
 
     loaded = load_all(recipes, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid, console.known_names())
     for recipe in (recipe for recipe in loaded if isinstance(recipe, SamplingRecipe)):
-        console.warn_of_demo(recipe.data.kind, recipe.policy.model)
+        console.warn_of_scope(recipe.policy.model, recipe.data.kind, recipe.program.path)
     path = run or Path("runs") / Path(recipes[0]).stem
     steps = schedule(loaded, Run(path), rounds)
     if dry_run:

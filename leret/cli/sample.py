@@ -46,7 +46,7 @@ def sample(
         raise ConfigError("--workers and --address need --engine ray; add --engine ray or remove the flags")
     if engine == "ray" and (workers is None or shard is not None):
         raise ConfigError("--engine ray needs --workers N and cannot use --shard; add --workers N or remove --shard")
-    console.warn_of_demo(settings.data.kind, settings.policy.model)
+    console.warn_of_scope(settings.policy.model, settings.data.kind, settings.program.path)
     from leret.sampling.estimate import estimate  # slow to import, so check the recipe first
     from leret.sampling.sharding import RayCluster, Shard, sample_shard
     from leret.sampling.stage import sample as stage

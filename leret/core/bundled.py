@@ -69,6 +69,10 @@ def purpose(name: str) -> str:
 POLICIES = {"demo": "policy", "agent": "agent", "english": "english"}
 """Folders in ``leret/demo`` that contain the small policies shipped with leret, by policy name."""
 
+_WORLD = "knows only the words of leret's generated world and finds almost nothing in other data"
+SCOPES = {"demo": _WORLD, "agent": _WORLD, "english": "only writes what pipelines/expand.py:ExpandWrite asks for"}
+"""Limits of the shipped policies."""
+
 _MODEL_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".json", ".txt", ".model", ".metadata"}
 _OTHER_FORMATS = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]
 

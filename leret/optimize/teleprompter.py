@@ -24,7 +24,7 @@ from pydantic_core import to_jsonable_python
 
 from leret.config.sampling import SamplingSettings
 from leret.config.training import WritingRecipe
-from leret.core.bundled import POLICIES
+from leret.core.bundled import SCOPES
 from leret.core.dspy_internals import StandInLM, current_adapter
 from leret.core.errors import ConfigError, LeretError, PolicyError, ProgramError
 from leret.core.progress import Progress, shown
@@ -451,10 +451,11 @@ class CompileJob:
         self.log("estimate", f"about {total:,.0f} LM calls, at {calls:.1f} per run of the program")
 
     def advice(self) -> str:
-        if shipped := {lm.model for lm in self.trained.values()} & {f"leret/{name}" for name in POLICIES}:
+        if shipped := {lm.model for lm in self.trained.values()} & {f"leret/{name}" for name in SCOPES}:
+            name = shipped.pop()
             return (
-                f"{shipped.pop()} knows only the words of leret's generated world. For other data, use a model "
-                "from the Hugging Face Hub or a directory. For the generated world, try algorithms=['grpo']"
+                f"{name} {SCOPES[name.removeprefix('leret/')]}. Otherwise, use a model from the Hugging Face Hub or a "
+                "directory; or try algorithms=['grpo']"
             )
         n, n_spread = (sum(numbers) for numbers in zip(*self.spread.values(), strict=True)) if self.spread else (0, 0)
         if n and n_spread < n / 5:

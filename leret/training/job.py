@@ -223,12 +223,14 @@ class TrainReport:
     already: bool = False  # the policy existed, and nothing was done
     resumed_from: int = 0  # step of the checkpoint at which this call resumed
     best_step: int | None = None  # step of the published weights, chosen by validation
+    validation_gain: float | None = None  # validation score of the published weights minus the score before training
     alarms: tuple[str, ...] = ()
 
     @property
     def notes(self) -> list[str]:
         few = f"{self.examples} examples gave only {self.steps} optimizer steps; sample more questions"
-        return [few] if self.steps < 10 else []
+        worse = "no step had a better validation score than the policy before training; compare them with `leret eval`"
+        return [few] * (self.steps < 10) + [worse] * (self.validation_gain is not None and self.validation_gain <= 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,8 +266,16 @@ class TrainingRecord:
         losses = [float(entry["loss"]) for entry in self.log_history if "loss" in entry]
         first, last = (losses[0], losses[-1]) if losses else (None, None)
         counts = (self.steps, self.total_steps, seconds, self.examples, self.dropped)
+        scores = [score for _, score in self.validations]
+        gain = max(scores[1:]) - scores[0] if len(scores) > 1 else None
         names = tuple(alarm["name"] for alarm in self.alarms)
-        return TrainReport(path, *counts, first, last, already, resumed_from, self.best_step, names)
+        return TrainReport(path, *counts, first, last, already, resumed_from, self.best_step, gain, names)
+
+    @property
+    def validations(self) -> list[tuple[int, float]]:
+        """Return each validation's step and score."""
+        figures = ((e["step"], n, v) for e in self.log_history for n, v in e.items() if n.startswith("eval_"))
+        return [(step, value) for step, name, value in figures if name != "eval_unparsed"]
 
     def write(self, directory: Path, method: str, base_model: str, library: str) -> None:
         write_atomically(directory / "README.md", model_card(self, method, base_model, library))
@@ -317,8 +327,7 @@ The evaluation is in the run's `eval/summary.json`; the whole training log is in
 def _outcome(record: TrainingRecord) -> str:
     paragraphs = [f"Alarm at step {alarm['step']}: {alarm['message']}." for alarm in record.alarms]
     if record.best_step is not None:
-        figures = ((e["step"], n, v) for e in record.log_history for n, v in e.items() if n.startswith("eval_"))
-        points = ", ".join(f"{value:.3f} at step {step}" for step, n, value in figures if n != "eval_unparsed")
+        points = ", ".join(f"{value:.3f} at step {step}" for step, value in record.validations)
         paragraphs.insert(0, f"The weights are from step {record.best_step}, which has the best validation: {points}.")
     return "".join(f"\n\n{line}" for line in paragraphs)
 

@@ -25,6 +25,7 @@ from tests.first_steps import leret, read_lines, refused, succeeds, write_world
 from tests.http.servers import serving
 from tests.training.online.test_served import Vllm
 
+DATA = ["--set", "data.kind=jsonl", "--set", "data.questions=questions.jsonl", "--set", "data.corpus=corpus.jsonl"]
 FILES = ["--questions", "questions.jsonl", "--corpus", "corpus.jsonl"]
 DRY = ["--run", "r", "--dry-run"]
 KNOWS_NOTHING = "knows only the words of leret's generated world"
@@ -219,6 +220,9 @@ def test_the_shipped_policy_warns_of_other_data(folder):
     small = ["--set", "data.limit=2", "--set", "sampling.prompts=1", "--set", "policy.max_tokens=2"]
     succeeds("sample", "sample.yaml", "--run", "r", *small)
     assert KNOWS_NOTHING in leret("eval", "eval.yaml", *DRY)[1]
+    english = ["--set", "policy.model=english"]
+    assert "only writes what" in leret("sample", "sample.yaml", *DRY, *english)[1]
+    assert "warning" not in leret("sample", "expand-write", *DRY, *english, *DATA)[1]
 
 
 def test_the_question_of_the_readme_is_one_of_the_demos_world():

@@ -6,6 +6,8 @@ import resource
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -80,6 +82,14 @@ def test_a_published_policy_has_its_record_and_card_and_nothing_else_stays(tmp_p
     assert expected.items() <= front.items()
     report = RECORD.report(directory.policy, 2.0)
     assert (report.loss_first, report.loss_last, report.dropped) == (2.0, 1.0, 2)
+    assert report.validation_gain is None
+
+
+@pytest.mark.parametrize(("scores", "gain", "n_notes"), [([0.5, 0.25, 0.75], 0.25, 0), ([0.5, 0.25, 0.5], 0.0, 1)])
+def test_a_report_says_how_much_validation_gained(scores, gain, n_notes):
+    log = [{"step": step, "eval_recall": score, "eval_unparsed": 0.9} for step, score in enumerate(scores)]
+    report = replace(RECORD, log_history=log, steps=10).report(Path(), 1.0)
+    assert (report.validation_gain, len(report.notes)) == (gain, n_notes)
 
 
 @pytest.fixture(scope="module")
