@@ -452,11 +452,8 @@ class CompileJob:
 
     def advice(self) -> str:
         if shipped := {lm.model for lm in self.trained.values()} & {f"leret/{name}" for name in SCOPES}:
-            name = shipped.pop()
-            return (
-                f"{name} {SCOPES[name.removeprefix('leret/')]}. Otherwise, use a model from the Hugging Face Hub or a "
-                "directory; or try algorithms=['grpo']"
-            )
+            scope = SCOPES[(name := shipped.pop()).removeprefix("leret/")]
+            return f"{name} {scope}; use a model from the Hugging Face Hub or a directory, or try algorithms=['grpo']"
         n, n_spread = (sum(numbers) for numbers in zip(*self.spread.values(), strict=True)) if self.spread else (0, 0)
         if n and n_spread < n / 5:
             return (

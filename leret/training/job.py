@@ -263,13 +263,12 @@ class TrainingRecord:
     weights: str = ""
 
     def report(self, path: Path, seconds: float, *, already: bool = False, resumed_from: int = 0) -> TrainReport:
-        losses = [float(entry["loss"]) for entry in self.log_history if "loss" in entry]
-        first, last = (losses[0], losses[-1]) if losses else (None, None)
+        losses: list[float | None] = [float(e["loss"]) for e in self.log_history if "loss" in e] or [None]
         counts = (self.steps, self.total_steps, seconds, self.examples, self.dropped)
         scores = [score for _, score in self.validations]
         gain = max(scores[1:]) - scores[0] if len(scores) > 1 else None
         names = tuple(alarm["name"] for alarm in self.alarms)
-        return TrainReport(path, *counts, first, last, already, resumed_from, self.best_step, gain, names)
+        return TrainReport(path, *counts, losses[0], losses[-1], already, resumed_from, self.best_step, gain, names)
 
     @property
     def validations(self) -> list[tuple[int, float]]:
