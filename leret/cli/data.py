@@ -100,6 +100,7 @@ def _show(report: DataReport) -> None:
             "words per document": _spread(report.document_words) if report.n_documents else None,
             "documents that are never gold": report.n_unused_documents,
             "duplicate questions": report.duplicate_questions,
+            "records merged with an equal question": report.n_merged or None,
             "duplicate documents": report.duplicate_documents,
             "invalid lines": report.skipped or None,
             "corpus digest": report.corpus_digest,
@@ -134,7 +135,7 @@ def _settings(
 
     values: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
     values = {name: value for name, value in values.items() if value is not None}
-    if recipe is not None and recipe.endswith((".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv")):
+    if recipe is not None and recipe.endswith((".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv", ".parquet")):
         raise ConfigError(f"{recipe} is a data file, not a YAML recipe; pass data files with --questions and --corpus")
     if recipe is not None:
         overrides = overrides + [f"data.{name}={value}" for name, value in values.items()]

@@ -16,7 +16,7 @@ UNKNOWN_GOLD = '{"id": "a", "question": "Who?", "relevant_doc_ids": ["Z"]}\n'
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [('{"qid": "a", "query": "?", "gold": ["A"]}\n', "no 'relevant_doc_ids', 'answer'"),
+    [('{"qid": "a", "query": "?", "labels": ["A"]}\n', "no 'relevant_doc_ids', 'answer'"),
      ("id,question\n1,Who?\n", "broken JSON"),
      ('{"what": 1}\n', "field 'question' or 'query' is missing; the fields are 'what'"),
      (UNKNOWN_GOLD, "gold document 'Z' of question 'a' is not in")],
