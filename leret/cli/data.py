@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -107,7 +108,7 @@ def _show(report: DataReport) -> None:
         },
     )
     for question in report.examples:
-        answer = f" -> {question.answers[0]}" if question.answers else ""
+        answer = f" -> {shorten(question.answers[0], 80, placeholder=' ...')}" if question.answers else ""
         more = f" and {len(question.gold) - _SHOWN} more" if len(question.gold) > _SHOWN else ""
         say(f"  {question.id}: {question.text}{answer} ({', '.join(question.gold[:_SHOWN])}{more})")
     for problem in report.problems:

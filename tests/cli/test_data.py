@@ -49,6 +49,13 @@ def test_inspect_shows_many_gold_documents_in_short(folder):
     assert "None" not in out
 
 
+def test_inspect_shortens_a_long_answer(folder):
+    asked = {"id": "q", "question": "Why?", "answer": "because " * 99, "relevant_doc_ids": ["A"]}
+    json_lines(folder / "questions.jsonl", [asked])
+    assert "q: Why? -> because because" in (out := succeeds("data", "inspect", *FILES[:2]))
+    assert max(map(len, out.splitlines())) < 130
+
+
 def test_candidates_of_a_corpus_are_the_gold_documents_and_the_first_others(folder):
     corpus = [{"doc_id": f"d{i}", "title": "T", "text": f"milk {i} " + "sea " * i} for i in range(8)]
     json_lines(folder / "corpus.jsonl", corpus)
