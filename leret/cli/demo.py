@@ -30,6 +30,7 @@ _POLICY_HELP = (
     "A Hugging Face model (Qwen/Qwen2.5-0.5B-Instruct), a model directory, a server URL, english, demo, agent, or "
     "minilm (built by `leret pretrain`). Default: a picker, which needs no language model."
 )
+_FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. Default: guessed from the names."
 _RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000  # limits for the BM25 search of `leret init` (about 30 seconds)
 _STRENGTHS = (  # minimum recall, comment
     (0.9, "That is strong: better queries can gain little here."),
@@ -75,10 +76,7 @@ def pretrain(
 def init(
     questions: Annotated[str, typer.Option(metavar="PATH", help="Question file, folder (BEIR, MedQuAD), or hf:NAME.")],
     corpus: Annotated[str | None, typer.Option(metavar="PATH", help="Corpus file, if it is separate.")] = None,
-    fields: Annotated[
-        list[str] | None,
-        typer.Option("--field", metavar="NAME=COLUMN", help="Column of a field: question=query_text. Default: guess."),
-    ] = None,
+    fields: Annotated[list[str] | None, typer.Option("--field", metavar="NAME=COLUMN", help=_FIELD_HELP)] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help=_POLICY_HELP)] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Model name on the --policy server.")] = None,
     weights: Annotated[str | None, typer.Option(metavar="DIR", help="Weights of the served model.")] = None,
@@ -124,7 +122,7 @@ def _write_starter(
     values = _policy_values(data, policy, model, weights)
     if data.get("fields"):
         shown = ", ".join(f"{name}: {column}" for name, column in data["fields"].items())
-        console.say(f"columns: {shown}\ncheck them; --field NAME=COLUMN corrects a guess, and --field NAME= removes it")
+        console.say(f"columns: {shown}\nguessed from their names; check them (--field NAME=COLUMN, or NAME= for none)")
     report = inspect(_recipe({**data, "merge_questions": True}).data)
     held_out, most = _held_out(report, data["questions"]), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
     values |= {"data": data, "report": report, "held_out": held_out, "most": most, "hops": most if most <= 4 else 2}

@@ -236,8 +236,7 @@ def _csv_rows(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]]:
                 fault = f"{len(row)} cells, but the header has {len(columns)} columns; put a cell with commas in quotes"
                 problems.add(place, BadRecord("broken CSV", fault))
             elif columns and row:
-                cells = (cell if cell.strip() else None for cell in row)
-                yield place, number, dict(zip(columns, cells, strict=True))
+                yield place, number, {c: cell if cell.strip() else None for c, cell in zip(columns, row, strict=True)}
             columns = columns or row
 
 

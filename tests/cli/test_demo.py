@@ -165,7 +165,7 @@ def write_odd_columns():
 def test_init_says_and_writes_the_columns_that_it_guesses(folder):
     write_odd_columns()
     out = succeeds(*ODD, "--field", "id=nr")
-    assert "columns: id: nr, question: user_query, relevant_doc_ids: document_id\ncheck them" in out
+    assert "columns: id: nr, question: user_query, relevant_doc_ids: document_id\nguessed from" in out
     text = Path("sample.yaml").read_text(encoding="utf-8")
     data = yaml.load(text)["data"]
     assert data["fields"] == {"id": "nr", "question": "user_query", "relevant_doc_ids": "document_id"}

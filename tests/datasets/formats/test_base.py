@@ -34,7 +34,7 @@ def test_columns_of_the_hub_are_mapped_and_a_question_of_two_splits_is_merged(tm
     fields = {"id": "nr", "question": "q", "relevant_doc_ids": "gold"}
     tasks = load_tasks("jsonl", f"hf:{folder}", fields=fields, merge_questions=True)
     assert [(task.id, task.gold, task.split) for task in tasks] == [("1", ("A", "B"), "test"), ("2", ("B",), "train")]
-    with pytest.raises(DataError, match="no column 'query'; the columns are 'nr', 'q', 'gold'"):
+    with pytest.raises(DataError, match="no column 'query'; the columns are 'q', "):
         load_tasks("jsonl", f"hf:{folder}", fields={**fields, "question": "query"})
 
 
