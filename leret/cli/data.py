@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -100,13 +101,14 @@ def _show(report: DataReport) -> None:
             "words per document": _spread(report.document_words) if report.n_documents else None,
             "documents that are never gold": report.n_unused_documents,
             "duplicate questions": report.duplicate_questions,
+            "records merged with an equal question": report.n_merged or None,
             "duplicate documents": report.duplicate_documents,
             "invalid lines": report.skipped or None,
             "corpus digest": report.corpus_digest,
         },
     )
     for question in report.examples:
-        answer = f" -> {question.answers[0]}" if question.answers else ""
+        answer = f" -> {shorten(question.answers[0], 80, placeholder=' ...')}" if question.answers else ""
         more = f" and {len(question.gold) - _SHOWN} more" if len(question.gold) > _SHOWN else ""
         say(f"  {question.id}: {question.text}{answer} ({', '.join(question.gold[:_SHOWN])}{more})")
     for problem in report.problems:
@@ -134,7 +136,7 @@ def _settings(
 
     values: dict[str, Any] = {"kind": form, "questions": questions, "corpus": corpus}
     values = {name: value for name, value in values.items() if value is not None}
-    if recipe is not None and recipe.endswith((".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv")):
+    if recipe is not None and recipe.endswith((".jsonl", ".json", ".gz", ".zst", ".tsv", ".csv", ".parquet")):
         raise ConfigError(f"{recipe} is a data file, not a YAML recipe; pass data files with --questions and --corpus")
     if recipe is not None:
         overrides = overrides + [f"data.{name}={value}" for name, value in values.items()]

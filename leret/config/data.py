@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, PositiveInt, field_validator, model_validator
 
-from leret.config.base import Free, KindSettings, RecipePath
+from leret.config.base import Free, KindSettings, RecipePath, Settings
 
 Split = Literal["train", "dev", "test", "all"]
 
@@ -28,6 +28,7 @@ class DataSettings(KindSettings):
     )
     seed: int = Field(0, description="seed for the split, the choice under `limit`, and the generated world")
     skip_invalid: Annotated[bool, Free()] = Field(False, description="skip and count invalid records")
+    merge_questions: bool = Field(False, description="merge equal questions, with all their answers and gold documents")
 
     @property
     def corpus_file(self) -> str | None:
@@ -62,10 +63,35 @@ class _Files(DataSettings):
         return self.corpus
 
 
+class FieldSettings(Settings):
+    """Columns of the user's files by leret's name (kind jsonl). Without an entry, a column has leret's name."""
+
+    id: str | None = None
+    question: str | None = None
+    inputs: dict[str, str] = Field(default_factory=dict, description="columns by name of the program's input")
+    answer: str | None = None
+    answers: str | None = None
+    relevant_doc_ids: str | None = None
+    relevance: str | None = None
+    type: str | None = None
+    hops: str | None = None
+    split: str | None = None
+    doc_id: str | None = None
+    title: str | None = None
+    text: str | None = None
+
+
 class FileSettings(_Files):
     """Tasks in files, or any other kind without special keys."""
 
     kind: str = Field("jsonl", description="file format")
+    fields: FieldSettings | None = None
+
+    @model_validator(mode="after")
+    def _maps_fields(self) -> Self:
+        if self.kind != "jsonl" and self.fields:
+            raise ValueError(f"data.fields applies to kind jsonl, not to {self.kind}; remove it, or change data.kind")
+        return self
 
 
 class BabilongSettings(_Files):

@@ -55,7 +55,8 @@ class EvalRecipe(Settings):
     def evaluation_name(self) -> str | None:
         """Directory name in R/eval; None for the run's test questions, which use R/eval itself."""
         split = "" if self.split == "test" else self.split
-        stem = re.sub(r"(\.(jsonl|json|tsv|txt|gz|bz2|zst))+$", "", PurePath(self.questions or "").name.lstrip("."))
+        name = PurePath(self.questions or "").name.lstrip(".")
+        stem = re.sub(r"(\.(jsonl|json|csv|tsv|parquet|txt|gz|bz2|zst))+$", "", name)
         seed = f"seed{self.seed}" if self.changes and self.seed else ""
         length = f"ns{self.data.sentences}" if self.data.sentences else ""
         what = (self.evaluation,) if self.evaluation else (split, stem)

@@ -10,7 +10,9 @@ from typing import Any
 
 from leret.config.data import DataSettings
 from leret.core.types import Task, digest
+from leret.datasets.columns import guess
 from leret.datasets.corpus import Corpus
+from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.load import has_corpus, load, load_tasks, split_name
 from leret.datasets.records import Problems
 
@@ -33,6 +35,7 @@ class DataReport:
     document_words: Mapping[str, float]  # title included
     n_unused_documents: int  # documents that are gold for no task
     duplicate_questions: int  # questions with the same text as another question
+    n_merged: int  # records that `data.merge_questions` merged with an earlier one
     duplicate_documents: int
     skipped: Mapping[str, int]  # bad records of the question and corpus files, by kind of fault
     problems: tuple[str, ...]  # first faults, one line each
@@ -67,11 +70,21 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
         document_words=_spread([len(document.title.split()) + len(document.text.split()) for document in documents]),
         n_unused_documents=sum(doc_id not in used for doc_id in corpus),
         duplicate_questions=_repeated(digest(task.text) for task in tasks),
+        n_merged=tasks.n_merged,
         duplicate_documents=_repeated(digest(document.text) for document in documents),
         skipped=dict(Counter(tasks.skipped) + problems.kinds),
         problems=(*tasks.problems, *problems.shown),
         examples=tasks.items[:n_examples],
     )
+
+
+def guess_fields(questions: str, corpus: str | None) -> dict[str, str]:
+    """Guess `data.fields` from the first records of a question file and of its corpus, both of kind jsonl."""
+    fields: dict[str, str] = {}
+    for documents, source in ((False, questions), (True, corpus)):
+        first = next((record.value for record in JSONL.rows(source, Problems())), {}) if source else {}
+        fields |= guess(first, documents)
+    return fields
 
 
 def _repeated(names: Iterable[str]) -> int:

@@ -27,6 +27,7 @@ class Loaded:
     skipped: Mapping[str, int] = field(default_factory=dict)  # number of skipped records by kind of fault
     problems: tuple[str, ...] = ()  # first faults, one line each
     held_out: frozenset[str] = frozenset()  # ids of all test tasks, and of other tasks with the same text
+    n_merged: int = 0  # records of all splits that `data.merge_questions` merged with an earlier one
 
     def __iter__(self) -> Iterator[Task]:
         return iter(self.items)
@@ -60,9 +61,12 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
     problems = Problems()
     sizes: Counter[str] = Counter()
     test, others = dict[str, int](), dict[str, int]()  # hash of the text, by id
+    all_tasks, n_merged = _tasks(data, problems, corpus), 0
+    if data.merge_questions:
+        all_tasks, n_merged = _merged(all_tasks)
 
     def of_split() -> Iterator[Task]:
-        for task in _tasks(data, problems, corpus):
+        for task in all_tasks:
             name = split_name(task, data.seed)
             sizes[name] += 1
             (test if name == "test" else others)[task.id] = hash(task.text)
@@ -79,7 +83,7 @@ def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Load
         dropped = f" ({len(chosen)} left out: same text as in split test)" if chosen else ""
         raise DataError(f"{source}: no question in split {data.split}{dropped}; available: {splits}")
     skipped = dict(problems.kinds) | ({_DUPLICATE: len(chosen) - len(tasks)} if len(tasks) < len(chosen) else {})
-    return Loaded(tasks, skipped, tuple(problems.shown), frozenset(test.keys() | duplicates))
+    return Loaded(tasks, skipped, tuple(problems.shown), frozenset(test.keys() | duplicates), n_merged)
 
 
 def load_corpus(data: DataSettings) -> Corpus:
@@ -110,15 +114,50 @@ def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0, part: str |
 
 
 def _tasks(data: DataSettings, problems: Problems, corpus: Container[str] | None) -> Iterator[Task]:
-    seen: dict[str, int] = {}
+    seen: dict[str, tuple[int, int]] = {}
     for record, task in reader_of(data.kind).tasks(data, problems):
         try:
-            first = seen.setdefault(task.id, record.number)
-            if first != record.number:
-                raise BadRecord("duplicate id", f"duplicate id {task.id!r}, first used at line or item {first}")
+            words = hash(task.text) if data.merge_questions else record.number
+            first, words_of_first = seen.setdefault(task.id, (record.number, words))
+            if words != words_of_first:
+                advice = "" if data.merge_questions else "; data.merge_questions: true merges equal questions"
+                fault = f"duplicate id {task.id!r}, first used at line or item {first}{advice}"
+                raise BadRecord("duplicate id", fault)
             yield task if corpus is None else _with_gold(task, corpus)
         except BadRecord as problem:
             problems.add(record.place, problem)
+
+
+def _merged(tasks: Iterable[Task]) -> tuple[Iterator[Task], int]:
+    """Merge tasks with the same text. Return them in the order of their first records, and the number of others.
+
+    A merged task has the first one's id, and so its split by hash. Of splits in the data, test comes before dev and
+    train, because a question in split test must not be sampled.
+    """
+    merged: dict[str, Task] = {}
+    n_merged = 0
+    for task in tasks:
+        first = merged.setdefault(task.text, task)
+        if first is not task:
+            merged[task.text] = _union(first, task)
+            n_merged += 1
+    return iter(merged.values()), n_merged
+
+
+def _union(first: Task, other: Task) -> Task:
+    grades = dict(first.grades)
+    for doc_id, grade in other.grades.items():
+        grades[doc_id] = max(grade, grades.get(doc_id, grade))
+    splits = {first.split, other.split}
+    return replace(
+        first,
+        gold=tuple(grades),
+        answers=tuple(dict.fromkeys([*first.answers, *other.answers])),
+        type=first.type or other.type,
+        hops=first.hops or other.hops,
+        split=next((split for split in ("test", "dev", "train") if split in splits), None),
+        relevance=grades if set(grades.values()) - {1} else {},
+    )
 
 
 def _with_gold(task: Task, corpus: Container[str]) -> Task:

@@ -1,12 +1,14 @@
-"""Stream a file as JSON objects or as lines, and collect its faults."""
+"""Stream a file (JSON lines, a JSON array, CSV, Parquet) as records or as lines, and collect its faults."""
 
 from __future__ import annotations
 
 import bz2
 import codecs
+import csv
 import gzip
 import io
 import json
+import re
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -19,20 +21,17 @@ from typing import Any
 import ijson  # type: ignore[import-untyped]
 from ijson.common import ObjectBuilder  # type: ignore[import-untyped]
 
-from leret.core.errors import DataError
+from leret.core.errors import DataError, reason
 from leret.core.types import Document, Task
 
 MAX_RECORD = 64 * 2**20  # maximum bytes per line; keeps a binary file out of memory
 _MAX_DEPTH = 200
 _SHOWN, _PLACES = 10, 4  # maximum number of faults per message, and of places per fault
 _FIELDS = (
-    "JSON lines: a question has id, question, relevant_doc_ids (optional: answer, answers, inputs, type, hops, "
-    "split, relevance); a document has doc_id, title, text"
+    "a question has id, question, relevant_doc_ids (optional: answer, answers, inputs, type, hops, split, relevance); "
+    "a document has doc_id, title, text; set data.fields (`leret init --field NAME=COLUMN`) to read other columns"
 )
-_FROM_CSV = (
-    "python -c \"import csv, json, sys; [print(json.dumps({k: v.split() if k == 'relevant_doc_ids' else v for k, v in "
-    'row.items() if v})) for row in csv.DictReader(sys.stdin)]"'
-)
+_TABLE = re.compile(r"\.[ct]sv(\.(gz|bz2|zst))?$", re.IGNORECASE)
 _TRUNCATED = "Truncated"  # part of Arrow's message about a truncated Zstandard file
 
 
@@ -84,7 +83,7 @@ class Problems:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One JSON object."""
+    """One JSON object, or one row of a table."""
 
     place: str  # file and line, or file and item, for messages
     number: int  # number of the line or item, from 1
@@ -114,14 +113,14 @@ class Reader(ABC):
 
 
 def records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Yield the objects in a file of JSON lines, or in one JSON array. DataError if the file is broken or CSV."""
-    first = _first_character(path)
-    if path.suffix == ".csv" and first not in b"[{":
-        target = path.with_suffix(".jsonl")
-        raise DataError(
-            f"{path} is a CSV file; convert it to JSON lines:\n  {_FROM_CSV} < {path} > {target}\n{_FIELDS}"
-        )
-    items = _items(path) if first == b"[" else _json_lines(path, problems)
+    """Yield the objects in JSON lines or in one JSON array, or the rows of CSV or Parquet. DataError if broken."""
+    start = _start(path)
+    if start == b"PAR1":
+        items = _parquet_rows(path)
+    elif _TABLE.search(path.name) and start[:1] not in b"[{":
+        items = _csv_rows(path, problems)
+    else:
+        items = _items(path) if start[:1] == b"[" else _json_lines(path, problems)
     for place, number, value in items:
         if isinstance(value, dict):
             yield Record(place, number, value)
@@ -176,7 +175,7 @@ def open_compressed(path: Path) -> Iterator[io.BufferedReader]:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
     except IsADirectoryError as error:
-        raise DataError(f"{path} is a directory; choose a file in it (only kind beir reads a directory)") from error
+        raise DataError(f"{path} is a directory; choose a file in it (only kinds beir and medquad read one)") from error
     except PermissionError as error:
         raise DataError(f"{path}: permission denied; make the file readable") from error
     except (EOFError, OSError, zlib.error) as error:
@@ -188,7 +187,8 @@ def _ends_early(error: Exception) -> bool:
     return isinstance(error, EOFError) or _TRUNCATED in str(error)
 
 
-def _first_character(path: Path) -> bytes:
+def _start(path: Path) -> bytes:
+    """Return up to four bytes of a file, without white space before them."""
     with open_compressed(path) as file:
         start = file.read(4)
         if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -197,7 +197,7 @@ def _first_character(path: Path) -> bytes:
             start = file.read(1 << 16)
         if not start:
             raise DataError(f"{path} is empty; choose a file with records")
-        return first[:1]
+        return first[:4]
 
 
 def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]]:
@@ -210,6 +210,49 @@ def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]
             problems.add(place, BadRecord("broken JSON", f"broken JSON ({fault}): {line[:60]!r}"))
         else:
             yield place, number, value
+
+
+def _csv_rows(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]]:
+    """Yield the rows of a CSV file by the columns of its header; an empty cell is None."""
+    csv.field_size_limit(MAX_RECORD)
+    with open_compressed(path) as file:
+        first = file.peek().partition(b"\n")[0]
+        delimiter = max(",;\t", key=lambda character: first.count(character.encode()))
+        rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=delimiter, strict=True)
+        columns: list[str] = []
+        while True:
+            number = rows.line_num + 1
+            place = f"{path}:{number}"
+            try:
+                row = next(rows, None)
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}: not UTF-8 after line {number}; save it as UTF-8") from error
+            except csv.Error as error:
+                problems.add(place, BadRecord("broken CSV", f"broken CSV ({error})"))
+                continue
+            if row is None:
+                return
+            if columns and row and len(row) != len(columns):
+                fault = f"{len(row)} cells, but the header has {len(columns)} columns; put a cell with commas in quotes"
+                problems.add(place, BadRecord("broken CSV", fault))
+            elif columns and row:
+                yield place, number, {c: cell if cell.strip() else None for c, cell in zip(columns, row, strict=True)}
+            columns = columns or row
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, int, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1000):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{path}: row {number}", number, row
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"{path}: row {number + 1} cannot be read ({reason(error)}); write the file again") from error
 
 
 def _items(path: Path) -> Iterator[tuple[str, int, Any]]:

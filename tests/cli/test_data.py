@@ -16,7 +16,7 @@ UNKNOWN_GOLD = '{"id": "a", "question": "Who?", "relevant_doc_ids": ["Z"]}\n'
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [('{"qid": "a", "query": "?", "gold": ["A"]}\n', "no 'relevant_doc_ids', 'answer'"),
+    [('{"qid": "a", "query": "?", "labels": ["A"]}\n', "no 'relevant_doc_ids', 'answer'"),
      ("id,question\n1,Who?\n", "broken JSON"),
      ('{"what": 1}\n', "field 'question' or 'query' is missing; the fields are 'what'"),
      (UNKNOWN_GOLD, "gold document 'Z' of question 'a' is not in")],
@@ -47,6 +47,13 @@ def test_inspect_shows_many_gold_documents_in_short(folder):
     assert re.search(r"gold documents per question +1: 1, 2: 1, 3: 1, 4: 1, 5-8: 4, .*, 33-64: 8\n", out)
     assert "q40: 40? (d0, d1, d2, d3, d4 and 35 more)" in out
     assert "None" not in out
+
+
+def test_inspect_shortens_a_long_answer(folder):
+    asked = {"id": "q", "question": "Why?", "answer": "because " * 99, "relevant_doc_ids": ["A"]}
+    json_lines(folder / "questions.jsonl", [asked])
+    assert "q: Why? -> because because" in (out := succeeds("data", "inspect", *FILES[:2]))
+    assert max(map(len, out.splitlines())) < 130
 
 
 def test_candidates_of_a_corpus_are_the_gold_documents_and_the_first_others(folder):

@@ -152,6 +152,43 @@ def test_init_says_how_strong_the_raw_question_is(folder, monkeypatch, shift, li
     assert says in leret("init", *FILES)[1]
 
 
+ODD = ["init", "--questions", "q.csv", "--corpus", "corpus.jsonl"]
+
+
+def write_odd_columns():
+    rows = [
+        f'{i},"{row["question"]}",{gold}' for i, row in enumerate(read_lines("questions.jsonl"))
+        for gold in row["relevant_doc_ids"]
+    ]  # fmt: skip
+    Path("q.csv").write_text("\n".join(["nr,user_query,document_id", *rows]), encoding="utf-8")
+
+
+def test_init_says_and_writes_the_columns_that_it_guesses(folder):
+    write_odd_columns()
+    out = succeeds(*ODD, "--field", "id=nr")
+    assert "columns: id: nr, question: user_query, relevant_doc_ids: document_id\nguessed from" in out
+    text = Path("sample.yaml").read_text(encoding="utf-8")
+    data = yaml.load(text)["data"]
+    assert data["fields"] == {"id": "nr", "question": "user_query", "relevant_doc_ids": "document_id"}
+    assert (data["merge_questions"], "guessed" in text) == (True, True)
+    for command in (["data", "inspect"], ["sample", "--run", "r", "--dry-run"]):
+        succeeds(*command, "sample.yaml")
+
+
+def test_a_guess_of_init_can_be_replaced_or_removed(folder):
+    write_odd_columns()
+    assert "no column 'nix'; the columns are 'nr'" in refused(*ODD, "--field", "question=nix")
+    assert "did you mean data.fields.question?" in refused(*ODD, "--field", "questoin=nr")
+    assert "no question has relevant_doc_ids" in refused(*ODD, "--field", "relevant_doc_ids=", "--field", "answer=nr")
+    write_beir(Path("beir"))
+    assert "applies to kind jsonl, not to beir" in refused("init", "--questions", "beir", "--field", "id=nr")
+    assert not list(folder.glob("*.yaml"))
+
+
+def test_a_file_with_lerets_names_has_no_fields_in_its_recipe(folder):
+    assert {"fields", "merge_questions"} & made()["data"].keys() == set()
+
+
 @pytest.mark.parametrize("splits", [("train", "test"), ("train", "dev")])
 def test_a_picker_without_a_split_of_its_own_is_validated_on_train(folder, splits):
     write_beir(folder / "beir", splits)

@@ -1,6 +1,7 @@
 import pytest
 
 from leret.core.errors import DataError
+from leret.datasets.inspect import guess_fields
 from tests.datasets.writing import DOCUMENTS, QUESTIONS, inspect, json_lines
 
 
@@ -34,3 +35,18 @@ def test_splits_inputs_and_missing_gold_are_counted(tmp_path):
     assert (report.gold, report.answers) == ({0: 2}, {1: 1, 2: 1})
     assert (report.n_documents, report.corpus_digest) == (0, None)
     assert (report.own_splits, report.splits) == (True, {"dev": 2})
+
+
+def test_fields_are_guessed_for_questions_and_corpus(tmp_path):
+    path = json_lines(tmp_path / "q", [{"q": "Who?", "gold": ["A"]}])
+    corpus = json_lines(tmp_path / "c", [{"passage_id": "A", "passage": "Ada"}])
+    fields = {"question": "q", "relevant_doc_ids": "gold"}
+    assert guess_fields(path, None) == fields
+    assert guess_fields(path, corpus) == {**fields, "doc_id": "passage_id", "text": "passage"}
+    assert guess_fields(json_lines(tmp_path / "q", QUESTIONS), json_lines(tmp_path / "c", DOCUMENTS)) == {}
+
+
+def test_merged_records_are_counted(tmp_path):
+    path = json_lines(tmp_path / "q", [*QUESTIONS, {**QUESTIONS[0], "id": "q3"}])
+    report = inspect("jsonl", path, merge_questions=True)
+    assert (report.n_questions, report.n_merged, report.duplicate_questions) == (2, 1, 0)

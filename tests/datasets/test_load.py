@@ -53,6 +53,43 @@ def test_skipped_records_are_counted_by_kind_and_the_rest_is_read(tmp_path):
     assert data.problems.kinds == {"missing field": 1}
 
 
+SAME = [
+    {"id": "1", "question": "Who?", "relevant_doc_ids": "A", "answer": "Ada"},
+    {"id": "2", "question": "Where?", "relevant_doc_ids": "C", "type": "place"},
+    {"id": "1", "question": "Who?", "relevant_doc_ids": ["B", "A"], "relevance": {"B": 1, "A": 2}, "type": "person"},
+    {"id": "3", "question": "Who?", "relevant_doc_ids": "C", "answers": ["Byron", "Ada"], "hops": 2},
+]
+
+
+def test_equal_questions_are_merged_with_all_answers_and_gold(tmp_path):
+    path, corpus = json_lines(tmp_path / "q", SAME), json_lines(tmp_path / "c", DOCUMENTS)
+    tasks = load("jsonl", path, corpus, merge_questions=True).tasks
+    who, where = tasks
+    assert (who.id, who.gold, who.answers, who.type, who.hops) == ("1", ("A", "B", "C"), ("Ada", "Byron"), "person", 2)
+    assert who.grades == {"A": 2, "B": 1, "C": 1}
+    assert (where.id, where.gold, where.type, where.relevance) == ("2", ("C",), "place", {})
+    assert tasks.n_merged == 2
+    with pytest.raises(DataError, match=r":3: duplicate id '1', first used at line or item 1; data\.merge_questions"):
+        load("jsonl", path, corpus)
+
+
+def test_an_id_of_two_different_questions_is_never_merged(tmp_path):
+    path = json_lines(tmp_path / "q", [SAME[0], {**SAME[1], "id": "1"}])
+    with pytest.raises(DataError, match=r":2: duplicate id '1', first used at line or item 1\n"):
+        load_tasks("jsonl", path, merge_questions=True)
+
+
+def test_a_merged_question_is_in_one_split(tmp_path):
+    asked = [{**ASKED[i], "question": f"Which {i % 50}?", "id": f"q{i}"} for i in range(200)]
+    path = json_lines(tmp_path / "q", asked)
+    split = {name: list(load_tasks("jsonl", path, split=name, merge_questions=True)) for name in ("train", "test")}
+    ids = {task.id for tasks in split.values() for task in tasks}
+    assert ids <= {f"q{i}" for i in range(50)}
+    assert not {task.text for task in split["train"]} & {task.text for task in split["test"]}
+    path = json_lines(tmp_path / "q", [{**SAME[0], "split": "train"}, {**SAME[3], "split": "test"}, SAME[1]])
+    assert [task.split for task in load_tasks("jsonl", path, merge_questions=True)] == ["test", None]
+
+
 def test_unknown_options_of_the_world_are_refused():
     for options, says in (({"n_trian": 3}, "'n_trian' of .*available: n_train"), ({"n_train": "many"}, "'many'")):
         with pytest.raises(DataError, match=says):
@@ -94,6 +131,9 @@ def test_bad_sources_are_refused(form, records, says, tmp_path):
 def test_kind_is_detected_by_the_first_record(records, kind, tmp_path):
     assert detect_kind(json_lines(tmp_path / "q", records)) == kind
     assert detect_kind(str(tmp_path)) == "beir"
+    (tmp_path / "1_A_QA").mkdir()
+    (tmp_path / "1_A_QA/1.xml").write_text("<Document/>")
+    assert detect_kind(str(tmp_path)) == "medquad"
 
 
 def test_the_kinds_that_need_a_corpus_are_known_to_recipes():

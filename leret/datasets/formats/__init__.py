@@ -9,6 +9,7 @@ from leret.datasets.formats.babilong import BabilongReader
 from leret.datasets.formats.base import HUB
 from leret.datasets.formats.beir import BeirReader
 from leret.datasets.formats.jsonl import CHUNKS, JSONL
+from leret.datasets.formats.medquad import MEDQUAD
 from leret.datasets.formats.official import EPISODES, HOTPOTQA, HOVER, MUSIQUE, TWO_WIKI
 from leret.datasets.records import Problems, Reader, records
 from leret.datasets.world.generate import WorldReader
@@ -25,6 +26,7 @@ READERS: dict[str, Reader] = {
     "2wiki": TWO_WIKI,
     "hotpotqa": HOTPOTQA,
     "episodes": EPISODES,
+    "medquad": MEDQUAD,
     "world": WorldReader(),
 }
 """Readers by kind. `detect_kind` tries them in order: 2wiki before hotpotqa, because 2wiki files fit both."""
@@ -38,10 +40,10 @@ def reader_of(kind: str) -> Reader:
 
 
 def detect_kind(path: str) -> str:
-    """Detect the kind of a question file from its first record (beir for a folder); jsonl if no kind fits."""
+    """Detect the kind of a question file from its first record (or a folder by its files); jsonl if no kind fits."""
     if path.startswith(HUB):
         return "jsonl"
     if Path(path).is_dir():
-        return "beir"
+        return "medquad" if next(Path(path).rglob("*.xml"), None) else "beir"
     first = next(iter(records(Path(path), Problems())), None)
     return next((kind for kind, reader in READERS.items() if first and reader.fits(first.value)), "jsonl")

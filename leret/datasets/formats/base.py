@@ -6,6 +6,7 @@ example ``hf:hotpotqa/hotpot_qa:distractor@validation``.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 from leret.config.data import FileSettings
 from leret.core.errors import DataError, import_optional
 from leret.core.types import Document, Task
+from leret.datasets.columns import renamed
 from leret.datasets.records import BadRecord, Problems, Reader, Record, records
 from leret.datasets.splits import SPLITS
 
@@ -36,7 +38,7 @@ class FileReader(Reader):
         return any(name in record for name in self.marks)
 
     def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        for record, reader in self._records(data.questions, problems):
+        for record, reader in self._records(data, problems, documents=False):
             try:
                 task = reader.task(record.value)
             except BadRecord as problem:
@@ -45,18 +47,24 @@ class FileReader(Reader):
                 yield record, task if task.split or not record.split else replace(task, split=record.split)
 
     def documents(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        for record, reader in self._records(data.corpus or data.questions, problems):
+        for record, reader in self._records(data, problems, documents=True):
             try:
                 yield from ((record, document) for document in reader.in_record(record.value))
             except BadRecord as problem:
                 problems.add(record.place, problem)
 
-    def _records(self, source: str, problems: Problems) -> Iterator[tuple[Record, FileReader]]:
+    def _records(self, data: FileSettings, problems: Problems, documents: bool) -> Iterator[tuple[Record, FileReader]]:
         reader: FileReader | None = None
-        for record in _hub_records(source) if source.startswith(HUB) else records(Path(source), problems):
+        source = (documents and data.corpus) or data.questions
+        rows = self.rows(source, problems)
+        for record in renamed(rows, data.fields, source, documents) if data.fields else rows:
             other = self.alternative
             reader = reader or (other if other is not None and other.fits(record.value) else self)
             yield record, reader
+
+    def rows(self, source: str, problems: Problems) -> Iterator[Record]:
+        """Yield the records of a file or a data set on the Hub, with the source's own column names."""
+        return _hub_records(source) if source.startswith(HUB) else records(Path(source), problems)
 
 
 def _hub_records(source: str) -> Iterator[Record]:
@@ -91,13 +99,13 @@ def sentences(value: Any, title: str) -> str:
 
 
 def text(record: Fields, *names: str) -> str:
-    """Return the first of the named fields that exists; it must be a non-blank string."""
+    """Return the first of the named fields that exists; it must be a non-blank string or a whole number (an id)."""
     name, value = _find(record, names)
-    if not isinstance(value, str):
-        raise wrong(name, value, "a string")
-    if not value.strip():
+    if value is None or (isinstance(value, str) and not value.strip()):
         raise BadRecord("empty field", f"field {name!r} is empty")
-    return value
+    if not isinstance(value, str) and type(value) is not int:
+        raise wrong(name, value, "a string")
+    return str(value)
 
 
 def optional_text(record: Fields, name: str) -> str | None:
@@ -109,24 +117,34 @@ def optional_text(record: Fields, name: str) -> str | None:
 
 
 def optional_number(record: Fields, name: str) -> int | None:
-    """Return a whole-number field, or None if the field is absent or null."""
+    """Return a whole-number field, which a CSV file holds as text; None if the field is absent or null."""
     value = record.get(name)
+    if isinstance(value, str) and value.isdecimal():
+        return int(value)
     if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
         raise wrong(name, value, "a whole number")
     return value
 
 
 def text_list(record: Fields, name: str) -> tuple[str, ...]:
-    """Return a list of non-blank strings without duplicates; empty if the field is absent or null."""
+    """Return a list of non-blank strings without duplicates; empty if the field is absent or null.
+
+    The field may also be one string or whole number, or a list written as JSON, as in a CSV file.
+    """
     value = record.get(name)
     if value is None:
         return ()
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise wrong(name, value, "a list of strings")
-    for item in value:
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (RecursionError, ValueError) as error:
+            raise wrong(name, value, 'one value, or a list in JSON, as in ["d7", "d2"]') from error
+    items = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
+    texts = [str(item) if type(item) is int else item for item in items]
+    for item in texts:
         if not isinstance(item, str) or not item.strip():
             raise wrong(name, item, "a list of non-empty strings")
-    return tuple(dict.fromkeys(value))
+    return tuple(dict.fromkeys(texts))
 
 
 def rows(record: Fields, name: str, first: str, second: str) -> list[tuple[Any, Any]]:

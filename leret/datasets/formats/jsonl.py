@@ -1,9 +1,11 @@
-"""leret's JSON lines.
+"""leret's JSON lines, and tables (CSV, Parquet) with the same fields.
 
 Tasks: ``{"id", "question", "relevant_doc_ids", "answer"}``, and optionally ``answers`` (several), ``type``, ``hops``,
 ``split`` and ``relevance`` (grades of the relevant documents by id). A mapping ``inputs`` holds more inputs, or all of
 them. ``query`` is an alias of ``question``. ``id`` defaults to the digest of the inputs. Corpora: ``{"doc_id", "title",
 "text"}``; ``_id`` and ``id`` are aliases of ``doc_id``, and ``title`` is optional. Other fields are ignored.
+Ids may be whole numbers. ``relevant_doc_ids`` is one id or a list, ``answer`` and ``answers`` one text or a list; in a
+CSV file, a list is written as JSON.
 
 Kind ``chunks`` holds tasks with candidates to pick: ``{"id", "question", "chunks": [...], "support": [...],
 "answer"}``. A chunk is ``{"id", "title", "text"}`` or a string, whose id is its index (from 0). ``support`` lists
@@ -37,8 +39,9 @@ def _task(record: Fields) -> Task:
     if split is not None and split not in SPLITS:
         raise BadRecord("unknown split", f"field 'split' is {split!r}; it should be train, dev or test")
     gold = text_list(record, "relevant_doc_ids")
-    answer = optional_text(record, "answer")
-    answers = dict.fromkeys([*([] if answer is None else [answer]), *text_list(record, "answers")])
+    answer = record.get("answer")
+    several = (answer,) if isinstance(answer, str) else text_list(record, "answer")
+    answers = dict.fromkeys([*several, *text_list(record, "answers")])
     if not gold and not answers:
         fields = ", ".join(map(repr, record))
         fault = "no 'relevant_doc_ids', 'answer' or 'answers' to score against"

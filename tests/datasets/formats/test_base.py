@@ -26,6 +26,18 @@ def test_splits_of_the_hub_are_used(tmp_path, monkeypatch):
         load_tasks("hotpotqa", f"hf:{folder}@test")
 
 
+def test_columns_of_the_hub_are_mapped_and_a_question_of_two_splits_is_merged(tmp_path, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (folder := tmp_path / "hub").mkdir()
+    json_lines(folder / "train.jsonl", [{"nr": 1, "q": "Who?", "gold": ["A"]}, {"nr": 2, "q": "Why?", "gold": ["B"]}])
+    json_lines(folder / "test.jsonl", [{"nr": 3, "q": "Who?", "gold": ["B"]}])
+    fields = {"id": "nr", "question": "q", "relevant_doc_ids": "gold"}
+    tasks = load_tasks("jsonl", f"hf:{folder}", fields=fields, merge_questions=True)
+    assert [(task.id, task.gold, task.split) for task in tasks] == [("1", ("A", "B"), "test"), ("2", ("B",), "train")]
+    with pytest.raises(DataError, match="no column 'query'; the columns are 'q', "):
+        load_tasks("jsonl", f"hf:{folder}", fields={**fields, "question": "query"})
+
+
 def test_an_unreachable_hub_is_one_clear_error(monkeypatch):
     def refuse(*_args, **_kwargs):
         raise ConnectionError("Couldn't reach 'a/b' on the Hub\nwith details")

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from leret.core.errors import DataError
@@ -29,6 +31,16 @@ def test_tasks_have_gold_or_answers_and_several_named_inputs(tmp_path):
     assert beside.answers == ("Ada", "Byron")
 
 
+@pytest.mark.parametrize(
+    ("gold", "expected"), [("B", ("B",)), (7, ("7",)), (["B", 7, "B"], ("B", "7")), ('["B", 7]', ("B", "7"))]
+)
+def test_gold_is_one_id_or_a_list_and_an_id_may_be_a_number(gold, expected, tmp_path):
+    asked = {"id": 1, "question": "Who?", "relevant_doc_ids": gold, "answer": ["Ada", 5], "hops": "2"}
+    documents = [DOCUMENTS[1], {"doc_id": 7, "text": "x"}]
+    data = load("jsonl", json_lines(tmp_path / "q", [asked]), json_lines(tmp_path / "c", documents))
+    assert data.tasks.items == (replace(Task.question("1", "Who?", None, expected, None, 2), answers=("Ada", "5")),)
+
+
 def test_grades_stay_with_their_documents(tmp_path):
     corpus = json_lines(tmp_path / "c", [{"doc_id": i, "title": "", "text": "t"} for i in ("Caf\u00e9", "b")])
     graded = {**ONE, "relevant_doc_ids": ["Cafe\u0301", "b"], "relevance": {"Cafe\u0301": 2, "x": 0}}
@@ -43,11 +55,13 @@ LINES = {
     "nothing to score by": ({"id": "2", "question": "?!"}, "'relevant_doc_ids'.*'answers'.*the fields are 'id'"),
     "a question that is a list": ({**ONE, "question": ["Who?"]}, r"'question' is .*\(list\)"),
     "an empty question": ({**ONE, "question": "  "}, "'question' is empty"),
-    "gold that is a string": ({**ONE, "relevant_doc_ids": "A"}, "'relevant_doc_ids' is 'A'"),
-    "gold that holds a number": ({**ONE, "relevant_doc_ids": ["A", 3]}, "'relevant_doc_ids' is '3'"),
+    "gold that holds a fraction": ({**ONE, "relevant_doc_ids": ["A", 3.5]}, "'relevant_doc_ids' is '3.5'"),
+    "gold that is true": ({**ONE, "relevant_doc_ids": True}, "'relevant_doc_ids' is 'True'"),
+    "a list that is not JSON": ({**ONE, "relevant_doc_ids": "['A']"}, "or a list in JSON"),
+    "a null question": ({**ONE, "question": None}, "'question' is empty"),
     "inputs that are a list": ({**ONE, "inputs": ["A"]}, "'inputs' is"),
     "a question twice": ({**ONE, "inputs": {"question": "?"}}, "'question' is both"),
-    "hops that are a string": ({**ONE, "hops": "2"}, "a whole number"),
+    "hops that are a word": ({**ONE, "hops": "two"}, "a whole number"),
     "an unknown split": ({**ONE, "split": "eval"}, "'eval'; it should be train, dev or test"),
     "an id twice": ({**ONE, "id": "q1"}, "duplicate id 'q1', first used at line or item 1"),
     **{f"grades {grades}": ({**ONE, "relevance": grades}, "relevance")

@@ -1,0 +1,69 @@
+"""MedQuAD: medical questions with answers from websites of the US National Institutes of Health.
+
+``data.questions`` is a folder of the collections (``1_CancerGov_QA`` ...), or one of them. They hold XML files:
+``<Document id source url> <Focus/> <QAPairs> <QAPair pid> <Question qid qtype/> <Answer/> ...``. Each answer is a
+document and the gold document of its question. Its id is the collection's number and the ``qid`` (``1-0000001_1-2``),
+because collections use the same ids; its title is the focus. Pairs without an answer are skipped (three collections
+have none for copyright reasons). ``data.merge_questions`` merges questions that several websites answer.
+
+Source: Ben Abacha and Demner-Fushman, A question-entailment approach to question answering, BMC Bioinformatics 2019.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from xml.etree import ElementTree  # expat loads no external entities and bounds the growth of internal ones
+
+from leret.core.errors import DataError
+from leret.core.types import Document, Task
+from leret.datasets.formats.base import Fields, FileReader, optional_text, text
+from leret.datasets.formats.jsonl import JSONL
+from leret.datasets.records import BadRecord, Problems, Record, open_compressed
+
+
+class MedquadReader(FileReader):
+    """Reads a folder of XML files. `data.corpus` may name another corpus with the same ids, as JSON lines."""
+
+    def rows(self, source: str, problems: Problems) -> Iterator[Record]:
+        return _pairs(Path(source), problems) if Path(source).is_dir() else super().rows(source, problems)
+
+
+def _pairs(folder: Path, problems: Problems) -> Iterator[Record]:
+    """Yield the pairs with an answer, as records with the fields of `_task` and `_document`."""
+    number = 0
+    for path in sorted(folder.rglob("*.xml")):
+        try:
+            with open_compressed(path) as file:
+                document = ElementTree.parse(file).getroot()
+        except ElementTree.ParseError as error:
+            problems.add(str(path), BadRecord("broken XML", f"broken XML ({error})"))
+            continue
+        focus, collection = _words(document.find("Focus")), path.parent.name.partition("_")[0]
+        for pair in document.iter("QAPair"):
+            question, answer = pair.find("Question"), _words(pair.find("Answer"))
+            if not answer:
+                continue
+            number += 1
+            known = {} if question is None else question.attrib
+            id = f"{collection}-{known['qid']}" if known.get("qid") else None
+            value = {"id": id, "question": _words(question), "answer": answer, "type": known.get("qtype")}
+            yield Record(f"{path}: pair {pair.get('pid', number)}", number, {**value, "focus": focus})
+    if not number:
+        raise DataError(f"{folder} has no XML file with a QAPair that has an answer; choose MedQuAD's folder")
+
+
+def _words(element: ElementTree.Element | None) -> str:
+    return "" if element is None else " ".join("".join(element.itertext()).split())
+
+
+def _task(record: Fields) -> Task:
+    id = text(record, "id")
+    return Task.question(id, text(record, "question"), text(record, "answer"), (id,), optional_text(record, "type"))
+
+
+def _document(record: Fields) -> list[Document]:
+    return [Document(text(record, "id"), record["focus"], text(record, "answer"))]
+
+
+MEDQUAD = MedquadReader(_task, _document, marks=(), brings_documents=True, alternative=JSONL)

@@ -1,0 +1,110 @@
+import csv
+import re
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from leret.core.errors import DataError
+from leret.core.types import Document, Task
+from leret.datasets.columns import guess
+from tests.datasets.writing import array, json_lines, load, load_tasks, settings
+
+ROWS = [
+    {"Nr": 1, "Frage": "Who wrote?", "Antwort": "Ada", "Beleg": ["7", "8"], "Person": "a poet", "type": 5},
+    {"Nr": 2, "Frage": "Who read?", "Antwort": "Byron", "Beleg": "8", "Person": None, "type": 5},
+]
+DOCUMENTS = [{"Nr": 7, "Name": "Ada", "Inhalt": "Ada wrote."}, {"Nr": 8, "Name": "Byron", "Inhalt": "Byron read."}]
+FIELDS = {"id": "Nr", "question": "Frage", "answer": "Antwort", "relevant_doc_ids": "Beleg", "type": "Person",
+          "doc_id": "Nr", "title": "Name", "text": "Inhalt"}  # fmt: skip
+
+
+def table(path, rows):
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return str(path)
+
+
+def csv_table(path, rows):
+    lists = {name: '["7", "8"]' if value == ["7", "8"] else value for name, value in rows[0].items()}
+    return table(path.with_suffix(".csv"), [lists, *rows[1:]])
+
+
+def parquet(path, rows):
+    rows = [{n: [v] if n == "Beleg" and isinstance(v, str) else v for n, v in row.items()} for row in rows]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path.with_suffix(".parquet"))
+    return str(path.with_suffix(".parquet"))
+
+
+@pytest.fixture(params=[json_lines, array, csv_table, parquet])
+def write(request):
+    return request.param
+
+
+def test_mapped_columns_are_read_from_every_format(write, tmp_path):
+    data = load("jsonl", write(tmp_path / "q", ROWS), write(tmp_path / "c", DOCUMENTS), fields=FIELDS)
+    assert data.tasks.items == (
+        Task.question("1", "Who wrote?", "Ada", ("7", "8"), "a poet"),
+        Task.question("2", "Who read?", "Byron", ("8",)),
+    )
+    assert list(data.corpus.values()) == [Document("7", "Ada", "Ada wrote."), Document("8", "Byron", "Byron read.")]
+
+
+def test_columns_become_program_inputs(write, tmp_path):
+    path, fields = write(tmp_path / "q", ROWS), {"answer": "Antwort", "type": "Person"}
+    tasks = load_tasks("jsonl", path, fields={**fields, "question": "Frage", "inputs": {"persona": "Person"}})
+    assert [task.inputs for task in tasks] == [
+        {"question": "Who wrote?", "persona": "a poet"}, {"question": "Who read?", "persona": ""}]  # fmt: skip
+    first, _ = load_tasks("jsonl", path, fields={**fields, "inputs": {"persona": "Person", "turn": "Frage"}})
+    assert first.inputs == {"persona": "a poet", "turn": "Who wrote?"}
+
+
+def test_an_unknown_column_is_refused_with_the_columns_that_exist(write, tmp_path):
+    path = write(tmp_path / "q", ROWS)
+    for fields in ({"question": "Fragen"}, {"question": "Nr", "inputs": {"question": "Fragen"}}):
+        expected = rf"{re.escape(path)}: data\.fields\.question: no column 'Fragen'; the columns are 'Frage', '"
+        with pytest.raises(DataError, match=expected):
+            load_tasks("jsonl", path, fields={**fields, "answer": "Antwort"}, skip_invalid=True)
+
+
+def test_a_column_may_be_missing_in_some_json_lines(tmp_path):
+    path = json_lines(
+        tmp_path / "q", [{"q": "Who?", "gold": "A", "answer": 3}, {"q": "Why?", "gold": "A", "reply": "x"}]
+    )
+    fields = {"question": "q", "relevant_doc_ids": "gold", "answer": "reply"}
+    assert [task.answers for task in load_tasks("jsonl", path, fields=fields)] == [(), ("x",)]
+
+
+def test_other_kinds_and_unknown_names_are_refused(tmp_path):
+    for kind, fields, says in (("beir", {"id": "x"}, "applies to kind jsonl"), ("jsonl", {"qestion": "x"}, "qestion")):
+        with pytest.raises(ValueError, match=says):
+            settings(kind, str(tmp_path), fields=fields)
+
+
+GUESSES = [
+    ("question_id query document_id answer_text", "id=question_id relevant_doc_ids=document_id answer=answer_text"),
+    ("qid questionText goldDocIDs referenceAnswers url",
+     "id=qid question=questionText relevant_doc_ids=goldDocIDs answer=referenceAnswers"),
+    ("Query ID;Query;Relevant Documents", "id=Query ID question=Query relevant_doc_ids=Relevant Documents"),
+    ("id question relevant_doc_ids answer type src", ""),
+    ("prompt response valid paid", "question=prompt answer=response"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("columns", "expected"), GUESSES)
+def test_columns_of_questions_are_guessed(columns, expected):
+    example = dict.fromkeys(columns.split(";" if ";" in columns else " "), "x")
+    guesses = guess(example, documents=False)
+    assert " ".join(f"{name}={column}" for name, column in guesses.items()) == expected
+
+
+def test_columns_of_documents_are_guessed():
+    example = {"document_id": 1, "heading": "x", "passage_text": "y", "url": "z"}
+    assert guess(example, documents=True) == {"doc_id": "document_id", "title": "heading", "text": "passage_text"}
+    assert guess({"_id": 1, "title": "x", "text": "y", "body": "z"}, documents=True) == {}
+
+
+def test_a_json_list_of_answers_is_read_as_several():
+    assert guess({"q": "x", "Answers": '["a", "b"]'}, documents=False) == {"question": "q", "answers": "Answers"}
