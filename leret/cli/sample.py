@@ -127,20 +127,35 @@ def merge(
 def export(
     run: RunOption,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Output file; - for stdout (jsonl only).")],
-    to: Annotated[Literal["jsonl", "parquet"], typer.Option(help="File format.")] = "jsonl",
+    to: Annotated[
+        Literal["jsonl", "parquet"] | None, typer.Option(help="File format; default: parquet if FILE ends so.")
+    ] = None,
     messages: Annotated[bool, typer.Option("--messages", help="Include each sample's messages.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing FILE.")] = False,
     form: Annotated[
-        Literal["samples", "sft", "kto"], typer.Option(help="Export all samples, or rows for TRL's SFT or KTO trainer.")
+        Literal["samples", "sft", "kto", "grpo", "rl"],
+        typer.Option(help="All samples; rows for TRL's SFT, KTO or GRPO trainer; or tokens with advantages (rl)."),
     ] = "samples",
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Tokenizer of a policy that was sampled on a server (--form rl).")
+    ] = None,
 ) -> None:
     """Export one row per sample (question, step, completion, query, ranking, reward, error), or rows for a trainer."""
     from leret.core.runs import Run
     from leret.sampling.store.export import export_rows, export_store
 
     directory, file = Run.open(run), sys.stdout if str(out) == "-" else out
+    to = to or ("parquet" if out.suffix == ".parquet" else "jsonl")
+    if tokenizer is not None and form != "rl":
+        raise ConfigError(f"--tokenizer {tokenizer} needs --form rl; the form is {form}")
     if form == "samples":
         n = export_store(directory, to, file, messages=messages, force=force)
+    elif form in {"grpo", "rl"}:
+        from leret.training.online.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
+
+        rl = form == "rl"
+        rows = rl_rows(directory, tokenizer) if rl else grpo_rows(directory)
+        n = export_rows(rows, RL_COLUMNS if rl else GRPO_COLUMNS, to, file, force=force)
     else:
         from leret.training.algorithms import kto, sft
         from leret.training.data import RunSamples, completion_rows
