@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +14,9 @@ from leret.cli import console
 from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
 from leret.core.errors import ConfigError, RunError
 from leret.core.progress import shown
+
+if TYPE_CHECKING:
+    from leret.core.runs import Run
 
 app = typer.Typer(help="Check, merge and export the samples of a run.", no_args_is_help=True)
 
@@ -150,20 +154,22 @@ def export(
         raise ConfigError(f"--tokenizer {tokenizer} needs --form rl; the form is {form}")
     if form == "samples":
         n = export_store(directory, to, file, messages=messages, force=force)
-    elif form in {"grpo", "rl"}:
-        from leret.training.online.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
-
-        rl = form == "rl"
-        rows = rl_rows(directory, tokenizer) if rl else grpo_rows(directory)
-        n = export_rows(rows, RL_COLUMNS if rl else GRPO_COLUMNS, to, file, force=force)
     else:
-        from leret.training.algorithms import kto, sft
-        from leret.training.data import RunSamples, completion_rows
-
-        algorithm = sft.SFT if form == "sft" else kto.KTO
-        recipe = algorithm.settings.model_validate({"algorithm": form})
-        examples = algorithm.examples(recipe, RunSamples(directory))
-        rows, columns = completion_rows(examples, labelled=form == "kto")
-        n = export_rows(rows, columns, to, file, force=force)
+        n = export_rows(*_trainer_rows(directory, form, tokenizer), to, file, force=force)
     if file is out:
         console.done(f"{n:,} {'samples' if form == 'samples' else 'rows'} saved to {out}")
+
+
+def _trainer_rows(run: Run, form: str, tokenizer: Path | None) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
+    """Return the rows of a form for trainers, and the types of their columns."""
+    from leret.training.algorithms import kto, sft
+    from leret.training.data import RunSamples, completion_rows
+    from leret.training.online.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
+
+    if form == "rl":
+        return rl_rows(run, tokenizer), RL_COLUMNS
+    if form == "grpo":
+        return grpo_rows(run), GRPO_COLUMNS
+    algorithm = sft.SFT if form == "sft" else kto.KTO
+    recipe = algorithm.settings.model_validate({"algorithm": form})
+    return completion_rows(algorithm.examples(recipe, RunSamples(run)), labelled=form == "kto")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
@@ -12,13 +12,12 @@ from typing import Any
 
 from leret.core.errors import ConfigError, RunError, TrainingError
 from leret.core.runs import Run
-from leret.policies.base import Messages
+from leret.core.types import Messages, State
 from leret.policies.checkpoints import find_model, load_tokenizer, sampled_model, sampled_settings
 from leret.policies.local.chat_template import PromptEncoder
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.rollouts.credit import training_rewards
 from leret.rollouts.environment import Environment
-from leret.sampling.store.store import StateSamples
 from leret.training.data import RunSamples, plain
 
 RL_COLUMNS = {
@@ -45,20 +44,18 @@ class _Prompts:
         self._bank = cache(lambda name: Prompt.load(run.prompts / f"{name}.json"))
         self._formatter = cache(lambda: Environment.open(run).formatter)
 
-    def ids(self, group: StateSamples, name: str, n_tokens: int | None) -> list[int]:
-        """Return a state's ids with a prompt of the bank; TrainingError if the sampler counted other than n_tokens."""
-        state = group.state
-        ids = list(self._encoder(state.predictor).encode(self._messages(group, name)).token_ids)
-        if n_tokens not in (None, 0, len(ids)):
+    def ids(self, state: State, name: str, counts: Collection[int | None]) -> list[int]:
+        """Return the ids of a state under a prompt of the bank; TrainingError if the sampler's ``counts`` differ."""
+        ids = list(self._encoder(state.predictor).encode(self._messages(state, name)).token_ids)
+        if other := {*counts} - {None, 0, len(ids)}:
             raise TrainingError(
-                f"question {state.task_id}, step {state.step}: the sampler counted {n_tokens} tokens in prompt {name}, "
-                f"but the tokenizer gives {len(ids)}; use the tokenizer and the chat template of the sampled policy "
-                "(--tokenizer DIR)"
+                f"question {state.task_id}, step {state.step}: the sampler counted {other.pop()} tokens in prompt "
+                f"{name}, but the tokenizer gives {len(ids)}; use the tokenizer and the chat template of the sampled "
+                "policy (--tokenizer DIR)"
             )
         return ids
 
-    def _messages(self, group: StateSamples, name: str) -> Messages:
-        state = group.state
+    def _messages(self, state: State, name: str) -> Messages:
         if name == ZERO_SHOT.name:
             return state.messages
         formatter = self._formatter()
@@ -89,12 +86,15 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
     from leret.training.online.advantages import group_relative
 
     samples, prompts, n = RunSamples(run), _Prompts(run, tokenizer), 0
+    unparsed_reward = samples.unparsed_reward
     for group in samples.groups():
         for name, members in groupby(group.samples, attrgetter("prompt")):
-            scored = training_rewards(list(members), samples.unparsed_reward)
+            scored = training_rewards(list(members), unparsed_reward)
+            if all(sample.token_ids is None for sample, _ in scored):
+                continue
             rewards = torch.tensor([reward for _, reward in scored], dtype=torch.float64)
-            one_group = torch.zeros(len(scored), dtype=torch.int64)
-            advantages = group_relative(rewards, one_group, "group").tolist() if scored else []
+            advantages = group_relative(rewards, torch.zeros(len(scored), dtype=torch.int64), "group").tolist()
+            prompt = prompts.ids(group.state, name, [sample.n_prompt_tokens for sample, _ in scored])
             for (sample, reward), advantage in zip(scored, advantages, strict=True):
                 if sample.token_ids is None:  # sampled without `sampling.token_ids`
                     continue
@@ -103,7 +103,7 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
                     "group": f"{sample.state_id}-{sample.step}-{name}",
                     "sample": sample.id,
                     "question_id": sample.task_id,
-                    "prompt_ids": prompts.ids(group, name, sample.n_prompt_tokens),
+                    "prompt_ids": prompt,
                     "completion_ids": list(sample.token_ids),
                     "logprobs": list(sample.logprobs or ()),
                     "reward": reward,
@@ -121,10 +121,12 @@ def grpo_rows(run: Run) -> Iterator[dict[str, Any]]:
     """Yield each sampled state of the finished questions once, as TRL's GRPO reads it, with the question's labels."""
     with Environment.open(run) as environment:
         tasks = {task.id: task for task in environment.tasks(check=False)}
-    states = {group.state.id: group.state for group in RunSamples(run).groups()}
-    for state in states.values():
-        task = tasks.get(state.task_id)
-        if task is None:
+    seen = set()
+    for state in (group.state for group in RunSamples(run).groups()):
+        if state.id in seen:
+            continue
+        seen.add(state.id)
+        if (task := tasks.get(state.task_id)) is None:
             raise RunError(f"question {state.task_id} was sampled but is not in the run's data; fix data.questions")
         yield {
             "prompt": list(plain(state.messages)),
