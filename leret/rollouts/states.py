@@ -186,7 +186,9 @@ class StateSampler:
         tokens = self._plan.token_ids and visit.role.sampled and call.choice is None
         try:
             completions = await visit.role.policy.complete(
-                Request(messages, seeds, temperature, max_tokens, top_p, (), call.choice, call.predictor, tokens)
+                Request(
+                    messages, seeds, temperature, max_tokens, top_p, (), call.choice, call.predictor, logprobs=tokens
+                )
             )
         except PolicyError:
             self.usage[state.step, name].lost(len(seeds))

@@ -96,7 +96,7 @@ def test_a_row_has_the_stored_values_of_its_sample(run, rows):
     assert {row["policy_digest"] for row in rows} == {run.manifest.policy_digest}
 
 
-def test_a_prompt_of_the_bank_is_a_group_of_its_own(tmp_path, policy):
+def test_each_prompt_of_the_bank_forms_a_group(tmp_path, policy):
     (tmp_path / "bank").mkdir()
     demo = {"question": "Who directed the film?", "context": [], "query": "film"}
     Prompt("0").save(tmp_path / "bank" / "0.json")
