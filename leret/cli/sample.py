@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -13,6 +14,9 @@ from leret.cli import console
 from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOption, SkipInvalid
 from leret.core.errors import ConfigError, RunError
 from leret.core.progress import shown
+
+if TYPE_CHECKING:
+    from leret.core.runs import Run
 
 app = typer.Typer(help="Check, merge and export the samples of a run.", no_args_is_help=True)
 
@@ -127,28 +131,45 @@ def merge(
 def export(
     run: RunOption,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Output file; - for stdout (jsonl only).")],
-    to: Annotated[Literal["jsonl", "parquet"], typer.Option(help="File format.")] = "jsonl",
+    to: Annotated[
+        Literal["jsonl", "parquet"] | None, typer.Option(help="File format; default: parquet if FILE ends so.")
+    ] = None,
     messages: Annotated[bool, typer.Option("--messages", help="Include each sample's messages.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing FILE.")] = False,
     form: Annotated[
-        Literal["samples", "sft", "kto"], typer.Option(help="Export all samples, or rows for TRL's SFT or KTO trainer.")
+        Literal["samples", "sft", "kto", "grpo", "rl"],
+        typer.Option(help="All samples; rows for TRL's SFT, KTO or GRPO trainer; or tokens with advantages (rl)."),
     ] = "samples",
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Tokenizer of a policy that was sampled on a server (--form rl).")
+    ] = None,
 ) -> None:
     """Export one row per sample (question, step, completion, query, ranking, reward, error), or rows for a trainer."""
     from leret.core.runs import Run
     from leret.sampling.store.export import export_rows, export_store
 
     directory, file = Run.open(run), sys.stdout if str(out) == "-" else out
+    to = to or ("parquet" if out.suffix == ".parquet" else "jsonl")
+    if tokenizer is not None and form != "rl":
+        raise ConfigError(f"--tokenizer {tokenizer} needs --form rl; the form is {form}")
     if form == "samples":
         n = export_store(directory, to, file, messages=messages, force=force)
     else:
-        from leret.training.algorithms import kto, sft
-        from leret.training.data import RunSamples, completion_rows
-
-        algorithm = sft.SFT if form == "sft" else kto.KTO
-        recipe = algorithm.settings.model_validate({"algorithm": form})
-        examples = algorithm.examples(recipe, RunSamples(directory))
-        rows, columns = completion_rows(examples, labelled=form == "kto")
-        n = export_rows(rows, columns, to, file, force=force)
+        n = export_rows(*_trainer_rows(directory, form, tokenizer), to, file, force=force)
     if file is out:
         console.done(f"{n:,} {'samples' if form == 'samples' else 'rows'} saved to {out}")
+
+
+def _trainer_rows(run: Run, form: str, tokenizer: Path | None) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
+    """Return the rows of a form for trainers, and the types of their columns."""
+    from leret.training.algorithms import kto, sft
+    from leret.training.data import RunSamples, completion_rows
+    from leret.training.online.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
+
+    if form == "rl":
+        return rl_rows(run, tokenizer), RL_COLUMNS
+    if form == "grpo":
+        return grpo_rows(run), GRPO_COLUMNS
+    algorithm = sft.SFT if form == "sft" else kto.KTO
+    recipe = algorithm.settings.model_validate({"algorithm": form})
+    return completion_rows(algorithm.examples(recipe, RunSamples(run)), labelled=form == "kto")

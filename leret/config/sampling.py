@@ -128,6 +128,9 @@ class SamplingSettings(Settings):
     n_continuations: PositiveInt = Field(1, description="continuations per sample (credit: final or both)")
     concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
     max_error_rate: Annotated[float, Free()] = Field(0.1, ge=0, le=1, description="maximum share of failed samples")
+    token_ids: Annotated[bool, Free()] = Field(
+        False, description="store token ids and log-probabilities of completions, for `leret store export --form rl`"
+    )
     max_unparsed_rate: Annotated[float, Free()] = Field(0.5, ge=0, le=1, description="maximum share of parse failures")
     strategy: Annotated[Literal["adjacent", "best-worst", "all", "margin"], Free()] = "adjacent"
     margin: Annotated[float, Free()] = Field(0.0, ge=0, description="minimum reward difference (strategy margin)")

@@ -262,6 +262,8 @@ class Sample:
     failure: Failure | None = None
     n_prompt_tokens: int | None = None
     n_completion_tokens: int | None = None
+    token_ids: tuple[int, ...] | None = None  # of the completion, with `sampling.token_ids`
+    logprobs: tuple[float, ...] | None = None  # one per token, at temperature 1
 
     @property
     def is_sampled(self) -> bool:

@@ -22,6 +22,7 @@ class Request:
     stop: tuple[str, ...] = ()  # strings that end a completion; excluded from its text
     choice: Choice | None = None  # candidates to pick from; the completion's text is the id of the pick
     predictor: str = ""  # name of the calling predictor; `PolicySet` selects the policy by it
+    logprobs: bool = False  # ask a server for token ids and log-probabilities
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,6 +84,7 @@ class SamplingPlan:
         n_continuations: runs to the end from each sample for credit ``final`` and ``both``; their rewards are averaged.
         final_weight: weight of the final reward for credit ``both``, 0 to 1.
         searched: for each predictor reached so far, whether a search follows it; None before the first tasks have run.
+        token_ids: keep the token ids and log-probabilities of sampled texts.
     """
 
     prompts: tuple[Prompt, ...]
@@ -98,6 +99,7 @@ class SamplingPlan:
     n_continuations: int = 1
     final_weight: float = 0.5
     searched: Mapping[str, bool] | None = None
+    token_ids: bool = False
 
     def role_of(self, need: NeedsCompletion) -> Role:
         """Return the role with ``auto`` credit resolved; if no run reached the predictor, ``final``, else ``step``."""

@@ -89,6 +89,17 @@ def credit_of(sample: Sample) -> str:
     return "step" if "final" not in sample.components else "both" if "step" in sample.components else "final"
 
 
+def training_rewards(samples: Sequence[Sample], unparsed_reward: float | None) -> list[tuple[Sample, float]]:
+    """Return a group's samples for training with their rewards: those with a reward, and unparsed completions.
+
+    If ``unparsed_reward`` is None, unparsed completions get the lowest reward in the group, but at most 0.
+    """
+    known = [sample.reward for sample in samples if sample.reward is not None]
+    least = min([0.0, *known]) if unparsed_reward is None else unparsed_reward
+    valid = [one for one in samples if one.is_sampled and (one.reward is not None or one.is_unparsed)]
+    return [(one, least if one.reward is None else one.reward) for one in valid]
+
+
 def with_unparsed_reward(samples: Sequence[Sample], unparsed_reward: float | None) -> list[Sample]:
     """Give unparsed completions the reward ``unparsed_reward`` but keep their failures; None changes no sample."""
     if unparsed_reward is None:

@@ -27,6 +27,7 @@ from leret.programs.prompts import ZERO_SHOT
 from leret.retrieval.base import Retriever
 from leret.rewards import scoring
 from leret.rollouts.actors import Role, SamplingPlan
+from leret.rollouts.credit import training_rewards
 from leret.rollouts.environment import Environment, scored_by
 from leret.rollouts.failures import SamplingStats, refuse_failures
 from leret.rollouts.selection import select_next
@@ -307,11 +308,8 @@ class RoundSampler:
         if unparsed_reward is None:
             unparsed_reward = self._scoring.unparsed_reward
         for state, samples in groups:
-            known = [sample.reward for sample in samples if sample.reward is not None]
-            least = min([0.0, *known]) if unparsed_reward is None else unparsed_reward
-            valid = [one for one in samples if one.is_sampled and (one.reward is not None or one.is_unparsed)]
-            if valid:
-                scored.append((state, [(one, least if one.reward is None else one.reward) for one in valid]))
+            if valid := training_rewards(samples, unparsed_reward):
+                scored.append((state, valid))
         return scored
 
 

@@ -183,9 +183,12 @@ class StateSampler:
         if prompt.digest != ZERO_SHOT.digest:
             messages = self._runner.formatter.messages(need, prompt, messages[-1])
         call, began = need.call, time.monotonic()
+        tokens = self._plan.token_ids and visit.role.sampled and call.choice is None
         try:
             completions = await visit.role.policy.complete(
-                Request(messages, seeds, temperature, max_tokens, top_p, (), call.choice, call.predictor)
+                Request(
+                    messages, seeds, temperature, max_tokens, top_p, (), call.choice, call.predictor, logprobs=tokens
+                )
             )
         except PolicyError:
             self.usage[state.step, name].lost(len(seeds))
@@ -193,6 +196,11 @@ class StateSampler:
         seconds, n_prompt = time.monotonic() - began, completions[0].n_prompt_tokens
         written = sum([completion.n_completion_tokens for completion in completions])
         self.usage[state.step, name].answered(seconds, n_prompt, written, len(completions))
+        if tokens and not all(one.token_ids and len(one.token_ids) == len(one.logprobs or ()) for one in completions):
+            raise ConfigError(
+                f"sampling.token_ids: the server of {visit.role.policy.name} sent no token ids with log-probabilities; "
+                "use vLLM or a model in this process, or set sampling.token_ids: false"
+            )
         return completions
 
     async def _score(
@@ -254,6 +262,7 @@ class StateSampler:
             sample.id, sample.state_id, sample.task_id, sample.step, sample.prompt, sample.index, sample.seed, text,
             outputs, tuple([one.doc_id for one in ranking]), tuple([one.score for one in ranking]), reward, components,
             failure, answer.n_prompt_tokens, answer.n_completion_tokens,
+            *((answer.token_ids, answer.logprobs) if self._plan.token_ids and answer.token_ids else ()),
         )  # fmt: skip
 
     async def _final(self, visit: _Visit, key: str, reached: Reached) -> dict[str, float]:
@@ -333,8 +342,9 @@ async def with_credit(
 def completion_of(sample: Sample) -> Completion:
     """Return the completion stored in a sample."""
     known, n_tokens = sample.components, (sample.n_prompt_tokens or 0, sample.n_completion_tokens or 0)
-    logprobs = (known["logp"],) if "logp" in known else None
-    return Completion(sample.completion or "", "stop", *n_tokens, logprobs=logprobs, value=known.get("q"))
+    logprobs = (known["logp"],) if "logp" in known else sample.logprobs
+    text = sample.completion or ""
+    return Completion(text, "stop", *n_tokens, token_ids=sample.token_ids, logprobs=logprobs, value=known.get("q"))
 
 
 def _key(outputs: Mapping[str, Any], completion: str) -> str:

@@ -265,6 +265,7 @@ async def sample_session(
                 role=lambda need: _role(environment.recipe, policy, need), reward=scoring(settings.reward),
                 final=None if end is None else scoring(end, "final"),
                 n_continuations=settings.n_continuations, final_weight=settings.final_weight,
+                token_ids=settings.token_ids,
             )  # fmt: skip
             plan = await with_credit(plan, environment.runner(search), tasks, run)
         notes = environment.notes()

@@ -103,6 +103,11 @@ def test_a_choice_without_its_outcome_keeps_its_value():
     assert completion_of(known) == Completion("a", "stop", 0, 0, logprobs=(-2.0,), value=0.5)
 
 
+def test_a_text_without_its_outcome_keeps_its_tokens():
+    known = made("a", token_ids=(7, 2), logprobs=(-2.0, 0.0))
+    assert completion_of(known) == Completion("a", "stop", 0, 0, (7, 2), (-2.0, 0.0))
+
+
 TASK = Task.question("q", "?", gold=("d1", "d2"))
 TWO_LEVELS = {"a": 0.5, "b": 0.25, "c": 0.5}
 

@@ -239,3 +239,28 @@ def test_a_long_run_whose_completions_do_not_parse_stops_early(run, server):
     with pytest.raises(PolicyError, match=r"completions do not parse"):
         sample(served(server, samples=8, concurrency=2), run)
     assert server.answered < 100
+
+
+def with_tokens(body):
+    """Answer like vLLM: token ids only if asked for, and log-probabilities of these tokens."""
+    choice = {"index": 0, "message": {"content": "alpha beta"}, "finish_reason": "stop"}
+    if body.get("return_token_ids") and body.get("logprobs"):
+        logprobs = [{"token": "x", "logprob": value} for value in (-0.5, -0.25, 0.0)]
+        choice |= {"token_ids": [7, 8, 2], "logprobs": {"content": logprobs}}
+    return {"choices": [choice]}
+
+
+def test_tokens_of_a_server_are_stored_only_on_request(run, server):
+    server.lie = with_tokens
+    for directory, wanted, ids in ((run, True, (7, 8, 2)), (Run.create(Path("off")), False, None)):
+        sample(served(server, token_ids=wanted), directory)
+        samples = [one for group in content(directory) for one in group.samples]
+        assert {one.token_ids for one in samples} == {ids}
+        assert {one.logprobs for one in samples} == {(-0.5, -0.25, 0.0) if ids else None}
+        assert check_store(directory).faults == []
+
+
+def test_a_server_without_token_ids_stops_the_run_and_names_the_key(run, server):
+    with pytest.raises(ConfigError, match=r"sampling\.token_ids: .*seeded sent no token ids.*token_ids: false"):
+        sample(served(server, token_ids=True), run)
+    assert sample(served(server), run).waiting == 0

@@ -55,7 +55,8 @@ class OpenAIPolicy(SharedInstance):
             concurrency=settings.concurrency,
             meter=self.meter,
         )
-        self._extensions = settings.request_keys()
+        tokens = settings.model_copy(update={"logprobs": True})
+        self._extensions = {False: settings.request_keys(), True: tokens.request_keys()}  # by `Request.logprobs`
         self._refused: set[str] = set()  # optional keys that the servers have rejected
         self._takes_n: bool | None = None  # None before the probe
         self._probe: asyncio.Task[bool] | None = None
@@ -146,7 +147,7 @@ class OpenAIPolicy(SharedInstance):
             "top_p": request.top_p,
             "max_tokens": request.max_tokens,
             "seed": seed & _SEED_BITS,
-            **self._extensions,
+            **self._extensions[request.logprobs],
         }
         if n > 1:
             body["n"] = n

@@ -78,7 +78,7 @@ def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapp
 
     types = {
         "string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_(),
-        "strings": pa.list_(pa.string()), "floats": pa.list_(pa.float64()),
+        "strings": pa.list_(pa.string()), "floats": pa.list_(pa.float64()), "ints": pa.list_(pa.int32()),
         "messages": pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])),
     }  # fmt: skip
     schema = pa.schema([(name, types[kind]) for name, kind in columns.items()])

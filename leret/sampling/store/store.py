@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -22,7 +23,13 @@ from leret.core.files import locked, read_uri
 from leret.core.runs import Run
 from leret.core.types import OUTAGES, Failure, Sample, SamplingParams, State, json_encoder, storable
 
-STORE_SCHEMA = 2
+STORE_SCHEMA = 3
+
+TOKEN_COLUMNS = (
+    "token_ids BLOB",
+    'logprobs BLOB CONSTRAINT "one log-probability per token" CHECK (length(logprobs) IS length(token_ids))',
+)
+"""Columns of ``samples`` that schema 2 lacks: int32 and float32, little-endian; null without `sampling.token_ids`."""
 
 OUTAGE_SQL = ", ".join(f"'{kind}'" for kind in OUTAGES)
 
@@ -45,7 +52,7 @@ CREATE TABLE samples (
         CHECK (failure_kind IN ('parse', 'prompt', {OUTAGE_SQL})),
     failure_message TEXT, n_prompt_tokens INTEGER, n_completion_tokens INTEGER,
     policy TEXT NOT NULL, policy_digest TEXT NOT NULL, prompt_digest TEXT NOT NULL,
-    temperature REAL NOT NULL, top_p REAL NOT NULL, max_tokens INTEGER NOT NULL,
+    temperature REAL NOT NULL, top_p REAL NOT NULL, max_tokens INTEGER NOT NULL, {", ".join(TOKEN_COLUMNS)},
     CONSTRAINT "one score per document" CHECK (json_array_length(scores) = json_array_length(doc_ids)),
     CONSTRAINT "either a reward or a failure" CHECK ((reward IS NULL) = (failure_kind IS NOT NULL)),
     CONSTRAINT "a reward needs a completion" CHECK (reward IS NULL OR completion IS NOT NULL),
@@ -66,7 +73,7 @@ CREATE TABLE visits (
 
 ANSWER_COLUMNS = (
     "completion", "outputs", "doc_ids", "scores", "reward", "components", "failure_kind", "failure_message",
-    "n_prompt_tokens", "n_completion_tokens",
+    "n_prompt_tokens", "n_completion_tokens", "token_ids", "logprobs",
 )  # fmt: skip
 """Columns of ``samples`` that a retry may change."""
 
@@ -85,7 +92,7 @@ _PUT = {
 }
 """Insert statements; referenced tables come first."""
 _REWARD_SQL = "UPDATE samples SET reward = ?, components = ? WHERE id = ? AND failure_kind IS NULL"
-_N_COLUMNS = {"states": 5, "samples": 23, "visits": 7}
+_N_COLUMNS = {"states": 5, "samples": 25, "visits": 7}
 _DONE_SQL = (
     "SELECT question_id FROM visits WHERE policy_digest = ? AND outcome != 'next' EXCEPT "
     f"SELECT question_id FROM samples WHERE policy_digest = ? AND failure_kind IN ({OUTAGE_SQL})"
@@ -137,19 +144,29 @@ def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
         sample.reward, dump(sample.components), failure and failure.kind, failure and storable(failure.message),
         sample.n_prompt_tokens, sample.n_completion_tokens,
         origin.policy, origin.policy_digest, origin.prompt_digest, origin.temperature, origin.top_p, origin.max_tokens,
+        _packed(sample.token_ids, "i"), _packed(sample.logprobs, "f"),
     )  # fmt: skip
 
 
 def sample_of(row: sqlite3.Row) -> Sample:
     """Return the sample of a row; inverse of `sample_row`."""
-    kind = row["failure_kind"]
+    kind, columns = row["failure_kind"], row.keys()
+    tokens = (row["token_ids"], row["logprobs"]) if "token_ids" in columns else (None, None)  # schema 2
     return Sample(
         row["id"], row["state_id"], row["question_id"], row["step"], row["prompt"], row["n"], row["seed"],
         row["completion"], json.loads(row["outputs"]), tuple(json.loads(row["doc_ids"])),
         tuple(json.loads(row["scores"])), row["reward"], json.loads(row["components"]),
         None if kind is None else Failure(kind, row["failure_message"]),
-        row["n_prompt_tokens"], row["n_completion_tokens"],
+        row["n_prompt_tokens"], row["n_completion_tokens"], _values(tokens[0], "i"), _values(tokens[1], "f"),
     )  # fmt: skip
+
+
+def _packed(values: Sequence[float] | None, kind: str) -> bytes | None:
+    return None if values is None else struct.pack(f"<{len(values)}{kind}", *values)
+
+
+def _values(blob: bytes | None, kind: str) -> tuple[Any, ...] | None:
+    return None if blob is None else struct.unpack(f"<{len(blob) // 4}{kind}", blob)
 
 
 dump = json_encoder(separators=(",", ":"))
@@ -215,7 +232,9 @@ class Store:
     def merge(self, path: Path, question_ids: Iterable[str] | None = None) -> None:
         """Add another store's committed rows, or those of ``question_ids``; rows are replaced as in `put_samples`."""
         self.flush()
-        connect(path, read_only=True).close()  # raises if the schema differs
+        with closing(connect(path, read_only=True)) as other:  # raises if the schema differs
+            n_columns = len(other.execute("PRAGMA table_info(samples)").fetchall())
+        rest = {"samples": ", NULL" * (_N_COLUMNS["samples"] - n_columns)}
         where = "true" if question_ids is None else "question_id IN (SELECT value FROM json_each(?))"
         values = () if question_ids is None else (json.dumps(list(question_ids)),)
         with errors_of(path):
@@ -224,7 +243,8 @@ class Store:
                 with self._database:
                     self._database.execute("BEGIN")
                     for table, put in _PUT.items():
-                        self._database.execute(put.format(f"SELECT * FROM other.{table} WHERE {where}"), values)
+                        rows = f"SELECT *{rest.get(table, '')} FROM other.{table} WHERE {where}"
+                        self._database.execute(put.format(rows), values)
             finally:
                 self._database.execute("DETACH other")
 
@@ -326,7 +346,10 @@ def stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
 
 
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:
-    """Open or create a store; RunError if it is damaged, has another schema, or is missing with ``read_only``."""
+    """Open or create a store; RunError if it is damaged, has another schema, or is missing with ``read_only``.
+
+    A store of schema 2 gets the `TOKEN_COLUMNS`; with ``read_only`` it is read without them.
+    """
     if read_only and not path.is_file():
         raise RunError(f"{path} does not exist; run `leret sample RECIPE --run {path.parent}` first")
     uri = read_uri(path) if read_only else f"{path.absolute().as_uri()}?mode=rwc"
@@ -339,9 +362,12 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
             database.execute("PRAGMA journal_mode = WAL")
             database.executescript(f"BEGIN;{SCHEMA_SQL}PRAGMA user_version = {STORE_SCHEMA};COMMIT;")
             version = STORE_SCHEMA
+        if version == 2 and not read_only:
+            added = "".join(f"ALTER TABLE samples ADD COLUMN {column};" for column in TOKEN_COLUMNS)
+            database.executescript(f"BEGIN;{added}PRAGMA user_version = {STORE_SCHEMA};COMMIT;")
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA foreign_keys = ON")
-    if version != STORE_SCHEMA:
+    if version not in {2, STORE_SCHEMA}:
         database.close()
         raise RunError(
             f"{path} has schema {version}, but this version of leret reads schema {STORE_SCHEMA}; "

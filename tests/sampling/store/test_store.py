@@ -11,7 +11,16 @@ import pytest
 
 from leret.core.errors import RunError
 from leret.core.types import Failure
-from leret.sampling.store.store import STORE_SCHEMA, PathStep, Store, run_error
+from leret.sampling.store.store import (
+    SCHEMA_SQL,
+    STORE_SCHEMA,
+    TOKEN_COLUMNS,
+    PathStep,
+    Store,
+    run_error,
+    sample_row,
+    state_row,
+)
 from tests.sampling.store.conftest import ORIGIN, STATE, failed, made
 
 
@@ -23,7 +32,8 @@ VISIT = PathStep("q1", 0, "P", "s1", None, "a", "next")
 
 
 def test_what_is_put_comes_back_as_it_was(store):
-    samples = [made("a", reward=-3.5), made("b", index=1, reward=None, failure=Failure("parse", "é"))]
+    tokens = {"token_ids": (7, 2**31 - 1), "logprobs": (-0.5, 0.0)}
+    samples = [made("a", reward=-3.5), made("b", index=1, reward=None, failure=Failure("parse", "é"), **tokens)]
     store.put_samples(samples, ORIGIN)
     store.put_visit(VISIT)
     [group] = store.groups()
@@ -35,8 +45,10 @@ def test_what_is_put_comes_back_as_it_was(store):
 def test_a_sample_that_is_there_stays_and_an_outage_is_replaced(store):
     kinds = {"b": "policy", "c": "retrieval", "d": "parse"}
     store.put_samples([made("a"), *(failed(x, kind, index=i) for i, (x, kind) in enumerate(kinds.items(), 1))], ORIGIN)
-    store.put_samples([made(name, index=i, completion="new") for i, name in enumerate("abcd")], ORIGIN)
+    tokens = {"token_ids": (7,), "logprobs": (-0.5,)}
+    store.put_samples([made(name, index=i, completion="new", **tokens) for i, name in enumerate("abcd")], ORIGIN)
     assert [find(store, name).completion for name in "abcd"] == ["text", "new", "new", None]
+    assert [find(store, name).logprobs for name in "abcd"] == [None, (-0.5,), (-0.5,), None]
     assert find(store, "d").failure.message == "half a surrogate pair ?"
 
 
@@ -146,6 +158,8 @@ REFUSED = {
     "a reward needs a completion": [made("x", index=1, completion=None)],
     "a reward is a finite number": [made("x", index=1, reward=float("inf"))],
     "one score per document": [made("x", index=1, scores=(1.0,))],
+    "one log-probability per token": [made("x", index=1, token_ids=(1, 2), logprobs=(-1.0,)),
+                                      made("x", index=1, token_ids=(1,))],
     "a failure is of a known kind": [failed("x", "boredom", index=1)],
     "outputs are a JSON object": [made("x", index=1, outputs=["text"])],
     "NOT NULL|cannot store TEXT": [made("x", index=1, prompt=None), made("x", index=1, step="first")],
@@ -166,6 +180,27 @@ def test_a_row_that_breaks_a_rule_is_refused(store, row, rule):
     store._pending["samples"].clear()
     store._pending["visits"].clear()
     assert store.counts()["samples"] == 1
+
+
+def test_a_store_of_schema_2_is_read_merged_and_converted(store, tmp_path):
+    old = tmp_path / "old.db"
+    with closing(sqlite3.connect(old)) as database, database:
+        schema = SCHEMA_SQL.replace(f", {', '.join(TOKEN_COLUMNS)}", "")
+        database.executescript(f"PRAGMA journal_mode = WAL;BEGIN;{schema}PRAGMA user_version = 2;COMMIT;")
+        for table, row in (("states", state_row(STATE)), ("samples", sample_row(made("a"), ORIGIN)[:23])):
+            database.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+    with Store(old, read_only=True) as reader:
+        assert find(reader, "a") == made("a")
+    store.merge(old)
+    assert find(store, "a") == made("a")
+    new = made("b", index=1, token_ids=(3,), logprobs=(-0.25,))
+    with Store(old) as writer:
+        writer.put_samples([new], ORIGIN)
+        assert (find(writer, "a"), find(writer, "b")) == (made("a"), new)
+    store.merge(old)
+    assert find(store, "b") == new
+    with closing(sqlite3.connect(old)) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (STORE_SCHEMA,)
 
 
 @pytest.mark.parametrize("version", [1, STORE_SCHEMA + 1])
