@@ -1,3 +1,4 @@
+from copy import deepcopy
 from types import SimpleNamespace
 
 import dspy
@@ -22,5 +23,14 @@ def test_several_queries_may_exclude_what_was_seen_and_the_retriever_is_dspys():
         assert Search(k=1)(["a", "b"]).searches == ((ONE,), (ONE,))
         assert Search(k=1, exclude_seen=True)(["a", "b"], Found(((TWO,),))).searches == ((TWO,), (ONE,), (THREE,))
         assert Search()([]).searches == ()
+        assert Search(one_document=True)("a").searches == ((ONE,),)
     with pytest.raises(ProgramError, match=r"dspy\.configure\(rm=\.\.\.\)"):
         Search()("a")
+
+
+def test_one_document_is_all_passages_with_the_best_ones_title():
+    part, other = Passage("d1#1", "T1", "more", 1.0), Passage("d4", "", "text 4", 1.0)
+    for ranking, read in (((ONE, TWO, part), (ONE, part)), ((THREE, TWO, other), (THREE,))):
+        shelf = SimpleNamespace(digest="shelf", search=lambda queries, k, ranking=ranking: [ranking])
+        search = Search(k=3, one_document=True, retriever=shelf)
+        assert search("a").searches == deepcopy(search)("a").searches == (read,)
