@@ -27,7 +27,7 @@ class Agent(dspy.Module):
         parts: passages of one document that `look_up` reads at most, if the corpus holds documents in parts.
     """
 
-    def __init__(self, k: int = 3, max_iters: int = 4, words: int = 60, parts: int = 1) -> None:
+    def __init__(self, k: int = 3, max_iters: int = 4, words: int = 60, parts: int = 3) -> None:
         super().__init__()
         self.words = words
         self.index, self.reader = Search(k=k), Search(k=parts, one_document=True)
@@ -40,7 +40,7 @@ class Agent(dspy.Module):
     def look_up(self, query: str) -> list[str]:
         """Read a whole document. The query is its title."""
         passages = sorted(self.reader(query).ranking, key=lambda passage: (len(passage.doc_id), passage.doc_id))
-        return [f"{passage.title} | {passage.text}" for passage in passages]
+        return [f"{passage.title} | {passage.text}".removeprefix(" | ") for passage in passages]
 
     def forward(self, question: str) -> dspy.Prediction:
         done = self.agent(question=question)
