@@ -183,7 +183,7 @@ def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list
             if lines:
                 panels.append((title, lines))
         if distributions := _distributions(log):
-            panels.append(("rewards by percentile, at five points of the training", distributions))
+            panels.append(("reward by percentile, at five points", distributions))
         if panels:
             curves.append((name, panels))
     return curves

@@ -73,7 +73,7 @@ def test_rewards_are_shown_at_five_points_of_the_training():
         return [{"step": 5 * i, "reward_percentiles/0": 0.0, "reward_percentiles/100": i / n} for i in range(1, n + 1)]
 
     [(_, [(title, lines)])] = curves_of({"grpo": {"log_history": [{"step": 0, "eval_recall": 0.5}, *log(9)]}})
-    assert title.startswith("rewards by percentile")
+    assert title.startswith("reward by percentile")
     assert list(lines) == [f"step {step}" for step in (5, 15, 25, 35, 45)]
     assert lines["step 45"] == [(0.0, 0.0), (100.0, 1.0)]
     [(_, [(_, lines)])] = curves_of({"grpo": {"log_history": log(2)}})
