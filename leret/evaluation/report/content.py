@@ -173,9 +173,8 @@ def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list
     curves = []
     for name, facts in training.items():
         log = [entry for entry in facts.get("log_history") or () if "step" in entry]
-        parts = {
-            match[0]: match[1] for match in map(_PART.fullmatch, dict.fromkeys(key for e in log for key in e)) if match
-        }
+        names = dict.fromkeys(key for entry in log for key in entry)
+        parts = {key: match[1] for key in names if (match := _PART.fullmatch(key))}
         panels: list[Panel] = []
         for title, keys in (*_PANELS[:2], ("mean of each reward part", parts), *_PANELS[2:]):
             drawn = {key: [(e["step"], e[key]) for e in log if e.get(key) is not None] for key in keys}
