@@ -18,6 +18,7 @@ from pathlib import Path
 import dspy
 import numpy as np
 import pyarrow.parquet as pq
+from dspy.utils.exceptions import AdapterParseError
 
 import leret
 from leret.core.runs import Run
@@ -57,8 +58,11 @@ def raw_answers(run: Run, ids: set[str]) -> dict[str, float]:
             seen |= {"observation_0": [f"{p.title} | {p.text}" for p in ranking]}
             seen |= {"tool_name_1": "finish", "tool_args_1": {}, "observation_1": "Completed."}
             shown = adapter.format_user_message_content(dspy.Signature(f"{', '.join(seen)} -> answer"), seen)
-            with dspy.context(lm=lm, adapter=adapter):
-                answer = extract(question=task.text, trajectory=shown).answer
+            try:
+                with dspy.context(lm=lm, adapter=adapter):
+                    answer = extract(question=task.text, trajectory=shown).answer
+            except AdapterParseError:
+                answer = ""
             scores[task.id] = max(token_f1(answer, reference) for reference in task.answers)
     return scores
 

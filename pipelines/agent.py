@@ -2,7 +2,7 @@
 
 `dspy.ReAct` decides at each step which tool to call, or to finish. Copy this file and edit it; a recipe refers to it as
 ``program: {path: "agent.py:Agent"}``. The tools' argument is called ``query`` because the shipped policy `agent` knows
-no other. That policy was built with one tool and never calls `look_up`; the documents of its world are a few lines.
+no other. That policy was built with one tool and hardly ever calls `look_up`; documents of its world are two lines.
 """
 
 import dspy
