@@ -77,7 +77,9 @@ def test_agentic_rag_trains_on_a_world_and_takes_a_users_data_by_two_keys(folder
     keys = {"data.limit": 4, "train.limit": 4, "train.questions_per_round": 2, "train.num_generations": 2}
     keys |= {"eval.limit": 3, "eval.resamples": 100, "program.max_iters": 2}
     small = [part for one in keys.items() for part in ("--set", "{}={}".format(*one))]
-    succeeds("run", "agentic-rag", *small)
+    table = succeeds("run", "agentic-rag", *small)
+    assert re.search(r"^ raw-question +\d.* - +0$", table, re.MULTILINE), table  # searches, and does not answer
+    assert "reciprocal" in table
     run = Path("runs/agentic-rag")
     rows = {row["system"]: row for row in json.loads((run / "eval/summary.json").read_text())["rows"]}
     assert set(rows) == {"raw-question", "base", "grpo"}
