@@ -152,13 +152,25 @@ def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[i
     return script
 
 
+def one_search(retriever: Retriever, tasks: Sequence[Task], k: int) -> Iterator[Rollout]:
+    """Yield a rollout per task: one search with its question, for programs whose calls no text can answer."""
+    for task, ranking in zip(tasks, retriever.search([task.text for task in tasks], k), strict=True):
+        yield Rollout(task.id, (Hop((task.text,), ranking),), True)
+
+
+def special_fields(predictor: str, signature: type[dspy.Signature] | None) -> list[str]:
+    """Describe the outputs that are not texts, such as the tool of `dspy.ReAct`."""
+    fields = {} if signature is None else {name: info.annotation for name, info in signature.output_fields.items()}
+    return [f"{predictor}.{name} is {kind}" for name, kind in fields.items() if kind not in (str, list[str])]
+
+
 def answer_fields(predictor: str, signature: type[dspy.Signature] | None, texts: Sequence[str]) -> dict[str, Any]:
     """Return outputs with ``texts`` in every list[str] field, joined in str fields; ConfigError for other types."""
     fields = {} if signature is None else {name: info.annotation for name, info in signature.output_fields.items()}
-    special = [f"{predictor}.{name} is {kind}" for name, kind in fields.items() if kind not in (str, list[str])]
+    special = special_fields(predictor, signature)
     if special or not fields:
         raise ConfigError(
-            "systems: raw-question, rm3, oracle-titles and hyde need predictors with only str or list[str] fields, but "
+            "systems: rm3, oracle-titles and hyde need predictors with only str or list[str] fields, but "
             f"{special[0] if special else f'{predictor} has no output fields'}; remove these systems from `systems`"
         )
     return {name: " ".join(texts) if kind is str else list(texts) for name, kind in fields.items()}

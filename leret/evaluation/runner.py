@@ -21,14 +21,16 @@ from leret.evaluation.baselines import (
     ScriptedPolicy,
     fuse,
     marked_question,
+    one_search,
     oracle_titles,
     query_places,
     raw_question,
     rm3_retriever,
+    special_fields,
 )
 from leret.evaluation.measures import Scorer
 from leret.evaluation.results import SystemResults, read_results, write_results
-from leret.evaluation.systems import HYDE, ORACLE, RM3, System
+from leret.evaluation.systems import HYDE, ORACLE, RAW, RM3, System
 from leret.policies.base import Policy
 from leret.policies.load import compute_digest, make_policy, open_policies
 from leret.programs.runner import ProgramRunner
@@ -166,10 +168,17 @@ class Evaluator:
                 places: dict[str, dict[int, int]] = {}
                 run_script(marked_question, lambda rollout: places.update({rollout.task_id: query_places(rollout)}))
                 run_script(oracle_titles(environment.corpus, places), ended)
+            elif system.name == RAW and self._calls_tools():
+                for rollout in one_search(environment.retriever, todo[0], environment.recipe.retriever.k):
+                    ended(rollout)
             else:
                 run_script(raw_question, ended)
         finally:
             self.progress.finish()
+
+    def _calls_tools(self) -> bool:
+        predictors = self.environment.replay.predictors.items()
+        return any(special_fields(name, predictor.signature) for name, predictor in predictors)
 
     async def _run(
         self, retriever: Retriever, actor: Actor, todo: Mapping[int, Sequence[Task]], on_done: Callable[[Rollout], None]

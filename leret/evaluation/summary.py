@@ -31,7 +31,7 @@ from leret.evaluation.results import ScoredHop, SystemResults
 from leret.evaluation.statistics import Array, bootstrap_intervals, compare, json_number, nan_mean, pairs_of, with_holm
 from leret.evaluation.systems import FUSED, ORACLE, RAW, System
 
-_MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found")
+_MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found", "rr", "f1")
 """Measures shown in the console table, if computed."""
 
 LEVEL = 0.05

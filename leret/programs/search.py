@@ -85,13 +85,17 @@ class Search(dspy.Module):
         k: passages per search.
         exclude_seen: whether to skip documents from earlier searches, so that each search adds ``k`` new passages.
         retriever: retriever to search; None uses ``dspy.settings.rm``, which leret sets while it runs the program.
+        one_document: whether to return only passages with the best passage's title, to read a document in parts.
     """
 
-    def __init__(self, k: int = 3, exclude_seen: bool = False, retriever: Retriever | None = None) -> None:
+    def __init__(
+        self, k: int = 3, exclude_seen: bool = False, retriever: Retriever | None = None, one_document: bool = False
+    ) -> None:
         super().__init__()
         self.k = k
         self.exclude_seen = exclude_seen
         self.retriever = retriever
+        self.one_document = one_document
 
     def __call__(self, query: str | Sequence[str], results: Found | None = None) -> Found:
         """Search like ``forward``, but skip DSPy's slow bookkeeping while leret runs the program."""
@@ -114,6 +118,8 @@ class Search(dspy.Module):
             added = self._retrieve(text, k) if watching is None else watching.search(text, k, retriever)
             if seen or len(added) > n:
                 added = tuple([p for p in added if p.doc_id not in seen])[:n]
+            if added and fields["one_document"]:
+                added = tuple([p for p in added if p is added[0] or (p.title and p.title == added[0].title)])
             searches = (*searches, added)
         if watching is not None and queries:
             watching.add(queries, searches[len(before) :])
@@ -129,7 +135,7 @@ class Search(dspy.Module):
         return tuple(retriever.search([query], k)[0])
 
     def __deepcopy__(self, memo: dict[int, object]) -> Search:
-        return Search(self.k, self.exclude_seen, self.retriever)
+        return Search(self.k, self.exclude_seen, self.retriever, self.one_document)
 
 
 def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name: str | None = None) -> Any:

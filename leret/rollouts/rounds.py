@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor, int64, tensor
+from torch import Tensor, float64, int64, tensor
 
 from leret.config.training import RoundRecipe
 from leret.core.aio import started
@@ -277,20 +277,21 @@ class RoundSampler:
                 places += [(places[-1][0] + 1 if places else 0, number)] * len(samples)
         groups = [group for rollout in rollouts for group in rollout]
         names, parts = self._parts([one for one, _ in members])
-        facts = self._facts(groups, names, parts) | _completion_facts(groups, round_)
+        rewards = tensor([value for _, value in members])
+        facts = self._facts(groups, names, parts, rewards) | _completion_facts(groups, round_)
         answers = [round_.completions[sample.seed] for sample, _ in members]
         sequences = [(asked, one.text if isinstance(asked, Choice) else one.token_ids or ()) for asked, one in answers]
         states, tasks = tensor(places, dtype=int64).reshape(-1, 2).unbind(1)
-        rewards = tensor([value for _, value in members])
         return Sampled(sequences, states, rewards, parts, facts, tasks, predictors=predictors)
 
-    def _facts(self, groups: Sequence[Group], names: Sequence[str], parts: Tensor) -> dict[str, float]:
+    def _facts(self, groups: Sequence[Group], names: Sequence[str], parts: Tensor, rewards: Tensor) -> dict[str, float]:
         completed = [sample for _, samples in groups for sample in samples if sample.completion is not None]
         means = {f"rewards/{name}/mean": float(parts[:, i].nanmean()) for i, name in enumerate(names) if len(names) > 1}
-        return {
+        return means | {
             "completions/unparsed": sum(one.is_unparsed for one in completed) / max(1, len(completed)),
             "completions/distinct": _distinct(groups),
-        } | means
+            **reward_percentiles(rewards),
+        }
 
     def _parts(self, samples: Sequence[Sample]) -> tuple[list[str], Tensor]:
         """Return the names of the parts and (n, n_parts) values: NaN for parts that do not apply, 0 if unparsed."""
@@ -317,12 +318,21 @@ def _completion_facts(groups: Sequence[Group], round_: Round) -> dict[str, float
     completed = [one for _, samples in groups for one in samples if one.completion is not None]
     written = [round_.completions[one.seed][1] for one in completed if one.seed in round_.completions]
     logprobs = [value for one in written for value in one.logprobs or ()]
-    facts = {
-        "completions/mean_length": sum(len(one.token_ids or ()) for one in written) / max(1, len(written)),
+    lengths = [len(one.token_ids) for one in written if one.token_ids]  # picks have none
+    facts = {"completions/mean_length": sum(lengths) / len(lengths)} if lengths else {}
+    facts |= {
         "completions/clipped_ratio": sum(one.finish_reason == "length" for one in written) / max(1, len(written)),
         "num_samples": float(len(completed)),
     }
     return facts | ({"entropy": -sum(logprobs) / len(logprobs)} if logprobs else {})
+
+
+def reward_percentiles(rewards: Tensor) -> dict[str, float]:
+    """Return every tenth percentile of the rewards (n,) for the log, from the minimum (0) to the maximum (100)."""
+    if not len(rewards):
+        return {}
+    values = rewards.double().quantile(tensor([share / 10 for share in range(11)], dtype=float64))
+    return {f"reward_percentiles/{10 * i}": float(value) for i, value in enumerate(values)}
 
 
 def _distinct(groups: Sequence[Group]) -> float:

@@ -73,6 +73,30 @@ def test_query_augmentation_trains_on_a_users_lines_and_compares(folder):
     assert {"reward", "objective/rlhf_reward", "loss/value_avg"} <= set(entry)
 
 
+def test_agentic_rag_trains_on_a_world_and_takes_a_users_data_by_two_keys(folder):
+    keys = {"data.limit": 4, "train.limit": 4, "train.questions_per_round": 2, "train.num_generations": 2}
+    keys |= {"eval.limit": 3, "eval.resamples": 100, "program.max_iters": 2}
+    small = [part for one in keys.items() for part in ("--set", "{}={}".format(*one))]
+    table = succeeds("run", "agentic-rag", *small)
+    assert re.search(r"^ raw-question +\d.* - +0$", table, re.MULTILINE), table  # searches, and does not answer
+    assert "reciprocal" in table
+    run = Path("runs/agentic-rag")
+    rows = {row["system"]: row for row in json.loads((run / "eval/summary.json").read_text())["rows"]}
+    assert set(rows) == {"raw-question", "base", "grpo"}
+    raw = rows["raw-question"]
+    assert (raw["lm_calls"], len(raw["hops"][0]["rr_ci"]), raw["hops"][-1]["f1"]) == (0, 2, None)
+    assert all(rows["grpo"]["hops"][-1][name] is not None for name in ("rr", "f1", "format"))
+    log = json.loads((run / "policies/grpo/training.json").read_text())["log_history"]
+    parts = {f"rewards/{name}/mean" for name in ("rr", "final", "final.rr", "final.f1", "final.format")}
+    assert parts | {"completions/unparsed", "reward_percentiles/50"} <= set(log[0])
+    page = (run / "report.html").read_text()
+    assert all(title in page for title in ("mean of each reward part", "share of unparsed completions", "step 1"))
+    files = ("data.kind=jsonl", "data.questions=questions.jsonl", "data.corpus=corpus.jsonl", "policy.model=agent")
+    own = [part for key in files for part in ("--set", key)]
+    plan = succeeds("run", "agentic-rag", *own, "--run", "runs/own", "--dry-run")
+    assert [step for step in ("sample", "train", "eval") if step not in plan] == []
+
+
 def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch):
     copy_recipes(tmp_path)
     monkeypatch.chdir(tmp_path)  # recipes here come before the shipped ones

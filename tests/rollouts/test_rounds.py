@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from torch import tensor
 
 from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import RewardSettings
@@ -100,7 +101,11 @@ def test_a_part_that_does_not_apply_to_some_samples_is_still_told():
     samples = [replace(sample, components=own) for sample, own in zip(samples, given, strict=True)]
     names, parts = RoundSampler._parts(made, samples)
     assert (names, parts.nan_to_num(-1).tolist()) == (["ap", "em"], [[1.0, 0.5], [0.0, -1.0], [0.0, 0.0]])
-    assert RoundSampler._facts(made, [], names, parts)["rewards/em/mean"] == 0.25
+    facts = RoundSampler._facts(made, [], names, parts, tensor([0.0, 1.0, 3.0]))
+    assert facts["rewards/em/mean"] == 0.25
+    shown = [facts[f"reward_percentiles/{share}"] for share in range(0, 101, 10)]
+    assert shown == pytest.approx([0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.4, 1.8, 2.2, 2.6, 3.0])
+    assert not any("percentiles" in name for name in RoundSampler._facts(made, [], names, parts, tensor([])))
 
 
 class Recording:

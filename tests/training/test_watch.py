@@ -54,6 +54,7 @@ HEALTHY = {  # of the demo's best online training, and of an imitation
     },
     "imitation": {"entropy": (2.0, 1.0, 0.5, 0.2, 0.1, 0.1), "loss": (2.0, 1.0, 0.5, 0.2, 0.1, 0.1)},
     "one bad batch": {"kl": (0.1, 0.1, 50.0, 0.1, 0.1, 50.0), "val/ratio": (1.0, 9.0, 1.0, 1.0, 9.0, 1.0)},
+    "rewards of mean 0": {"reward": (6e-9, 5e-9, 5e-9, 2e-9, 1e-9, 1e-9)},
     "nothing to log": {"reward": (None, None, None, None, None, 0.5), "kl": (None,) * 6},
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,11 +27,17 @@ _PANELS = (
     ("mean reward", {"reward": "reward", "objective/scores": "reward before the KL penalty"}),
     ("KL to the initial policy, nats", {"kl": "KL", "objective/kl": "KL"}),
     ("entropy, nats per token", {"entropy": "entropy", "policy/entropy": "entropy"}),
+    ("share of groups without spread", {"frac_reward_zero_std": "share"}),
+    ("share of unparsed completions", {"completions/unparsed": "share"}),
+    ("mean length of a completion, tokens", {"completions/mean_length": "tokens"}),
     ("loss", {"loss": "loss"}),
     ("share of pairs with chosen preferred", {"rewards/accuracies": "share"}),
     ("implicit rewards", {"rewards/chosen": "chosen", "rewards/rejected": "rejected"}),
     ("gradient norm", {"grad_norm": "norm"}),
 )
+
+_PART, _PERCENTILE = re.compile(r"rewards/((?!reward/).+)/mean"), "reward_percentiles/"
+"""Logged metrics: the mean of a part (TRL logs the whole reward as the part ``reward``), percentiles of the rewards."""
 
 
 def examples(
@@ -166,12 +173,30 @@ def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list
     curves = []
     for name, facts in training.items():
         log = [entry for entry in facts.get("log_history") or () if "step" in entry]
+        names = dict.fromkeys(key for entry in log for key in entry)
+        parts = {key: match[1] for key in names if (match := _PART.fullmatch(key))}
         panels: list[Panel] = []
-        for title, keys in _PANELS:
+        for title, keys in (*_PANELS[:2], ("mean of each reward part", parts), *_PANELS[2:]):
             drawn = {key: [(e["step"], e[key]) for e in log if e.get(key) is not None] for key in keys}
             lines = {keys[key]: points for key, points in drawn.items() if len(points) > 1}
             if lines:
                 panels.append((title, lines))
+        if distributions := _distributions(log):
+            panels.append(("reward by percentile, at five points", distributions))
         if panels:
             curves.append((name, panels))
     return curves
+
+
+def _distributions(log: Sequence[Mapping[str, Any]], n: int = 5) -> dict[str, list[tuple[float, float]]]:
+    """Return (percentile, reward) points at ``n`` evenly spaced log entries, from the first to the last, by step."""
+    entries = [entry for entry in log if f"{_PERCENTILE}0" in entry]
+    places = dict.fromkeys(round(i * (len(entries) - 1) / (n - 1)) for i in range(n)) if entries else {}
+    return {
+        f"step {entries[place]['step']}": [
+            (float(key.removeprefix(_PERCENTILE)), value)
+            for key, value in entries[place].items()
+            if key.startswith(_PERCENTILE)
+        ]
+        for place in places
+    }

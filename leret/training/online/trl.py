@@ -12,6 +12,8 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any, cast
 
+from torch import tensor
+
 from leret.config.training import RoundRecipe, TRLKeys
 from leret.core.aio import started
 from leret.core.errors import TrainingError
@@ -75,7 +77,8 @@ class StoredStates(RoundSampler):
             self.stats.count(samples)
         refuse_failures(self.stats, self._environment.recipe.sampling.max_error_rate, max_unparsed_rate=1.0)
         members = [member for _, samples in self._scored(groups) for member in samples]
-        for name, value in self._facts(groups, *self._parts([sample for sample, _ in members])).items():
+        values = tensor([value for _, value in members])
+        for name, value in self._facts(groups, *self._parts([sample for sample, _ in members]), values).items():
             log_metric(name, value)
         rewards = {sample.id: value for sample, value in members}
         by_state = {one.id: iter([rewards.get(sample.id) for sample in samples]) for one, samples in groups}

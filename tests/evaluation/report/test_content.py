@@ -54,6 +54,32 @@ def test_an_online_training_has_curves_of_reward_kl_and_entropy():
     assert grpo[1][1] == {"KL": [(1, 0.01), (2, 0.02), (3, 0.03)]}
 
 
+def test_an_online_training_has_curves_of_parts_spread_unparsed_share_and_length():
+    parts = {"rewards/rr/mean": 0.5, "rewards/final.f1/mean": 0.1, "rewards/reward/mean": 0.6}  # the last is by TRL
+    more = {"frac_reward_zero_std": 0.3, "completions/unparsed": 0.01, "completions/mean_length": 20.0}
+    [(_, panels)] = curves_of({"grpo": {"log_history": [{"step": i, **parts, **more} for i in (1, 2)]}})
+    shown = {title: list(lines) for title, lines in panels}
+    assert shown == {
+        "mean of each reward part": ["rr", "final.f1"],
+        "share of groups without spread": ["share"],
+        "share of unparsed completions": ["share"],
+        "mean length of a completion, tokens": ["tokens"],
+    }
+    assert dict(panels)["mean of each reward part"]["final.f1"] == [(1, 0.1), (2, 0.1)]
+
+
+def test_rewards_are_shown_at_five_points_of_the_training():
+    def log(n):
+        return [{"step": 5 * i, "reward_percentiles/0": 0.0, "reward_percentiles/100": i / n} for i in range(1, n + 1)]
+
+    [(_, [(title, lines)])] = curves_of({"grpo": {"log_history": [{"step": 0, "eval_recall": 0.5}, *log(9)]}})
+    assert title.startswith("reward by percentile")
+    assert list(lines) == [f"step {step}" for step in (5, 15, 25, 35, 45)]
+    assert lines["step 45"] == [(0.0, 0.0), (100.0, 1.0)]
+    [(_, [(_, lines)])] = curves_of({"grpo": {"log_history": log(2)}})
+    assert list(lines) == ["step 5", "step 10"]
+
+
 def test_rewards_by_step_spread_failures_and_margins(tmp_path):
     run = Run.create(tmp_path / "run")
     assert training_data(run) == TrainingData()

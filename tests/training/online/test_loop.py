@@ -34,6 +34,7 @@ def test_a_run_becomes_a_policy_that_is_not_trained_again(run, base, recipe):
     entries = log(report)
     assert [entry["step"] for entry in entries] == [*range(1, 7)]
     names = {"reward", "frac_reward_zero_std", "entropy", "completions/mean_length", "learning_rate", "grad_norm"}
+    names |= {"completions/unparsed", "reward_percentiles/0", "reward_percentiles/100"}
     names |= {RLOO: {"objective/kl", "val/ratio"}, PPO: {"kl", "policy/entropy", "loss/value_avg"}}.get(recipe, set())
     assert names <= set.union(*map(set, entries))
     assert report.examples == 6 * 2 * 2 * 4  # rounds, questions, steps of the program, completions

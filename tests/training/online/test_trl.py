@@ -42,6 +42,7 @@ def test_two_steps_end_with_a_policy_and_our_rewards_in_the_log(sampled, base, r
     logged = [entry["reward"] for entry in log(report)]
     assert logged == pytest.approx([sum(batch) / 8 for batch in rewards], abs=1e-6)
     names = {"entropy", "frac_reward_zero_std", "completions/unparsed", "completions/distinct", "rewards/reward/mean"}
+    names |= {"completions/mean_length", "reward_percentiles/50"}
     assert names <= set(log(report)[0])
     assert train(recipe, sampled).already
 
