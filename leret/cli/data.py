@@ -85,7 +85,8 @@ def _write_episodes(data: Data, path: Path, n: int) -> int:
 
 
 def _show(report: DataReport) -> None:
-    say(f"{report.n_questions:,} questions, {report.n_documents:,} documents")
+    chunks = f" (chunks of {report.n_parents:,})" if report.n_parents else ""
+    say(f"{report.n_questions:,} questions, {report.n_documents:,} documents{chunks}")
     facts(
         report,
         {

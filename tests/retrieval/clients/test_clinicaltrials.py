@@ -41,7 +41,7 @@ def test_a_query_is_sent_unchanged_and_order_is_kept():
         "fields": "NCTId,BriefTitle,OfficialTitle,BriefSummary",
         "filter.advanced": "AREA[StudyFirstPostDate]RANGE[2010-01-01,MAX]",
     }  # fmt: skip
-    assert ranking == tuple((f"NCT0000000{i}", f"Trial {i}", f"Summary {i}.", 1 / (i + 1)) for i in range(3))
+    assert ranking == tuple(Passage(f"NCT0000000{i}", f"Trial {i}", f"Summary {i}.", 1 / (i + 1)) for i in range(3))
 
 
 def test_pages_are_followed_up_to_k():
