@@ -2,6 +2,7 @@ import pytest
 
 from leret.config.retriever import ClinicalTrialsSettings
 from leret.core.errors import RetrievalError
+from leret.core.types import Passage
 from leret.retrieval.clients.clinicaltrials import ClinicalTrials
 from tests.retrieval.serving import Reply, loopback
 
@@ -53,7 +54,7 @@ def test_pages_are_followed_up_to_k():
 def test_missing_parts_of_studies_are_empty():
     bare = {"protocolSection": {"identificationModule": {"nctId": "NCT1", "officialTitle": "Official"}}}
     with loopback(Reply({"studies": [bare]})) as server:
-        assert trials(server.url).search(["x"], 3) == [(("NCT1", "Official", "", 1.0),)]
+        assert trials(server.url).search(["x"], 3) == [(Passage("NCT1", "Official", "", 1.0),)]
 
 
 FAULTS = {
