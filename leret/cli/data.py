@@ -114,7 +114,7 @@ def chunk(
 
     if Path(corpus).resolve() == out.resolve():
         raise ConfigError(f"--out {out} is the corpus itself; choose another file")
-    documents = load_corpus(_settings(None, form, None, corpus, []))
+    documents = load_corpus(_settings(None, form, corpus, corpus, []))
     n = write_chunks(documents, out, tokens, tokens_of(tokenizer) if tokenizer else words, header)
     facts({"n_documents": len(documents), "n_chunks": n}, {})
     done(f"{n:,} chunks of {len(documents):,} documents in {out}")
