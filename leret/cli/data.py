@@ -74,7 +74,7 @@ def fetch(
     max_redirects: Annotated[int, typer.Option(min=0, help="Maximum number of redirects of a page.")] = 5,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(metavar="HOST", help="Host, not in LIST, to which pages may redirect. Repeatable."),
+        typer.Option(metavar="HOST", help="Another host to which pages may redirect. Repeatable."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.robotparser import RobotFileParser
 
 from leret import __version__
@@ -46,19 +46,22 @@ _HOSTS, _PER_HOST = 32, 4  # maximum number of hosts, and of pages per host, in 
 _RETRIES, _BACKOFF_S = 2, 2.0
 _LONGEST_DELAY_S = 60.0  # maximum Crawl-delay
 
-Failed = tuple[str, str, str]
-"""URL (or place in the list), kind and reason."""
+Fault = tuple[str, str, str]
+"""URL (or place in the list), kind of failure, and reason."""
+
+Body = tuple[bytes, str, str | None]
+"""Content, type and charset."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
     """Limits of `fetch`. A page that failed for good is fetched again only with other limits."""
 
-    rate: float = 1.0  # requests per second and site
+    rate: float = 1.0  # requests per second to one site
     timeout_s: float = 30.0  # per page, including redirects
-    max_bytes: int = 10 << 20  # of a page after decompression
+    max_bytes: int = 10 << 20  # size of a page after decompression
     max_redirects: int = 5
-    allow_hosts: tuple[str, ...] = ()  # HOST or HOST:PORT to which pages of the list may redirect
+    allow_hosts: tuple[str, ...] = ()  # HOST or HOST:PORT to which pages may redirect, besides the list's hosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,36 +70,28 @@ class FetchReport:
 
     n_documents: int
     n_requested: int
-    failures: tuple[Failed, ...]
-    seconds: float
+    failures: tuple[Fault, ...]
 
 
 class PageError(Exception):
-    """A page without text. The next `fetch` tries again if it is ``transient``, and this one if ``wait_s`` > 0."""
+    """A page without text. If ``wait_s`` is not 0, `fetch` asks again; if ``transient``, the next `fetch` does."""
 
     def __init__(self, kind: str, why: str, *, transient: bool = False, status: int = 0, wait_s: float = 0.0) -> None:
         super().__init__(why)
         self.kind, self.transient, self.status, self.wait_s = kind, transient, status, wait_s
 
 
-class _Body(NamedTuple):
-    url: URL
-    type: str
-    charset: str | None
-    content: bytes
-
-
-def read_list(path: Path, url_field: str | None, id_field: str | None) -> tuple[dict[str, str], list[Failed]]:
+def read_list(path: Path, url_field: str | None, id_field: str | None) -> tuple[dict[str, str], list[Fault]]:
     """Return the URL by document id (default: the URL), and the entries without a valid URL.
 
     A list is JSON lines or CSV with the column ``url_field``, or has one URL per line. DataError if no URL is valid.
     """
-    problems, urls, failures = Problems(), dict[str, str](), list[Failed]()
+    problems, urls, failures = Problems(), dict[str, str](), list[Fault]()
     for place, row in _rows(path, url_field, problems):
         try:
             url = text_field(row, url_field or "url").strip()
             doc_id = text_field(row, id_field) if id_field else url
-            _parsed(url)
+            _web_url(url)
             if urls.setdefault(doc_id, url) != url:
                 raise BadRecord("id", f"document {doc_id!r} has two URLs: {urls[doc_id]} and {url}")
         except (BadRecord, PageError) as error:
@@ -107,7 +102,7 @@ def read_list(path: Path, url_field: str | None, id_field: str | None) -> tuple[
 
 
 def fetch(
-    urls: Mapping[str, str], failures: Sequence[Failed], directory: Path, settings: FetchSettings, progress: Progress
+    urls: Mapping[str, str], faults: Sequence[Fault], directory: Path, settings: FetchSettings, progress: Progress
 ) -> FetchReport:
     """Fetch the pages of a list that are not in the cache, then write the corpus and all failures.
 
@@ -118,17 +113,20 @@ def fetch(
         MissingDependency: trafilatura is not installed.
     """
     import_optional("trafilatura", "trafilatura", "fetch")
-    began = time.monotonic()
     busy = DataError(f"another process is fetching into {directory}; wait for it, or use another --out")
     with locked(directory / ".lock", busy):
-        fetcher = Fetcher(directory / "pages", settings, set(urls.values()), progress)
+        fetcher = Fetcher(directory / "pages", settings, {str(_web_url(url)) for url in urls.values()}, progress)
         progress.start("fetching", len(fetcher.missing))
         asyncio.run(fetcher.run())
         progress.finish()
-        n, failures = _write(urls, failures, fetcher, directory)
+        failures = [*faults, *_write_corpus(urls, fetcher, directory / "corpus.jsonl")]
+        rows = [("url", "kind", "reason"), *failures]
+        table = "".join("\t".join(" ".join(cell.split()) for cell in row) + "\n" for row in rows)
+        write_atomically(directory / "failures.tsv", storable(table))
+    n = len(urls) + len(faults) - len(failures)
     if not n:
         raise DataError(f"no page could be fetched; {directory / 'failures.tsv'} has the reasons").failed()
-    return FetchReport(n, len(fetcher.missing), tuple(failures), round(time.monotonic() - began, 3))
+    return FetchReport(n, len(fetcher.missing), tuple(failures))
 
 
 class Fetcher:
@@ -140,13 +138,13 @@ class Fetcher:
     ) -> None:  # fmt: skip
         self._pages, self._settings, self._progress = pages, settings, progress
         self._clock, self._sleep = clock, sleep
-        self._hosts = {*map(_host, map(_parsed, urls)), *map(str.lower, settings.allow_hosts)}
+        self._hosts = {*map(_host, map(_web_url, urls)), *map(str.lower, settings.allow_hosts)}
         self._key = digest(asdict(settings), sorted(self._hosts))
         self._rates: dict[URL, RateLimit] = {}
         self._robots: dict[URL, asyncio.Task[RobotFileParser]] = {}
         self.missing = sorted(url for url in urls if self._is_missing(url))
 
-    def stored(self, url: str) -> dict[str, Any] | None:
+    def record(self, url: str) -> dict[str, Any] | None:
         """Return a page's record, or None if it has not been fetched."""
         path = self._path(url)
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
@@ -155,7 +153,7 @@ class Fetcher:
         """Fetch the missing pages."""
         import aiohttp
 
-        sites = [list(urls) for _, urls in groupby(self.missing, key=lambda url: _parsed(url).origin())]
+        sites = [list(urls) for _, urls in groupby(self.missing, key=lambda url: _web_url(url).origin())]
         async with aiohttp.ClientSession(
             headers={"User-Agent": f"{_AGENT}/{__version__}", "Accept-Encoding": "gzip"},
             connector=aiohttp.TCPConnector(limit=0),
@@ -166,24 +164,23 @@ class Fetcher:
             await for_each(sites, lambda urls: for_each(urls, self._store, _PER_HOST), _HOSTS)
 
     def _path(self, url: str) -> Path:
-        return self._pages / f"{digest(str(_parsed(url)))}.json"
+        return self._pages / f"{digest(str(_web_url(url)))}.json"
 
     def _is_missing(self, url: str) -> bool:
-        record = self.stored(url)
+        record = self.record(url)
         return record is None or ("kind" in record and (record["transient"] or record["limits"] != self._key))
 
     async def _store(self, url: str) -> None:
         record: dict[str, Any] = {"url": url}
         try:
-            body = await self._get(_parsed(url), is_page=True)
-            title, text = await asyncio.to_thread(main_text, body.content, body.type, body.charset)
-            record |= {"address": str(body.url), "title": title, "text": text}
+            body = await self._get(_web_url(url), is_page=True)
+            record["title"], record["text"] = await asyncio.to_thread(main_text, *body)
         except PageError as error:
             record |= {"kind": error.kind, "reason": str(error), "transient": error.transient, "limits": self._key}
         write_atomically(self._path(url), storable(json.dumps(record, ensure_ascii=False)))
         self._progress.advance(1)
 
-    async def _get(self, url: URL, *, is_page: bool) -> _Body:
+    async def _get(self, url: URL, *, is_page: bool) -> Body:
         """Return the body of a page or a robots.txt; try again after a failed connection or a busy server."""
         for _ in range(_RETRIES):
             try:
@@ -194,7 +191,7 @@ class Fetcher:
                 await self._sleep(error.wait_s)
         return await self._follow(url, is_page)
 
-    async def _follow(self, url: URL, is_page: bool) -> _Body:
+    async def _follow(self, url: URL, is_page: bool) -> Body:
         left_s = self._settings.timeout_s
         for _ in range(self._settings.max_redirects + 1):
             if _host(url) not in self._hosts:
@@ -206,27 +203,26 @@ class Fetcher:
                 await self._sleep(wait_s)
             began = self._clock()
             answer = await self._request(url, left_s, is_page)
-            if isinstance(answer, _Body):
+            if isinstance(answer, tuple):
                 return answer
             url, left_s = answer, left_s - (self._clock() - began)
         raise PageError("redirect", f"more than {self._settings.max_redirects} redirects")
 
-    async def _request(self, url: URL, left_s: float, is_page: bool) -> _Body | URL:
+    async def _request(self, url: URL, left_s: float, is_page: bool) -> Body | URL:
         """Send one request; return the body, or the URL of a redirect."""
         import aiohttp
 
         try:
             async with asyncio.timeout(left_s), self._session.get(url, allow_redirects=False) as response:
                 if response.status in _REDIRECTS and "Location" in response.headers:
-                    return _parsed(response.headers["Location"], url)
+                    return _web_url(response.headers["Location"], url)
                 if (status := response.status) != 200:
                     busy = status == 429 or status >= 500
                     wait_s = max(_BACKOFF_S, retry_after_s(response.headers) or 0.0) if busy else 0.0
-                    why = response.reason or ""
-                    raise PageError(f"status {status}", why, transient=busy, status=status, wait_s=wait_s)
+                    raise PageError(f"status {status}", "", transient=busy, status=status, wait_s=wait_s)
                 if is_page and response.content_type not in (_TEXT, *_HTML):
                     raise PageError("type", f"{response.content_type} instead of HTML or plain text")
-                return _Body(url, response.content_type, response.charset, await self._read(response))
+                return await self._read(response), response.content_type, response.charset
         except TimeoutError as error:
             raise PageError("timeout", f"more than {self._settings.timeout_s:g} s", transient=True) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -258,25 +254,29 @@ class Fetcher:
 
     async def _read_robots(self, origin: URL) -> RobotFileParser:
         """Read robots.txt. If a site has none, everything is allowed; if it cannot be read, nothing is."""
-        rules, text = RobotFileParser(), ""
+        rules = RobotFileParser()
         try:
-            text = (await self._get(origin / "robots.txt", is_page=False)).content.decode("utf-8-sig", "replace")
+            content, _, _ = await self._get(origin / "robots.txt", is_page=False)
+            rules.parse(content.decode("utf-8-sig", "replace").splitlines())
         except PageError as error:
             if error.transient or error.status in {0, 401, 403}:
                 why = f"robots.txt cannot be read ({error.kind}: {error})"
                 raise PageError("robots", why, transient=error.transient) from error
-        rules.parse(text.splitlines())
-        if delay := float(rules.crawl_delay(_AGENT) or 0):
-            slower = min(self._settings.rate, 1 / min(delay, _LONGEST_DELAY_S))
-            self._rates[origin] = RateLimit(slower, self._clock)
+            rules.parse(())
+        except ValueError as error:  # Crawl-delay: ²
+            raise PageError("robots", f"robots.txt cannot be read ({error})") from error
+        if delay := min(int(rules.crawl_delay(_AGENT) or 0), _LONGEST_DELAY_S):
+            self._rates[origin] = RateLimit(min(self._settings.rate, 1 / delay), self._clock)
         return rules
 
 
 def main_text(content: bytes, kind: str, charset: str | None) -> tuple[str, str]:
     """Return the title and the main text of a page. PageError if it has no text."""
+    if (charset or "").lower() in {"punycode", "idna"}:  # decoding them takes quadratic time
+        charset = None
     try:
         text, title = content.decode(charset or "utf-8", "replace"), ""
-    except LookupError:  # a charset that Python does not know
+    except (LookupError, ValueError):  # a charset that Python does not know
         return main_text(content, kind, None)
     if kind != _TEXT:
         import trafilatura
@@ -302,7 +302,7 @@ def _rows(path: Path, url_field: str | None, problems: Problems) -> Iterator[tup
         yield from ((record.place, record.value) for record in records(path, problems))
 
 
-def _parsed(text: str, base: URL | None = None) -> URL:
+def _web_url(text: str, base: URL | None = None) -> URL:
     """Return a URL (relative to ``base``) without its fragment. PageError if it is not a plain http or https URL."""
     from yarl import URL
 
@@ -320,21 +320,11 @@ def _host(url: URL) -> str:
     return str(url.host if url.is_default_port() else f"{url.host}:{url.port}").lower()
 
 
-def _write(
-    urls: Mapping[str, str], faults: Sequence[Failed], fetcher: Fetcher, directory: Path
-) -> tuple[int, list[Failed]]:
-    """Write corpus.jsonl and failures.tsv. Return the number of documents, and all failures."""
-    failures, n = list(faults), 0
-    with atomic_file(directory / "corpus.jsonl") as corpus:
+def _write_corpus(urls: Mapping[str, str], fetcher: Fetcher, path: Path) -> Iterator[Fault]:
+    with atomic_file(path) as corpus:
         for doc_id, url in urls.items():
-            page = fetcher.stored(url) or {}
+            page = {"doc_id": doc_id, **(fetcher.record(url) or {})}
             if "kind" in page:
-                failures.append((url, page["kind"], page["reason"]))
+                yield url, page["kind"], page["reason"]
             else:
-                line = {"doc_id": doc_id, "title": page["title"], "text": page["text"], "url": url}
-                corpus.write(storable(json.dumps(line, ensure_ascii=False)) + "\n")
-                n += 1
-    rows = [("url", "kind", "reason"), *failures]
-    table = "".join("\t".join(" ".join(cell.split()) for cell in row) + "\n" for row in rows)
-    write_atomically(directory / "failures.tsv", storable(table))
-    return n, failures
+                corpus.write(storable(json.dumps(page, ensure_ascii=False)) + "\n")

@@ -119,9 +119,7 @@ def _lengths(environment: Environment, questions: Sequence[Task]) -> tuple[int |
     tokenizer = load_tokenizer(path, policy.template)
     zero_shot, few_shot = (PromptEncoder(tokenizer, n, policy.model, policy.enable_thinking) for n in (positions, None))
     n_demos = settings.bank.max_demos if settings.prompts > 1 else 0
-    passages = cycle(
-        Passage(d.doc_id, d.title, d.text, 0.0, d.parent) for d in islice(environment.corpus.values(), 1000)
-    )
+    passages = cycle(Passage(d.doc_id, d.title, d.text, 0.0) for d in islice(environment.corpus.values(), 1000))
     demos: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     longest = 0
     for question in questions:

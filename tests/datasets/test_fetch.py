@@ -122,7 +122,7 @@ def test_a_busy_server_is_asked_again_after_the_time_that_it_names(tmp_path, fau
     with sites(site):
         fetcher = Fetcher(tmp_path, SETTINGS, {f"{site.url}/x"}, Progress(), sleep=sleep)
         asyncio.run(fetcher.run())
-    assert fetcher.stored(f"{site.url}/x").get("title") == says
+    assert fetcher.record(f"{site.url}/x").get("title") == says
     assert {seconds for seconds in slept if seconds > 1} == waits
 
 
@@ -159,6 +159,7 @@ def test_other_hosts_are_asked_only_if_the_caller_allows_them(tmp_path):
 @pytest.mark.parametrize(
     ("robots", "kind"),
     [(web.Response(status=404), None), (web.Response(status=403), "robots"), (web.Response(status=500), "robots"),
+     (web.Response(text="User-agent: *\nCrawl-delay: ²\n"), "robots"),
      (web.Response(text="User-agent: leret\nDisallow: /"), "robots"), ("https://example.org/robots.txt", "robots")],
 )  # fmt: skip
 def test_a_robots_txt_that_cannot_be_read_forbids_and_a_missing_one_allows(tmp_path, robots, kind):
@@ -170,7 +171,7 @@ def test_a_robots_txt_that_cannot_be_read_forbids_and_a_missing_one_allows(tmp_p
     with sites(site):
         fetcher = Fetcher(tmp_path, SETTINGS, {f"{site.url}/x"}, Progress(), sleep=sleep)
         asyncio.run(fetcher.run())
-    assert fetcher.stored(f"{site.url}/x").get("kind") == kind
+    assert fetcher.record(f"{site.url}/x").get("kind") == kind
     assert ("/x" in [request.path for request in site.requests]) == (kind is None)
 
 
@@ -205,6 +206,7 @@ def test_text_is_decoded_by_the_header_or_the_page():
     page = "<html><head><meta charset='iso-8859-1'><title>Caf\u00e9</title></head><body><p>" + "Ein Caf\u00e9. " * 30
     assert main_text(page.encode("latin-1"), "text/html", None)[0] == "Caf\u00e9"
     assert main_text(page.encode("utf-8"), "text/html", "utf-8")[0] == "Caf\u00e9"
-    assert main_text("Caf\u00e9".encode(), "text/plain", "no-such-charset") == ("", "Caf\u00e9")
+    for charset in ("no-such-charset", "base64", "undefined", "Punycode"):
+        assert main_text("Caf\u00e9".encode(), "text/plain", charset) == ("", "Caf\u00e9")
     with pytest.raises(PageError, match="no main text"):
         main_text(b" ", "text/plain", None)

@@ -94,14 +94,7 @@ def encode(value: Any) -> bytes:
 
 def leret_answer(rankings: list[Ranking], index: str) -> bytes:
     """Encode rankings in the ``leret`` protocol."""
-    return _with_lists({"index": index}, "rankings", ([_fields(p) for p in ranking] for ranking in rankings))
-
-
-def _fields(passage: Passage) -> dict[str, Any]:
-    fields = passage._asdict()
-    if passage.parent is None:
-        del fields["parent"]
-    return fields
+    return _with_lists({"index": index}, "rankings", ([p._asdict() for p in ranking] for ranking in rankings))
 
 
 def colbert_answer(ranking: Ranking) -> bytes:
