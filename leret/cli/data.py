@@ -72,10 +72,7 @@ def fetch(
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds per page, including redirects.")] = 30.0,
     max_mb: Annotated[float, typer.Option(min=1e-3, help="Maximum size of a page after decompression.")] = 10.0,
     max_redirects: Annotated[int, typer.Option(min=0, help="Maximum number of redirects of a page.")] = 5,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST", help="Another host to which pages may redirect. Repeatable."),
-    ] = None,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Another host for redirects. Repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Fetch web pages into a corpus of their main texts. Run the same command again to resume."""
@@ -92,19 +89,13 @@ def fetch(
     done(f"{report.n_documents:,} documents in {out}/corpus.jsonl, {kinds.total():,} failures in {out}/failures.tsv")
 
 
-@app.command(
-    "chunk", epilog="Example: leret data chunk corpus.jsonl --tokens 253 --tokenizer models/mine --out c.jsonl"
-)
+@app.command("chunk", epilog="Example: leret data chunk corpus.jsonl --tokens 253 --tokenizer english --out c.jsonl")
 def chunk(
     corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="The corpus file, or hf:NAME.")],
     out: Annotated[Path, typer.Option(metavar="FILE", help="Output file (a corpus in JSON lines).")],
     tokens: Annotated[int, typer.Option(min=8, help="Maximum tokens of title, header and text.")] = 253,
-    tokenizer: Annotated[
-        str | None, typer.Option(metavar="DIR", help="Model directory with tokenizer.json; default: count words.")
-    ] = None,
-    header: Annotated[
-        str, typer.Option(metavar="TEMPLATE", help="First line of each text, with {title} and {doc_id}.")
-    ] = "",
+    tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Model directory; default: count words.")] = None,
+    header: Annotated[str, typer.Option(help="Template, with {title}, {doc_id}, for the first line of texts.")] = "",
     form: FormatOption = None,
     as_json: AsJson = False,
 ) -> None:

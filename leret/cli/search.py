@@ -133,7 +133,7 @@ def _load(questions: str, overrides: list[str], retriever: OpenRetriever) -> lis
     data = {"kind": "jsonl" if kinds else detect_kind(questions), "questions": questions, "split": "all"}
     flags = {"data.questions": "--questions"}
     settings = flag_recipe({"data": data}, flags, overrides, ("data.corpus",)).data
-    documents = retriever.mapped()
+    documents = retriever.table()
     tasks = load_tasks(settings, *((frozenset(documents), documents.parents) if documents is not None else ()))
     if n := sum(tasks.skipped.values()):
         console.complain(f"{n} records in {questions} skipped: {', '.join(tasks.skipped)}", "warning: ")

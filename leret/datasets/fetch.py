@@ -49,8 +49,7 @@ _LONGEST_DELAY_S = 60.0  # maximum Crawl-delay
 Fault = tuple[str, str, str]
 """URL (or place in the list), kind of failure, and reason."""
 
-Body = tuple[bytes, str, str | None]
-"""Content, type and charset."""
+Body = tuple[bytes, str, str | None]  # content, type, charset
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +218,8 @@ class Fetcher:
                 if (status := response.status) != 200:
                     busy = status == 429 or status >= 500
                     wait_s = max(_BACKOFF_S, retry_after_s(response.headers) or 0.0) if busy else 0.0
-                    raise PageError(
-                        f"status {status}", response.reason or "", transient=busy, status=status, wait_s=wait_s
-                    )
+                    kind, why = f"status {status}", response.reason or ""
+                    raise PageError(kind, why, transient=busy, status=status, wait_s=wait_s)
                 if is_page and response.content_type not in (_TEXT, *_HTML):
                     raise PageError("type", f"{response.content_type} instead of HTML or plain text")
                 return await self._read(response), response.content_type, response.charset

@@ -289,8 +289,8 @@ class OpenRetriever:
     documents: int | None  # number of documents, if known
     directory: Path | None = None  # index directory with the documents; None for a server
 
-    def mapped(self) -> MappedDocuments | None:
-        """Open the documents, or return None for a server, which cannot list them."""
+    def table(self) -> MappedDocuments | None:
+        """Open the index's documents, or return None for a server, which cannot list them."""
         if self.directory is None or self.corpus is None:
             return None
         return MappedDocuments(self.directory, self.corpus)
