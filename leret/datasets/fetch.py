@@ -279,7 +279,7 @@ def main_text(content: bytes, kind: str, charset: str | None) -> tuple[str, str]
     except (LookupError, ValueError):  # a charset that Python does not know
         return main_text(content, kind, None)
     if kind != _TEXT:
-        import trafilatura
+        trafilatura = import_optional("trafilatura", "trafilatura", "fetch")
 
         try:
             source = text if charset else content
