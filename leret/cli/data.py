@@ -1,4 +1,4 @@
-"""``leret data``: inspect questions and corpora, and add candidates to questions."""
+"""``leret data``: inspect questions and corpora, add candidates to questions, fetch and chunk documents."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from leret.cli import console
 from leret.cli.console import AsJson, DataOverrides, FormatOption, SkipInvalid, done, facts, sampling_recipe, say
 from leret.core.errors import ConfigError
+from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.config.data import DataSettings
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 5
 
-app = typer.Typer(help="Inspect questions and corpora, and add candidates to questions.", no_args_is_help=True)
+app = typer.Typer(help="Inspect data, add candidates to questions, fetch and chunk documents.", no_args_is_help=True)
 
 
 @app.command("inspect", epilog="Example: leret data inspect --questions q.jsonl --corpus c.jsonl")
@@ -61,6 +63,55 @@ def episodes(
     done(f"{n:,} questions with {candidates} candidates each (gold documents, then BM25) in {out}")
 
 
+@app.command("fetch", epilog="Example: leret data fetch questions.jsonl --url-field document_url --out pages")
+def fetch(
+    urls: Annotated[Path, typer.Argument(metavar="LIST", help="JSON lines or CSV, or a file with a URL per line.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for corpus.jsonl, failures.tsv and the cache.")],
+    url_field: Annotated[str | None, typer.Option(metavar="NAME", help="Field of LIST with the URL.")] = None,
+    id_field: Annotated[str | None, typer.Option(metavar="NAME", help="Field with the id; default: the URL.")] = None,
+    rate: Annotated[float, typer.Option(min=1e-3, help="Maximum requests per second to one site.")] = 1.0,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds per page, including redirects.")] = 30.0,
+    max_mb: Annotated[float, typer.Option(min=1e-3, help="Maximum size of a page after decompression.")] = 10.0,
+    max_redirects: Annotated[int, typer.Option(min=0, help="Maximum number of redirects of a page.")] = 5,
+    allow_host: Annotated[list[str] | None, typer.Option(help="Another host for redirects. Repeatable.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch web pages into a corpus of their main texts. Run the same command again to resume."""
+    from leret.datasets.fetch import FetchSettings, read_list
+    from leret.datasets.fetch import fetch as stage
+
+    settings = FetchSettings(rate, timeout, round(max_mb * 2**20), max_redirects, tuple(allow_host or ()))
+    with shown() as progress:
+        report = stage(*read_list(urls, url_field, id_field), out, settings, progress)
+    kinds = Counter(kind for _, kind, _ in report.failures)
+    first = {kind: (url, why) for url, kind, why in reversed(report.failures)}
+    rows = [(kind, f"{n:,}", *first[kind]) for kind, n in kinds.most_common()]
+    console.table(("failure", "entries", "first", "reason"), rows, values=report)
+    done(f"{report.n_documents:,} documents in {out}/corpus.jsonl, {kinds.total():,} failures in {out}/failures.tsv")
+
+
+@app.command("chunk", epilog="Example: leret data chunk corpus.jsonl --tokens 253 --tokenizer english --out c.jsonl")
+def chunk(
+    corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="The corpus file, or hf:NAME.")],
+    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file (a corpus in JSON lines).")],
+    tokens: Annotated[int, typer.Option(min=8, help="Maximum tokens of title, header and text.")] = 253,
+    tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Model directory; default: count words.")] = None,
+    header: Annotated[str, typer.Option(help="Template, with {title}, {doc_id}, for the first line of texts.")] = "",
+    form: FormatOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Split documents into chunks at sentence ends. A chunk has the id doc#i and its document's id as parent."""
+    from leret.datasets.chunk import tokens_of, words, write_chunks
+    from leret.datasets.load import load_corpus
+
+    if Path(corpus).resolve() == out.resolve():
+        raise ConfigError(f"--out {out} is the corpus itself; choose another file")
+    documents = load_corpus(_settings(None, form, corpus, corpus, []))
+    n = write_chunks(documents, out, tokens, tokens_of(tokenizer) if tokenizer else words, header)
+    facts({"n_documents": len(documents), "n_chunks": n}, {})
+    done(f"{n:,} chunks of {len(documents):,} documents in {out}")
+
+
 def _write_episodes(data: Data, path: Path, n: int) -> int:
     """Write tasks with ``n`` candidates each, shuffled with the task's id as the seed. Return the number of tasks.
 
@@ -86,7 +137,8 @@ def _write_episodes(data: Data, path: Path, n: int) -> int:
 
 
 def _show(report: DataReport) -> None:
-    say(f"{report.n_questions:,} questions, {report.n_documents:,} documents")
+    chunks = f" (chunks of {report.n_parents:,})" if report.n_parents else ""
+    say(f"{report.n_questions:,} questions, {report.n_documents:,} documents{chunks}")
     facts(
         report,
         {

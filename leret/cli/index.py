@@ -69,7 +69,7 @@ def build(
         return
     with shown() as progress:
         manifest = build_index(settings, documents, out, progress)
-    console.done(f"{out}: {manifest.documents:,} documents, {_megabytes(manifest):.1f} MB")
+    console.done(f"{out}: {manifest.size}, {_megabytes(manifest):.1f} MB")
     console.facts(manifest.model_dump(), {})
 
 
@@ -100,7 +100,7 @@ def check(
         recipe = {"data": _data(corpus, form, skip_invalid)}
         documents = load_corpus(flag_recipe(recipe, _FLAGS, (), ("data.questions",)).data)
     manifest = check_index(index, documents)
-    console.done(f"{index}: no faults; {manifest.engine}, {manifest.documents:,} documents")
+    console.done(f"{index}: no faults; {manifest.engine}, {manifest.size}")
 
 
 def _flag_settings(
@@ -157,6 +157,7 @@ def _rows(manifest: Manifest) -> dict[str, Any]:
     return {
         "engine": manifest.engine,
         "documents": manifest.documents,
+        "chunks of": f"{manifest.parents:,} documents" if manifest.parents else None,
         "corpus": manifest.corpus,
         "digest": manifest.digest,
         "versions": dict(manifest.versions),

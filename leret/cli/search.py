@@ -132,7 +132,9 @@ def _load(questions: str, overrides: list[str], retriever: OpenRetriever) -> lis
     kinds = [override for override in overrides if override.startswith("data.kind=")]
     data = {"kind": "jsonl" if kinds else detect_kind(questions), "questions": questions, "split": "all"}
     flags = {"data.questions": "--questions"}
-    tasks = load_tasks(flag_recipe({"data": data}, flags, overrides, ("data.corpus",)).data, retriever.ids())
+    settings = flag_recipe({"data": data}, flags, overrides, ("data.corpus",)).data
+    documents = retriever.table()
+    tasks = load_tasks(settings, *((frozenset(documents), documents.parents) if documents is not None else ()))
     if n := sum(tasks.skipped.values()):
         console.complain(f"{n} records in {questions} skipped: {', '.join(tasks.skipped)}", "warning: ")
     return list(tasks)

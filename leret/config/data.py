@@ -26,6 +26,9 @@ class DataSettings(KindSettings):
     part: Annotated[str | None, Free()] = Field(
         None, pattern=r"^\d+/\d+$", description="I/N: every N-th question within `limit`, starting at index I (from 0)"
     )
+    gold: Literal["document", "parent"] = Field(
+        "document", description="what relevant_doc_ids names: documents of the corpus, or parents of its chunks"
+    )
     seed: int = Field(0, description="seed for the split, the choice under `limit`, and the generated world")
     skip_invalid: Annotated[bool, Free()] = Field(False, description="skip and count invalid records")
     merge_questions: bool = Field(False, description="merge equal questions, with all their answers and gold documents")

@@ -73,11 +73,12 @@ class SharedInstance:
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document of a corpus."""
+    """One document of a corpus, or a chunk of a document."""
 
     doc_id: str
     title: str
     text: str
+    parent: str | None = None  # id of the document that a chunk is from
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class Task:
     hops: int | None = None
     split: str | None = None  # the data set's split; None if leret splits the data
     relevance: Mapping[str, int] = field(default_factory=dict, hash=False)  # grades of gold documents, for nDCG
+    parents: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Parent by chunk of the whole corpus if ``gold`` has ids of parents (`data.gold: parent`), else empty."""
 
     @classmethod
     def question(
@@ -121,10 +124,19 @@ class Task:
         """Grades by gold document; 1 for a document without a grade in the data."""
         return {doc_id: self.relevance.get(doc_id, 1) for doc_id in self.gold}
 
+    def gold_ids(self, doc_ids: Sequence[str]) -> Sequence[str]:
+        """Return the ids to compare with ``gold``: with ``parents``, each parent once, at the rank of its first chunk.
+
+        >>> Task("q", {}, gold=("a",), parents={"a#0": "a", "a#1": "a"}).gold_ids(["b", "a#1", "a#0"])
+        ['b', 'a']
+        """
+        parents = self.parents
+        return list(dict.fromkeys([parents.get(one, one) for one in doc_ids])) if parents else doc_ids
+
     def is_solved_by(self, doc_ids: Sequence[str]) -> bool:
         """Check whether the ranking starts with all gold documents, so that no search can improve it."""
         gold = set(self.gold)
-        return bool(gold) and gold == set(doc_ids[: len(gold)])
+        return bool(gold) and gold == set(self.gold_ids(doc_ids)[: len(gold)])
 
 
 class Passage(NamedTuple):  # leret builds millions of passages; a frozen dataclass takes twice as long
@@ -134,6 +146,7 @@ class Passage(NamedTuple):  # leret builds millions of passages; a frozen datacl
     title: str
     text: str
     score: float
+    parent: str | None = None  # id of the document that a chunk is from
 
 
 Ranking = tuple[Passage, ...]

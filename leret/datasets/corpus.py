@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cached_property
 from hashlib import blake2b
 
 from leret.core.errors import DataError
 from leret.core.types import Document
+
+_PARENT = 1 << 63  # added to the length of a parent in the digest, so that a parent is no title, text or id
 
 
 class Corpus(Mapping[str, Document]):
@@ -17,6 +21,7 @@ class Corpus(Mapping[str, Document]):
     """
 
     def __init__(self, documents: Iterable[Document]) -> None:
+        self.parents: dict[str, str] = {}  # parent by chunk; empty for a corpus without chunks
         self._places: dict[str, int] = {}
         self._bytes = bytearray()
         self._ends = array("Q", [0])  # byte offsets of title, text, title, text, ...
@@ -29,15 +34,24 @@ class Corpus(Mapping[str, Document]):
             parts = [part.encode("utf-8", "surrogatepass") for part in (document.doc_id, document.title, document.text)]
             for part in parts:  # with its length, so that moving a word from title to text changes the digest
                 content.update(len(part).to_bytes(8, "big") + part)
+            if document.parent is not None:
+                parent = document.parent.encode("utf-8", "surrogatepass")
+                content.update((len(parent) | _PARENT).to_bytes(8, "big") + parent)
+                self.parents[document.doc_id] = sys.intern(document.parent)
             for part in parts[1:]:
                 self._bytes += part
                 self._ends.append(len(self._bytes))
-        self.digest = content.hexdigest()  # digest of the ids, titles and texts, in order
+        self.digest = content.hexdigest()  # digest of the ids, titles, texts and parents, in order
+
+    @cached_property
+    def first_chunks(self) -> dict[str, str]:
+        """The first chunk's id by parent."""
+        return {parent: doc_id for doc_id, parent in reversed(self.parents.items())}
 
     def __getitem__(self, doc_id: str) -> Document:
         place = self._places[doc_id]
         start, middle, end = self._ends[2 * place : 2 * place + 3]
-        return Document(doc_id, self._text(start, middle), self._text(middle, end))
+        return Document(doc_id, self._text(start, middle), self._text(middle, end), self.parents.get(doc_id))
 
     def __contains__(self, doc_id: object) -> bool:
         return doc_id in self._places
@@ -53,3 +67,11 @@ class Corpus(Mapping[str, Document]):
 
     def _text(self, start: int, end: int) -> str:
         return self._bytes[start:end].decode("utf-8", "surrogatepass")
+
+
+def find(corpus: Mapping[str, Document], doc_id: str) -> Document | None:
+    """Return a document, or the first chunk of the parent ``doc_id``; None if the corpus has neither."""
+    document = corpus.get(doc_id)
+    if document is None and isinstance(corpus, Corpus):
+        document = corpus.get(corpus.first_chunks.get(doc_id, ""))
+    return document

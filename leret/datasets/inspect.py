@@ -22,6 +22,7 @@ class DataReport:
     """Statistics of a data set. Mappings count tasks, unless a comment says otherwise."""
 
     n_documents: int  # 0 without a corpus
+    n_parents: int  # documents that the chunks are from; 0 if no document has a parent
     corpus_digest: str | None
     n_questions: int  # bad records are not counted
     splits: Mapping[str, int]  # by split: the data set's own split, or else the hash of the id
@@ -54,9 +55,11 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
     else:
         tasks, corpus, problems = load_tasks(data), Corpus(()), Problems()
     used = {doc_id for task in tasks for doc_id in task.gold}
+    parents = corpus.parents if data.gold == "parent" else {}
     documents = corpus.values()  # lazy: decoded one at a time
     return DataReport(
         n_documents=len(corpus),
+        n_parents=len(set(corpus.parents.values())),
         corpus_digest=corpus.digest if len(corpus) else None,
         n_questions=len(tasks),
         splits=_counted(split_name(task, data.seed) for task in tasks),
@@ -68,7 +71,7 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
         answers=_counted(len(task.answers) for task in tasks),
         question_words=_spread([len(task.text.split()) for task in tasks]),
         document_words=_spread([len(document.title.split()) + len(document.text.split()) for document in documents]),
-        n_unused_documents=sum(doc_id not in used for doc_id in corpus),
+        n_unused_documents=sum(parents.get(doc_id, doc_id) not in used for doc_id in corpus),
         duplicate_questions=_repeated(digest(task.text) for task in tasks),
         n_merged=tasks.n_merged,
         duplicate_documents=_repeated(digest(document.text) for document in documents),

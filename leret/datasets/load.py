@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import unicodedata
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from leret.config.data import DataSettings
@@ -48,20 +48,23 @@ class Data:
 def load(data: DataSettings) -> Data:
     """Load tasks with their corpus, and check every gold id. DataError if a file does not fit `data.kind`."""
     corpus, problems = _read_corpus(data)
-    return Data(load_tasks(data, corpus), corpus, problems)
+    return Data(load_tasks(data, corpus, corpus.parents), corpus, problems)
 
 
-def load_tasks(data: DataSettings, corpus: Container[str] | None = None) -> Loaded:
+def load_tasks(
+    data: DataSettings, corpus: Collection[str] | None = None, parents: Mapping[str, str] | None = None
+) -> Loaded:
     """Load at most `data.limit` tasks of `data.split`. A larger limit keeps the tasks of a smaller one.
 
     Questions in split train or dev with the same text as a test question are left out and counted in ``skipped``.
-    With a ``corpus``, every gold id must be in the corpus, up to Unicode normalisation. An empty split is a DataError.
+    With a ``corpus``, every gold id must be in the corpus, up to Unicode normalisation. ``parents`` maps the corpus's
+    chunks to their parents; `data.gold: parent` needs both. An empty split is a DataError.
     """
     source = _source(data)
     problems = Problems()
     sizes: Counter[str] = Counter()
     test, others = dict[str, int](), dict[str, int]()  # hash of the text, by id
-    all_tasks, n_merged = _tasks(data, problems, corpus), 0
+    all_tasks, n_merged = _tasks(data, problems, corpus, parents or {}), 0
     if data.merge_questions:
         all_tasks, n_merged = _merged(all_tasks)
 
@@ -113,8 +116,15 @@ def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0, part: str |
     return tuple(sorted(tasks, key=rank)[:limit][index::count])
 
 
-def _tasks(data: DataSettings, problems: Problems, corpus: Container[str] | None) -> Iterator[Task]:
+def _tasks(
+    data: DataSettings, problems: Problems, corpus: Collection[str] | None, parents: Mapping[str, str]
+) -> Iterator[Task]:
     seen: dict[str, tuple[int, int]] = {}
+    by_parent = data.gold == "parent"
+    if by_parent and corpus is None:
+        raise DataError("data.gold is parent, but there is no corpus with the chunks; set data.corpus")
+    ids: Container[str] = {parents.get(one, one) for one in corpus or ()} if by_parent else corpus or ()
+    hint = "; if gold documents are parents of its chunks, set data.gold: parent" if parents and not by_parent else ""
     for record, task in reader_of(data.kind).tasks(data, problems):
         try:
             words = hash(task.text) if data.merge_questions else record.number
@@ -123,7 +133,7 @@ def _tasks(data: DataSettings, problems: Problems, corpus: Container[str] | None
                 advice = "" if data.merge_questions else "; data.merge_questions: true merges equal questions"
                 fault = f"duplicate id {task.id!r}, first used at line or item {first}{advice}"
                 raise BadRecord("duplicate id", fault)
-            yield task if corpus is None else _with_gold(task, corpus)
+            yield task if corpus is None else _with_gold(task, ids, parents if by_parent else {}, hint)
         except BadRecord as problem:
             problems.add(record.place, problem)
 
@@ -160,15 +170,16 @@ def _union(first: Task, other: Task) -> Task:
     )
 
 
-def _with_gold(task: Task, corpus: Container[str]) -> Task:
+def _with_gold(task: Task, ids: Container[str], parents: Mapping[str, str], hint: str) -> Task:
     gold: dict[str, int] = {}
     for doc_id, grade in task.grades.items():
         forms = (doc_id, *(unicodedata.normalize(form, doc_id) for form in ("NFC", "NFD")))
-        known = next((form for form in forms if form in corpus), None)
+        known = next((form for form in forms if form in ids), None)
         if known is None:
-            raise BadRecord("unknown gold", f"gold document {doc_id!r} of question {task.id!r} is not in the corpus")
+            fault = f"gold document {doc_id!r} of question {task.id!r} is not in the corpus"
+            raise BadRecord("unknown gold", fault + hint)
         gold.setdefault(known, grade)
-    return replace(task, gold=tuple(gold), relevance=gold if task.relevance else {})
+    return replace(task, gold=tuple(gold), relevance=gold if task.relevance else {}, parents=parents)
 
 
 def _source(data: DataSettings) -> str:

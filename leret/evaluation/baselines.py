@@ -14,7 +14,7 @@ import dspy
 
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import STOP, Choice, Document, Failure, Hop, LMCall, Passage, Rollout, Task
-from leret.datasets.corpus import Corpus
+from leret.datasets.corpus import Corpus, find
 from leret.evaluation.results import ScoredHop, first_runs
 from leret.policies.base import Policy
 from leret.programs.needs import NeedsCompletion, Step
@@ -142,7 +142,7 @@ def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[i
     """
 
     def script(task: Task, step: int) -> Sequence[str]:
-        gold = [corpus[doc_id] for doc_id in task.gold if doc_id in corpus]
+        gold = [document for doc_id in task.gold if (document := find(corpus, doc_id))]
         titles = [d.title.strip() or " ".join(d.text.split()[:_HEAD_WORDS]) for d in gold] or [task.text]
         index_of = places.get(task.id, {})
         n_queries = len(set(index_of.values()))

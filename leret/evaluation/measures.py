@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from leret.core.types import Document, Hop, Outcome, Rollout, Task
+from leret.datasets.corpus import find
 from leret.evaluation.results import ScoredHop
 from leret.retrieval.engines.bm25 import fold_accents
 from leret.rewards import scoring
@@ -76,7 +77,7 @@ class Scorer:
     def _values(self, outcome: Outcome) -> dict[str, float]:
         values = {name: value(outcome) for name, value in self._rewards.items()}
         if hidden := self._hidden.get(outcome.task.id):
-            values[BRIDGE_FOUND] = recall(outcome.doc_ids, hidden)
+            values[BRIDGE_FOUND] = recall(outcome.task.gold_ids(outcome.doc_ids), hidden)
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -91,7 +92,7 @@ def hidden_gold(question: Task, corpus: Mapping[str, Document]) -> tuple[str, ..
     return tuple(
         doc_id
         for doc_id in question.gold
-        if doc_id in corpus and (title := _title(corpus[doc_id])) and f" {title} " not in text
+        if (document := find(corpus, doc_id)) and (title := _title(document)) and f" {title} " not in text
     )
 
 

@@ -171,17 +171,25 @@ def escape(text: str) -> str:
     return _UNSAFE.sub(lambda m: "".join(f"%{b:02X}" for b in m[0].encode("utf-8", "surrogatepass")), text)
 
 
-def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Sequence[str], Sequence[float]]]) -> None:
-    """Write ``qid Q0 docid rank score tag`` lines; ``rankings`` are (question id, document ids best first, scores).
+def write_run(path: Path, tag: str, rankings: Iterable[tuple[str, Mapping[str, float]]]) -> None:
+    """Write ``qid Q0 docid rank score tag`` lines; ``rankings`` are (question id, scores by document id, best first).
 
     Scores are made strictly decreasing, because other tools sort by score and break ties differently.
     """
     lines = [
         f"{escape(qid)} Q0 {escape(doc_id)} {rank} {score:.9g} {escape(tag)}\n"
-        for qid, doc_ids, scores in rankings
-        for rank, (doc_id, score) in enumerate(zip(doc_ids, strictly_decreasing(scores), strict=True), start=1)
+        for qid, scores in rankings
+        for rank, (doc_id, score) in enumerate(zip(scores, strictly_decreasing(scores.values()), strict=True), start=1)
     ]
     write_atomically(path, "".join(lines))
+
+
+def gold_scores(question: Task, doc_ids: Sequence[str], scores: Sequence[float]) -> dict[str, float]:
+    """Return scores by id, best first, with parents in place of chunks if the question's gold ids are parents."""
+    best: dict[str, float] = {}
+    for doc_id, score in zip(doc_ids, scores, strict=True):
+        best.setdefault(question.parents.get(doc_id, doc_id), score)
+    return best
 
 
 def write_qrels(path: Path, questions: Iterable[Task]) -> None:
@@ -190,7 +198,7 @@ def write_qrels(path: Path, questions: Iterable[Task]) -> None:
     write_atomically(path, "".join(lines))
 
 
-def strictly_decreasing(scores: Sequence[float]) -> Iterator[float]:
+def strictly_decreasing(scores: Iterable[float]) -> Iterator[float]:
     """Yield scores in single precision, each at least one float32 step below the previous score."""
     last = np.float32(np.inf)
     for score in scores:

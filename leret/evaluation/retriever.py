@@ -17,7 +17,7 @@ from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress
 from leret.core.types import Ranking, Task
-from leret.evaluation.results import strictly_decreasing, write_qrels, write_run
+from leret.evaluation.results import gold_scores, strictly_decreasing, write_qrels, write_run
 from leret.evaluation.statistics import bootstrap_intervals
 from leret.retrieval.base import Retriever
 
@@ -47,7 +47,7 @@ class RetrieverReport:
     @property
     def finds_gold(self) -> bool:
         pairs = zip(self.questions, self.rankings, strict=True)
-        return any(passage.doc_id in question.gold for question, ranking in pairs for passage in ranking)
+        return any(set(question.gold).intersection(_scores(question, ranking)) for question, ranking in pairs)
 
     def brief(self) -> dict[str, Any]:
         """Return the values printed by ``--json``."""
@@ -55,10 +55,8 @@ class RetrieverReport:
 
     def save(self, directory: Path) -> None:
         """Write summary.json, run.trec, qrels.trec and per_question.jsonl."""
-        rankings = (
-            (question.id, [p.doc_id for p in ranking], [p.score for p in ranking])
-            for question, ranking in zip(self.questions, self.rankings, strict=True)
-        )
+        pairs = zip(self.questions, self.rankings, strict=True)
+        rankings = ((question.id, _scores(question, ranking)) for question, ranking in pairs)
         rows = (
             json.dumps({"id": q.id, **dict(zip(self.measures, map(float, values), strict=True))}) + "\n"
             for q, values in zip(self.questions, self.values, strict=True)
@@ -148,12 +146,16 @@ def measure(names: Sequence[str], questions: Sequence[Task], rankings: Sequence[
         for doc_id, grade in question.grades.items()
     ]
     run = [
-        ir_measures.ScoredDoc(str(i), passage.doc_id, score)
-        for i, ranking in enumerate(rankings)
-        for passage, score in zip(ranking, strictly_decreasing([p.score for p in ranking]), strict=True)
+        ir_measures.ScoredDoc(str(i), doc_id, score)
+        for i, scores in enumerate(map(_scores, questions, rankings))
+        for doc_id, score in zip(scores, strictly_decreasing(scores.values()), strict=True)
     ]
     values = np.zeros((len(questions), len(names)))
     if run:
         for metric in ir_measures.iter_calc(list(map(ir_measures.parse_measure, names)), qrels, run):
             values[int(metric.query_id), column[str(metric.measure)]] = metric.value
     return values
+
+
+def _scores(question: Task, ranking: Ranking) -> dict[str, float]:
+    return gold_scores(question, [passage.doc_id for passage in ranking], [passage.score for passage in ranking])

@@ -20,7 +20,7 @@ from leret.core.types import Task
 from leret.evaluation.baselines import hyde_note
 from leret.evaluation.plan import Evaluation, choosing, held_out, open_evaluator, resolve
 from leret.evaluation.report.content import examples
-from leret.evaluation.results import SystemResults, write_qrels, write_run
+from leret.evaluation.results import SystemResults, gold_scores, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
 from leret.evaluation.summary import summarise
 from leret.evaluation.systems import HYDE, System, focus
@@ -102,17 +102,18 @@ def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tup
             results[system.name], new = evaluator.evaluate(system)
             if new:
                 asked.append(system.name)
-                _record(evaluation, system, results[system.name])
+                _record(evaluation, system, results[system.name], evaluator.questions)
     finally:
         evaluator.close()
     return tuple(asked), results
 
 
-def _record(evaluation: Evaluation, system: System, results: SystemResults) -> None:
+def _record(evaluation: Evaluation, system: System, results: SystemResults, questions: Sequence[Task]) -> None:
     """Write a system's run.trec and log an event."""
     last = {row.question_id: row for row in results.rows if row.sample == 0 and row.failure is None}
+    tasks = {task.id: task for task in questions}
     with evaluation.run.writing():
-        rankings = ((row.question_id, row.doc_ids, row.scores) for row in last.values())
+        rankings = ((id, gold_scores(tasks[id], row.doc_ids, row.scores)) for id, row in last.items())
         write_run(evaluation.directory / system.name / "run.trec", system.name, rankings)
     facts = {"seconds": round(results.seconds, 3), "failed": sum(row.failure is not None for row in results.rows)}
     name = evaluation.recipe.evaluation_name

@@ -190,7 +190,9 @@ def ranking_of(rows: Iterable[Any], ids: Callable[[Any], str] | None = None) -> 
         score = _get(row, "score")
         title, text = _get(row, "title") or "", _get(row, "long_text") or _get(row, "text") or ""
         value = float(score) if isinstance(score, int | float) else 1.0 / place
-        passages.append(Passage(str(doc_id), str(title), str(text or (row if isinstance(row, str) else "")), value))
+        parent = _get(row, "parent")
+        body = str(text or (row if isinstance(row, str) else ""))
+        passages.append(Passage(str(doc_id), str(title), body, value, None if parent is None else str(parent)))
     return tuple(passages)
 
 

@@ -83,6 +83,10 @@ class Documents(Protocol):
     digest: str
     """Digest of the documents and their order, computed like `leret.datasets.corpus.Corpus.digest`."""
 
+    @property
+    def parents(self) -> Mapping[str, str]:
+        """The parent's id by chunk; empty if no document is a chunk."""
+
     def __getitem__(self, doc_id: str, /) -> Document: ...
 
     def __iter__(self) -> Iterator[str]:

@@ -72,6 +72,7 @@ class Hybrid(CallableRetriever):
             versions={name: version for part in parts for name, version in part.versions.items()},
             corpus=parts[0].corpus,
             documents=parts[0].documents,
+            parents=parts[0].parents,
             digest=_digest([part.digest for part in parts], settings),
             places=dict(places),
         )

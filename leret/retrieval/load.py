@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -289,11 +289,11 @@ class OpenRetriever:
     documents: int | None  # number of documents, if known
     directory: Path | None = None  # index directory with the documents; None for a server
 
-    def ids(self) -> Container[str] | None:
-        """Return all document ids, or None for a server, which cannot list them."""
+    def table(self) -> MappedDocuments | None:
+        """Open the index's documents, or return None for a server, which cannot list them."""
         if self.directory is None or self.corpus is None:
             return None
-        return frozenset(MappedDocuments(self.directory, self.corpus))
+        return MappedDocuments(self.directory, self.corpus)
 
 
 def open_retriever(index: str, *, token_env: str | None = None) -> OpenRetriever:

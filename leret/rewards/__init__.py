@@ -67,10 +67,11 @@ def deep_recall(outcome: Outcome, depth: int = 100) -> float | None:
     below rank ``depth``. Samples with equal recall thus differ in reward. Only sampling and training search to
     ``depth``; in evaluation, and at the program's end, the reward is plain recall.
     """
-    gold, known = set(outcome.task.gold), set(outcome.doc_ids)
+    task = outcome.task
+    gold, known = set(task.gold), set(task.gold_ids(outcome.doc_ids))
     if not gold:
         return None
-    new = [[doc_id for doc_id in ids[:depth] if doc_id not in known] for ids in outcome.deep]
+    new = [[doc_id for doc_id in task.gold_ids(ids[:depth]) if doc_id not in known] for ids in outcome.deep]
     places = [{doc_id: place for place, doc_id in enumerate(ids, 1)} for ids in new]
     left = [min((of[one] for of in places if one in of), default=math.inf) for one in sorted(gold - known)]
     return (len(gold & known) + sum(1 / (1 + math.log2(1 + place)) for place in left)) / len(gold)

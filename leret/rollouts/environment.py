@@ -67,7 +67,8 @@ class Environment:
         """Read the tasks of a split (default: the recipe's); ``check`` rejects gold ids missing from the corpus."""
         data = self.recipe.data
         chosen = data.model_copy(update={"split": split or data.split, "limit": limit, "part": part})
-        loaded = load_tasks(chosen, self.corpus if check and self._has_corpus else None)
+        corpus = self.corpus if self._has_corpus and (check or data.gold == "parent") else None
+        loaded = load_tasks(chosen, corpus, None if corpus is None else corpus.parents)
         self.skipped, self.held_out = dict(loaded.skipped), loaded.held_out
         return list(loaded)
 

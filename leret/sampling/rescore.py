@@ -188,7 +188,9 @@ class _Rescoring:
     def _with_parts(self, task: Task, sample: Sample, make_outcome: Callable[..., Outcome]) -> Sample:
         documents = [self._corpus.get(doc_id) for doc_id in sample.doc_ids]
         ranking = tuple(
-            Passage(doc_id, document.title if document else "", document.text if document else "", score)
+            Passage(doc_id, document.title, document.text, score, document.parent)
+            if document
+            else Passage(doc_id, "", "", score)
             for doc_id, score, document in zip(sample.doc_ids, sample.scores, documents, strict=True)
         )
         outcome = make_outcome(

@@ -5,7 +5,8 @@ import pytest
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.engines.bm25 import BM25
-from tests.first_steps import succeeds
+from tests.datasets.writing import json_lines
+from tests.first_steps import refused, succeeds
 from tests.retrieval.serving import Echo, running
 
 CAT = "The cat sat on the mat."
@@ -32,3 +33,13 @@ def test_a_server_is_searched_by_its_url():
     with running(Echo()) as server:
         out = succeeds("search", server.url, "cat", "-k", "2", "--json")
     assert [found["doc_id"] for found in json.loads(out)["ranking"]] == ["cat#0", "cat#1"]
+
+
+def test_a_retriever_is_measured_by_parents_on_request(tmp_path):
+    chunks = (Document(f"d{i}#0", title, text, f"d{i}") for i, (title, text) in enumerate(TEXTS.items(), 1))
+    BM25.build(Corpus(chunks), tmp_path / "chunks")
+    asked = json_lines(tmp_path / "q.jsonl", [{"id": "q", "question": "cat mat", "relevant_doc_ids": ["d1"]}])
+    measure = ["eval-retriever", tmp_path / "chunks", "--questions", asked, "--measures", "R@1"]
+    out = succeeds(*measure, "--set", "data.gold=parent", "--json").splitlines()[-1]
+    assert json.loads(out)["measures"] == {"R@1": 1.0}
+    assert "set data.gold: parent" in refused(*measure)

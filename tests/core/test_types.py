@@ -41,3 +41,10 @@ def test_unparsed_completion_is_a_result_and_an_outage_is_not():
     failures = [None, Failure("parse", "away"), Failure("policy", "away")]
     rollouts = [Rollout("t", (), failure is None, failure) for failure in failures]
     assert [(one.unparsed, one.error) for one in rollouts] == [(False, None), (True, None), (False, "policy: away")]
+
+
+def test_chunks_of_gold_parents_solve_a_task():
+    task = Task("t", {}, ("a", "b"), parents={"a#0": "a", "a#1": "a", "b#0": "b", "x#0": "x"})
+    assert list(task.gold_ids(["x#0", "a#1", "b#0", "a#0"])) == ["x", "a", "b"]
+    rankings = (["b#0", "a#1", "x#0"], ["a#0", "a#1", "b#0"], ["a#0", "x#0", "b#0"])
+    assert [task.is_solved_by(ids) for ids in rankings] == [True, True, False]

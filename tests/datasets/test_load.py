@@ -138,3 +138,20 @@ def test_kind_is_detected_by_the_first_record(records, kind, tmp_path):
 
 def test_the_kinds_that_need_a_corpus_are_known_to_recipes():
     assert {kind for kind, reader in READERS.items() if not reader.brings_documents} == QUESTIONS_ALONE
+
+
+def test_gold_documents_are_parents_of_chunks_if_the_data_say_so(tmp_path):
+    chunks = [{"doc_id": f"A#{i}", "text": "x", "parent": "A"} for i in range(2)]
+    corpus = json_lines(tmp_path / "c", [*chunks, {"doc_id": "B", "text": "y"}])
+    questions = json_lines(tmp_path / "q", [{"id": "q", "question": "?", "relevant_doc_ids": ["A", "B"]}])
+    data = load("jsonl", questions, corpus, gold="parent")
+    [task] = data.tasks
+    assert (task.gold, task.gold_ids(["A#1", "A#0", "B"])) == (("A", "B"), ["A", "B"])
+    with pytest.raises(DataError, match=r"'A' of question 'q' .* set data\.gold: parent"):
+        load("jsonl", questions, corpus)
+    with pytest.raises(DataError, match=r"data\.gold is parent, .* set data\.corpus"):
+        load_tasks("jsonl", questions, gold="parent")
+    chunk = json_lines(tmp_path / "q", [{"id": "q", "question": "?", "relevant_doc_ids": ["A#1"]}])
+    assert [task.gold for task in load("jsonl", chunk, corpus).tasks] == [("A#1",)]
+    with pytest.raises(DataError, match="'A#1' of question 'q' is not in the corpus"):
+        load("jsonl", chunk, corpus, gold="parent")

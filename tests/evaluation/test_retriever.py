@@ -1,6 +1,7 @@
 import json
 import random
 import re
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -168,3 +169,13 @@ GOOD = [("word3", "d 3")]
 def test_the_command_refuses_bad_input(index, ask, place, questions, args, says):
     code, output = ask(index / place, questions, *args)
     assert (code, says in output) == (2, True)
+
+
+def test_measures_and_trec_files_count_parents_in_place_of_chunks(tmp_path):
+    question = replace(q("1", "a", "b"), parents={"x#0": "x", "x#1": "x", "a#0": "a", "a#3": "a"})
+    table = Table({"text 1": ["x#1", "x#0", "a#3", "a#0"]})
+    report = evaluate_retriever(table, [question], ["R@2", "RR", "AP"])
+    assert report.measures == pytest.approx({"R@2": 1 / 2, "RR": 1 / 2, "AP": (1 / 2) / 2})
+    report.save(tmp_path)
+    assert [line.split()[2] for line in (tmp_path / "run.trec").read_text().splitlines()] == ["x", "a"]
+    assert report.finds_gold

@@ -5,11 +5,13 @@ import ir_measures
 import pytest
 
 from leret.core.errors import DataError
+from leret.core.runs import Run
 from leret.core.types import State
 from leret.evaluation.plan import estimate
 from leret.evaluation.results import read_rows
 from leret.evaluation.stage import evaluate
 from leret.sampling.store.store import Store
+from tests.datasets.writing import json_lines
 from tests.evaluation.eval_fakes import asks, tiny_policy, train
 
 ALL = asks("raw-question", "oracle-titles", "base", "bank", "policies")
@@ -104,3 +106,15 @@ def test_a_plan_says_what_is_left_and_writes_nothing(run):
     assert not run.cache.exists()
     evaluate(ALL, run)
     assert estimate(ALL, run).done
+
+
+def test_chunks_of_whole_documents_give_the_evaluation_of_the_documents(run, tmp_path):
+    before = evaluate(asks("raw-question", "oracle-titles"), run).summary
+    lines = [json.loads(line) for line in (tmp_path / "corpus.jsonl").read_text().splitlines()]
+    json_lines(tmp_path / "corpus.jsonl", [{**x, "doc_id": f"{x['doc_id']}#0", "parent": x["doc_id"]} for x in lines])
+    chunked, sampling = Run.create(tmp_path / "chunked"), run.manifest.sampling
+    chunked.update(sampling={**sampling, "data": {**sampling["data"], "gold": "parent"}})
+    after = evaluate(asks("raw-question", "oracle-titles"), chunked).summary
+    assert [row["hops"] for row in after["rows"]] == [row["hops"] for row in before["rows"]]
+    for name in ("raw-question/run.trec", "qrels.trec"):
+        assert (chunked.eval / name).read_text() == (run.eval / name).read_text()

@@ -126,3 +126,13 @@ def test_only_slow_retrievers_with_a_named_index_are_cached_by_default(settings,
     read = RetrieverSettings.model_validate({**settings, "cache": cache})
     retriever = Remote(read) if read.kind == "remote" else Engine()
     assert isinstance(with_cache(retriever, read), CachedRetriever) is cached
+
+
+def test_parents_are_cached_and_older_entries_have_none(tmp_path):
+    chunk = Passage("a#0", "", "x", 1.0, "a")
+    cached = CachedRetriever(Engine(answer=lambda query, k: (chunk,)), tmp_path)
+    for _ in range(2):
+        assert cached.search(["q"], 1) == [(chunk,)]
+    for key in list(cached._cache):  # as an older version writes it
+        cached._cache[key] = [entry[:4] for entry in cached._cache[key]]
+    assert cached.search(["q"], 1) == [(chunk._replace(parent=None),)]

@@ -78,3 +78,20 @@ def test_measures_equal_ir_measures_on_random_rankings(name):
 def test_unknown_name_is_refused_with_the_available_ones(name):
     with pytest.raises(ConfigError, match=r"sampling.reward: unknown measure .*available: recall, deep_recall, ap"):
         scoring(name, "sampling.reward")
+
+
+def test_rewards_count_parents_in_place_of_chunks():
+    chunks = {"a#0": "a", "a#1": "a", "b#0": "b", "x#0": "x", "x#1": "x"}
+    found = outcome(("x#0", "x#1", "a#1", "a#0", "b#0"), "ab")
+    found = replace(found, task=replace(found.task, parents=chunks))
+    by_hand = {
+        "recall": 1,
+        "recall@2": 1 / 2,
+        "ap": (1 / 2 + 2 / 3) / 2,
+        "rr": 1 / 2,
+        "fact_f1": 4 / 5,
+        "deep_recall": 1,
+    }
+    assert {name: scoring(name)(found) for name in by_hand} == pytest.approx(by_hand)
+    deep = replace(found, ranking=found.ranking[:2], deep=(("a#0", "a#1", "x#0", "b#0"),))
+    assert REWARDS["deep_recall"](deep) == pytest.approx((1 / 2 + 1 / (1 + math.log2(3))) / 2)

@@ -3,7 +3,8 @@
 Tasks: ``{"id", "question", "relevant_doc_ids", "answer"}``, and optionally ``answers`` (several), ``type``, ``hops``,
 ``split`` and ``relevance`` (grades of the relevant documents by id). A mapping ``inputs`` holds more inputs, or all of
 them. ``query`` is an alias of ``question``. ``id`` defaults to the digest of the inputs. Corpora: ``{"doc_id", "title",
-"text"}``; ``_id`` and ``id`` are aliases of ``doc_id``, and ``title`` is optional. Other fields are ignored.
+"text"}``; ``_id`` and ``id`` are aliases of ``doc_id``, and ``title`` is optional. A chunk also has ``parent``, the
+id of its document. Other fields are ignored.
 Ids may be whole numbers. ``relevant_doc_ids`` is one id or a list, ``answer`` and ``answers`` one text or a list; in a
 CSV file, a list is written as JSON.
 
@@ -89,7 +90,7 @@ def _documents(record: Fields) -> Iterable[Document]:
     body = sentences(record["text"], doc_id) if isinstance(record["text"], list) else optional_text(record, "text")
     if not (body or title).strip():
         raise BadRecord("empty field", f"field 'text' of document {doc_id!r} is empty, and it has no title")
-    yield Document(doc_id, title, body or "")
+    yield Document(doc_id, title, body or "", optional_text(record, "parent"))
 
 
 def _with_chunks(record: Fields) -> Task:

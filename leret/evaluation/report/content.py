@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.core.types import Document, Task
+from leret.datasets.corpus import find
 from leret.evaluation.results import ScoredHop, first_runs
 from leret.sampling.store.store import Store
 
@@ -61,8 +62,8 @@ def examples(
             "type": question.type,
             "gold": [_title(doc_id, corpus) for doc_id in question.gold],
             "difference": round(gain, 6),
-            "policy": _hops(ours[question.id], question.gold, corpus),
-            "rival": _hops(theirs[question.id], question.gold, corpus),
+            "policy": _hops(ours[question.id], question, corpus),
+            "rival": _hops(theirs[question.id], question, corpus),
         }
 
     both = [question for question in questions if question.id in ours and question.id in theirs]
@@ -80,11 +81,12 @@ def examples(
 
 
 def _title(doc_id: str, corpus: Mapping[str, Document]) -> str:
-    document = corpus.get(doc_id)
+    document = find(corpus, doc_id)
     return (document.title if document else "") or doc_id
 
 
-def _hops(run: Sequence[ScoredHop], gold: Sequence[str], corpus: Mapping[str, Document]) -> list[dict[str, Any]]:
+def _hops(run: Sequence[ScoredHop], question: Task, corpus: Mapping[str, Document]) -> list[dict[str, Any]]:
+    gold, parents = question.gold, question.parents
     before = [(), *(row.doc_ids for row in run)]
     return [
         {
@@ -94,7 +96,9 @@ def _hops(run: Sequence[ScoredHop], gold: Sequence[str], corpus: Mapping[str, Do
             "unparsed": row.unparsed,
             "recall": row.measures.get("recall"),
             "ap": row.measures.get("ap"),
-            "found": [{"title": _title(i, corpus), "gold": i in gold} for i in row.doc_ids if i not in known],
+            "found": [
+                {"title": _title(i, corpus), "gold": parents.get(i, i) in gold} for i in row.doc_ids if i not in known
+            ],
         }
         for row, known in zip(run, before, strict=False)
     ]

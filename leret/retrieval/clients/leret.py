@@ -39,7 +39,7 @@ class SearchProtocol:
     batched: bool  # allows several queries per request
     call: Callable[[Sequence[str], int], Call]  # builds a request from queries and k
     rankings: Callable[[Answer], list[Any]]  # returns one list of entries per query
-    entry: Callable[[Mapping[str, Any]], tuple[Any, Any, Any, Any]]  # returns id, title, text and score of an entry
+    entry: Callable[[Mapping[str, Any]], tuple[Any, ...]]  # returns id, title, text, score, and parent if known
 
     def read(self, answer: Answer, n_queries: int, k: int, named: Named = "id") -> list[Ranking]:
         """Parse a response into rankings of at most ``k`` passages. Raise RetryableError if it is malformed.
@@ -63,7 +63,7 @@ class SearchProtocol:
 
     def _passage(self, entry: Any, named: Named, answer: Answer) -> Passage:
         try:
-            server_id, title, text, score = self.entry(entry)
+            server_id, title, text, score, parent = (*self.entry(entry), None)[:5]
             doc_id = title if named == "title" else server_id
             if isinstance(doc_id, bool) or not isinstance(doc_id, str | int) or doc_id == "":
                 missing = "title" if named == "title" else "id"
@@ -72,7 +72,9 @@ class SearchProtocol:
                 raise TypeError("the title or text is not a string")
             if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
                 raise ValueError(f"the score {score!r} is not a finite number")
-            return Passage(str(doc_id), title, text, float(score))
+            if parent is not None and not isinstance(parent, str):
+                raise TypeError("the parent is not a string")
+            return Passage(str(doc_id), title, text, float(score), parent)
         except MALFORMED as error:
             what = f"missing key {error}" if isinstance(error, KeyError) else str(error)
             raise answer.malformed(f"an invalid passage ({one_line(what)})") from error
@@ -118,6 +120,7 @@ def _list(answer: Answer, key: str) -> list[Any]:
     return value
 
 
+_LERET_ENTRY = itemgetter("doc_id", "title", "text", "score")
 _COLBERT = (lambda answer: [_list(answer, "topk")], _colbert_entry)
 
 PROTOCOLS = {
@@ -125,7 +128,7 @@ PROTOCOLS = {
         True,
         lambda queries, k: Call("POST", "/search", json={"queries": list(queries), "k": k}),
         lambda answer: _list(answer, "rankings"),
-        itemgetter("doc_id", "title", "text", "score"),
+        lambda entry: (*_LERET_ENTRY(entry), entry.get("parent")),
     ),
     "colbert": SearchProtocol(False, lambda queries, k: Call("POST", json={"query": queries[0], "k": k}), *_COLBERT),
     "colbert-get": SearchProtocol(
@@ -263,7 +266,7 @@ class Remote(CallableRetriever, SharedInstance):
                     f"row {passage.doc_id!r}, but the corpus has {len(self._ids)} documents (serve the same corpus, or "
                     "change retriever.doc_id)"
                 )
-            passages.append(Passage(self._ids[row], passage.title, passage.text, passage.score))
+            passages.append(passage._replace(doc_id=self._ids[row]))
         return tuple(passages)
 
 

@@ -1,26 +1,28 @@
-"""Documents in an index directory: two memory-mapped files.
+"""Documents in an index directory: two memory-mapped files, and a table of parents if the documents are chunks.
 
 ::
 
-    documents.bin   id, title and text of each document, concatenated, in UTF-8
-    documents.npy   (3 n_documents + 1,) int64 start offsets in documents.bin; the last offset is the file size
+    documents.bin    id, title and text of each document, concatenated, in UTF-8
+    documents.npy    (3 n_documents + 1,) int64 start offsets in documents.bin; the last offset is the file size
+    parents.parquet  column "parent", one row per document; null for a document that is not a chunk
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from leret.core.errors import RetrievalError
 from leret.core.files import atomic_file
-from leret.core.types import Passage, Ranking
+from leret.core.types import Passage, Ranking, storable
 from leret.retrieval.base import Documents
 
-_BYTES, _STARTS = "documents.bin", "documents.npy"
+_BYTES, _STARTS, _PARENTS = "documents.bin", "documents.npy", "parents.parquet"
 
 
 _MAX_CACHED = 1 << 16  # maximum number of decoded documents in memory; searches often return the same documents
@@ -49,7 +51,8 @@ class InMemoryDocuments:
 
     def passages(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
         documents = [self._corpus[self._ids[row]] for row in rows]
-        return tuple([Passage(d.doc_id, d.title, d.text, score) for d, score in zip(documents, scores, strict=True)])
+        pairs = zip(documents, scores, strict=True)
+        return tuple([Passage(d.doc_id, d.title, d.text, score, d.parent) for d, score in pairs])
 
     def __len__(self) -> int:
         return len(self._ids)
@@ -60,7 +63,8 @@ class MappedDocuments:
 
     def __init__(self, directory: Path, digest: str) -> None:
         self.digest = digest
-        self._decoded: dict[int, tuple[str, str, str]] = {}
+        self._decoded: dict[int, tuple[str, str, str, str | None]] = {}
+        self._parents: Any = None  # Arrow array; None if no document is a chunk
         try:
             self._starts = np.load(directory / _STARTS, mmap_mode="r", allow_pickle=False)
             size = (directory / _BYTES).stat().st_size
@@ -71,8 +75,20 @@ class MappedDocuments:
                 raise ValueError(f"the offsets in {_STARTS} are not sorted")
             with open(directory / _BYTES, "rb") as file:
                 self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
-        except (OSError, ValueError, EOFError) as error:
+            if (directory / _PARENTS).exists():
+                import pyarrow.parquet as pq  # import takes 0.2 s
+
+                self._parents = pq.read_table(directory / _PARENTS)["parent"].combine_chunks()
+                if len(self._parents) != len(self):
+                    raise ValueError(f"{_PARENTS} does not match {_STARTS}")
+        except (OSError, ValueError, EOFError, KeyError) as error:
             raise RetrievalError(f"{directory}: cannot read the documents ({error}); build the index again") from error
+
+    @cached_property
+    def parents(self) -> dict[str, str]:
+        """The parent's id by chunk; empty if no document is a chunk."""
+        parents = [] if self._parents is None else self._parents.to_pylist()
+        return {doc_id: parent for doc_id, parent in zip(self, parents, strict=False) if parent is not None}
 
     def passages(self, rows: Sequence[int], scores: Sequence[float]) -> Ranking:
         decoded, read, passages = self._decoded, self._bytes, []
@@ -87,8 +103,10 @@ class MappedDocuments:
                     str(read[start:middle], "utf-8", "surrogatepass"),
                     str(read[middle:last], "utf-8", "surrogatepass"),
                     str(read[last:end], "utf-8", "surrogatepass"),
+                    None if self._parents is None else self._parents[row].as_py(),
                 )
-            passages.append(_new_passage(Passage, (*document, score)))  # faster than Passage(...)
+            doc_id, title, text, parent = document
+            passages.append(_new_passage(Passage, (doc_id, title, text, score, parent)))  # faster than Passage(...)
         return tuple(passages)
 
     def __iter__(self) -> Iterator[str]:
@@ -105,6 +123,8 @@ def write_documents(corpus: Documents, directory: Path) -> None:
     """Write the files that `MappedDocuments` reads, unless the files exist."""
     if (directory / _STARTS).exists():  # _STARTS is written last
         return
+    if corpus.parents:
+        _write_parents(corpus, directory / _PARENTS)
     starts = np.zeros(3 * len(corpus) + 1, np.int64)
     end, entry = 0, 0
     with atomic_file(directory / _BYTES, "wb") as file:
@@ -117,3 +137,13 @@ def write_documents(corpus: Documents, directory: Path) -> None:
                 starts[entry] = end
     with atomic_file(directory / _STARTS, "wb") as file:
         np.save(file, starts)
+
+
+def _write_parents(corpus: Documents, path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    parents = (corpus.parents.get(doc_id) for doc_id in corpus)
+    column = pa.array([parent and storable(parent) for parent in parents], pa.string()).dictionary_encode()
+    with atomic_file(path, "wb") as file:
+        pq.write_table(pa.table({"parent": column}), file)

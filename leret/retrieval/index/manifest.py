@@ -70,7 +70,8 @@ class Manifest(BaseModel):
     settings: dict[str, Any]  # see `IndexEngine.ranking_keys`
     versions: dict[str, str]  # versions of the packages that wrote the index
     corpus: str  # digest of the corpus
-    documents: int  # number of documents
+    documents: int  # number of documents or chunks
+    parents: int = 0  # number of documents that the chunks are from; 0 if no document is a chunk
     digest: str  # digest of the retriever: engine, settings and corpus
     places: dict[str, str]  # paths of models or of a composite's parts; rankings do not depend on paths
     files: dict[str, tuple[int, str]] = {}  # size in bytes and BLAKE2b digest per file
@@ -84,9 +85,15 @@ class Manifest(BaseModel):
             versions={package: version for package in engine.packages if (version := installed_version(package))},
             corpus=corpus.digest,
             documents=len(corpus),
+            parents=len({corpus.parents.get(doc_id, doc_id) for doc_id in corpus}) if corpus.parents else 0,
             digest=engine.digest(corpus.digest),
             places=engine.external_paths(),
         )
+
+    @property
+    def size(self) -> str:
+        """The number of documents, or of chunks and their documents, as text."""
+        return f"{self.documents:,} " + (f"chunks of {self.parents:,} documents" if self.parents else "documents")
 
     def equals(self, other: Manifest) -> bool:
         """Return whether a build with the manifest ``other`` would reproduce this index."""

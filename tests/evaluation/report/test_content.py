@@ -5,6 +5,7 @@ import pytest
 from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.core.types import Document, Failure, Sample, State, Task
+from leret.datasets.corpus import Corpus
 from leret.evaluation.report.content import SampledRound, TrainingData, curves_of, examples, training_data
 from leret.evaluation.results import ScoredHop
 from leret.sampling.store.store import SamplingParams, Store
@@ -102,3 +103,11 @@ def test_rewards_by_step_spread_failures_and_margins(tmp_path):
     path.write_bytes(b"no")
     with pytest.raises(RunError, match="leret pairs --run"):
         training_data(run)
+
+
+def test_a_chunk_of_a_gold_parent_is_marked():
+    corpus = Corpus([Document("a#0", "Ann", "", "a"), Document("a#1", "Ann", "", "a")])
+    rows = [ScoredHop("q", None, 0, 1, "x", "x", ("a#1",), (1.0,), {"ap": value}) for value in (1.0, 0.0)]
+    question = Task.question("q", "?", gold=("a",), parents=corpus.parents)
+    [example] = examples(("ipo", rows[:1]), ("base", rows[1:]), [question], corpus, 1)["improved"]
+    assert (example["gold"], example["policy"][0]["found"]) == (["Ann"], [{"title": "Ann", "gold": True}])

@@ -2,6 +2,7 @@ import pytest
 
 from leret.config.retriever import ClinicalTrialsSettings
 from leret.core.errors import RetrievalError
+from leret.core.types import Passage
 from leret.retrieval.clients.clinicaltrials import ClinicalTrials
 from tests.retrieval.serving import Reply, loopback
 
@@ -41,7 +42,7 @@ def test_a_query_is_sent_unchanged_and_order_is_kept():
         "fields": "NCTId,BriefTitle,OfficialTitle,BriefSummary",
         "filter.advanced": "AREA[StudyFirstPostDate]RANGE[2010-01-01,MAX]",
     }  # fmt: skip
-    assert ranking == tuple((f"NCT0000000{i}", f"Trial {i}", f"Summary {i}.", 1 / (i + 1)) for i in range(3))
+    assert ranking == tuple(Passage(f"NCT0000000{i}", f"Trial {i}", f"Summary {i}.", 1 / (i + 1)) for i in range(3))
 
 
 def test_pages_are_followed_up_to_k():
@@ -53,7 +54,7 @@ def test_pages_are_followed_up_to_k():
 def test_missing_parts_of_studies_are_empty():
     bare = {"protocolSection": {"identificationModule": {"nctId": "NCT1", "officialTitle": "Official"}}}
     with loopback(Reply({"studies": [bare]})) as server:
-        assert trials(server.url).search(["x"], 3) == [(("NCT1", "Official", "", 1.0),)]
+        assert trials(server.url).search(["x"], 3) == [(Passage("NCT1", "Official", "", 1.0),)]
 
 
 FAULTS = {

@@ -8,8 +8,9 @@ from leret.core.errors import ConfigError, RetrievalError
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
 from leret.retrieval.base import PartialResultsError
+from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.load import open_retriever
-from tests.retrieval.serving import Reply, loopback, remote
+from tests.retrieval.serving import Reply, loopback, remote, running
 
 INDEX = "i" * 32
 HEALTH = {"status": "ok", "engine": "bm25", "index": INDEX, "corpus": "c1", "documents": 3}
@@ -161,3 +162,12 @@ def test_a_url_with_a_password_is_refused(url, tmp_path):
         with pytest.raises(ConfigError, match="--token-env") as caught:
             open_retriever(url)
         assert "s3c" not in str(caught.value)
+
+
+def test_parents_travel_from_server_to_client():
+    chunks = Corpus([Document("a#0", "", "cat", "a"), Document("b", "", "cat dog")])
+    with running(BM25.build(chunks)) as server:
+        [ranking] = remote(server.url).search(["cat"], 2)
+        assert {passage.doc_id: passage.parent for passage in ranking} == {"a#0": "a", "b": None}
+    with site(reply_of([entry(parent=3)])) as server, pytest.raises(RetrievalError, match="parent is not a string"):
+        remote(server.url).search(["q"], 1)

@@ -31,3 +31,16 @@ def test_mismatched_files_are_refused(folder, place, value, match):
     np.save(folder / "documents.npy", starts)
     with pytest.raises(RetrievalError, match=match):
         MappedDocuments(folder, CORPUS.digest)
+
+
+def test_parents_are_read_as_written_and_older_indexes_have_none(tmp_path, folder):
+    corpus = Corpus([Document("a#0", "", "x", "a"), Document("b", "", "y"), Document("a#1", "", "z", "a")])
+    write_documents(corpus, tmp_path / "chunks")
+    mapped = MappedDocuments(tmp_path / "chunks", corpus.digest)
+    assert mapped.parents == corpus.parents
+    for table in (mapped, mapped, InMemoryDocuments(corpus)):
+        assert [passage.parent for passage in table.passages([2, 1, 0], [3.0, 2.0, 1.0])] == ["a", None, "a"]
+    assert (MappedDocuments(folder, "").parents, (folder / "parents.parquet").exists()) == ({}, False)
+    (folder / "parents.parquet").write_bytes((tmp_path / "chunks/parents.parquet").read_bytes()[:-9])
+    with pytest.raises(RetrievalError, match="cannot read the documents"):
+        MappedDocuments(folder, CORPUS.digest)

@@ -112,3 +112,15 @@ def test_a_full_disk_leaves_the_old_index(saved, monkeypatch):
         reopen(OTHER, saved)
     assert names(saved.parent) == ["bm25"]
     assert json.loads((saved / "manifest.json").read_text())["corpus"] == CORPUS.digest
+
+
+def test_an_index_counts_chunks_and_their_documents(tmp_path):
+    documents = [*(Document(f"a#{i}", "", "common words", "a") for i in range(3)), Document("b", "", "another")]
+    BM25.build(Corpus(documents), tmp_path / "chunks", **SETTINGS)
+    manifest = read_manifest(tmp_path / "chunks")
+    assert (manifest.documents, manifest.parents, manifest.size) == (4, 2, "4 chunks of 2 documents")
+    values = json.loads((tmp_path / "chunks/manifest.json").read_text())
+    del values["parents"]  # as an older version writes it
+    (tmp_path / "chunks/manifest.json").write_text(json.dumps(values))
+    assert read_manifest(tmp_path / "chunks").size == "4 documents"
+    assert open_index(tmp_path / "chunks").search(["common"], 1)[0][0].parent == "a"

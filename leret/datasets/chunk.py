@@ -1,0 +1,114 @@
+"""Split documents into chunks of limited length at sentence ends, for `leret data chunk`.
+
+A chunk has the id ``doc#i`` (``i`` from 0), its document's title, and the document's id as ``parent``. The texts of a
+document's chunks have all its words, in order.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import pairwise
+from pathlib import Path
+
+from leret.core.bundled import POLICIES, find_model
+from leret.core.errors import ConfigError, import_optional
+from leret.core.files import atomic_file
+from leret.core.types import Document, storable
+from leret.datasets.corpus import Corpus
+
+Count = Callable[[Sequence[str]], list[int]]
+"""Returns the length of each text, in words or tokens."""
+
+_SENTENCE_END = re.compile(
+    r"""(?<=[.!?…])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St)\.)(?<!\bMrs\.)["'”’)\]]*\s+(?=[^\sa-z])|(?<=[。！？])|\n\s*"""
+)
+_WORD_END, _CHARACTER_END = re.compile(r"\s+"), re.compile(r"(?<=.)", re.DOTALL)
+_DEMO = Path(__file__).parents[1] / "demo"
+
+
+def write_chunks(corpus: Corpus, out: Path, size: int, count: Count, header: str = "") -> int:
+    """Write the chunks of a corpus as JSON lines, and return their number. For the arguments, see `chunks_of`."""
+    try:
+        header.format(title="", doc_id="")
+    except (LookupError, ValueError, AttributeError) as error:
+        advice = "use the fields {title} and {doc_id}, and double other braces"
+        raise ConfigError(f"--header {header!r} is not a template ({error!r}); {advice}") from error
+    n = 0
+    with atomic_file(out) as file:
+        for document in corpus.values():
+            for chunk in chunks_of(document, size, count, header):
+                file.write(storable(json.dumps(asdict(chunk), ensure_ascii=False)) + "\n")
+                n += 1
+    return n
+
+
+def chunks_of(document: Document, size: int, count: Count, header: str = "") -> Iterator[Document]:
+    """Yield the chunks of a document.
+
+    Args:
+        document: a document, or a chunk to split again.
+        size: maximum length of title, header and text together, because retrievers read all of them. The text gets at
+            least half of it, even after a long title.
+        count: measures length.
+        header: template with ``{title}`` and ``{doc_id}`` for the first line of each chunk's text; empty for none.
+    """
+    head = header.format(title=document.title, doc_id=document.doc_id).strip()
+    room = max(size - sum(count([document.title, head])), size // 2)
+    parent = document.parent or document.doc_id
+    for i, (start, end) in enumerate(_spans(document.text, room, count)):
+        text = "\n".join(filter(None, [head, document.text[start:end].strip()]))
+        yield replace(document, doc_id=f"{document.doc_id}#{i}", text=text, parent=parent)
+
+
+def words(texts: Sequence[str]) -> list[int]:
+    """Count words: runs of characters without white space."""
+    return [len(text.split()) for text in texts]
+
+
+def tokens_of(tokenizer: str) -> Count:
+    """Return a function that counts tokens, without special tokens.
+
+    ``tokenizer`` is a directory with tokenizer.json, the name of a policy that ships with leret, or a model's name on
+    the Hugging Face hub. ConfigError if there is no such file.
+    """
+    tokenizers = import_optional("tokenizers", "tokenizers", "train")
+    name = str(_DEMO / POLICIES[tokenizer]) if tokenizer in POLICIES else tokenizer
+    path = find_model(name, "--tokenizer") / "tokenizer.json"
+    if not path.is_file():
+        raise ConfigError(f"--tokenizer {tokenizer}: {path} does not exist; name a model with a tokenizer.json")
+    model = tokenizers.Tokenizer.from_file(str(path))
+    model.no_truncation()
+    model.no_padding()
+    return lambda texts: [len(one) for one in model.encode_batch(list(map(storable, texts)), add_special_tokens=False)]
+
+
+def _spans(text: str, room: int, count: Count) -> list[tuple[int, int]]:
+    """Return the places of the chunks: as many sentences as fit; words or characters of a sentence that does not."""
+
+    def length(spans: Sequence[tuple[int, int]]) -> list[int]:
+        return count([text[start:end].strip() for start, end in spans])
+
+    units = [(0, len(text))]
+    for ends in (_SENTENCE_END, _WORD_END, _CHARACTER_END):
+        pairs = zip(units, length(units), strict=True)
+        units = [part for unit, n in pairs for part in (_split(text, unit, ends) if n > room else [unit])]
+    lengths, spans, first = length(units), [], 0
+    while first < len(units):
+        last, total = first + 1, lengths[first]
+        while last < len(units) and total + lengths[last] <= room:
+            total += lengths[last]
+            last += 1
+        # A tokenizer may need more tokens for a text than for its parts.
+        while last > first + 1 and length([(units[first][0], units[last - 1][1])])[0] > room:
+            last -= 1
+        spans.append((units[first][0], units[last - 1][1]))
+        first = last
+    return spans
+
+
+def _split(text: str, span: tuple[int, int], ends: re.Pattern[str]) -> list[tuple[int, int]]:
+    places = [span[0], *(match.end() for match in ends.finditer(text, *span)), span[1]]
+    return [(start, end) for start, end in pairwise(places) if text[start:end].strip()]
