@@ -18,6 +18,7 @@ from torch import Tensor, int64, tensor
 
 from leret.config.training import RoundRecipe
 from leret.core.aio import started
+from leret.core.errors import ConfigError
 from leret.core.runs import Run
 from leret.core.types import Choice, Sample, State, Task, seed_of
 from leret.policies.base import Completion, PromptTooLongError, Request
@@ -29,6 +30,7 @@ from leret.rewards import scoring
 from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.environment import Environment, scored_by
 from leret.rollouts.failures import SamplingStats, refuse_failures
+from leret.rollouts.questions import sample_question
 from leret.rollouts.selection import select_next
 from leret.rollouts.states import StateSampler, with_credit
 from leret.rollouts.walk import OpenWalks, Point, begin, walk
@@ -67,6 +69,7 @@ class Sampled:
         walks: (n,) index of the task, from 0.
         at_end: whether the reward is the final reward at every step.
         predictors: (n,) predictor names, to split a round among several policies in training.
+        rollouts: (n,) index of the rollout, if whole rollouts of a task are compared (``groups: question``); else None.
     """
 
     sequences: Sequence[tuple[Any, Any]]
@@ -77,6 +80,7 @@ class Sampled:
     walks: Tensor = field(default_factory=lambda: tensor([]))
     at_end: bool = False
     predictors: Sequence[str] = ()
+    rollouts: Tensor | None = None
 
 
 class Round:
@@ -171,6 +175,8 @@ class RoundSampler:
         self.recipe, self.policy, self.stats = recipe, policy, SamplingStats()
         self.temperature = recipe.temperature or environment.recipe.policy_of(recipe.predictors).temperature
         self._environment, self._run, self._settings = environment, run, scored_by(environment, recipe)
+        if recipe.sums_steps and self._settings.credit in {"both", "return"}:
+            raise ConfigError(f"credit: {recipe.algorithm} adds up step rewards itself; set credit to step or final")
         self._scoring = scoring(self._settings.reward)
         retriever: Retriever | None = environment.retriever
         self._searches = None if retriever is None else SearchBatcher(retriever)  # None: the program brings a retriever
@@ -189,6 +195,10 @@ class RoundSampler:
     def close(self) -> None:
         if self._searches is not None:
             self._searches.close()
+
+    @property
+    def _unparsed_reward(self) -> float | None:
+        return self._scoring.unparsed_reward if self.recipe.unparsed_reward is None else self.recipe.unparsed_reward
 
     def _n_searches(self) -> float:
         return 0.0 if self._searches is None else float(self._searches.counts()["asked"])
@@ -231,11 +241,13 @@ class RoundSampler:
             (ZERO_SHOT,), recipe.num_generations, seed, self.temperature, recipe.top_p or lm.top_p,
             recipe.max_completion_length or lm.max_tokens,
             role=role, reward=self._scoring, final=None if end is None else scoring(end, "final"),
-            n_continuations=settings.n_continuations, final_weight=settings.final_weight,
-            searched=None if self._plan is None else self._plan.searched,
+            n_continuations=settings.n_continuations, final_weight=settings.final_weight, gamma=settings.gamma,
         )  # fmt: skip
         if self._plan is None:
             plan = await with_credit(plan, self._runner, tasks, self._run, round_.walks)
+            plan = replace(plan, stops=frozenset()) if recipe.sums_steps else plan
+        else:
+            plan = replace(plan, searched=self._plan.searched, stops=self._plan.stops)
         self._plan = plan
         return plan
 
@@ -250,6 +262,9 @@ class RoundSampler:
 
         async def visit(point: Point) -> Point | None:
             assert isinstance(point.need, NeedsCompletion)
+            if self.recipe.groups == "question":
+                groups.extend(await sample_question(self._runner, sampler, plan, point, self._unparsed_reward))
+                return None
             state = self._runner.state(task, point.need, len(point.steps), point.parent)
             samples = await sampler.sample_state(point, state)
             groups.append((state, samples))
@@ -281,7 +296,11 @@ class RoundSampler:
         sequences = [(asked, one.text if isinstance(asked, Choice) else one.token_ids or ()) for asked, one in answers]
         states, tasks = tensor(places, dtype=int64).reshape(-1, 2).unbind(1)
         rewards = tensor([value for _, value in members])
-        return Sampled(sequences, states, rewards, parts, facts, tasks, predictors=predictors)
+        whole = None
+        if self.recipe.groups == "question":
+            index = tensor([sample.index for sample, _ in members], dtype=int64)
+            whole = (tasks * self.recipe.num_generations + index).unique(return_inverse=True)[1]
+        return Sampled(sequences, states, rewards, parts, facts, tasks, predictors=predictors, rollouts=whole)
 
     def _facts(self, groups: Sequence[Group], names: Sequence[str], parts: Tensor) -> dict[str, float]:
         completed = [sample for _, samples in groups for sample in samples if sample.completion is not None]
@@ -303,12 +322,9 @@ class RoundSampler:
 
     def _scored(self, groups: Sequence[Group]) -> list[tuple[State, list[tuple[Sample, float]]]]:
         scored = []
-        unparsed_reward = self.recipe.unparsed_reward
-        if unparsed_reward is None:
-            unparsed_reward = self._scoring.unparsed_reward
         for state, samples in groups:
             known = [sample.reward for sample in samples if sample.reward is not None]
-            least = min([0.0, *known]) if unparsed_reward is None else unparsed_reward
+            least = min([0.0, *known]) if self._unparsed_reward is None else self._unparsed_reward
             valid = [one for one in samples if one.is_sampled and (one.reward is not None or one.is_unparsed)]
             if valid:
                 scored.append((state, [(one, least if one.reward is None else one.reward) for one in valid]))
@@ -323,12 +339,14 @@ def _completion_facts(groups: Sequence[Group], round_: Round) -> dict[str, float
         "completions/mean_length": sum(len(one.token_ids or ()) for one in written) / max(1, len(written)),
         "completions/clipped_ratio": sum(one.finish_reason == "length" for one in written) / max(1, len(written)),
         "num_samples": float(len(completed)),
+        "num_completions": float(len(round_.completions)),  # continuations included
+        "num_completion_tokens": float(sum(len(one.token_ids or ()) for _, one in round_.completions.values())),
     }
     return facts | ({"entropy": -sum(logprobs) / len(logprobs)} if logprobs else {})
 
 
 def _distinct(groups: Sequence[Group]) -> float:
-    """Return the fraction of distinct completions per state, averaged over states."""
+    """Return the fraction of distinct completions per state, averaged over the states with several completions."""
     texts = [[sample.completion for sample in samples if sample.completion is not None] for _, samples in groups]
-    shares = [len(set(group)) / len(group) for group in texts if group]
-    return sum(shares) / max(1, len(shares))
+    shares = [len(set(group)) / len(group) for group in texts if len(group) > 1]
+    return sum(shares) / len(shares) if shares else 1.0

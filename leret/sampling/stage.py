@@ -123,6 +123,11 @@ async def sample_tasks(
     for name, role in plan.roles(runner).items():
         if not role.sampled and plan.role(runner.formatter.need(name, {})).sampled:
             stats.notes.append(f"{name} is not sampled: {why}")
+        elif role.credit == "both" != plan.role(runner.formatter.need(name, {})).credit:
+            stats.notes.append(
+                f"{name} decides when the program stops, so its credit is both: step alone would not count what "
+                "further searches find. To choose another, set sampling.credit"
+            )
     return stats
 
 
@@ -264,7 +269,7 @@ async def sample_session(
                 tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens,
                 role=lambda need: _role(environment.recipe, policy, need), reward=scoring(settings.reward),
                 final=None if end is None else scoring(end, "final"),
-                n_continuations=settings.n_continuations, final_weight=settings.final_weight,
+                n_continuations=settings.n_continuations, final_weight=settings.final_weight, gamma=settings.gamma,
             )  # fmt: skip
             plan = await with_credit(plan, environment.runner(search), tasks, run)
         notes = environment.notes()

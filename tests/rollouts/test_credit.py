@@ -231,7 +231,7 @@ def test_a_program_without_a_search_is_sampled_by_its_end(tmp_path, credit):
 
 
 def test_a_final_credit_needs_a_final_reward_with_a_value(tmp_path):
-    with pytest.raises(ConfigError, match="need a final reward"):
+    with pytest.raises(ConfigError, match="needs a final reward"):
         sample(tmp_path / "db", Role(Recorded(), credit="final"))
     with pytest.raises(ConfigError, match="final reward has no value for task q"):
         sample(tmp_path / "db", Role(Recorded(), credit="final"), final=lambda outcome: None)
