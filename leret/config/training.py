@@ -251,7 +251,7 @@ class TRLKeys(Settings):
     """The choice between leret's loop and TRL's trainer. The vLLM keys are passed to TRL unchanged."""
 
     not_in_trl: ClassVar[tuple[str, ...]] = (
-        "questions_per_round", "target_kl", "keep_rollouts", "kl_estimator", "served", "groups",
+        "questions_per_round", "target_kl", "keep_rollouts", "kl_estimator", "served",
     )  # fmt: skip
 
     engine: Literal["leret", "trl"] = Field("leret", description="leret's loop, or TRL's trainer on stored states")

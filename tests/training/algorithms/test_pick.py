@@ -41,3 +41,9 @@ def test_a_reward_of_the_end_trains_all_picks_before_it(picking_run):
     recipe = changed(PQN, name="end", credit="final", eval_steps=100, eval_split="train", eval_tasks=8)
     recalls = [entry["eval_recall"] for entry in log(train(recipe, picking_run)) if "eval_recall" in entry]
     assert recalls[-1] > recalls[0] + 0.3
+
+
+def test_whole_rollouts_of_picks_are_compared_too(picking_run):
+    keys = {"name": "whole", "groups": "question", "eval_steps": 100, "eval_split": "train", "eval_tasks": 8}
+    recalls = [e["eval_recall"] for e in log(train(changed(PICK, **keys), picking_run)) if "eval_recall" in e]
+    assert recalls[-1] > recalls[0] + 0.3
