@@ -58,11 +58,11 @@ class Setup(NamedTuple):
 SETUPS = {
     "agent": Setup(
         AGENT, 1e-3, ["recall", "em", "f1"],
-        {"question": (4, 24), "step": (4, 24), "final": (2, 20), "both": (2, 20), "return": (2, 20)},
+        {"question": (4, 16), "step": (4, 16), "final": (2, 13), "both": (2, 13), "return": (2, 13)},
     ),
     "multihop": Setup(
         MULTIHOP, 2e-3, ["recall", "ap"],
-        {"question": (8, 48), "step": (8, 48), "final": (5, 48), "both": (5, 48), "return": (5, 48)},
+        {"question": (8, 40), "step": (8, 40), "final": (5, 40), "both": (5, 40), "return": (5, 40)},
     ),
 }  # fmt: skip
 ARMS = {
@@ -112,7 +112,7 @@ def train(name: str, out: Path, seeds: list[int], arms: list[str], rate: float |
                 "learning_rate": rate or setup.rate, "warmup_ratio": 0.0,
                 "lr_scheduler_type": "constant", "questions_per_round": questions, "max_steps": rounds,
                 "num_generations": 8, "logging_steps": 1, "save_steps": 1000, "eval_steps": rounds // 4,
-                "eval_tasks": 100, "metric_for_best_model": f"{HERE}:score", **ARMS[arm],
+                "eval_tasks": 80, "metric_for_best_model": f"{HERE}:score", **ARMS[arm],
             }  # fmt: skip
             words = [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value)}")]
             leret("train", "training/grpo.yaml", "--run", str(run.path), *words)
