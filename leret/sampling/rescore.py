@@ -178,7 +178,8 @@ class _Rescoring:
         known = {sample.id: sample for sample in new}
         if chosen is not None:
             samples = [known.get(sample.id, sample) for sample in group.samples]
-            now = select_next(samples, task, self._seed, group.state.draw, through_solved=self._to_end)
+            to_end = self._to_end or credit_of(old[0]) != "step"
+            now = select_next(samples, task, self._seed, group.state.draw, through_solved=to_end)
             self.n_other_choices += now is not None and now.id != chosen
         self.n_states += 1
         self.n_samples += len(new)
