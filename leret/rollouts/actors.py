@@ -64,9 +64,9 @@ class Role:
             created inside ``forward`` are never sampled.
         credit: ``step``: reward of the documents retrieved by the end of the step. ``final``: final reward after
             running the program to its end from each sample. ``both``: weighted mean of the step and final reward.
-            ``return``: discounted sum of the step rewards up to the program's end. ``auto``: ``step`` if a search
-            follows the predictor (``both`` if the predictor also decides when the program stops), else ``final``;
-            without a final reward, no samples.
+            ``return``: step reward plus its discounted increases up to the program's end. ``auto``: ``step`` if a
+            search follows the predictor (``both`` if the predictor also decides when the program stops), else
+            ``final``; without a final reward, no samples.
     """
 
     policy: Policy
@@ -83,7 +83,7 @@ class SamplingPlan:
 
     Attributes:
         final: final reward, which scores an outcome with the program's ``prediction``; it is called in a thread.
-        n_continuations: runs to the end from each sample for credit ``final`` and ``both``; their rewards are averaged.
+        n_continuations: runs to the end from each sample, unless the credit is ``step``; their rewards are averaged.
         final_weight: weight of the final reward for credit ``both``, 0 to 1.
         gamma: discount per step for credit ``return``, 0 to 1.
         searched: for each predictor reached so far, whether a search follows it; None before the first tasks have run.
