@@ -47,21 +47,22 @@ MULTIHOP = {
 
 
 class Setup(NamedTuple):
-    """Sampling recipe, learning rate, measures on the split test, and (questions per round, rounds) of each arm."""
+    """A sampling recipe, learning rate, measures in training and on split test; questions per round and rounds by arm."""
 
     recipe: dict[str, Any]
     rate: float
+    measure: str
     measures: list[str]
     rounds: dict[str, tuple[int, int]]
 
 
 SETUPS = {
     "agent": Setup(
-        AGENT, 1e-3, ["recall", "em", "f1"],
+        AGENT, 1e-3, f"{HERE}:score", ["recall", "em", "f1"],
         {"question": (4, 16), "step": (4, 16), "final": (2, 13), "both": (2, 13), "return": (2, 13)},
     ),
     "multihop": Setup(
-        MULTIHOP, 2e-3, ["recall", "ap"],
+        MULTIHOP, 2e-3, "recall", ["recall", "ap"],
         {"question": (8, 40), "step": (8, 40), "final": (5, 40), "both": (5, 40), "return": (5, 40)},
     ),
 }  # fmt: skip
@@ -72,9 +73,9 @@ ARMS = {
 
 
 def score(outcome: Outcome) -> float | None:
-    """Return recall, or the mean of recall and exact match if the program answers."""
+    """Return the mean of recall and the exact match of the answer."""
     recall, em = REWARDS["recall"](outcome), REWARDS["em"](outcome)
-    return recall if em is None or recall is None else (recall + em) / 2
+    return None if em is None or recall is None else (recall + em) / 2
 
 
 def leret(*words: str) -> None:
@@ -112,7 +113,7 @@ def train(name: str, out: Path, seeds: list[int], arms: list[str], rate: float |
                 "learning_rate": rate or setup.rate, "warmup_ratio": 0.0,
                 "lr_scheduler_type": "constant", "questions_per_round": questions, "max_steps": rounds,
                 "num_generations": 8, "logging_steps": 1, "save_steps": 1000, "eval_steps": rounds // 4,
-                "eval_tasks": 80, "metric_for_best_model": f"{HERE}:score", **ARMS[arm],
+                "eval_tasks": 80, "metric_for_best_model": setup.measure, **ARMS[arm],
             }  # fmt: skip
             words = [word for key, value in keys.items() for word in ("--set", f"{key}={json.dumps(value)}")]
             leret("train", "training/grpo.yaml", "--run", str(run.path), *words)
@@ -127,7 +128,9 @@ def curve(run: Run, arm: str) -> dict[str, np.ndarray]:
         totals["completions"] += entry.get("num_completions", 0)
         totals["tokens"] += entry.get("num_completion_tokens", 0)
         rows += [
-            {**totals, "score": value} for key, value in entry.items() if key.startswith("eval_") and "score" in key
+            {**totals, "score": value}
+            for key, value in entry.items()
+            if key.startswith("eval_") and key != "eval_unparsed"
         ]
     return {key: np.array([row[key] for row in rows]) for key in ("completions", "tokens", "score")}
 
@@ -157,7 +160,13 @@ def print_curves(name: str, unit: str, curves: dict[tuple[str, str], dict[str, n
 
 def print_test(name: str, run: Run, arms: list[str]) -> None:
     measures = SETUPS[name].measures
-    keys = [f"systems={json.dumps(['base', *arms])}", f"measures={json.dumps(measures)}", "baseline=base", "limit=200"]
+    keys = [
+        f"systems={json.dumps(['base', *arms])}",
+        f"measures={json.dumps(measures)}",
+        "baseline=base",
+        "limit=200",
+        "choose_on=null",
+    ]
     summary = evaluate(load_recipe("eval/demo.yaml", EvalRecipe, keys), run).summary
     print(f"\n| {run.path.name}, split test | {' | '.join(measures)} |\n{'|---' * (len(measures) + 1)}|")
     for row in summary["rows"]:
