@@ -47,7 +47,7 @@ MULTIHOP = {
 
 
 class Setup(NamedTuple):
-    """A sampling recipe, learning rate, measures in training and on split test; questions per round and rounds by arm."""
+    """A sampling recipe, learning rate, measures for dev and test, and (questions per round, rounds) of each arm."""
 
     recipe: dict[str, Any]
     rate: float
