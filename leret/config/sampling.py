@@ -122,10 +122,13 @@ class SamplingSettings(Settings):
     reward: RewardKey = Field("ap", description="step reward: a measure, or a section with parts")
     final: RewardKey | None = Field(None, description="reward for the program's result; None: same as reward")
     final_weight: float = Field(0.5, ge=0, le=1, description="weight of `final` with credit: both")
-    credit: Literal["auto", "step", "final", "both"] = Field(
-        "auto", description="score by the step, the program's result (final) or both; auto: depends on the predictor"
+    credit: Literal["auto", "step", "final", "both", "return"] = Field(
+        "auto",
+        description="score by the step, the program's result (final), both, or the steps from here on (return);"
+        " auto: depends on the predictor",
     )
-    n_continuations: PositiveInt = Field(1, description="continuations per sample (credit: final or both)")
+    gamma: float = Field(1.0, ge=0, le=1, description="discount per step (credit: return)")
+    n_continuations: PositiveInt = Field(1, description="continuations per sample (credit: final, both or return)")
     concurrency: Annotated[PositiveInt, Free()] = Field(128, description="questions in flight")
     max_error_rate: Annotated[float, Free()] = Field(0.1, ge=0, le=1, description="maximum share of failed samples")
     token_ids: Annotated[bool, Free()] = Field(

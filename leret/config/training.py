@@ -156,15 +156,18 @@ class RoundRecipe(TrainingRecipe):
     Keys that TRL has too are named as in TRL.
     """
 
+    groups: Literal["state", "question"] = Field(
+        "state", description="compare the samples of a state, or whole rollouts of a question (GRPO as in papers)"
+    )
     states: Literal["live", "stored"] = Field("live", description="live: from the current policy; stored: the run's")
     limit: PositiveInt | None = Field(None, description="maximum number of tasks; None: the run's limit")
     questions_per_round: PositiveInt = Field(4, description="tasks per round; each program step is a state")
-    num_generations: PositiveInt = Field(8, description="samples per state")
+    num_generations: PositiveInt = Field(8, description="samples per state; with groups: question, rollouts per task")
     temperature: float | None = Field(None, gt=0, description="sampling temperature; None: the run's")
     top_p: float | None = Field(None, gt=0, le=1, description="None: the run's")
     max_completion_length: PositiveInt | None = Field(None, description="maximum tokens; None: the run's")
     reward: RewardKey | None = Field(None, description="None: the run's")
-    credit: Literal["step", "final", "both"] | None = Field(None, description="None: the run's")
+    credit: Literal["step", "final", "both", "return"] | None = Field(None, description="None: the run's")
     unparsed_reward: float | None = Field(
         None, description="reward of unparsed completions; None: as in `reward`, else min(0, lowest in group)"
     )
@@ -177,6 +180,21 @@ class RoundRecipe(TrainingRecipe):
     def uses_trl(self) -> bool:
         """True if TRL's trainer runs the algorithm instead of leret's loop."""
         return False
+
+    @property
+    def sums_steps(self) -> bool:
+        """True if the algorithm adds up step rewards along a path itself, so that credit ``auto`` stays ``step``."""
+        return False
+
+    @model_validator(mode="after")
+    def _compares_rollouts_by_their_outcome(self) -> Self:
+        if self.groups == "question" and self.credit not in (None, "final"):
+            raise ValueError(
+                f"groups: question gives every turn the final reward, not credit {self.credit}; remove credit"
+            )
+        if self.groups == "question" and self.states != "live":
+            raise ValueError("groups: question runs whole rollouts, not stored states; remove states or groups")
+        return self
 
     @property
     def samples_in_process(self) -> bool:

@@ -76,7 +76,7 @@ from leret.training.data import TrainingExample
 from leret.training.model import training_record
 
 T = TypeVar("T")
-Credit = Literal["auto", "step", "final", "both"]
+Credit = Literal["auto", "step", "final", "both", "return"]
 
 _ALGORITHMS = tuple(name for name, algorithm in ALGORITHMS.items() if not algorithm.picks)
 _ONLINE = tuple(name for name in _ALGORITHMS if ALGORITHMS[name].is_online)
@@ -103,9 +103,10 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
         samples: completions per prompt and LM call.
         algorithms: training algorithms in order, each starting from the previous weights. sft, dpo, ipo and kto train
             on stored samples; grpo, rloo and ppo sample with the policy in training.
-        credit: score of a completion: the reward (``step``), the metric at the program's end (``final``), or their
-            mean (``both``). None uses ``step`` for predictors that are followed by a search, and ``final`` for other
-            predictors, which are not trained if there is no metric.
+        credit: score of a completion: the reward (``step``), the metric at the program's end (``final``), their mean
+            (``both``), or the sum of the rewards' increases up to the end (``return``). None uses ``step`` for
+            predictors that are followed by a search (``both`` if they also decide when to stop, as in `dspy.ReAct`),
+            and ``final`` for other predictors, which are not trained if there is no metric.
         train_kwargs: keys of `leret train` recipes (such as ``learning_rate``), for all algorithms or nested by
             algorithm name; or one such dict per LM. The default ``learning_rate`` depends on the model size.
         run_dir: directory for samples and trained policies; compile continues from its contents. A student with
@@ -125,7 +126,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
         prompts: int = 1,
         samples: int = 8,
         algorithms: Sequence[str] = ("sft", "ipo"),
-        credit: Literal["step", "final", "both"] | None = None,
+        credit: Literal["step", "final", "both", "return"] | None = None,
         train_kwargs: dict[str, Any] | dict[dspy.LM, dict[str, Any]] | None = None,
         run_dir: str | Path | None = None,
         seed: int = 0,
@@ -142,9 +143,9 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
             raise ConfigError(
                 f"algorithms={self.algorithms!r}: choose from {', '.join(_ALGORITHMS)}; `leret train` trains pickers"
             )
-        if credit not in (None, "step", "final", "both"):
-            raise ConfigError(f"credit={credit!r}: choose step, final or both, or remove credit")
-        if reward is None and (metric is None or credit in ("step", "both")):
+        if credit not in (None, "step", "final", "both", "return"):
+            raise ConfigError(f"credit={credit!r}: choose step, final, both or return, or remove credit")
+        if reward is None and (metric is None or credit in ("step", "both", "return")):
             raise ConfigError(
                 "reward is missing; pass a name (reward='ap') or a function, or use credit='final' with a metric"
             )

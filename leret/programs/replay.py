@@ -107,6 +107,7 @@ class Replay:
         methods = [callable(getattr(type(program), name, None)) for name in ("forward", "aforward")]
         self.is_async = methods == [False, True]
         self._predictor_names = {id(predictor): name for name, predictor in self.predictors.items()}
+        self.stops = self._names_that_stop()
         self._inputs = input_names(program)
         self._fields = {name: predictor.signature.input_fields.keys() for name, predictor in self.predictors.items()}
         self.proxy = AdapterProxy(self.adapter, lambda *call: watching_run().answer(*call))
@@ -120,6 +121,18 @@ class Replay:
         self._fresh = any(isinstance(m, dspy.Refine | dspy.BestOfN) for _, m in program.named_sub_modules())
         # A program with both methods may call asyncio.run, which needs a thread without an event loop.
         self._thread = ThreadPoolExecutor(1, "leret-replay") if methods[1] else None
+
+    def _names_that_stop(self) -> frozenset[str]:
+        """Return the predictors and picks that decide when the program stops: agents' predictors, picks with a stop.
+
+        An agent is a module with a dictionary of ``tools``, such as `dspy.ReAct`; its own predictors choose the tools.
+        """
+        agents = [
+            module for _, module in self.program.named_sub_modules() if isinstance(vars(module).get("tools"), dict)
+        ]
+        names = [self._predictor_names.get(id(part)) for agent in agents for part in vars(agent).values()]
+        picks = [name for name, pick in self.picks.items() if pick.stop]
+        return frozenset([*filter(None, names), *picks])
 
     def _stand_in(self) -> None:
         """Replace the LMs with stand-ins. Predictors that share an LM share a stand-in, as DSPy expects."""

@@ -94,7 +94,7 @@ REWARDS: dict[str, Reward] = {
 }
 """Rewards by name in recipes, samples, summaries and reports."""
 
-_RESERVED = frozenset({"final", "step", "sampled", "q", "logp"})  # names of other fields of a sample
+_RESERVED = frozenset({"final", "step", "return", "sampled", "q", "logp"})  # names of other fields of a sample
 _TOO_LARGE = 1e100  # sums and squares of larger rewards may overflow
 
 

@@ -64,12 +64,14 @@ class Role:
             created inside ``forward`` are never sampled.
         credit: ``step``: reward of the documents retrieved by the end of the step. ``final``: final reward after
             running the program to its end from each sample. ``both``: weighted mean of the step and final reward.
-            ``auto``: ``step`` if a search follows the predictor, else ``final``; without a final reward, no samples.
+            ``return``: step reward plus its discounted increases up to the program's end. ``auto``: ``step`` if a
+            search follows the predictor (``both`` if the predictor also decides when the program stops), else
+            ``final``; without a final reward, no samples.
     """
 
     policy: Policy
     sampled: bool = True
-    credit: Literal["auto", "step", "final", "both"] = "auto"
+    credit: Literal["auto", "step", "final", "both", "return"] = "auto"
     temperature: float | None = None
     max_tokens: int | None = None
     top_p: float | None = None
@@ -81,10 +83,12 @@ class SamplingPlan:
 
     Attributes:
         final: final reward, which scores an outcome with the program's ``prediction``; it is called in a thread.
-        n_continuations: runs to the end from each sample for credit ``final`` and ``both``; their rewards are averaged.
+        n_continuations: runs to the end from each sample, unless the credit is ``step``; their rewards are averaged.
         final_weight: weight of the final reward for credit ``both``, 0 to 1.
+        gamma: discount per step for credit ``return``, 0 to 1.
         searched: for each predictor reached so far, whether a search follows it; None before the first tasks have run.
         token_ids: keep the token ids and log-probabilities of sampled texts.
+        stops: predictors and picks that decide when the program stops.
     """
 
     prompts: tuple[Prompt, ...]
@@ -98,8 +102,10 @@ class SamplingPlan:
     final: Scoring | None = None
     n_continuations: int = 1
     final_weight: float = 0.5
+    gamma: float = 1.0
     searched: Mapping[str, bool] | None = None
     token_ids: bool = False
+    stops: frozenset[str] = frozenset()
 
     def role_of(self, need: NeedsCompletion) -> Role:
         """Return the role with ``auto`` credit resolved; if no run reached the predictor, ``final``, else ``step``."""
@@ -109,7 +115,7 @@ class SamplingPlan:
         if not role.sampled or role.credit != "auto":
             return role
         if (self.searched or {}).get(need.predictor, self.final is None):
-            return replace(role, credit="step")
+            return replace(role, credit="both" if need.predictor in self.stops else "step")
         return replace(role, credit="final", sampled=self.final is not None)
 
     def roles(self, runner: ProgramRunner) -> dict[str, Role]:

@@ -1,16 +1,17 @@
-"""Credit of a sample: its step reward, the final reward, or a weighted mean.
+"""Credit of a sample: its step reward, the final reward, a weighted mean, or the return of the steps that follow.
 
 Rewards of a group are computed from the components of its samples: the parts of the step reward by name, ``final``,
-``final.NAME`` for each part of a final reward with several parts, and ``step`` for credit ``both``.
+``final.NAME`` for each part of a final reward with several parts, ``step`` for credit ``both``, and ``return``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from leret.core.errors import ConfigError
-from leret.core.types import Sample
+from leret.core.types import Outcome, Sample
 from leret.rewards import REWARDS, Reward, Scoring
 
 PREFIX = "final."
@@ -43,6 +44,21 @@ class Crediting:
         value = self.final.alone(values)
         return {} if value is None else {"final": value}
 
+    def discounted_return(self, outcomes: Sequence[Outcome | None], gamma: float) -> float:
+        """Return the first outcome's step reward plus the discounted increases of the step reward after it.
+
+        ``outcomes`` are those of a sample's step and of the steps that follow; None (unparsed) counts as 0. The result
+        is the first step reward if ``gamma`` is 0 and the last if it is 1. A group mixer becomes a weighted sum.
+        """
+        rewards = list[float]()
+        for outcome in outcomes:
+            value = None if outcome is None else self.step(outcome)
+            if outcome is not None and value is None:
+                raise self._without_value(self.step, outcome.task.id)
+            rewards.append(value or 0.0)
+        increases = enumerate(pairwise(rewards), start=1)
+        return rewards[0] + sum(gamma**n * (after - before) for n, (before, after) in increases)
+
     def rewards(self, group: Sequence[Sample], credit: str) -> list[Sample]:
         rewards = self.mixed([sample.components for sample in group], credit, group[0].task_id)
         pairs = zip(group, rewards, strict=True)
@@ -53,6 +69,8 @@ class Crediting:
     ) -> list[tuple[float, dict[str, float]]]:
         """Return the reward and components of each sample of a state, given the parts of each sample."""
         values = [dict(parts) for parts in group]
+        if credit == "return":
+            return [(one["return"], one) for one in values]
         if credit != "step" and self.final is not None and len(self.final.parts) > 1:
             named = [{n.removeprefix(PREFIX): v for n, v in one.items() if n.startswith(PREFIX)} for one in values]
             finals = self.final.mix(named)
@@ -68,12 +86,15 @@ class Crediting:
             elif step is not None and final is not None:
                 rewards.append((weight * final + (1 - weight) * step, {**one, "step": step}))
             else:
-                name = " + ".join((self.final if step is not None and self.final else self.step).parts)
-                raise ConfigError(
-                    f"sampling.reward: {name} has no value for question {question_id}; add the labels that it needs "
-                    "(relevant documents or reference answers) to the data, or set sampling.credit: final"
-                )
+                raise self._without_value(self.final if step is not None and self.final else self.step, question_id)
         return rewards
+
+    @staticmethod
+    def _without_value(reward: Scoring, question_id: str) -> ConfigError:
+        return ConfigError(
+            f"sampling.reward: {' + '.join(reward.parts)} has no value for question {question_id}; add the labels that "
+            "it needs (relevant documents or reference answers) to the data, or set sampling.credit: final"
+        )
 
     def regrouped(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return a state's samples, with the rewards of its sampled and rewarded ones recomputed as one group."""
@@ -85,7 +106,9 @@ class Crediting:
 
 
 def credit_of(sample: Sample) -> str:
-    """Return the credit of a rewarded sample: step, final or both."""
+    """Return the credit of a rewarded sample: step, final, both or return."""
+    if "return" in sample.components:
+        return "return"
     return "step" if "final" not in sample.components else "both" if "step" in sample.components else "final"
 
 

@@ -251,6 +251,7 @@ def training_tasks(environment: Environment, recipe: RoundRecipe) -> list[Task]:
 
 def scored_by(environment: Environment, recipe: RoundRecipe) -> SamplingSettings:
     """Return the run's sampling settings, with any reward and credit that the training recipe sets instead."""
-    keys = {"credit": recipe.credit, "reward": recipe.reward, "final": recipe.reward}
+    credit = "final" if recipe.groups == "question" else recipe.credit
+    keys = {"credit": credit, "reward": recipe.reward, "final": recipe.reward}
     update = {name: value for name, value in keys.items() if value is not None}
     return environment.recipe.sampling.model_copy(update=update)

@@ -18,6 +18,7 @@ from torch import Tensor, float64, int64, tensor
 
 from leret.config.training import RoundRecipe
 from leret.core.aio import started
+from leret.core.errors import ConfigError
 from leret.core.runs import Run
 from leret.core.types import Choice, Sample, State, Task, seed_of
 from leret.policies.base import Completion, PromptTooLongError, Request
@@ -30,6 +31,7 @@ from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.credit import training_rewards
 from leret.rollouts.environment import Environment, scored_by
 from leret.rollouts.failures import SamplingStats, refuse_failures
+from leret.rollouts.questions import sample_question
 from leret.rollouts.selection import select_next
 from leret.rollouts.states import StateSampler, with_credit
 from leret.rollouts.walk import OpenWalks, Point, begin, walk
@@ -68,6 +70,7 @@ class Sampled:
         walks: (n,) index of the task, from 0.
         at_end: whether the reward is the final reward at every step.
         predictors: (n,) predictor names, to split a round among several policies in training.
+        rollouts: (n,) index of the rollout, if whole rollouts of a task are compared (``groups: question``); else None.
     """
 
     sequences: Sequence[tuple[Any, Any]]
@@ -78,6 +81,7 @@ class Sampled:
     walks: Tensor = field(default_factory=lambda: tensor([]))
     at_end: bool = False
     predictors: Sequence[str] = ()
+    rollouts: Tensor | None = None
 
 
 class Round:
@@ -172,6 +176,8 @@ class RoundSampler:
         self.recipe, self.policy, self.stats = recipe, policy, SamplingStats()
         self.temperature = recipe.temperature or environment.recipe.policy_of(recipe.predictors).temperature
         self._environment, self._run, self._settings = environment, run, scored_by(environment, recipe)
+        if recipe.sums_steps and self._settings.credit in {"both", "return"}:
+            raise ConfigError(f"credit: {recipe.algorithm} adds up step rewards itself; set credit to step or final")
         self._scoring = scoring(self._settings.reward)
         retriever: Retriever | None = environment.retriever
         self._searches = None if retriever is None else SearchBatcher(retriever)  # None: the program brings a retriever
@@ -190,6 +196,10 @@ class RoundSampler:
     def close(self) -> None:
         if self._searches is not None:
             self._searches.close()
+
+    @property
+    def _unparsed_reward(self) -> float | None:
+        return self._scoring.unparsed_reward if self.recipe.unparsed_reward is None else self.recipe.unparsed_reward
 
     def _n_searches(self) -> float:
         return 0.0 if self._searches is None else float(self._searches.counts()["asked"])
@@ -232,11 +242,13 @@ class RoundSampler:
             (ZERO_SHOT,), recipe.num_generations, seed, self.temperature, recipe.top_p or lm.top_p,
             recipe.max_completion_length or lm.max_tokens,
             role=role, reward=self._scoring, final=None if end is None else scoring(end, "final"),
-            n_continuations=settings.n_continuations, final_weight=settings.final_weight,
-            searched=None if self._plan is None else self._plan.searched,
+            n_continuations=settings.n_continuations, final_weight=settings.final_weight, gamma=settings.gamma,
         )  # fmt: skip
         if self._plan is None:
             plan = await with_credit(plan, self._runner, tasks, self._run, round_.walks)
+            plan = replace(plan, stops=frozenset()) if recipe.sums_steps else plan
+        else:
+            plan = replace(plan, searched=self._plan.searched, stops=self._plan.stops)
         self._plan = plan
         return plan
 
@@ -251,6 +263,9 @@ class RoundSampler:
 
         async def visit(point: Point) -> Point | None:
             assert isinstance(point.need, NeedsCompletion)
+            if self.recipe.groups == "question":
+                groups.extend(await sample_question(self._runner, sampler, plan, point, self._unparsed_reward))
+                return None
             state = self._runner.state(task, point.need, len(point.steps), point.parent)
             samples = await sampler.sample_state(point, state)
             groups.append((state, samples))
@@ -282,7 +297,11 @@ class RoundSampler:
         answers = [round_.completions[sample.seed] for sample, _ in members]
         sequences = [(asked, one.text if isinstance(asked, Choice) else one.token_ids or ()) for asked, one in answers]
         states, tasks = tensor(places, dtype=int64).reshape(-1, 2).unbind(1)
-        return Sampled(sequences, states, rewards, parts, facts, tasks, predictors=predictors)
+        whole = None
+        if self.recipe.groups == "question":
+            index = tensor([sample.index for sample, _ in members], dtype=int64)
+            whole = (tasks * self.recipe.num_generations + index).unique(return_inverse=True)[1]
+        return Sampled(sequences, states, rewards, parts, facts, tasks, predictors=predictors, rollouts=whole)
 
     def _facts(self, groups: Sequence[Group], names: Sequence[str], parts: Tensor, rewards: Tensor) -> dict[str, float]:
         completed = [sample for _, samples in groups for sample in samples if sample.completion is not None]
@@ -305,11 +324,8 @@ class RoundSampler:
 
     def _scored(self, groups: Sequence[Group]) -> list[tuple[State, list[tuple[Sample, float]]]]:
         scored = []
-        unparsed_reward = self.recipe.unparsed_reward
-        if unparsed_reward is None:
-            unparsed_reward = self._scoring.unparsed_reward
         for state, samples in groups:
-            if valid := training_rewards(samples, unparsed_reward):
+            if valid := training_rewards(samples, self._unparsed_reward):
                 scored.append((state, valid))
         return scored
 
@@ -323,6 +339,8 @@ def _completion_facts(groups: Sequence[Group], round_: Round) -> dict[str, float
     facts |= {
         "completions/clipped_ratio": sum(one.finish_reason == "length" for one in written) / max(1, len(written)),
         "num_samples": float(len(completed)),
+        "num_completions": float(len(round_.completions)),  # continuations included
+        "num_completion_tokens": float(sum(len(one.token_ids or ()) for _, one in round_.completions.values())),
     }
     return facts | ({"entropy": -sum(logprobs) / len(logprobs)} if logprobs else {})
 
@@ -336,7 +354,7 @@ def reward_percentiles(rewards: Tensor) -> dict[str, float]:
 
 
 def _distinct(groups: Sequence[Group]) -> float:
-    """Return the fraction of distinct completions per state, averaged over states."""
+    """Return the fraction of distinct completions per state, averaged over the states with several completions."""
     texts = [[sample.completion for sample in samples if sample.completion is not None] for _, samples in groups]
-    shares = [len(set(group)) / len(group) for group in texts if group]
-    return sum(shares) / max(1, len(shares))
+    shares = [len(set(group)) / len(group) for group in texts if len(group) > 1]
+    return sum(shares) / len(shares) if shares else 1.0

@@ -87,11 +87,12 @@ class StateSampler:
         self._runner = runner
         self._store = store
         self._plan = plan
-        self._crediting = Crediting(plan.reward, plan.final, plan.final_weight)
+        final = plan.final or (plan.reward if "both" in self.credits else None)
+        self._crediting = Crediting(plan.reward, final, plan.final_weight)
         self._rewards = self._crediting.functions
         self._depth = plan.reward.depth
-        if plan.final is None and self.credits - {"step"}:
-            raise ConfigError("sampling.credit: final and both need a final reward; set sampling.final or credit: step")
+        if final is None and "final" in self.credits:
+            raise ConfigError("sampling.credit: final needs a final reward; set sampling.final or credit: step")
 
     async def sample_state(self, point: Point, state: State) -> list[Sample]:
         """Return all samples of a state, ordered by prompt and index; missing samples are made and stored."""
@@ -270,29 +271,38 @@ class StateSampler:
         state = visit.state
         after = await visit.point.after(self._runner, reached)
         n = 1 if isinstance(after.need, Finished) else self._plan.n_continuations
-        ends = [
-            started(self._end_reward(after, "continuation", state.draw, state.step, key, index)) for index in range(n)
-        ]
+        reward = self._return if visit.role.credit == "return" else self._end_reward
+        ends = [started(reward(after, "continuation", state.draw, state.step, key, index)) for index in range(n)]
         await self.walks.wait(ends)
         runs = [await end for end in ends]
         names = dict.fromkeys(name for values in runs for name in values)
         known = {name: [values[name] for values in runs if name in values] for name in names}
-        return self._crediting.final_components({name: sum(values) / len(values) for name, values in known.items()})
+        means = {name: sum(values) / len(values) for name, values in known.items()}
+        return means if visit.role.credit == "return" else self._crediting.final_components(means)
 
     async def _end_reward(self, start: Point, *seed: Any) -> dict[str, float]:
-        final = self._crediting.final
+        return await self.end_values(await self.run_on(start, *seed))
+
+    async def end_values(self, path: Walk) -> dict[str, float]:
+        """Return the parts of the final reward at a path's end; 0 if the program ended with an unparsed completion."""
+        final, end = self._crediting.final, path.end
         assert final is not None
-        end = (await self.run_on(start, *seed)).end
-        assert isinstance(end.need, Finished)
-        if end.need.unparsed:
+        if end.unparsed:
             return dict.fromkeys(final.parts, 0.0)
-        last = end.steps[-1]
-        outputs = deepcopy(last.outputs[0]) if isinstance(last.outputs, list) and last.outputs else {}
-        outcome = Outcome(end.task, last.text or "", outputs, end.need.ranking, end.need.prediction, len(end.steps))
-        values: dict[str, float] = await asyncio.to_thread(final.values, outcome)
+        values: dict[str, float] = await asyncio.to_thread(final.values, end.outcome())
         if not values:
             raise ConfigError(f"the final reward has no value for task {end.task.id}; remove tasks without labels")
         return values
+
+    def final_components(self, values: Mapping[str, float]) -> dict[str, float]:
+        return self._crediting.final_components(values) if values else {}
+
+    async def _return(self, start: Point, *seed: Any) -> dict[str, float]:
+        path, outcomes = await self.run_on(start, *seed), list[Outcome | None]()
+        for point in (*path.points[:-1], path.end):
+            deep = await self._runner.deep(point.need, len(point.steps), self._depth) if self._depth else ()
+            outcomes.append(None if point.unparsed else point.outcome(deep))
+        return {"return": await asyncio.to_thread(self._crediting.discounted_return, outcomes, self._plan.gamma)}
 
 
 async def predictors_searched(runner: ProgramRunner, sampler: StateSampler, tasks: Iterable[Task]) -> dict[str, bool]:
@@ -326,9 +336,13 @@ async def with_credit(
     run: Run | None = None,
     walks: OpenWalks | None = None,
 ) -> SamplingPlan:
-    """Return the plan with ``searched`` (to resolve ``auto`` credit), read from the run or found on the first tasks."""
+    """Return the plan with ``searched`` and ``stops``, which resolve credit ``auto``.
+
+    ``searched`` is read from the run or found on the first tasks.
+    """
     roles = [plan.role(runner.formatter.need(name, {})) for name in runner.replay.names]
     n_auto = sum(role.sampled and role.credit == "auto" for role in roles)
+    plan = replace(plan, stops=runner.replay.stops)
     if n_auto < 2 and not (n_auto and plan.final):  # without a final reward, a single `auto` means `step`
         return replace(plan, searched={})
     searched = None if run is None else run.manifest.searched

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from leret.core.aio import for_each, started
 from leret.core.errors import PolicyError, ProgramError, RetrievalError
-from leret.core.types import Failure, Hop, LMCall, Ranking, Rollout, Task, merge
+from leret.core.types import Failure, Hop, LMCall, Outcome, Ranking, Rollout, Task, merge
 from leret.programs.needs import PLAIN, Finished, NeedsCompletion, NeedsSearch, Step
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
@@ -73,6 +74,18 @@ class Point:
                     end.set_result(need)
             reached = self.reached[text] = Reached(step, outputs, end)
         return reached
+
+    @property
+    def unparsed(self) -> bool:
+        return isinstance(self.need, Finished) and self.need.unparsed
+
+    def outcome(self, deep: tuple[tuple[str, ...], ...] = ()) -> Outcome:
+        """Return the outcome of the last step."""
+        last, need = self.steps[-1], self.need
+        outputs = deepcopy(last.outputs[0]) if isinstance(last.outputs, list) and last.outputs else {}
+        ranking = merge(added for search in need.searches for added in search.added)
+        prediction = need.prediction if isinstance(need, Finished) else None
+        return Outcome(self.task, last.text or "", outputs, ranking, prediction, len(self.steps), deep)
 
     async def after(self, runner: ProgramRunner, step: Step | Reached, parent: str | None = None) -> Point:
         if isinstance(step, Reached):

@@ -72,10 +72,11 @@ def estimate(recipe: SamplingRecipe, run: Run) -> SampleEstimate:
     bank_calls = 0 if bank_ready else steps * (n_train + settings.bank.candidates * n_dev)
     states = n_questions * steps
     samples = states * settings.prompts * settings.samples
-    n_on = settings.n_continuations * (settings.credit in ("final", "both"))
+    to_end = settings.credit != "step" and (settings.credit != "auto" or bool(environment.replay.stops))
+    n_on = settings.n_continuations * to_end
     more = samples * n_on * (steps - 1) // 2  # a sample continues for half of the other steps on average
     if settings.credit == "auto" and len(environment.replay.names) > 1:
-        more = min(LOOKED_AT, n_questions) * steps
+        more += min(LOOKED_AT, n_questions) * steps
     lengths = _lengths(environment, questions[:20])
     return SampleEstimate(n_questions, steps, states, samples, bank_calls, samples + more + bank_calls, *rest, *lengths)
 

@@ -62,7 +62,7 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
     One commit updates all rewards and the run's recipe. R/preferences is deleted before it and rebuilt after it.
 
     Raises:
-        ConfigError: the reward is unknown or has no value for a sample, or the run's credit is ``final``.
+        ConfigError: the reward is unknown or has no value for a sample, or the run's credit is ``final`` or ``return``.
         RunError: the run has no samples or is being sampled, or its program, corpus or questions have changed.
     """
     began, progress = time.monotonic(), progress or Progress()
@@ -70,8 +70,8 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
     if reward is not None:
         recipe = recipe.model_copy(update={"sampling": recipe.sampling.model_copy(update={"reward": reward})})
     recipe = resolve_paths(recipe, Path.cwd())
-    if recipe.sampling.credit == "final":
-        raise ConfigError("sampling.credit is final: final rewards cannot be recomputed; sample again into a new run")
+    if (credit := recipe.sampling.credit) in {"final", "return"}:
+        raise ConfigError(f"sampling.credit is {credit}: its rewards cannot be recomputed; sample again into a new run")
     spec = recipe.sampling.reward
     with Environment(recipe, run.cache, progress) as environment, Store(run.store) as store:
         refuse_changed_files(run, environment, reward=False)
@@ -178,7 +178,8 @@ class _Rescoring:
         known = {sample.id: sample for sample in new}
         if chosen is not None:
             samples = [known.get(sample.id, sample) for sample in group.samples]
-            now = select_next(samples, task, self._seed, group.state.draw, through_solved=self._to_end)
+            to_end = self._to_end or credit_of(old[0]) != "step"
+            now = select_next(samples, task, self._seed, group.state.draw, through_solved=to_end)
             self.n_other_choices += now is not None and now.id != chosen
         self.n_states += 1
         self.n_samples += len(new)

@@ -119,11 +119,24 @@ async def sample_tasks(
     check = _path_check(other, runner, plan.prompts)
     scheduler = Scheduler(runner, sampler, store, plan.seed, *rates, check, facts)
     stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
-    why = "no search follows it, and there is no final reward; to sample it, set sampling.credit: final"
-    for name, role in plan.roles(runner).items():
-        if not role.sampled and plan.role(runner.formatter.need(name, {})).sampled:
-            stats.notes.append(f"{name} is not sampled: {why}")
+    stats.notes += _credit_notes(plan, runner)
     return stats
+
+
+def _credit_notes(plan: SamplingPlan, runner: ProgramRunner) -> Iterator[str]:
+    """Yield what credit ``auto`` resolved to, where a predictor is not sampled or decides when the program stops."""
+    for name, role in plan.roles(runner).items():
+        setting = plan.role(runner.formatter.need(name, {}))
+        if setting.sampled and not role.sampled:
+            yield (
+                f"{name} is not sampled: no search follows it, and there is no final reward; to sample it, set "
+                "sampling.credit: final"
+            )
+        elif role.credit == "both" != setting.credit:
+            yield (
+                f"{name} decides when the program stops, so its credit is both: step alone would not count what "
+                "further searches find. To choose another, set sampling.credit"
+            )
 
 
 def _path_check(
@@ -264,7 +277,7 @@ async def sample_session(
                 tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens,
                 role=lambda need: _role(environment.recipe, policy, need), reward=scoring(settings.reward),
                 final=None if end is None else scoring(end, "final"),
-                n_continuations=settings.n_continuations, final_weight=settings.final_weight,
+                n_continuations=settings.n_continuations, final_weight=settings.final_weight, gamma=settings.gamma,
                 token_ids=settings.token_ids,
             )  # fmt: skip
             plan = await with_credit(plan, environment.runner(search), tasks, run)

@@ -6,6 +6,7 @@ from contextlib import suppress
 import dspy
 import pytest
 
+import leret
 from leret.core.errors import ProgramError, ReplayError, RetrievalError
 from leret.core.types import Passage, Task
 from leret.programs.load import load_program
@@ -206,3 +207,20 @@ def test_lms_and_adapters_set_inside_and_direct_calls_are_seen():
     second = replay.run(task, path, {})
     assert (second.predictor, formatter.messages(second)[-1]["content"]) == ("(direct)", "Rephrase ?")
     assert replay.run(task, [*path, formatter.step(second, "side")], {}).prediction.query == "inside"
+
+
+class Stopping(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.plan, self.picks = dspy.Predict("question -> plan"), [leret.Pick(stop=True), leret.Pick()]
+        self.agents = {"first": dspy.ReAct("plan -> answer", tools=[dspy.Tool(lambda query: query, name="find")])}
+
+    def forward(self, question):
+        return self.agents["first"](plan=self.plan(question=question).plan)
+
+
+def test_agents_steps_and_picks_with_a_stop_decide_when_a_program_stops():
+    replay = Replay(Stopping())
+    assert replay.stops == {"agents['first'].react", "picks[0]"}
+    assert set(replay.names) > replay.stops
+    assert Replay(Stopping().agents["first"]).stops == {"react"}

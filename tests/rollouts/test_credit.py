@@ -1,4 +1,5 @@
 import asyncio
+import json
 from collections import Counter, defaultdict
 from contextlib import closing
 
@@ -8,7 +9,7 @@ import pytest
 from leret.config.sampling import SamplingSettings
 from leret.core.errors import ConfigError, PolicyError, ProgramError
 from leret.core.runs import Run
-from leret.core.types import Outcome, Task
+from leret.core.types import Outcome, Passage, Task
 from leret.policies.base import Completion, PromptTooLongError
 from leret.programs.adapters import CompactAdapter
 from leret.programs.prompts import ZERO_SHOT, Prompt
@@ -16,6 +17,7 @@ from leret.programs.search import Found, Search
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
 from leret.rollouts.actors import Role, SamplingPlan
+from leret.rollouts.credit import Crediting
 from leret.rollouts.selection import select_next
 from leret.sampling.stage import sample_tasks
 from leret.sampling.store.store import Store
@@ -231,7 +233,7 @@ def test_a_program_without_a_search_is_sampled_by_its_end(tmp_path, credit):
 
 
 def test_a_final_credit_needs_a_final_reward_with_a_value(tmp_path):
-    with pytest.raises(ConfigError, match="need a final reward"):
+    with pytest.raises(ConfigError, match="needs a final reward"):
         sample(tmp_path / "db", Role(Recorded(), credit="final"))
     with pytest.raises(ConfigError, match="final reward has no value for task q"):
         sample(tmp_path / "db", Role(Recorded(), credit="final"), final=lambda outcome: None)
@@ -243,3 +245,82 @@ def test_the_final_reward_sees_the_end(tmp_path):
     assert {outcome.n_steps for outcome in seen} == {3}
     assert all(outcome.outputs == {"answer": outcome.prediction.answer} for outcome in seen)
     assert any(outcome.ranking for outcome in seen)
+
+
+class Twice(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.write = dspy.Predict("question, context: list[str] -> query")
+        self.search = Search(k=2)
+
+    def forward(self, question):
+        found = Found()
+        for _ in range(3):
+            found = self.search(self.write(question=question, context=found.passages).query, found)
+        return dspy.Prediction(doc_ids=found.doc_ids)
+
+
+def rewards_by_id(path, credit, **plan):
+    sample(path, Role(Recorded(), credit=credit), Twice(), reward="recall", **plan)
+    return {s.id: (s.reward, s.components) for s in samples_of(path)}
+
+
+def test_a_return_without_discount_is_the_last_step_reward_and_with_full_discount_the_first(tmp_path):
+    final = rewards_by_id(tmp_path / "final", "final", final="recall")
+    one = rewards_by_id(tmp_path / "one", "return")
+    first = sorted(one)[0]
+    assert {name: reward for name, (reward, _) in one.items()} == {name: reward for name, (reward, _) in final.items()}
+    assert set(one[first][1]) == {"recall", "ap", "return"}
+    assert any(reward > parts["recall"] for reward, parts in one.values())
+    none = rewards_by_id(tmp_path / "none", "return", gamma=0.0)
+    assert all(reward == parts["recall"] for reward, parts in none.values())
+
+
+def test_a_return_discounts_the_increases_of_the_steps_that_follow():
+    task, docs = Task.question("q", "?", gold=("a", "b", "c", "d")), ("a", "x", "b", "c")
+    found = [tuple(Passage(doc, "", "", 1.0) for doc in docs[:n]) for n in (1, 2, 4)]
+    crediting = Crediting(scoring("recall"))
+    outcomes = [Outcome(task, ranking=ranking) for ranking in found]  # recall .25, .25, .75
+    assert crediting.discounted_return(outcomes, 0.5) == 0.25 + 0.5 * 0 + 0.25 * 0.5
+    assert crediting.discounted_return([*outcomes, None], 0.5) == 0.25 + 0.25 * 0.5 - 0.125 * 0.75  # unparsed end: 0
+    with pytest.raises(ConfigError, match=r"no value for question q"):
+        crediting.discounted_return([Outcome(Task.question("q", "?"))], 1.0)
+
+
+class Stopping(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.search = Search(k=2)
+        self.agent = dspy.ReAct("question -> answer", tools=[self.look_up], max_iters=3)
+
+    def look_up(self, query: str) -> list[str]:
+        """Passages for a query."""
+        return self.search(query).passages
+
+    def forward(self, question):
+        return self.agent(question=question)
+
+
+class Acting(Recorded):
+    """Searches or stops, by the seed."""
+
+    def _one(self, request, seed):
+        if "next_tool_args" not in str(request.messages):
+            return super()._one(request, seed)
+        args = {"query": ("alpha", "beta", "gamma", "delta")[seed // 2 % 4]} if seed % 2 else {}
+        step = {"next_thought": "so", "next_tool_name": "look_up" if seed % 2 else "finish", "next_tool_args": args}
+        return Completion(json.dumps(step), "stop", 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("credit", "final", "parts"),
+    [("auto", None, {"step", "final"}), ("auto", is_alpha, {"step", "final"}), ("step", is_alpha, set())],
+)
+def test_auto_credit_is_both_where_the_policy_decides_when_to_stop(tmp_path, monkeypatch, credit, final, parts):
+    monkeypatch.setattr(f"{__name__}.CompactAdapter", dspy.JSONAdapter)
+    stats = sample(tmp_path / "db", Role(Acting(), credit=credit), Stopping(), prompts=(ZERO_SHOT,), n=4, final=final)
+    acts = [s for s in samples_of(tmp_path / "db", "agent.react") if s.reward is not None]
+    assert acts
+    assert {frozenset(s.components) - {"recall", "ap"} for s in acts} == {frozenset(parts)}
+    told = [note for note in stats.notes if note.startswith("agent.react")]
+    assert (["credit is both" in note for note in told] or [False]) == [bool(parts)]

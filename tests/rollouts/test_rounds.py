@@ -4,7 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from torch import tensor
+from torch import bincount, tensor
 
 from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import RewardSettings
@@ -70,6 +70,33 @@ def test_stored_states_are_those_of_the_run(begun, environment, policy):
     assert {tuple(prompt) for prompt, _ in live.sequences} != wanted
 
 
+def test_a_question_group_is_whole_rollouts_with_the_outcome_at_every_turn(begun, environment, policy):
+    made = sampler(begun, environment, policy, groups="question")
+    tasks = training_tasks(environment, RECIPE)[:3]
+    found = made.sample(tasks, 0)
+    assert len(found.sequences) == 3 * 4 * 2  # tasks, rollouts, turns: no tree
+    assert bincount(found.rollouts).tolist() == [2] * 12
+    assert found.walks.tolist() == [place // 8 for place in range(24)]
+    for rollout in range(12):
+        [one, other] = found.rewards[found.rollouts == rollout].tolist()
+        assert one == other
+    assert len({tuple(prompt) for prompt, _ in found.sequences[:4]}) == 1, (
+        "first turns share a prompt, and are adjacent"
+    )
+    assert len(set(found.rewards.tolist())) > 2
+    assert found.facts["num_completions"] == found.facts["num_samples"] == 24
+    assert found.facts["num_completion_tokens"] == sum(len(completion) for _, completion in found.sequences)
+    again = made.sample(tasks, 0)
+    assert (again.sequences, again.rewards.tolist()) == (found.sequences, found.rewards.tolist())
+
+
+def test_continuations_count_as_completions_too(begun, environment, policy):
+    tasks = training_tasks(environment, RECIPE)[:3]
+    step, final = (sampler(begun, environment, policy, credit=credit).sample(tasks, 0) for credit in ("step", "final"))
+    assert step.facts["num_completions"] == step.facts["num_samples"] == final.facts["num_samples"] == 24
+    assert 24 < final.facts["num_completions"] <= 24 + 3 * 4  # first steps run on, equal ones once
+
+
 def state_with(*rewards):
     def one(i, reward):
         failure = {None: Failure("parse", ""), "away": Failure("policy", "")}.get(reward)
@@ -89,7 +116,7 @@ def state_with(*rewards):
     ],
 )
 def test_what_does_not_parse_has_a_price_and_an_outage_has_none(price, rewards, expected):
-    made = SimpleNamespace(recipe=changed(RECIPE, unparsed_reward=price), _scoring=scoring("ap"))
+    made = SimpleNamespace(_unparsed_reward=price)
     [(_, scored)] = RoundSampler._scored(made, [state_with(*rewards)])
     assert [value for _, value in scored] == expected
 

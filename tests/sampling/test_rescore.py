@@ -147,9 +147,10 @@ def test_what_cannot_be_rescored_is_refused_and_nothing_changes(tmp_path, made):
     with pytest.raises(ConfigError, match="f1 has no value for question"):
         rescore(run, "f1")  # its tasks have no reference answers
     assert content(run) == before
-    final = sampled(tmp_path / "final", credit="final")
-    with pytest.raises(ConfigError, match="credit is final"):
-        rescore(final, "recall@1")
+    for credit in ("final", "return"):
+        by_end = sampled(tmp_path / credit, credit=credit)
+        with pytest.raises(ConfigError, match=f"credit is {credit}"):
+            rescore(by_end, "recall@1")
 
 
 STEPS = [(Run, "prepare"), (shutil, "rmtree"), (Store, "put_rewards"), (Store, "flush"), (Run, "update")]

@@ -90,7 +90,8 @@ def _wrong_rewards(run: Run, database: sqlite3.Connection, report: StoreReport) 
         return
     for sample in map(sample_of, database.execute("SELECT * FROM samples WHERE reward IS NOT NULL")):
         # Final rewards cannot be checked: their rankings are not stored.
-        stored = sample.components.get("step") if "final" in sample.components else sample.reward
+        by_end = not {"final", "return"}.isdisjoint(sample.components)
+        stored = sample.components.get("step") if by_end else sample.reward
         task = tasks.get(sample.task_id)
         if task is None or stored is None or not sample.is_sampled:
             continue

@@ -44,10 +44,10 @@ class GRPORecipe(TRLKeys, WritingRecipe, GRPOKeys):
 
 
 def advantages(recipe: GRPORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> RolloutBatch:
-    """Set the advantage of all tokens of a completion to the completion's group-relative reward."""
-    from leret.training.online.advantages import group_relative
+    """Set the advantage of all tokens of a completion to the group-relative reward of the completion or its rollout."""
+    from leret.training.online.advantages import Comparison, group_relative
 
-    values = group_relative(sampled.rewards.double(), sampled.groups, recipe.scale_rewards)
+    values = Comparison.of(sampled).apply(group_relative, sampled.rewards.double(), recipe.scale_rewards)
     return replace(batch, advantages=values.to(batch.mask)[:, None] * batch.mask)
 
 

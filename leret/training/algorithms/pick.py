@@ -37,6 +37,10 @@ class PickRecipe(PickingRecipe):
     def _has_a_reference(self) -> PickRecipe:
         if changed_keys(self, ["beta"]) and self.loss in {"grpo", "sft"}:
             raise ValueError(f"beta is only for loss dpo or ipo, but loss is {self.loss}; remove beta or change loss")
+        if self.groups == "question" and self.loss != "grpo":
+            raise ValueError(
+                f"loss {self.loss} compares the picks of a state; remove groups: question, or set loss: grpo"
+            )
         return self
 
 
@@ -60,10 +64,11 @@ class GroupMethod:
         from leret.training.online.advantages import group_relative, group_statistics
         from leret.training.online.picking import values_of
 
-        advantages = group_relative(batch.rewards.double(), batch.states, self.recipe.scale_rewards).float()
+        compare, rewards = batch.comparison, batch.rewards.double()
+        advantages = compare.apply(group_relative, rewards, self.recipe.scale_rewards).float()
         with torch.no_grad():
             old_logps = self._logps(values_of(self.reference or picker, batch.choices), batch)
-        statistics = group_statistics(batch.rewards, batch.states)
+        statistics = group_statistics(*compare.distinct(batch.rewards))
         return replace(batch, targets=advantages, old_logps=old_logps), statistics
 
     def losses(self, picker: Picker, batch: PickBatch) -> Tensor:

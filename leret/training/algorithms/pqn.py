@@ -33,6 +33,7 @@ class PQNRecipe(PickingRecipe):
     max_grad_norm: float = Field(2.0, gt=0)
     questions_per_round: PositiveInt = Field(96, description="tasks per round, with one trajectory each")
     num_generations: Literal[1] = 1
+    groups: Literal["state"] = "state"
     temperature: float | None = Field(0.05, gt=0, description="alpha; decays with the learning rate")
     top_k: PositiveInt | None = Field(5, description="number of best candidates for sampling and for a state's value")
     learning_starts: int = Field(10, ge=0, description="number of initial rounds with random picks")
@@ -43,6 +44,10 @@ class PQNRecipe(PickingRecipe):
     )
     soft_value: bool = Field(True, description="true: a state's value is the soft maximum; false: the maximum")
     twin: bool = Field(True, description="estimate values with two heads, one per half of the network")
+
+    @property
+    def sums_steps(self) -> bool:
+        return True
 
     @model_validator(mode="after")
     def _falls_to_a_share(self) -> PQNRecipe:

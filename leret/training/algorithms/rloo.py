@@ -33,14 +33,16 @@ class RLOORecipe(TRLKeys, WritingRecipe):
 
 def advantages(recipe: RLOORecipe, sampled: Sampled, batch: RolloutBatch, beta: float) -> RolloutBatch:
     """Set a completion's advantages to its penalized reward minus the mean of the group's other penalized rewards."""
-    from leret.training.online.advantages import leave_one_out
+    from leret.training.online.advantages import Comparison, leave_one_out
     from leret.training.online.losses import KL
 
+    comparison = Comparison.of(sampled)
     rewards = sampled.rewards.double().to(batch.mask.device)
     if batch.reference is not None and batch.old_logps is not None:
         kl = KL[recipe.kl_estimator](batch.old_logps, batch.reference) * batch.mask
-        rewards = rewards - beta * kl.sum(1)
-    return replace(batch, advantages=leave_one_out(rewards, batch.groups).to(batch.mask)[:, None] * batch.mask)
+        rewards = rewards - beta * comparison.totals(kl.sum(1))
+    values = comparison.apply(leave_one_out, rewards)
+    return replace(batch, advantages=values.to(batch.mask)[:, None] * batch.mask)
 
 
 def loss(recipe: RLOORecipe, batch: RolloutBatch, now: Forward, beta: float) -> dict[str, Tensor]:

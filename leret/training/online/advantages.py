@@ -6,12 +6,17 @@ differ. `leret.training.online.losses` describes the shapes of tensors over toke
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
 from leret.core.types import digest
+
+if TYPE_CHECKING:
+    from leret.rollouts.rounds import Sampled
 
 _SMALL = 1e-4  # added to a standard deviation, as in TRL
 
@@ -39,6 +44,44 @@ def centred(values: Tensor, groups: Tensor) -> Tensor:
     values = values.double()
     distance, scale = values - group_means(values, groups), group_means(values.abs(), groups)
     return distance.masked_fill(distance.abs() <= 1e-12 * scale, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Indices that say which rewards are compared: those of a state's completions, or of a question's rollouts.
+
+    Attributes:
+        groups: (n,) index of each completion's state or question.
+        rollouts: (n,) index of each completion's rollout; None if each completion has its own reward.
+    """
+
+    groups: Tensor
+    rollouts: Tensor | None = None
+
+    @classmethod
+    def of(cls, sampled: Sampled) -> Comparison:
+        return cls(sampled.groups if sampled.rollouts is None else sampled.walks, sampled.rollouts)
+
+    def distinct(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the values and groups with one row per reward, from values (n, ...) equal within each rollout."""
+        groups, rollouts = self.groups.to(values.device), self.rollouts
+        if rollouts is None:
+            return values, groups
+        rows = torch.zeros(int(rollouts.max()) + 1, dtype=torch.long)
+        rows = rows.scatter(0, rollouts, torch.arange(len(rollouts))).to(values.device)
+        return values[rows], groups[rows]
+
+    def apply(self, estimate: Callable[..., Tensor], values: Tensor, *more: Any) -> Tensor:
+        """Return ``estimate(values, groups, *more)`` with one row per reward, repeated for the turns of a rollout."""
+        result = estimate(*self.distinct(values), *more)
+        return result if self.rollouts is None else result[self.rollouts.to(result.device)]
+
+    def totals(self, values: Tensor) -> Tensor:
+        """Return values (n,) summed over each completion's rollout; unchanged without rollouts."""
+        if self.rollouts is None:
+            return values
+        rollouts = self.rollouts.to(values.device)
+        return values.new_zeros(int(rollouts.max()) + 1).index_add_(0, rollouts, values)[rollouts]
 
 
 def group_relative(rewards: Tensor, groups: Tensor, scale: Literal["group", "batch", "none"]) -> Tensor:

@@ -19,7 +19,7 @@ from leret.policies.pickers.picker import Picker, open_picker
 from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.model import InitialPolicy, sampled_picker
-from leret.training.online.advantages import mini_batches
+from leret.training.online.advantages import Comparison, mini_batches
 from leret.training.online.update import make_optimizer, make_schedule
 from leret.training.validation import Validation
 
@@ -38,6 +38,7 @@ class PickBatch:
         step_rewards: each pick's part of the rollout's reward.
         targets: advantages or returns, depending on the method.
         old_logps: log-probabilities under the reference (dpo, ipo) or under the sampling picker (grpo).
+        comparison: which rewards of the round are compared.
     """
 
     choices: Sequence[Choice]
@@ -48,6 +49,7 @@ class PickBatch:
     step_rewards: Tensor
     targets: Tensor
     old_logps: Tensor
+    comparison: Comparison
 
     @classmethod
     def of(cls, sampled: Sampled) -> PickBatch:
@@ -58,7 +60,7 @@ class PickBatch:
         zeros = torch.zeros(len(actions))
         parts = step_rewards(sampled.rewards, sampled.walks, sampled.at_end)
         picks = sampled.groups, torch.tensor(actions), sampled.rewards, sampled.walks, parts
-        return cls([choices[i] for i in range(len(choices))], *picks, zeros, zeros)
+        return cls([choices[i] for i in range(len(choices))], *picks, zeros, zeros, Comparison.of(sampled))
 
     def at(self, states: Tensor) -> PickBatch:
         """Return the picks of ``states``, which are indices of choices in ascending order."""

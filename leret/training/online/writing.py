@@ -25,7 +25,7 @@ from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.data import end_token
 from leret.training.model import InitialPolicy, library_of, save_policy, stop_ids
-from leret.training.online.advantages import group_statistics, mini_batches, same_side_of_mean
+from leret.training.online.advantages import Comparison, group_statistics, mini_batches, same_side_of_mean
 from leret.training.online.base import Objective
 from leret.training.online.losses import KL, KLController
 from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable, make_schedule
@@ -84,7 +84,7 @@ class WriterLearner:
         batch = self.objective.advantages(recipe, sampled, batch, beta)
         if recipe.keep_rollouts is not None:
             parts = sampled.parts if sampled.parts.shape[1] else sampled.rewards[:, None]
-            chosen = same_side_of_mean(parts, sampled.groups, recipe.keep_rollouts).to(update.device)
+            chosen = Comparison.of(sampled).apply(same_side_of_mean, parts, recipe.keep_rollouts).to(update.device)
             if not chosen.any():
                 return self._entry(sampled, batch, beta, ())
             batch = batch.rows(chosen.nonzero()[:, 0])
@@ -101,7 +101,7 @@ class WriterLearner:
         self, sampled: Sampled, batch: RolloutBatch, beta: float, figures: Sequence[Mapping[str, float]]
     ) -> dict[str, float]:
         """Return a round's log entry, and adjust the weight of the KL penalty."""
-        entry = group_statistics(sampled.rewards, sampled.groups)
+        entry = group_statistics(*Comparison.of(sampled).distinct(sampled.rewards))
         for name in figures[0] if figures else ():
             entry[_LOGGED[name]] = sum(step[name] for step in figures) / len(figures)
         kl, length = 0.0, float(batch.mask.sum(1).mean())

@@ -1,6 +1,7 @@
 import pytest
 
 from leret.config.policy import PolicySettings
+from leret.core.errors import ConfigError
 from leret.core.types import Candidate, Choice
 from leret.policies.load import make_policy
 from leret.training.stage import train
@@ -41,3 +42,15 @@ def test_a_reward_of_the_end_trains_all_picks_before_it(picking_run):
     recipe = changed(PQN, name="end", credit="final", eval_steps=100, eval_split="train", eval_tasks=8)
     recalls = [entry["eval_recall"] for entry in log(train(recipe, picking_run)) if "eval_recall" in entry]
     assert recalls[-1] > recalls[0] + 0.3
+
+
+def test_whole_rollouts_of_picks_are_compared_too(picking_run):
+    keys = {"name": "whole", "groups": "question", "eval_steps": 100, "eval_split": "train", "eval_tasks": 8}
+    recalls = [e["eval_recall"] for e in log(train(changed(PICK, **keys), picking_run)) if "eval_recall" in e]
+    assert recalls[-1] > recalls[0] + 0.3
+
+
+@pytest.mark.parametrize("credit", ["both", "return"])
+def test_values_of_paths_refuse_credit_that_counts_later_steps_too(picking_run, credit):
+    with pytest.raises(ConfigError, match="pqn adds up step rewards itself"):
+        train(changed(PQN, credit=credit), picking_run)

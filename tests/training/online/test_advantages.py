@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from leret.training.online import advantages
-from leret.training.online.advantages import group_relative, group_statistics, leave_one_out, same_side_of_mean
+from leret.training.online.advantages import (
+    Comparison,
+    group_relative,
+    group_statistics,
+    leave_one_out,
+    same_side_of_mean,
+)
 
 
 def case(seed, n=23):
@@ -101,3 +107,29 @@ def test_a_rollout_is_kept_where_all_parts_agree():
     assert same_side_of_mean(parts, groups, "either").tolist() == [True, True, False, True]
     parts[:2, 1], parts[3, 0] = torch.nan, torch.nan  # does not apply to two of a group, to one alone
     assert same_side_of_mean(parts, groups, "above").tolist() == [True, False, True, True]
+
+
+ROLLOUTS = torch.tensor([0, 1, 2, 2, 1, 2])  # of lengths 1, 2 and 3; rows are ordered by state
+QUESTION = torch.zeros(6).long()
+OUTCOMES = torch.tensor([1.0, 0.0, 0.5])
+
+
+@pytest.mark.parametrize("estimate", [leave_one_out, lambda *x: group_relative(*x, "group"),
+                                      lambda *x: group_relative(*x, "batch")])  # fmt: skip
+def test_every_turn_has_its_rollouts_advantage_however_long_it_is(estimate):
+    found = Comparison(QUESTION, ROLLOUTS).apply(estimate, OUTCOMES[ROLLOUTS].double())
+    assert found.tolist() == estimate(OUTCOMES.double(), torch.zeros(3).long())[ROLLOUTS].tolist()
+
+
+def test_a_comparison_of_completions_is_that_of_their_groups():
+    groups, rewards = torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([1.0, 0, 3, 1, 2, 5]).double()
+    compare = Comparison(groups)
+    assert compare.apply(leave_one_out, rewards).equal(leave_one_out(rewards, groups))
+    assert compare.totals(rewards).equal(rewards)
+    assert group_statistics(*compare.distinct(rewards)) == group_statistics(rewards, groups)
+
+
+def test_statistics_and_penalties_of_rollouts_count_each_rollout_once():
+    compare = Comparison(QUESTION, ROLLOUTS)
+    assert group_statistics(*compare.distinct(OUTCOMES[ROLLOUTS]))["reward"] == 0.5
+    assert compare.totals(torch.ones(6)).tolist() == [1.0, 2.0, 3.0, 3.0, 2.0, 3.0]
