@@ -25,7 +25,8 @@ def of_ranking(measure: Measure) -> Callable[[Outcome, int | None], float | None
     def value(outcome: Outcome, k: int | None = None) -> float | None:
         task = outcome.task
         gold = task.grades if task.relevance else task.gold
-        return measure(task.gold_ids([passage.doc_id for passage in outcome.ranking]), gold, k) if gold else None
+        ids = [passage.doc_id for passage in outcome.ranking]
+        return measure(task.gold_ids(ids) if task.parents else ids, gold, k) if gold else None
 
     return value
 
