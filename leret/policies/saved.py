@@ -119,9 +119,16 @@ def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
 
 
 def open_lm(
-    record: Mapping[str, Any], directory: Path, serve: str | None, servers: Servers, api_key_env: str | None
+    record: Mapping[str, Any],
+    directory: Path,
+    serve: str | None,
+    servers: Servers,
+    api_key_env: str | None,
+    tools: bool = False,
 ) -> dspy.LM:
     """Open an LM from its record and the files in ``directory``; other arguments are those of `leret.load`.
+
+    ``tools`` is that of `policy_lm`.
 
     Raises:
         ConfigError: the LM was saved with an API key, and ``api_key_env`` does not name a variable with a key.
@@ -140,7 +147,7 @@ def open_lm(
         _check_files(settings, record)
     if serve in {None, "local"}:
         if not local or "class" not in record:
-            return policy_lm(settings, **config)
+            return policy_lm(settings, tools=tools, **config)
         how = settings.model_dump(include={"model", "device", "dtype", "enable_thinking", "template"})
         lm: dspy.LM = class_at(record["class"], PolicyLM)(**how, **config)
         return lm
@@ -154,7 +161,7 @@ def open_lm(
     key = api_key_env or getattr(settings, "api_key_env", None)
     served = OpenAIPolicySettings(model=model, urls=(url,), api_key_env=key, **sampling)
     name = submit(_served_name(served, record)).result()
-    return policy_lm(served.model_copy(update={"model": name}), **config)
+    return policy_lm(served.model_copy(update={"model": name}), tools=tools, **config)
 
 
 def _copy(path: Path, target: Path) -> Path:

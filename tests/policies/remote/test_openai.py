@@ -147,7 +147,7 @@ def logprob(value):
 LIES = {
     "an error beside the choices": ({**ANSWER, "error": {"message": "upstream is away"}}, "upstream is away"),
     "an error in a choice": (choice(error={"message": "out of memory"}, finish_reason="error"), "out of memory"),
-    "a tool call": (choice({"content": None}, finish_reason="tool_calls"), "finish_reason tool_calls"),
+    "no tool call": (choice({"content": None, "tool_calls": []}, finish_reason="tool_calls"), "content is not text"),
     "reasoning alone": (choice({"content": "", "reasoning_content": "hmm"}), "reasoning without content"),
     "reasoning cut off": (choice({"content": None, "reasoning": "hmm"}, finish_reason="length"), "policy.max_tokens"),
     "deep JSON in a field": ('{"choices": ' + "[" * 900 + "]" * 900 + "}", "list indices"),
