@@ -258,7 +258,7 @@ def count(rollouts: Any, recorder: Recorder, seeds: Any, directory: Path) -> dic
     return figures
 
 
-async def roll_out(directory: Path, n: int, *, served: bool) -> dict[str, int]:
+async def roll_out(directory: Path, n: int, *, served: bool, ids: bool = True) -> dict[str, int]:
     """Sample ``n`` rollouts at temperature 1 and return their counts."""
     recorder = Recorder(LocalPolicy(LocalPolicySettings(model=str(directory))))
     replay = Replay(Agent(), ADAPTER)
@@ -284,7 +284,7 @@ async def roll_out(directory: Path, n: int, *, served: bool) -> dict[str, int]:
         if not served:
             return count(await sampled(recorder), recorder, seeds, directory)
         model, tokenizer = AutoModelForCausalLM.from_pretrained(directory), AutoTokenizer.from_pretrained(directory)
-        async with tool_server(recorder) as url:
+        async with tool_server(recorder, ids=ids) as url:
             settings = OpenAIPolicySettings(model="tools", urls=(url,), retry_for_s=0)
             policy = ServedPolicy(settings, model, tokenizer, directory, name="tools", digest="tools")
             return count(await sampled(Through(policy)), recorder, seeds, directory)

@@ -5,18 +5,22 @@ import json
 import random
 import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
+import dspy
 import pyarrow.parquet
 import pytest
 from transformers import AutoTokenizer
 
 from leret.config.evaluation import EvalRecipe
+from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.datasets.splits import split_of
 from leret.evaluation.stage import evaluate
+from leret.policies.dspy_lm import policy_lm
 from leret.policies.local.decoder import Decoder, Generated
 from leret.policies.tool_calls import read_calls
 from leret.sampling.stage import sample
@@ -66,6 +70,23 @@ def test_trained_ids_are_sampled_ids_in_process_and_through_a_server(directory, 
         figures = asyncio.run(tool_calls.roll_out(directory, 8, served=served))
         assert figures["online"] == figures["text"] == figures["rollouts"] == 8
         assert figures["tool calls"] > 12
+
+
+def test_tool_calls_of_a_server_without_token_ids_are_not_trained(directory, script):
+    with pytest.raises(TrainingError, match="sent tool calls without token ids"):
+        asyncio.run(tool_calls.roll_out(directory, 2, served=True, ids=False))
+
+
+def test_a_program_calls_tools_through_a_leret_lm(directory, script):
+    agent, ends = tool_calls.Agent(), []
+    agent.search.retriever = tool_calls.Shelf()
+    lm = policy_lm(LocalPolicySettings(model=str(directory)), temperature=1.0, max_tokens=64)
+    with dspy.context(lm=lm, adapter=tool_calls.ADAPTER):
+        for word in tool_calls.WORDS[:6]:
+            with suppress(ValueError):  # a forced submit without a call
+                ends.append(agent(question=word))
+    assert {one.termination_reason for one in ends} == {"submit"}
+    assert all(one.answer in tool_calls.WORDS for one in ends)
 
 
 @pytest.mark.slow

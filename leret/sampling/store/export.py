@@ -98,8 +98,8 @@ def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapp
 def message_column(store: Path) -> str:
     """Return the type of a Parquet column for the prompts in a store: with or without native tool calls."""
     with closing(connect(store, read_only=True)) as database:
-        [found] = database.execute("SELECT EXISTS(SELECT 1 FROM states WHERE instr(messages, '\"tools\":'))").fetchone()
-    return "tool messages" if found else "messages"
+        [tools] = database.execute("SELECT EXISTS(SELECT 1 FROM states WHERE instr(messages, '\"tools\":'))").fetchone()
+    return "tool messages" if tools else "messages"
 
 
 def query_of(outputs: dict[str, Any]) -> str | None:
