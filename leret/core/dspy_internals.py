@@ -54,9 +54,6 @@ class PlainJSONAdapter(dspy.JSONAdapter):
     __call__ = dspy.ChatAdapter.__call__
     acall = dspy.ChatAdapter.acall
 
-    def __init__(self, use_native_function_calling: bool = False) -> None:
-        super().__init__(use_native_function_calling=use_native_function_calling)
-
 
 def rm_rows(ranking: Sequence[Any]) -> list[Any]:
     """Convert passages to the rows that `dspy.Retrieve` expects from ``dspy.settings.rm``."""
@@ -223,9 +220,14 @@ def tools_of(request: lm15.Request) -> list[dict[str, Any]]:
     names = {tool.name for tool in request.tools} if choice is None or not choice.allowed else {*choice.allowed}
     if choice is not None and choice.mode == "none":
         names = set()
-    parts = [(tool.name, tool.description, tool.parameters) for tool in request.tools if tool.name in names]
-    functions = [dict(zip(("name", "description", "parameters"), part, strict=True)) for part in parts]
-    return [{"type": "function", "function": function} for function in functions]
+    return [
+        {
+            "type": "function",
+            "function": {"name": one.name, "description": one.description or "", "parameters": one.parameters},
+        }
+        for one in request.tools
+        if one.name in names
+    ]
 
 
 def _tool_messages(sent: lm15.Message) -> list[dict[str, Any]]:
@@ -272,7 +274,8 @@ def text_response(
     read: Callable[[str, Sequence[Any]], tuple[str, Sequence[Mapping[str, Any]]]] | None = None,
 ) -> lm15.Response:
     """Return a response with a completion's text; ``read`` parses its tool calls if the request has tools."""
-    content, calls = (text, ()) if read is None or not request.tools else read(text, tools_of(request))
+    tools = tools_of(request)
+    content, calls = read(text, tools) if read and tools else (text, ())
     names = [digest(text, place)[:9] for place in range(len(calls))]  # Mistral's templates require nine characters
     parts = [lm15.ToolCallPart(id, one["name"], one["arguments"]) for id, one in zip(names, calls, strict=True)]
     return lm15.Response(

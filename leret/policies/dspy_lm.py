@@ -177,7 +177,7 @@ class PolicyEngine(SharedInstance):
         if not call.ready:
             with _dspy_errors():
                 call.ready = list(self._submit(request.model, self._request(request, call)).result())
-        return _response(request, call, self.reader(request.model))
+        return _response(request, call, self.reader(request.model) if request.tools else None)
 
     async def acomplete(self, request: lm15.Request) -> lm15.Response:
         call = _call.get() or _Call()
@@ -186,7 +186,7 @@ class PolicyEngine(SharedInstance):
                 future = self._submit(request.model, self._request(request, call))
                 completions = await asyncio.wrap_future(future)
             call.ready = list(completions)  # copy it: the policy's usage meter may read the list later
-        return _response(request, call, self.reader(request.model))
+        return _response(request, call, self.reader(request.model) if request.tools else None)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
         yield from lm15.response_to_events(self.complete(request))
@@ -269,7 +269,7 @@ class AsyncPolicyEngine(SharedInstance):
         return cls(PolicyEngine.load_state(state))
 
 
-def _response(request: lm15.Request, call: _Call, read: ToolReader) -> lm15.Response:
+def _response(request: lm15.Request, call: _Call, read: ToolReader | None) -> lm15.Response:
     one = call.ready.pop(0)
     counts = one.n_prompt_tokens, one.n_completion_tokens
     return text_response(request, one.text, *counts, one.finish_reason, read)

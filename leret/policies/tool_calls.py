@@ -42,11 +42,9 @@ def read_calls(text: str, tools: Sequence[Json] = ()) -> tuple[str, list[dict[st
     """
     try:
         calls = [json.loads(block) for block in _BLOCK.findall(text)]
-    except ValueError:
+    except (ValueError, RecursionError):
         return text, []
-    if not calls or not all(map(_is_call, calls)):
-        return text, []
-    return text[: text.index("<tool_call>")].rstrip(), calls
+    return (text[: text.index("<tool_call>")].rstrip(), calls) if _are_calls(calls) else (text, [])
 
 
 def write_calls(text: str, calls: Sequence[tuple[str, str]]) -> str:
@@ -71,15 +69,19 @@ def _read_by_template(template: Any, text: str, tools: Sequence[Json] = ()) -> t
     try:
         parsed = parse_response(text, template, prefix="", tools=list(tools))
         calls = [call.get("function", call) for call in parsed.get("tool_calls") or ()]
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return text, []
     calls = [{"name": call.get("name"), "arguments": call.get("arguments") or {}} for call in calls]
-    return (str(parsed.get("content") or ""), calls) if calls and all(map(_is_call, calls)) else (text, [])
+    return (str(parsed.get("content") or ""), calls) if _are_calls(calls) else (text, [])
 
 
-def _is_call(call: Any) -> bool:
-    named = isinstance(call, dict) and isinstance(call.get("name"), str) and call["name"]
-    return bool(named and isinstance(call.get("arguments"), dict))
+def _are_calls(calls: list[Any]) -> bool:
+    try:
+        json.dumps(calls, ensure_ascii=False, allow_nan=False).encode()  # NaN and lone surrogates cannot be sent
+    except ValueError:
+        return False
+    known = (isinstance(one, dict) and one.get("name") and isinstance(one.get("arguments"), dict) for one in calls)
+    return bool(calls) and all(known) and all(isinstance(one["name"], str) for one in calls)
 
 
 def split_tools(messages: Messages, *, parsed: bool = False) -> tuple[list[Mapping[str, Any]], list[Json]]:

@@ -29,7 +29,16 @@ def test_calls_and_the_text_before_them_are_read():
 
 @pytest.mark.parametrize(
     "block",
-    ['{"name": "a", "arguments": {', '{"name": "a"}', '{"arguments": {}}', '["a"]', '{"name": "a", "arguments": "{}"}'],
+    [
+        '{"name": "a", "arguments": {',
+        '{"name": "a"}',
+        '{"arguments": {}}',
+        '["a"]',
+        '{"name": "a", "arguments": "{}"}',
+        '{"name": "a", "arguments": {"k": NaN}}',
+        '{"name": "a", "arguments": {"k": "\\ud800"}}',
+        "[" * 9999,
+    ],
 )
 def test_a_completion_with_a_malformed_call_is_all_text(block):
     text = called(json.dumps(LOOK)) + called(block)
