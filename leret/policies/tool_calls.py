@@ -30,6 +30,12 @@ _TOOL = {
         "parameters": {"type": "object", "properties": {"probe_b": {"type": "string"}, "probe_a": {"type": "integer"}}},
     },
 }
+_SHOWN = {
+    "probe description": "tools",
+    "probe value": "tool calls",
+    "probe text": "the text beside a tool call",
+    "probe result": "tool results",
+}
 _ARGUMENTS = '{"probe_b": "probe value é", "probe_a": 1}'
 _THINKING = "<think>\nprobe thought\n</think>\n\n"
 
@@ -115,35 +121,29 @@ def refuse_template(render: Callable[[Messages, bool], str], name: str, read: To
     """
     turns, otherwise = _conversation(thinks), "or use an adapter with use_native_function_calling=False"
     whole, first, turn = render(turns, False), render(turns[:1], True), render(turns[:2], False)
-    words = {
-        "probe description": "tools",
-        "probe value": "tool calls",
-        "probe text": "the text beside a tool call",
-        "probe result": "tool results",
-    }
-    if missing := [what for word, what in words.items() if word not in whole]:
+    if missing := [what for word, what in _SHOWN.items() if word not in whole]:
         raise PolicyError(f"{name}'s chat template leaves out {missing[0]}; use another model, {otherwise}")
-    calls, written = read(turn.removeprefix(first), [_TOOL])[1], json.loads(_ARGUMENTS)
-    if not turn.startswith(first):
-        where = "a turn does not begin with the generation prompt"
-    elif [call["arguments"] for call in calls] != [written]:
+    calls, arguments = read(turn.removeprefix(first), [_TOOL])[1], json.loads(_ARGUMENTS)
+    if turn.startswith(first) and [call["arguments"] for call in calls] != [arguments]:
         raise PolicyError(
             f"{name}'s chat template shows tool calls in a format that leret does not read; set response_template in "
             f"tokenizer_config.json (trl.chat_template_utils.add_response_schema has some), {otherwise}"
         )
-    elif list(calls[0]["arguments"]) != list(written):
-        where = "the arguments of a tool call change their order"
-    elif not render(turns[:3], True).startswith(turn):
-        where = "a turn changes when a tool result follows"
-    elif not whole.startswith(render(turns[:4], False)):
-        where = "a turn changes when a user message follows" + (" (it drops earlier thinking)" if thinks else "")
-    else:
-        return
-    raise PolicyError(
-        f"{name}'s chat template rewrites earlier turns: {where}, so the policy would read other turns than it wrote. "
-        "Save a template that keeps turns (trl.chat_template_utils.get_training_chat_template has some) as "
-        f"chat_template.jinja in the model directory, {otherwise}"
-    )
+    changes = {
+        "a turn does not begin with the generation prompt": not turn.startswith(first),
+        "the arguments of a tool call change their order": [list(one["arguments"]) for one in calls] != [[*arguments]],
+        "a turn changes when a tool result follows": not render(turns[:3], True).startswith(turn),
+        "a turn changes (for example, loses its thinking) when a user message follows": not whole.startswith(
+            render(turns[:4], False)
+        ),
+    }
+    if where := [what for what, changed in changes.items() if changed]:
+        raise PolicyError(
+            f"{name}'s chat template rewrites earlier turns: {where[0]}, so the policy "
+            "would read other turns than it wrote. Save a template that keeps turns "
+            "(trl.chat_template_utils.get_training_chat_template has some) as chat_template.jinja in the model "
+            f"directory, {otherwise}"
+        )
 
 
 def _conversation(thinks: bool) -> Messages:
