@@ -130,7 +130,7 @@ def tokenizer_of(texts: list[str]) -> Any:
 
 
 def tool_policy(directory: Path, *, n_steps: int = 160, n_runs: int = 150) -> Path:
-    """Train a policy of 0.3M parameters that calls tools, and write it to ``directory``."""
+    """Train a policy of 0.1M parameters that calls tools, and write it to ``directory``."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     rows = made_up(n_runs)
