@@ -167,4 +167,4 @@ def test_trl_is_refused_with_native_tool_calls(recipe, script, tmp_path):
     run = Run.create(tmp_path / "run")
     sample(recipe, run)
     with pytest.raises(TrainingError, match="remove engine: trl"):
-        train(GRPORecipe(**ONLINE, engine="trl"), run)
+        train(GRPORecipe(**KEYS, num_generations=4, engine="trl", states="stored"), run)
