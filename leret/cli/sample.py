@@ -162,6 +162,7 @@ def export(
 
 def _trainer_rows(run: Run, form: str, tokenizer: Path | None) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
     """Return the rows of a form for trainers, and the types of their columns."""
+    from leret.sampling.store.export import message_column
     from leret.training.algorithms import kto, sft
     from leret.training.data import RunSamples, completion_rows
     from leret.training.online.export import GRPO_COLUMNS, RL_COLUMNS, grpo_rows, rl_rows
@@ -169,7 +170,9 @@ def _trainer_rows(run: Run, form: str, tokenizer: Path | None) -> tuple[Iterator
     if form == "rl":
         return rl_rows(run, tokenizer), RL_COLUMNS
     if form == "grpo":
-        return grpo_rows(run), GRPO_COLUMNS
-    algorithm = sft.SFT if form == "sft" else kto.KTO
-    recipe = algorithm.settings.model_validate({"algorithm": form})
-    return completion_rows(algorithm.examples(recipe, RunSamples(run)), labelled=form == "kto")
+        rows, columns = grpo_rows(run), GRPO_COLUMNS
+    else:
+        algorithm = sft.SFT if form == "sft" else kto.KTO
+        recipe = algorithm.settings.model_validate({"algorithm": form})
+        rows, columns = completion_rows(algorithm.examples(recipe, RunSamples(run)), labelled=form == "kto")
+    return rows, {**columns, "prompt": message_column(run.store)}

@@ -31,6 +31,9 @@ class AdapterSettings(Settings):
     items: PositiveInt = Field(6, description="passages per call (compact)")
     demo_items: NonNegativeInt = Field(0, description="passages per demo (compact)")
     instructions: bool = Field(False, description="send the signature's instructions (compact)")
+    use_native_function_calling: bool = Field(
+        False, description="pass `dspy.Tool` inputs as tools of the chat template, read `dspy.ToolCalls` (not compact)"
+    )
     outputs: bool = Field(False, description="name the outputs at the end of a call; policy agent needs it (compact)")
 
 

@@ -28,7 +28,7 @@ from dspy.utils.callback import BaseCallback
 from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError, LMError
 
 from leret.core.errors import ProgramError
-from leret.core.types import Message, Messages, SharedInstance, message
+from leret.core.types import Message, Messages, SharedInstance, digest, message
 
 __all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "Provider", "ReinforceJob", "TrainDataFormat",
            "TrainingJob", "TrainingStatus", "get_finetune_directory", "lm15", "parse_value"]  # fmt: skip
@@ -189,17 +189,57 @@ def last_message(adapter: dspy.Adapter, signature: type[dspy.Signature], inputs:
 
 
 def messages_of(request: lm15.Request) -> Messages:
-    """Return a request's text messages, system message first; UnsupportedFeatureError for non-text content."""
-    messages: list[Message] = []
+    """Return a request's messages, system message first; UnsupportedFeatureError for content other than text and tools.
+
+    Tool calls and results are text if the request has no tools.
+    """
+    messages: list[dict[str, Any]] = []
     if request.system is not None:
         parts = request.system
         text = parts if isinstance(parts, str) else "".join(_text(part) for part in parts)
         messages.append(message("system", text))
+    tools = tools_of(request)
     for sent in request.messages:
+        if tools and any(isinstance(part, lm15.ToolCallPart | lm15.ToolResultPart) for part in sent.parts):
+            messages += _tool_messages(sent)
+            continue
         role = {"developer": "system", "tool": "user"}.get(sent.role, sent.role)
         between = "" if all(isinstance(part, lm15.TextPart) for part in sent.parts) else "\n"
         messages.append(message(role, between.join(map(_text, sent.parts))))
+    if tools:
+        messages[0]["tools"] = json.dumps(tools, ensure_ascii=False)
     return tuple(messages)
+
+
+def tools_of(request: lm15.Request) -> list[dict[str, Any]]:
+    """Return the schemas of a request's tools; if the request forces a call of some tools, only theirs."""
+    choice = request.config.tool_choice
+    if choice is not None and choice.parallel is False:
+        fault = "leret policies may call several tools in one turn; remove parallel_tool_calls=False"
+        raise lm15.UnsupportedFeatureError(fault, feature="parallel_tool_calls")
+    names = {tool.name for tool in request.tools} if choice is None or not choice.allowed else {*choice.allowed}
+    if choice is not None and choice.mode == "none":
+        names = set()
+    return [
+        {
+            "type": "function",
+            "function": {"name": one.name, "description": one.description or "", "parameters": one.parameters},
+        }
+        for one in request.tools
+        if one.name in names
+    ]
+
+
+def _tool_messages(sent: lm15.Message) -> list[dict[str, Any]]:
+    results = [part for part in sent.parts if isinstance(part, lm15.ToolResultPart)]
+    if results:
+        return [message("tool", _text(part), tool_call_id=part.id, name=part.name) for part in results]
+    calls = [part for part in sent.parts if isinstance(part, lm15.ToolCallPart)]
+    text = "".join(_text(part) for part in sent.parts if part not in calls)
+    functions = [{"name": one.name, "arguments": json.dumps(one.input, ensure_ascii=False)} for one in calls]
+    pairs = zip(calls, functions, strict=True)
+    tool_calls = [{"id": one.id, "type": "function", "function": function} for one, function in pairs]
+    return [message(sent.role, text, tool_calls=tool_calls)]
 
 
 def _text(part: Any) -> str:
@@ -226,13 +266,23 @@ async def complete_messages(lm: dspy.BaseLM, messages: Sequence[Message]) -> str
 
 
 def text_response(
-    request: lm15.Request, text: str, n_prompt_tokens: int = 0, n_completion_tokens: int = 0, finish: str = "stop"
+    request: lm15.Request,
+    text: str,
+    n_prompt_tokens: int = 0,
+    n_completion_tokens: int = 0,
+    finish: str = "stop",
+    read: Callable[[str, Sequence[Any]], tuple[str, Sequence[Mapping[str, Any]]]] | None = None,
 ) -> lm15.Response:
+    """Return a response with a completion's text; ``read`` parses its tool calls if the request has tools."""
+    tools = tools_of(request)
+    content, calls = read(text, tools) if read and tools else (text, ())
+    names = [digest(text, place)[:9] for place in range(len(calls))]  # Mistral's templates require nine characters
+    parts = [lm15.ToolCallPart(id, one["name"], one["arguments"]) for id, one in zip(names, calls, strict=True)]
     return lm15.Response(
         id=None,
         model=request.model,
-        message=lm15.Message.assistant([lm15.TextPart(text)]),
-        finish_reason="length" if finish == "length" else "stop",
+        message=lm15.Message.assistant([*([lm15.TextPart(content)] if content or not parts else []), *parts]),
+        finish_reason="length" if finish == "length" else "tool_call" if parts else "stop",
         usage=lm15.Usage(input_tokens=n_prompt_tokens, output_tokens=n_completion_tokens),
     )
 
@@ -270,6 +320,7 @@ class StandInLM(EngineLM):
 
 class _Engine(SharedInstance):
     supported_params = frozenset({"temperature", "max_tokens", "top_p"})
+    supports_function_calling = True
 
     def __init__(self, answer: Callable[[lm15.Request], lm15.Response]) -> None:
         self.complete = answer

@@ -37,15 +37,19 @@ def digest(*parts: Json) -> str:
 
 
 Message = Mapping[str, Any]
-"""A chat message, as in OpenAI's API and chat templates; build one with `message`, and read one with `text_of`."""
+"""A chat message, as in OpenAI's API and chat templates; build one with `message`, and read one with `text_of`.
+
+Native tool calls add keys: ``tool_calls`` of an assistant message, ``tool_call_id`` and ``name`` of a message with role
+``tool``, and ``tools`` of the first message: the schemas of all tools, as JSON.
+"""
 
 Messages = tuple[Message, ...]
 """Messages in order, system message first."""
 
 
-def message(role: str, text: str) -> dict[str, Any]:
-    """Build a text message."""
-    return {"role": role, "content": text}
+def message(role: str, text: str, **more: Json) -> dict[str, Any]:
+    """Build a message; keys of ``more`` with the value None are left out."""
+    return {"role": role, "content": text, **{name: value for name, value in more.items() if value is not None}}
 
 
 def text_of(message: Message) -> str:

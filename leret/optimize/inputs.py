@@ -83,6 +83,8 @@ def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
         return CountedPolicy(policy.name, policy.digest, budget, policy.complete)
 
     async def ask(request: Request) -> list[Completion]:
+        if request.messages[0].get("tools"):
+            raise PolicyError(f"{lm.model} is asked for native tool calls; use leret.LM, or the adapter without them")
         try:
             texts = [await complete_messages(lm, request.messages) for _ in request.seeds]
         except Exception as error:

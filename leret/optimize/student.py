@@ -27,6 +27,7 @@ from leret.core.stages import check_resumable
 from leret.core.types import digest
 from leret.optimize.inputs import CallBudget, OtherCalls, greedy_lm
 from leret.policies.base import Policy
+from leret.policies.load import tool_reader
 from leret.programs.needs import NeedsCompletion
 from leret.programs.pick import named_picks
 from leret.programs.runner import ProgramRunner
@@ -220,7 +221,8 @@ class StudentEnvironment(Environment):
         self._program, self._adapter, self._rm = program, adapter, rm
 
     def runner(self, searches: SearchBatcher | None) -> ProgramRunner:
-        return ProgramRunner.over(self._program.deepcopy(), self._adapter, searches, self._rm)
+        read = tool_reader(self.recipe.policy)
+        return ProgramRunner.over(self._program.deepcopy(), self._adapter, searches, self._rm, read)
 
     def policies(self, policy: Policy, predictors: Any) -> Policy:
         """Return the policy in training unchanged; ``role`` chooses the policies of other LMs."""

@@ -317,11 +317,12 @@ class CompileJob:
         search = None if self.retriever is None else SearchBatcher(self.retriever)
         settings = SamplingSettings(samples=plan.n_samples, seed=plan.seed, max_unparsed_rate=1.0)
         self.progress.start("sampling", len(self.examples))
+        lm = next(iter(self.trained.values()))
         try:
             with Store(self.run.store) as store:
                 stats = await sample_tasks(
                     list(self.examples), program, self.adapter, search, plan, store, settings,
-                    rm=self.rm, run=self.run, progress=self.progress,
+                    rm=self.rm, read=lm.engine.reader(lm.model), run=self.run, progress=self.progress,
                 )  # fmt: skip
         finally:
             if search is not None:

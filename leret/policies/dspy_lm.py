@@ -28,19 +28,21 @@ from leret.http.endpoints import ApiKey
 from leret.policies.base import Completion, Policy, PromptTooLongError, Request
 from leret.policies.load import SERVED, close_shared, policy_state, shared_policy
 from leret.policies.local.policy import LocalPolicy
+from leret.policies.tool_calls import ToolReader, read_calls
 
 
-def policy_lm(policy: Policy | PolicySettings, **kwargs: Any) -> dspy.LM:
+def policy_lm(policy: Policy | PolicySettings, *, tools: bool = False, **kwargs: Any) -> dspy.LM:
     """Return a DSPy language model that runs a policy.
 
     DSPy's response cache is off by default, because its keys have the model's name but not a digest of its weights.
 
     Args:
         policy: a loaded policy, or settings. Equal settings share one policy per process.
+        tools: whether the program uses native tool calls, which DSPy does not send to a model that it does not know.
         kwargs: arguments of ``dspy.LM``; ``temperature`` and ``max_tokens`` override the settings.
 
     Returns:
-        A plain ``dspy.LM`` for settings of kind openai with one URL; otherwise a `PolicyLM`.
+        A plain ``dspy.LM`` for settings of kind openai with one URL and no tools; otherwise a `PolicyLM`.
 
     Raises:
         PolicyError: the model cannot be loaded.
@@ -50,7 +52,7 @@ def policy_lm(policy: Policy | PolicySettings, **kwargs: Any) -> dspy.LM:
     asked |= kwargs
     if settings.top_p < 1:
         asked.setdefault("top_p", settings.top_p)
-    if isinstance(policy, OpenAIPolicySettings) and len(policy.urls) == 1:
+    if isinstance(policy, OpenAIPolicySettings) and len(policy.urls) == 1 and not tools:
         return _served_lm(policy, asked)
     engine = _engine(policy)
     engine.policy(engine.model)
@@ -136,6 +138,7 @@ class PolicyEngine(SharedInstance):
     """
 
     supported_params = frozenset({"temperature", "max_tokens", "top_p", "stop", "seed", "n"})
+    supports_function_calling = True
 
     def __init__(self, policy: Policy | None = None, settings: LocalPolicySettings | None = None) -> None:
         loaded = getattr(policy, "settings", None)
@@ -159,6 +162,11 @@ class PolicyEngine(SharedInstance):
         name = model.removeprefix("leret/")
         return SERVED.get(name) or shared_policy(self.settings.model_copy(update={"model": name}))
 
+    def reader(self, model: str) -> ToolReader:
+        """Return the reader of the native tool calls of the policy with this model name."""
+        policy = self.policy(model)
+        return policy.model.encoder.read_calls if isinstance(policy, LocalPolicy) else read_calls
+
     def release(self, model: str) -> None:
         """Close the model with this name in this process; the next request loads it again."""
         close_shared(self.settings.model_copy(update={"model": model.removeprefix("leret/")}))
@@ -169,7 +177,7 @@ class PolicyEngine(SharedInstance):
         if not call.ready:
             with _dspy_errors():
                 call.ready = list(self._submit(request.model, self._request(request, call)).result())
-        return _response(request, call)
+        return _response(request, call, self.reader(request.model) if request.tools else None)
 
     async def acomplete(self, request: lm15.Request) -> lm15.Response:
         call = _call.get() or _Call()
@@ -178,7 +186,7 @@ class PolicyEngine(SharedInstance):
                 future = self._submit(request.model, self._request(request, call))
                 completions = await asyncio.wrap_future(future)
             call.ready = list(completions)  # copy it: the policy's usage meter may read the list later
-        return _response(request, call)
+        return _response(request, call, self.reader(request.model) if request.tools else None)
 
     def stream(self, request: lm15.Request) -> Iterator[Any]:
         yield from lm15.response_to_events(self.complete(request))
@@ -243,6 +251,7 @@ class AsyncPolicyEngine(SharedInstance):
     def __init__(self, engine: PolicyEngine) -> None:
         self.engine = engine
         self.complete = engine.acomplete
+        self.supports_function_calling = engine.supports_function_calling
         self.dump_state = engine.dump_state
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -260,15 +269,15 @@ class AsyncPolicyEngine(SharedInstance):
         return cls(PolicyEngine.load_state(state))
 
 
-def _response(request: lm15.Request, call: _Call) -> lm15.Response:
+def _response(request: lm15.Request, call: _Call, read: ToolReader | None) -> lm15.Response:
     one = call.ready.pop(0)
-    return text_response(request, one.text, one.n_prompt_tokens, one.n_completion_tokens, one.finish_reason)
+    counts = one.n_prompt_tokens, one.n_completion_tokens
+    return text_response(request, one.text, *counts, one.finish_reason, read)
 
 
 def _refuse_unsupported(request: lm15.Request, extensions: dict[str, Any]) -> None:
     config = request.config
     asked = {
-        "tools": request.tools,
         "response_format": config.response_format,
         "top_k": config.top_k,
         "frequency_penalty": config.frequency_penalty,

@@ -26,9 +26,10 @@ from leret.config.policy import (
 from leret.core.errors import PolicyError
 from leret.core.types import digest
 from leret.policies.base import Completion, Policy, Request
-from leret.policies.checkpoints import find_model, model_digest, picker_digest
+from leret.policies.checkpoints import adapter_base, find_model, model_digest, picker_digest
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote.openai import OpenAIPolicy
+from leret.policies.tool_calls import ToolReader, read_calls, reader_of
 
 PROBE_S = 8.0  # timeout of a probe, which requests one completion token
 _OF_REQUESTS = {"temperature", "top_p", "max_tokens"}
@@ -87,6 +88,17 @@ def compute_digest(settings: PolicySettings) -> str:
     """Return the digest of the policy from `make_policy`, without loading local weights."""
     kind = POLICIES[settings.kind]
     return kind.make(settings).digest if kind.digest is None else kind.digest(settings)
+
+
+def tool_reader(settings: PolicySettings) -> ToolReader:
+    """Return the reader of a policy's native tool calls; calls from servers have the default format."""
+    if not isinstance(settings, LocalPolicySettings):
+        return read_calls
+    try:
+        path = find_model(settings.model)
+    except PolicyError:  # a stage that reads stored samples does not need the model
+        return read_calls
+    return reader_of(path if (path / "tokenizer_config.json").is_file() else adapter_base(path) or path)
 
 
 def sampled_policy(settings: PolicySettings) -> Policy:

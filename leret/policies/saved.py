@@ -119,16 +119,21 @@ def open_policy(record: Mapping[str, Any], directory: Path) -> Policy:
 
 
 def open_lm(
-    record: Mapping[str, Any], directory: Path, serve: str | None, servers: Servers, api_key_env: str | None
+    record: Mapping[str, Any],
+    directory: Path,
+    serve: str | None,
+    servers: Servers,
+    key: str | None,
+    tools: bool = False,
 ) -> dspy.LM:
-    """Open an LM from its record and the files in ``directory``; other arguments are those of `leret.load`.
+    """Open an LM from its record and the files in ``directory``, as `leret.load` does; ``tools`` is for `policy_lm`.
 
     Raises:
-        ConfigError: the LM was saved with an API key, and ``api_key_env`` does not name a variable with a key.
+        ConfigError: the LM was saved with an API key, and ``key`` does not name a variable with a key.
         PolicyError: the weights are missing or not on the server, or the server's chat template differs.
     """
     if "policy" not in record:
-        return _plain_lm(record, api_key_env)
+        return _plain_lm(record, key)
     settings, config = resolve_paths(PolicySettings.model_validate(record["policy"]), directory), record["config"]
     local = isinstance(settings, LocalPolicySettings)
     if serve in {"local", "vllm"} and not local:
@@ -140,7 +145,7 @@ def open_lm(
         _check_files(settings, record)
     if serve in {None, "local"}:
         if not local or "class" not in record:
-            return policy_lm(settings, **config)
+            return policy_lm(settings, tools=tools, **config)
         how = settings.model_dump(include={"model", "device", "dtype", "enable_thinking", "template"})
         lm: dspy.LM = class_at(record["class"], PolicyLM)(**how, **config)
         return lm
@@ -151,10 +156,10 @@ def open_lm(
     else:
         url, model = str(serve), record.get("name", settings.model)
     sampling = settings.model_dump(include={"temperature", "top_p", "max_tokens", "enable_thinking"})
-    key = api_key_env or getattr(settings, "api_key_env", None)
-    served = OpenAIPolicySettings(model=model, urls=(url,), api_key_env=key, **sampling)
+    variable = key or getattr(settings, "api_key_env", None)
+    served = OpenAIPolicySettings(model=model, urls=(url,), api_key_env=variable, **sampling)
     name = submit(_served_name(served, record)).result()
-    return policy_lm(served.model_copy(update={"model": name}), **config)
+    return policy_lm(served.model_copy(update={"model": name}), tools=tools, **config)
 
 
 def _copy(path: Path, target: Path) -> Path:

@@ -13,7 +13,7 @@ import dspy
 from leret.config.sampling import AdapterSettings
 from leret.core.classes import class_at, path_of, plain_value
 from leret.core.dspy_internals import AdapterParseError, PlainJSONAdapter, parse_value
-from leret.core.errors import ProgramError
+from leret.core.errors import ConfigError, ProgramError
 
 
 class CompactAdapter(dspy.ChatAdapter):
@@ -140,15 +140,18 @@ def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
 
 def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
     """Return a recipe's adapter. The chat adapter does not retry with JSON, which would be a silent second call."""
+    tools = {"use_native_function_calling": settings.use_native_function_calling}
     match settings.kind:
+        case "compact" if settings.use_native_function_calling:
+            raise ConfigError("adapter: compact does not pass tools; use kind: chat, or xml")
         case "compact":
-            return CompactAdapter(**settings.model_dump(exclude={"kind"}))
+            return CompactAdapter(**settings.model_dump(exclude={"kind", *tools}))
         case "json":
-            return PlainJSONAdapter()
+            return PlainJSONAdapter(**tools)
         case "xml":
-            return dspy.XMLAdapter()
+            return dspy.XMLAdapter(**tools)
         case "chat":
-            return dspy.ChatAdapter(use_json_adapter_fallback=False)
+            return dspy.ChatAdapter(use_json_adapter_fallback=False, **tools)
 
 
 def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:

@@ -91,7 +91,8 @@ def _run_stock(
             raise Stop  # the program makes a call that was not recorded
         return left.pop(place)[1]
 
-    lm = StandInLM.of("", "recorder", lambda request: text_response(request, recorded(messages_of(request))))
+    read = runner.replay.read
+    lm = StandInLM.of("", "recorder", lambda request: text_response(request, recorded(messages_of(request)), read=read))
     formatter, program = runner.formatter, program.deepcopy()
     whole = runner.replay.whole_adapter
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import dspy
+from jsonschema import Draft202012Validator
 from pydantic_core import to_jsonable_python
 
 from leret.core.dspy_internals import (
@@ -26,6 +27,7 @@ from leret.core.dspy_internals import (
 from leret.core.errors import ProgramError, RunError
 from leret.core.types import digest
 from leret.policies.base import Messages
+from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.adapters import CompactAdapter
 from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
 from leret.programs.pick import Candidates, ChoiceCall
@@ -82,7 +84,7 @@ class Formatter:
 
     def __init__(self, replay: Replay) -> None:
         self.adapter = replay.adapter
-        self._predictors = replay.predictors
+        self._predictors, self._read = replay.predictors, replay.read
         self.picks = replay.picks
         self._splits = is_turn_by_turn(self.adapter, [CompactAdapter])
         # All messages but the last, and how often both ways gave the same result; None: the fast path is off.
@@ -108,7 +110,8 @@ class Formatter:
             return need.call.messages
         key = (need.predictor, prompt.digest)
         head = self._heads.get(key)
-        plain = need.call.usual and all(  # histories and images span several messages
+        usual = need.call.usual and not _takes_tools(need.call)
+        plain = usual and all(  # histories and images span several messages
             isinstance(value, PLAIN) or (isinstance(value, list) and all(isinstance(item, PLAIN) for item in value))
             for value in need.inputs.values()
         )
@@ -142,7 +145,7 @@ class Formatter:
             except AdapterParseError as error:
                 return Step(need.call, error, completion)
         name, call = need.call.predictor, need.call
-        n_proofs = self._parses.get(name, 0) if call.usual else None
+        n_proofs = self._parses.get(name, 0) if call.usual and not _takes_tools(call) else None
         quick: list[dict[str, Any]] | AdapterParseError | None = None
         if n_proofs is not None:
             try:
@@ -151,7 +154,7 @@ class Formatter:
                 quick = error
             if n_proofs == _PROOFS:
                 return Step(call, quick, completion)
-        outputs = outputs_of(call, completion)
+        outputs = outputs_of(call, completion, self._read)
         if n_proofs is not None:
             same = isinstance(quick, AdapterParseError) == isinstance(outputs, AdapterParseError)
             proven = same and (quick == outputs or isinstance(outputs, AdapterParseError))
@@ -181,10 +184,9 @@ class Formatter:
             return messages_of(call.request)
         demos = [dict(demo) for demo in prompt.demos.get(name, call.demos)]
         request = request_of(call, self._instructed(call.signature, name, prompt), demos)
-        if request.tools or request.config.response_format:
+        if request.config.response_format:
             raise ProgramError(
-                f"{name} calls its LM with tools or a response format, but leret policies only write text; use an "
-                "adapter with use_native_function_calling=False"
+                f"{name} calls its LM with a response format, which leret policies do not support; use another adapter"
             )
         return messages_of(request)
 
@@ -207,14 +209,41 @@ def request_of(
     return seen[0]
 
 
-def outputs_of(call: PredictorCall, completion: str) -> list[dict[str, Any]] | AdapterParseError:
-    """Return the outputs that the call's adapter parses from a completion."""
+def outputs_of(
+    call: PredictorCall, completion: str, read: ToolReader = read_calls
+) -> list[dict[str, Any]] | AdapterParseError:
+    """Return the outputs that the call's adapter parses from a completion; ``read`` parses native tool calls."""
     if call.adapter is None:
         return []
-    lm = EngineLM("response", lambda request: text_response(request, completion))
+    faults: list[str] = []
+
+    def answer(request: lm15.Request) -> lm15.Response:
+        response = text_response(request, completion, read=read)
+        faults.extend(_missing_call(request, response, call.signature))
+        return response
+
+    lm = EngineLM("response", answer)
     try:
-        return list(
-            call.adapter(lm, dict(call.config or {}), call.signature, list(call.demos), dict(call.inputs or {}))
-        )
+        outputs = call.adapter(lm, dict(call.config or {}), call.signature, list(call.demos), dict(call.inputs or {}))
     except AdapterParseError as error:
         return error
+    return AdapterParseError(type(call.adapter).__name__, call.signature, completion, faults[0]) if faults else outputs
+
+
+def _takes_tools(call: PredictorCall) -> bool:
+    native = getattr(call.adapter, "use_native_function_calling", False)
+    return native and any(info.annotation is dspy.ToolCalls for info in call.signature.output_fields.values())
+
+
+def _missing_call(request: lm15.Request, response: lm15.Response, signature: type[dspy.Signature]) -> Iterator[str]:
+    """Yield what is wrong if a tool call is required (by ``tool_choice``, or as the only output) but not valid."""
+    choice, schemas = request.config.tool_choice, {tool.name: tool.parameters for tool in request.tools}
+    forced = choice is not None and choice.mode == "required"
+    if not request.tools or not (forced or len(signature.output_fields) == 1):
+        return
+    names = choice.allowed if choice is not None and choice.allowed else tuple(schemas)
+    if not any(call.name in names for call in response.tool_calls):
+        yield f"the completion has no valid call of {' or '.join(names)}"
+    for call in response.tool_calls if forced else ():
+        for error in Draft202012Validator(schemas.get(call.name, {})).iter_errors(call.input):
+            yield f"the arguments of {call.name} are invalid: {error.message}"

@@ -44,6 +44,7 @@ from leret.core.dspy_internals import (
 )
 from leret.core.errors import USER_ERRORS, ProgramError, ReplayError, raised
 from leret.core.types import Candidate, Ranking, Task
+from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.load import input_names
 from leret.programs.needs import (
     REPEATABLE,
@@ -91,10 +92,13 @@ class Replay:
         program: module that only this replay uses, because stand-ins replace the LMs of its predictors.
         adapter: adapter for the calls; by default ``dspy.settings.adapter``, or else DSPy's default adapter.
         rm: value of ``dspy.settings.rm`` for the program; by default the run's retriever.
+        read: reads the native tool calls of a completion.
     """
 
-    def __init__(self, program: dspy.Module, adapter: dspy.Adapter | None = None, rm: Any = None) -> None:
-        self.program = program
+    def __init__(
+        self, program: dspy.Module, adapter: dspy.Adapter | None = None, rm: Any = None, read: ToolReader = read_calls
+    ) -> None:
+        self.program, self.read = program, read
         self.whole_adapter = adapter or current_adapter()
         self.adapter = one_call(self.whole_adapter)
         self.predictors: dict[str, dspy.Predict] = dict(program.named_predictors())
@@ -312,7 +316,7 @@ class ProgramRun:
         name = self.names.get(id(predictor)) or self.replay.name_of(getattr(predictor, "signature", None))
         call = PredictorCall(name, {"messages": list(messages_of(request))}, request=request)
         call.lm = StandInLM.of(owner, "direct", lambda request: text_response(request, ""))
-        return text_response(request, self.take(call).text or "")
+        return text_response(request, self.take(call).text or "", read=self.replay.read)
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
         if self.stopped:

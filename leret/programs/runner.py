@@ -12,6 +12,7 @@ import dspy
 
 from leret.core.errors import LeretError, ProgramError, RetrievalError, raised
 from leret.core.types import State, Task, digest
+from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.needs import Finished, NeedsCompletion, NeedsSearch, Step
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay, Retrieve, SearchResults
@@ -32,9 +33,14 @@ class ProgramRunner:
 
     @classmethod
     def over(
-        cls, program: dspy.Module, adapter: dspy.Adapter | None, searches: SearchBatcher | None, rm: Any = None
+        cls,
+        program: dspy.Module,
+        adapter: dspy.Adapter | None,
+        searches: SearchBatcher | None,
+        rm: Any = None,
+        read: ToolReader = read_calls,
     ) -> ProgramRunner:
-        replay = Replay(program, adapter, rm)
+        replay = Replay(program, adapter, rm, read)
         return cls(replay, Formatter(replay), searches)
 
     @cached_property

@@ -232,7 +232,10 @@ def _load(
         raise ConfigError(f"serve={serve!r}: no predictor of this program has a leret policy; remove serve")
     servers = Servers()
     try:
-        lms = [open_lm(record, directory, serve, servers, next(iter(keys), None)) for record in used[0]]
+        fields = (field for one in program.predictors() for field in one.signature.output_fields.values())
+        native = saved["adapter"]["settings"].get("use_native_function_calling")
+        tools = bool(native) and any(field.annotation is dspy.ToolCalls for field in fields)
+        lms = [open_lm(record, directory, serve, servers, next(iter(keys), None), tools) for record in used[0]]
         by_place: dict[int | None, Any] = {None: None, **dict(enumerate(lms))}
         _restore(program, saved["predictors"], lambda place: lm or by_place[place])
         for name, pick in named_picks(program).items():

@@ -22,7 +22,7 @@ from leret.core.types import Outcome, Task, digest
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import has_corpus, load_corpus, load_tasks
 from leret.policies.base import Policy
-from leret.policies.load import combine_policies, shared_policy
+from leret.policies.load import combine_policies, shared_policy, tool_reader
 from leret.rewards import function_names, scoring
 from leret.rewards.functions import source_of, sources_digest
 
@@ -140,7 +140,7 @@ class Environment:
     def replay(self) -> Replay:
         from leret.programs.replay import Replay
 
-        return Replay(self.program(), self.adapter)
+        return Replay(self.program(), self.adapter, read=tool_reader(self.recipe.policy))
 
     @cached_property
     def formatter(self) -> Formatter:

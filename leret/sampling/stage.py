@@ -30,6 +30,7 @@ from leret.core.types import OUTAGES, Task
 from leret.http.usage import UsageByPrompt, UsageEvents
 from leret.policies.base import Policy
 from leret.policies.load import PolicySet, open_policies, probe, sampled_policy
+from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.checks import check_path
 from leret.programs.needs import NeedsCompletion, Step
 from leret.programs.prompts import Prompt
@@ -98,6 +99,7 @@ async def sample_tasks(
     settings: SamplingSettings,
     *,
     rm: Any = None,
+    read: ToolReader = read_calls,
     run: Run | None = None,
     usage: UsageByPrompt | None = None,
     progress: Progress | None = None,
@@ -111,7 +113,7 @@ async def sample_tasks(
     Raises LeretError if too many samples fail or the program cannot be replayed; finished samples are kept.
     """
     other, rest, first = program.deepcopy(), iter(tasks), list[Task]()
-    runner = ProgramRunner.over(program, adapter, search, rm)
+    runner = ProgramRunner.over(program, adapter, search, rm, read)
     if plan.searched is None:
         first = list(islice(rest, LOOKED_AT))
         plan = await with_credit(plan, runner, first, run)
@@ -292,7 +294,7 @@ async def sample_session(
         async with events:
             stats = await sample_tasks(
                 sampled, environment.program(), environment.adapter, search, plan, store, settings,
-                usage=usage, progress=progress, facts=events.facts,
+                read=environment.replay.read, usage=usage, progress=progress, facts=events.facts,
             )  # fmt: skip
         return prompts, stats, notes
     finally:

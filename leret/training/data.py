@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import LeretError, TrainingError
 from leret.core.runs import Run, program_digest, versions
-from leret.core.types import Messages, text_of
+from leret.core.types import Messages, message, text_of
 from leret.policies.checkpoints import sampled_settings
 from leret.policies.local.chat_template import PromptEncoder, apply_template, n_common
 from leret.training.model import InitialPolicy
@@ -129,8 +129,9 @@ Samples = GroupSamples | RunSamples
 
 
 def plain(messages: Sequence[Any]) -> Messages:
-    """Return messages with only role and text content."""
-    return tuple({"role": str(one["role"]), "content": text_of(one)} for one in messages)
+    """Return messages with only role, text content, and the keys of native tool calls."""
+    keys = ("tool_calls", "tool_call_id", "name", "tools")
+    return tuple(message(str(one["role"]), text_of(one), **{key: one.get(key) for key in keys}) for one in messages)
 
 
 def _check_predictors(wanted: Collection[str] | None, sampled: Collection[str]) -> None:
@@ -350,6 +351,8 @@ def _check_program(run: Run, states: Sequence[StateSamples]) -> None:
     except (LeretError, OSError) as error:
         return run.event("train", "messages not checked", why=str(error))
     for state in (group.state for group in states if group.state.predictor not in formatter.picks):
+        if "tools" in state.messages[0]:
+            continue  # the stored inputs do not hold the tools themselves
         try:
             today = plain(formatter.messages(formatter.need(state.predictor, state.inputs)))
         except KeyError:

@@ -1,5 +1,6 @@
 import asyncio
 import copy
+import json
 from types import SimpleNamespace
 
 import dspy
@@ -41,6 +42,37 @@ def test_parts_of_tool_calls_are_text_and_images_are_refused():
     assert texts == [("user", "hi"), ("assistant", '{"name": "look", "args": {"query": "é"}}'), ("user", "found")]
     with pytest.raises(lm15.UnsupportedFeatureError, match="ImagePart"):
         messages_of(lm15.Request(model="m", messages=[lm15.Message("user", [lm15.ImagePart(url="http://a/b.png")])]))
+
+
+def asking(**choice):
+    call = lm15.ToolCallPart("1", "look", {"b": "é", "a": 1})
+    result = lm15.ToolResultPart("1", [lm15.TextPart("found")], name="look")
+    assistant = lm15.Message.assistant([lm15.TextPart("so"), call])
+    return lm15.Request(
+        model="m", messages=[lm15.Message.user("hi"), assistant, lm15.Message("tool", [result])],
+        tools=[lm15.FunctionTool("look", "Look."), lm15.FunctionTool("stop")],
+        config=lm15.Config(tool_choice=lm15.ToolChoice(**choice) if choice else None),
+    )  # fmt: skip
+
+
+def test_a_request_with_tools_has_native_tool_messages():
+    first, assistant, result = messages_of(asking())
+    tools = [one["function"] for one in json.loads(first.pop("tools"))]
+    assert first == {"role": "user", "content": "hi"}
+    assert [tools[0]["name"], tools[0]["description"], tools[1]["name"]] == ["look", "Look.", "stop"]
+    function = {"name": "look", "arguments": '{"b": "é", "a": 1}'}  # as text: digests and stores keep the order
+    assert assistant == {
+        "role": "assistant", "content": "so", "tool_calls": [{"id": "1", "type": "function", "function": function}],
+    }  # fmt: skip
+    assert result == {"role": "tool", "content": "found", "tool_call_id": "1", "name": "look"}
+
+
+def test_a_forced_call_shows_only_its_tool():
+    [tool] = json.loads(messages_of(asking(mode="required", allowed=("stop",)))[0]["tools"])
+    assert tool["function"]["name"] == "stop"
+    assert "tools" not in messages_of(asking(mode="none"))[0]
+    with pytest.raises(lm15.UnsupportedFeatureError, match="remove parallel_tool_calls=False"):
+        messages_of(asking(parallel=False))
 
 
 @pytest.mark.parametrize("kind", [dspy.ChatAdapter, dspy.JSONAdapter, dspy.XMLAdapter])

@@ -155,3 +155,6 @@ def test_one_served_url_is_a_plain_lm():
     assert (lm.engine, lm.cache, lm.kwargs["api_base"], lm.kwargs["max_tokens"]) == ("litellm", False, "http://a/v1", 7)
     several = policy_lm(OpenAIPolicySettings(model="tiny", urls=("http://a/v1", "http://b/v1")))
     assert isinstance(several.engine, PolicyEngine)
+    tools = policy_lm(OpenAIPolicySettings(model="tiny", urls=("http://a/v1",)), tools=True)
+    assert tools.supports_function_calling  # a plain LM does not send tools to a model that DSPy does not know
+    assert not lm.supports_function_calling

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import random
 from contextlib import closing
 
@@ -6,6 +7,7 @@ import dspy
 import pytest
 
 from leret.core.types import Passage, Task
+from leret.policies.tool_calls import write_calls
 from leret.programs.checks import check_path, made_up
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT
@@ -31,6 +33,8 @@ def complete(need):
         fields = dict.fromkeys(call.signature.output_fields, "word")
         last = "observation" in str(need.inputs) or "on word" in str(need.inputs)
         name, argument = ("submit", "answer") if last else ("look_up", "query")
+        if call.adapter.use_native_function_calling:
+            return write_calls("", [(name, json.dumps({argument: "word"}))])
         fields["tool_calls"] = dspy.ToolCalls.from_dict_list([{"name": name, "args": {argument: "word"}}])
     if "next_tool_args" in fields:
         fields["next_tool_args"] = {"query": "word"}

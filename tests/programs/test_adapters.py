@@ -4,9 +4,10 @@ import dspy
 import pytest
 from dspy.utils.exceptions import AdapterParseError
 
+from leret.config.sampling import AdapterSettings
 from leret.core.dspy_internals import PlainJSONAdapter
-from leret.core.errors import ProgramError
-from leret.programs.adapters import CompactAdapter, adapter_record, load_adapter
+from leret.core.errors import ConfigError, ProgramError
+from leret.programs.adapters import CompactAdapter, adapter_record, load_adapter, make_adapter
 
 ONE = dspy.Signature("question, context: list[str] -> query")
 TWO = dspy.Signature("question -> reasoning, n: int")
@@ -94,6 +95,7 @@ class Styled(Renaming):
 ADAPTERS = [
     dspy.ChatAdapter(), dspy.ChatAdapter(use_json_adapter_fallback=False, parallel_tool_calls=True),
     dspy.XMLAdapter(), dspy.JSONAdapter(use_native_function_calling=False), PlainJSONAdapter(), Renaming(),
+    dspy.ChatAdapter(use_native_function_calling=True), PlainJSONAdapter(use_native_function_calling=True),
     CompactAdapter(items=3, instructions=True), Styled("ornate"),
 ]  # fmt: skip
 
@@ -116,3 +118,12 @@ def test_an_adapter_comes_back_with_all_its_settings(adapter):
 def test_an_adapter_that_json_cannot_say_is_refused(adapter, says):
     with pytest.raises(ProgramError, match=says):
         adapter_record(adapter)
+
+
+def test_a_recipe_turns_native_tool_calls_on():
+    for kind in ("chat", "json", "xml"):
+        for tools in (False, True):
+            settings = AdapterSettings(kind=kind, use_native_function_calling=tools)
+            assert make_adapter(settings).use_native_function_calling == tools
+    with pytest.raises(ConfigError, match="compact does not pass tools"):
+        make_adapter(AdapterSettings(kind="compact", use_native_function_calling=True))

@@ -42,11 +42,13 @@ def test_every_adapter_and_prompt_sends_what_stock_dspy_sends(kind, reason, walk
     assert len(needs) == 3
 
 
-def test_an_agent_with_tool_parts_runs_under_native_function_calling(walk):
+@pytest.mark.parametrize("kind", [dspy.XMLAdapter, dspy.ChatAdapter, dspy.JSONAdapter])
+def test_an_agent_with_tool_parts_runs_under_native_function_calling(walk, kind):
     agent = next(kind for kind in PROGRAMS if kind.__name__ == "AgentV2")
-    needs, end = walk(agent(), dspy.XMLAdapter(use_native_function_calling=True), check=True, pure=agent())
-    assert len(needs) > 1
+    needs, end = walk(agent(), kind(use_native_function_calling=True), check=True, pure=agent())
+    assert len(needs) == 2
     assert end.searches
+    assert end.prediction.termination_reason == "submit"
 
 
 def test_an_agent_whose_tool_fails_sends_the_traceback_that_stock_dspy_sends(walk):

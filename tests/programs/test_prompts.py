@@ -4,7 +4,10 @@ import dspy
 import pytest
 
 from leret.config.sampling import AdapterSettings
+from leret.core.dspy_internals import AdapterParseError
 from leret.core.errors import RunError
+from leret.core.types import Task
+from leret.policies.tool_calls import write_calls
 from leret.programs.adapters import make_adapter
 from leret.programs.prompts import ZERO_SHOT, Formatter, Prompt
 from leret.programs.replay import Replay
@@ -114,3 +117,48 @@ def test_what_dspy_lays_out_over_several_messages_is_left_to_it(program, asked):
             m["content"] if isinstance(m["content"], str) else "".join(part["text"] for part in m["content"])
             for m in whole
         ]
+
+
+def look_up(query: str) -> str:
+    """Find."""
+
+
+class Tools(dspy.Module):
+    def __init__(self, signature, **config):
+        super().__init__()
+        self.write, self.config = dspy.Predict(signature), config
+
+    def forward(self, question):
+        return self.write(question=question, tools=[dspy.Tool(look_up)], config=self.config)
+
+
+CALLS, BOTH = (f"question, tools: list[dspy.Tool] -> {name}calls: dspy.ToolCalls" for name in ("", "thought, "))
+
+
+@pytest.mark.parametrize(
+    ("signature", "forced", "calls", "fault"),
+    [
+        (CALLS, False, [("look_up", '{"query": "a"}')], None),
+        (CALLS, False, [], "no valid call of look_up"),
+        (CALLS, False, [("look_up", "{")], "no valid call of look_up"),
+        (BOTH, False, [], None),
+        (BOTH, True, [], "no valid call of look_up"),
+        (BOTH, True, [("stop", "{}")], "no valid call of look_up"),
+        (BOTH, True, [("look_up", '{"query": 1}')], "arguments of look_up are invalid: 1 is not of type 'string'"),
+        (BOTH, True, [("look_up", "{}")], "'query' is a required property"),
+    ],
+)
+def test_a_required_tool_call_that_is_missing_is_unparsed(signature, forced, calls, fault):
+    config = {"tool_choice": {"type": "function", "function": {"name": "look_up"}}} if forced else {}
+    replay = Replay(Tools(signature, **config), dspy.ChatAdapter(use_native_function_calling=True))
+    need = replay.run(Task.question("q", "who?"), [], {})
+    text = write_calls("" if signature == CALLS and calls else "[[ ## thought ## ]]\nso", calls)
+    for _ in range(5):  # the fast path would skip the tools
+        outputs = Formatter(replay).step(need, text).outputs
+        if fault is None:
+            assert [call.name for call in (outputs[0]["calls"] or dspy.ToolCalls(tool_calls=[])).tool_calls] == [
+                name for name, _ in calls
+            ]
+        else:
+            assert isinstance(outputs, AdapterParseError)
+            assert fault in str(outputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from leret.core.errors import PolicyError
 from leret.core.types import Messages, message, text_of
 from leret.policies.base import Completion, PromptTooLongError
+from leret.policies.tool_calls import reader_of, refuse_template, split_tools
 
 if TYPE_CHECKING:
     from leret.policies.local.decoder import Generated
@@ -32,14 +34,17 @@ def apply_template(
     refusals = (TemplateError, TypeError, ValueError, KeyError)
     if enable_thinking is not None:
         how["enable_thinking"] = enable_thinking
+    turns, tools = split_tools(messages, parsed=True)
+    if tools:
+        how["tools"] = tools
     try:
-        return tokenizer.apply_chat_template(list(messages), **how)
+        return tokenizer.apply_chat_template(turns, **how)
     except refusals as error:
-        if [one.get("role") for one in messages[:2]] == ["system", "user"]:
-            first = message("user", f"{text_of(messages[0])}\n\n{text_of(messages[1])}")
+        if [one.get("role") for one in turns[:2]] == ["system", "user"]:
+            first = message("user", f"{text_of(turns[0])}\n\n{text_of(turns[1])}")
             with suppress(*refusals):
-                return tokenizer.apply_chat_template([first, *messages[2:]], **how)
-        roles = ", ".join(str(one.get("role")) for one in messages)
+                return tokenizer.apply_chat_template([first, *turns[2:]], **how)
+        roles = ", ".join(str(one.get("role")) for one in turns)
         raise PolicyError(f"{name}'s chat template rejects the roles {roles} ({error}); use another model") from error
 
 
@@ -61,6 +66,8 @@ class PromptEncoder:
         self._name = name
         self._enable_thinking = enable_thinking
         self._ends: frozenset[int] = frozenset()
+        self.read_calls = reader_of(tokenizer)
+        self._shows_tools = False  # whether the template has been checked for native tool calls
         # A call changes the padding settings of a fast tokenizer, which is not thread-safe.
         self._lock = threading.RLock()
         self._beginning = lru_cache(_BEGINNINGS)(self._render_beginning)
@@ -77,9 +84,11 @@ class PromptEncoder:
     def encode(self, messages: Messages) -> EncodedPrompt:
         """Return the prompt for the next assistant message; raise `PromptTooLongError` if no completion token fits."""
         with self._lock:
+            if not self._shows_tools and messages[0].get("tools"):
+                self._check_template()
             ids = self._render(messages)
-            before = tuple(tuple(message.items()) for message in messages[:-1])
-            n_shared = n_common(ids, self._beginning(before)) if before else 0
+            before = messages[:-1]
+            n_shared = n_common(ids, self._beginning(json.dumps(before))) if before else 0
         if self._n_positions is not None and len(ids) >= self._n_positions:
             raise PromptTooLongError(
                 f"a prompt of {len(ids)} tokens does not fit {self._name}, whose limit is {self._n_positions} tokens; "
@@ -88,17 +97,20 @@ class PromptEncoder:
         room = 2**31 if self._n_positions is None else self._n_positions - len(ids)
         return EncodedPrompt(tuple(ids), n_shared, room)
 
-    def to_text(self, ids: Sequence[int]) -> str:
-        """Decode token ids to text, without the end token and other special tokens."""
+    def to_text(self, ids: Sequence[int], special: bool = False) -> str:
+        """Decode token ids to text, without the end token and, unless ``special`` is set, other special tokens."""
         content = ids[:-1] if ids and ids[-1] in self._ends else ids
         with self._lock:
-            text: str = self._tokenizer.decode(list(content), skip_special_tokens=True)
+            text: str = self._tokenizer.decode(list(content), skip_special_tokens=not special)
         return text
 
-    def completion(self, n_prompt: int, generated: Generated, stop: Sequence[str]) -> Completion:
-        """Convert generated tokens to a completion; its text ends before the first stop string."""
+    def completion(self, n_prompt: int, generated: Generated, stop: Sequence[str], tools: bool = False) -> Completion:
+        """Convert generated tokens to a completion; its text ends before the first stop string.
+
+        With ``tools``, the text keeps special tokens, because they may mark tool calls.
+        """
         return Completion(
-            text=before_stop(self.to_text(generated.token_ids), stop),
+            text=before_stop(self.to_text(generated.token_ids, special=tools), stop),
             finish_reason=generated.finish_reason,
             n_prompt_tokens=n_prompt,
             n_completion_tokens=len(generated.token_ids),
@@ -111,9 +123,18 @@ class PromptEncoder:
         how["enable_thinking"] = self._enable_thinking
         return list(apply_template(self._tokenizer, messages, self._name, **how)["input_ids"])
 
-    def _render_beginning(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> list[int]:
+    def _check_template(self) -> None:
+        def render(messages: Messages, prompt: bool) -> str:
+            how = {"tokenize": False, "add_generation_prompt": prompt, "enable_thinking": self._enable_thinking}
+            return str(apply_template(self._tokenizer, messages, self._name, **how))
+
+        thinks = self._enable_thinking is not False and "<think>" in str(self._tokenizer.chat_template)
+        refuse_template(render, self._name, self.read_calls, thinks)
+        self._shows_tools = True
+
+    def _render_beginning(self, messages: str) -> list[int]:
         try:
-            return self._render(tuple(map(dict, messages)), add_generation_prompt=False)
+            return self._render(tuple(json.loads(messages)), add_generation_prompt=False)
         except PolicyError:
             return []  # the template requires a user message at the end: share no tokens
 

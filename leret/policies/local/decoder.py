@@ -33,6 +33,7 @@ class Job:
     top_p: float
     max_tokens: int
     stop: tuple[str, ...] = ()
+    tools: bool = False  # whether the completions may have native tool calls
 
     @property
     def n_rows(self) -> int:

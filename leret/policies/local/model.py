@@ -66,7 +66,7 @@ class CausalModel:
     def generate(self, jobs: Sequence[Job]) -> list[list[Completion]]:
         """Complete all prompts in one batch; return one completion per seed for each job, in order."""
         return [
-            [self.encoder.completion(len(job.token_ids), one, job.stop) for one in generated]
+            [self.encoder.completion(len(job.token_ids), one, job.stop, job.tools) for one in generated]
             for job, generated in zip(jobs, self.decoder.run(jobs), strict=True)
         ]
 

@@ -148,6 +148,7 @@ class LocalPolicy(SharedInstance):
             request.top_p,
             min(request.max_tokens, prompt.room),
             request.stop,
+            bool(request.messages[0].get("tools")),
         )
 
     def _plan(self, jobs: Sequence[Job]) -> list[list[int]]:

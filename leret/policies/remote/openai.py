@@ -17,6 +17,7 @@ from leret.http.endpoints import ApiKey
 from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, PromptTooLongError, Request
 from leret.policies.local.chat_template import before_stop
+from leret.policies.tool_calls import split_tools, write_calls
 
 if TYPE_CHECKING:
     from leret.config.policy import OpenAIPolicySettings, TgiPolicySettings, TogetherPolicySettings
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 _LONGEST_TOKEN = 128  # maximum characters per token (a run of spaces); a longer text is not a completion
 _SEED_BITS = 2**31 - 1  # bits of a 63-bit seed that are sent: some servers reject larger numbers
 LIST_S = 3.0  # timeout for the list of models
-_FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", None})
+_FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", "tool_calls", None})
 """Finish reasons of OpenAI, Together and TGI; some servers send no reason."""
 
 _TOO_LONG = re.compile(r"(?i)context.(length|size|window)|maximum model length|`inputs` (must have less|tokens \+)")
@@ -129,7 +130,7 @@ class OpenAIPolicy(SharedInstance):
                 self._probe = None
 
     async def _request_two(self, request: Request) -> bool:
-        body = {"model": self.name, "messages": request.messages, "temperature": 1.0, "max_tokens": 1, "n": 2}
+        body = {"model": self.name, **_messages(request), "temperature": 1.0, "max_tokens": 1, "n": 2}
         try:
             call = Call("POST", "/chat/completions", json=body)
             self._takes_n = await self.client.request(call, lambda answer: len(answer.json["choices"])) == 2
@@ -142,7 +143,7 @@ class OpenAIPolicy(SharedInstance):
         seed = seeds[0] if n == 1 else int(digest("joint seed", list(seeds))[:16], 16)
         body: dict[str, Any] = {
             "model": self.name,
-            "messages": request.messages,
+            **_messages(request),
             "temperature": request.temperature,
             "top_p": request.top_p,
             "max_tokens": request.max_tokens,
@@ -169,6 +170,13 @@ class OpenAIPolicy(SharedInstance):
             completions = await self.client.request(Call("POST", "/chat/completions", json=fewer), read)
             self._refused |= refused  # only after success: an invalid request fails above
         return completions
+
+
+def _messages(request: Request) -> dict[str, Any]:
+    if "tools" not in request.messages[0]:
+        return {"messages": request.messages}
+    messages, tools = split_tools(request.messages)
+    return {"messages": messages, "tools": tools}
 
 
 def _model_names(answer: Answer) -> list[str]:
@@ -210,10 +218,10 @@ def completions_of(
     counts = [n_written]
     if len(choices) > 1:
         choices = _by_index(choices)
-        counts = shared([len(choice["message"]["content"] or "") for choice in choices], n_written)
+        counts = shared([len(_text(choice["message"]) or "") for choice in choices], n_written)
     completions = []
     for choice, count in zip(choices, counts, strict=True):
-        text, reason = choice["message"].get("content"), choice.get("finish_reason")
+        text, reason = _text(choice["message"]), choice.get("finish_reason")
         is_text = isinstance(text, str) and 0 < len(text) <= _LONGEST_TOKEN * max_tokens
         if not is_text or reason not in _FINISHED or choice.get("error"):
             _check_choice(choice, max_tokens, answer.url)
@@ -236,10 +244,18 @@ def _by_index(choices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(choices, key=lambda choice: choice.get("index", 0))
 
 
+def _text(message: Mapping[str, Any]) -> Any:
+    """Return a message's content; tool calls that the server parsed follow it as text."""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    if not functions:
+        return message.get("content")
+    return write_calls(message.get("content") or "", [(one["name"], one["arguments"]) for one in functions])
+
+
 def _check_choice(choice: Mapping[str, Any], max_tokens: int, url: str) -> None:
     """Raise an error if a choice is not a valid completion."""
     message, reason = choice["message"], choice.get("finish_reason")
-    text, error = message.get("content"), choice.get("error")
+    text, error = _text(message), choice.get("error")
     if error or reason not in _FINISHED:
         fault = f"error {one_line(str(error))}" if error else f"finish_reason {one_line(str(reason))}"
         raise RetryableError(f"{url} sent a completion with {fault}", "incomplete")

@@ -104,10 +104,11 @@ async def _bootstrapped(
     ended = [(task, rollout) for task, rollout in zip(train, rollouts, strict=True) if rollout.finished]
     outcomes = (Outcome(t, ranking=r.ranking, prediction=r.prediction, n_steps=len(r.steps)) for t, r in ended)
     threshold = best_quarter(reward(outcome) or 0.0 for outcome in outcomes)
-    asked = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
+    asked: dict[str, Any] = {"max_tokens": recipe.policy.max_tokens, "top_p": recipe.policy.top_p}
     policies = [policy_for(policy, name) for name in environment.replay.predictors]
     cold, warm = ([policy_lm(p, temperature=t, **asked) for p in policies] for t in (0.0, settings.bank.temperature))
-    teacher = [cached_completion_lm(rollouts, lm, temperature=settings.bank.temperature, **asked) for lm in warm]
+    asked |= {"temperature": settings.bank.temperature}
+    teacher = [cached_completion_lm(rollouts, lm, environment.replay.read, **asked) for lm in warm]
     stop = threading.Event()
     plan = BankPlan(settings.prompts, settings.bank.max_demos, settings.bank.candidates, threshold)
     program = environment.program()

@@ -26,6 +26,7 @@ from leret.core.dspy_internals import (
 )
 from leret.core.errors import LeretError, PolicyError, ProgramError, RunError
 from leret.core.types import Outcome, Rollout, Task, digest, merge
+from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.checks import SearchMemory
 from leret.programs.load import bound_inputs
 from leret.programs.prompts import ZERO_SHOT, Prompt
@@ -226,14 +227,16 @@ class RetrievalStudent(dspy.Module):
         return dspy.Prediction(ranking=merge(memory.rankings), complete=complete, result=result)
 
 
-def cached_completion_lm(rollouts: Iterable[Rollout], other: dspy.BaseLM, **settings: Any) -> dspy.LM:
+def cached_completion_lm(
+    rollouts: Iterable[Rollout], other: dspy.BaseLM, read: ToolReader = read_calls, **settings: Any
+) -> dspy.LM:
     """Return an LM that answers with the rollouts' completions, and calls ``other`` for prompts not in the rollouts."""
     completions = {digest(list(step.messages)): step.completion for rollout in rollouts for step in rollout.steps}
 
     def answer(request: lm15.Request) -> lm15.Response:
         text = completions.get(digest(list(messages_of(request))))
         if text is not None:
-            return text_response(request, text)
+            return text_response(request, text, read=read)
         return cast(lm15.Response, other(replace(request, model=other.model)))
 
     return EngineLM("cached", answer, **settings)

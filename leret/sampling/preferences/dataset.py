@@ -15,7 +15,7 @@ from leret.core.types import Sample, digest
 from leret.rollouts.credit import with_unparsed_reward
 from leret.rollouts.selection import reward_levels
 from leret.sampling.preferences.report import PreferenceReport, Strategy, card
-from leret.sampling.store.export import write_parquet
+from leret.sampling.store.export import message_column, write_parquet
 from leret.sampling.store.store import StateSamples, Store
 
 COLUMNS = {
@@ -44,7 +44,8 @@ def build_preferences(
         low, high = store.reward_range()
         report.reward_range = min(0.0, low), max(1.0, high)
         with atomic_file(report.path, "wb") as file:
-            write_parquet(_rows(store, policy_digest, report), file, COLUMNS)
+            prompt = message_column(store.path)
+            write_parquet(_rows(store, policy_digest, report), file, {**COLUMNS, "prompt": prompt})
         write_atomically(run.preferences / "README.md", card(report, run.path.name))
     run.update(preferences={"strategy": strategy, "margin": margin, "max_pairs": max_pairs, "pairs": report.pairs})
     run.event("pairs", "built", strategy=strategy, pairs=report.pairs, states=report.states, no_spread=report.no_spread)

@@ -25,7 +25,7 @@ COLUMNS = {
     "top_p": "float64", "max_tokens": "int64", "state_id": "string", "predictor": "string", "chosen": "bool",
     "policy": "string", "policy_digest": "string", "prompt_digest": "string",
 }  # fmt: skip
-"""Columns of an export with their types; ``messages`` is optional."""
+"""Columns of an export with their types; ``messages`` is optional, and `message_column` returns its type."""
 
 _NAMES = {
     "error": "failure_kind", "error_message": "failure_message",
@@ -48,6 +48,7 @@ def export_store(run: Run, to: Format, out: Path | IO[str], *, messages: bool = 
     columns = {name: kind for name, kind in COLUMNS.items() if messages or name != "messages"}
     with closing(connect(run.store, read_only=True)) as database:
         database.execute("BEGIN")  # one snapshot, even if another process writes
+        columns |= {"messages": message_column(run.store)} if messages else {}
         return export_rows(_rows(database, run.store, columns), columns, to, out, force=force)
 
 
@@ -76,10 +77,14 @@ def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapp
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    text = [("role", pa.string()), ("content", pa.string())]
+    function = pa.struct([("name", pa.string()), ("arguments", pa.string())])
+    calls = pa.list_(pa.struct([("id", pa.string()), ("type", pa.string()), ("function", function)]))
+    tools = [("tool_calls", calls), ("tool_call_id", pa.string()), ("name", pa.string()), ("tools", pa.string())]
     types = {
         "string": pa.string(), "int64": pa.int64(), "float64": pa.float64(), "bool": pa.bool_(),
         "strings": pa.list_(pa.string()), "floats": pa.list_(pa.float64()), "ints": pa.list_(pa.int32()),
-        "messages": pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())])),
+        "messages": pa.list_(pa.struct(text)), "tool messages": pa.list_(pa.struct([*text, *tools])),
     }  # fmt: skip
     schema = pa.schema([(name, types[kind]) for name, kind in columns.items()])
     n = 0
@@ -88,6 +93,13 @@ def write_parquet(rows: Iterator[dict[str, Any]], file: IO[bytes], columns: Mapp
             writer.write_table(pa.Table.from_pylist(batch, schema))
             n += len(batch)
     return n
+
+
+def message_column(store: Path) -> str:
+    """Return the type of a Parquet column for the prompts in a store: with or without native tool calls."""
+    with closing(connect(store, read_only=True)) as database:
+        [tools] = database.execute("SELECT EXISTS(SELECT 1 FROM states WHERE instr(messages, '\"tools\":'))").fetchone()
+    return "tool messages" if tools else "messages"
 
 
 def query_of(outputs: dict[str, Any]) -> str | None:

@@ -127,6 +127,8 @@ def trl_engine(job: TrainingJob, device: str) -> Iterator[TRLEngine]:
         except ValueError as error:
             raise TrainingError(f"engine: TRL rejects the recipe: {error}") from error
         rows = states.rows
+        if any("tools" in prompt[0] for prompt in rows["prompt"]):
+            raise TrainingError("engine: TRL does not get the tools of native tool calls; remove engine: trl")
         if len(rows["state"]) * recipe.num_generations < arguments.generation_batch_size:
             raise TrainingError(
                 f"a batch of {arguments.generation_batch_size} completions, {recipe.num_generations} per state, needs "

@@ -21,6 +21,7 @@ from leret.policies.local.chat_template import PromptEncoder
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.serving.model import refresh, resolve_policy
+from leret.policies.tool_calls import read_calls
 from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.data import end_token
@@ -166,6 +167,7 @@ class ServedPolicy:
         self._encoder = PromptEncoder(tokenizer, positions(model), name, settings.enable_thinking)
         self._ends = stop_ids(model)
         self._end = end_token(tokenizer, self._ends)
+        self._encoder.set_ends(self._ends)
 
     def renew(self, digest: str) -> None:
         """Load the current weights, with digest ``digest``, on the servers; raise `PolicyError` if a server fails."""
@@ -200,11 +202,26 @@ class ServedPolicy:
                 "serve the model with the tokenizer and chat template of the policy in training"
             )
         ids = completion.token_ids or self._tokenizer(completion.text, add_special_tokens=False)["input_ids"]
+        if request.messages[0].get("tools"):
+            completion = self._as_written(completion)
         if completion.token_ids:
             self._check_ids(completion, completion.token_ids)
         if completion.finish_reason == "stop" and (not ids or ids[-1] not in self._ends):
             ids = [*ids, self._end]
         return replace(completion, token_ids=tuple(ids))
+
+    def _as_written(self, completion: Completion) -> Completion:
+        """Restore the text of tool calls from the token ids, because the server's tool parser edits the text."""
+        calls = read_calls(completion.text)[1]
+        if not calls:
+            return completion
+        if not completion.token_ids:
+            raise TrainingError(
+                f"{self._settings.urls[0]} sent tool calls without token ids, so leret cannot train on the sampled "
+                "tokens; use a server with return_token_ids, such as vLLM"
+            )
+        text = self._encoder.to_text(completion.token_ids, special=True)
+        return replace(completion, text=text) if self._encoder.read_calls(text, ())[1] == calls else completion
 
     def _check_ids(self, completion: Completion, ids: Sequence[int]) -> None:
         """Raise `TrainingError` if the token ids do not match the completion's text."""
@@ -213,10 +230,11 @@ class ServedPolicy:
             fault = f"token ids from {min(ids)} to {max(ids)}, but the vocabulary has {size} tokens"
         elif len(ids) != n_logprobs:
             fault = f"{len(ids)} token ids and {n_logprobs} log-probabilities for one completion"
-        elif _letters(text := self._tokenizer.decode(ids, skip_special_tokens=True)) != _letters(completion.text):
-            fault = f"token ids of {text[:80]!r} for the completion {completion.text[:80]!r}"
         else:
-            return
+            text, whole = (self._encoder.to_text(ids, special) for special in (False, True))
+            if _letters(completion.text) in {_letters(text), _letters(whole)}:
+                return
+            fault = f"token ids of {text[:80]!r} for the completion {completion.text[:80]!r}"
         raise TrainingError(
             f"{self._settings.urls[0]} sent {fault}. Its tokenizer differs from the policy's, or it edits the text; "
             "serve the model with the policy's tokenizer and without a reasoning or tool parser"

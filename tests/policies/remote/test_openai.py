@@ -19,6 +19,7 @@ from leret.policies.base import PromptTooLongError, Request
 from leret.policies.load import make_policy
 from leret.policies.remote import openai
 from leret.policies.remote.openai import completions_of, policy_error, shared
+from leret.policies.tool_calls import read_calls
 from tests.policies.conftest import ask
 from tests.policies.servers import ChatServer, TgiServer, asked, completion, probed, refusal, run, serving
 
@@ -147,7 +148,7 @@ def logprob(value):
 LIES = {
     "an error beside the choices": ({**ANSWER, "error": {"message": "upstream is away"}}, "upstream is away"),
     "an error in a choice": (choice(error={"message": "out of memory"}, finish_reason="error"), "out of memory"),
-    "a tool call": (choice({"content": None}, finish_reason="tool_calls"), "finish_reason tool_calls"),
+    "no tool call": (choice({"content": None, "tool_calls": []}, finish_reason="tool_calls"), "content is not text"),
     "reasoning alone": (choice({"content": "", "reasoning_content": "hmm"}), "reasoning without content"),
     "reasoning cut off": (choice({"content": None, "reasoning": "hmm"}, finish_reason="length"), "policy.max_tokens"),
     "deep JSON in a field": ('{"choices": ' + "[" * 900 + "]" * 900 + "}", "list indices"),
@@ -260,3 +261,19 @@ def test_a_server_that_accepts_no_connection_is_reported(monkeypatch):
         url = f"http://127.0.0.1:{full.getsockname()[1]}/v1"
         with pytest.raises(PolicyError, match=f"{url}.*cannot be reached"):
             probed(urls=(url,))
+
+
+def test_tools_are_sent_and_tool_calls_read():
+    functions = [{"name": "look", "arguments": '{"b": 1, "a": 2}'}, {"name": "stop", "arguments": "{}"}]
+    calls = [{"id": "c", "type": "function", "function": one} for one in functions]
+    choice = {"index": 0, "message": {"content": "so", "tool_calls": calls}, "finish_reason": "tool_calls"}
+    server = ChatServer([web.json_response({"choices": [choice], "usage": {"prompt_tokens": 5}})])
+    tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
+    asked = ask("the city", 1)
+    request = replace(asked, messages=({**asked.messages[0], "tools": json.dumps(tools)},))
+    [one] = run(server, lambda policy: policy.complete(request))
+    assert read_calls(one.text) == (
+        "so", [{"name": "look", "arguments": {"b": 1, "a": 2}}, {"name": "stop", "arguments": {}}]
+    )  # fmt: skip
+    assert one.finish_reason == "stop"
+    assert (server.bodies[0]["tools"], server.bodies[0]["messages"]) == (tools, list(asked.messages))

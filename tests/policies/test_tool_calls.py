@@ -1,0 +1,120 @@
+import json
+from importlib.resources import files
+from types import SimpleNamespace
+
+import pytest
+from transformers import AutoTokenizer
+from trl.chat_template_utils import add_response_schema
+
+from leret.core.errors import PolicyError
+from leret.core.types import message
+from leret.policies.local.chat_template import PromptEncoder
+from leret.policies.tool_calls import read_calls, reader_of, split_tools, write_calls
+from tests.tiny import tiny_policy
+
+LOOK = {"name": "look_up", "arguments": {"query": "a 'b' é", "k": 2}}
+TOOLS = [{"type": "function", "function": {"name": "look_up", "description": "Find.", "parameters": {}}}]
+ASKED = (message("system", "Be brief."), message("user", "who?"))
+
+
+def called(text):
+    return f"<tool_call>\n{text}\n</tool_call>"
+
+
+def test_calls_and_the_text_before_them_are_read():
+    text = write_calls("so", [("look_up", json.dumps(LOOK["arguments"])), ("stop", "{}")])
+    assert read_calls(text) == ("so", [LOOK, {"name": "stop", "arguments": {}}])
+    assert read_calls("no call") == ("no call", [])
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        '{"name": "a", "arguments": {',
+        '{"name": "a"}',
+        '{"arguments": {}}',
+        '["a"]',
+        '{"name": "a", "arguments": "{}"}',
+        '{"name": "a", "arguments": {"k": NaN}}',
+        '{"name": "a", "arguments": {"k": "\\ud800"}}',
+        "[" * 9999,
+    ],
+)
+def test_a_completion_with_a_malformed_call_is_all_text(block):
+    text = called(json.dumps(LOOK)) + called(block)
+    assert read_calls(text) == (text, [])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return AutoTokenizer.from_pretrained(tiny_policy(tmp_path_factory.mktemp("tools") / "tiny"))
+
+
+def encoded(tokenizer, template, *, response=False, thinking=None, change=("", "")):
+    tokenizer.chat_template = (files("trl") / f"chat_templates/{template}.jinja").read_text().replace(*change)
+    tokenizer.response_template = None
+    if response:
+        add_response_schema(tokenizer)
+    asked = message("user", "who?", tools=json.dumps(TOOLS))
+    return PromptEncoder(tokenizer, None, template, thinking).encode((asked,)).token_ids
+
+
+@pytest.mark.parametrize(
+    ("template", "how"),
+    [("qwen2_5", {}), ("qwen3_instruct_2507", {}), ("qwen3_training", {}), ("qwen3_training", {"thinking": False}),
+     ("qwen3_8", {"response": True}), ("lfm2_v2", {"response": True})],
+)  # fmt: skip
+def test_a_template_that_keeps_turns_takes_tools(tokenizer, template, how):
+    assert encoded(tokenizer, template, **how)
+
+
+@pytest.mark.parametrize(
+    ("template", "how", "says"),
+    [
+        ("qwen3", {}, r"rewrites earlier turns: a turn changes \(.*loses its thinking\) when a user message follows"),
+        ("qwen3", {"thinking": False}, "rewrites earlier turns: a turn changes when a tool result follows"),
+        ("qwen2_5", {"change": ("tool_call.arguments | tojson", "tool_call.arguments | tojson(sort_keys=true)")},
+         "rewrites earlier turns: the arguments of a tool call change their order"),
+        ("qwen3_8", {}, "shows tool calls in a format that leret does not read; set response_template"),
+        ("phi3", {}, "leaves out tools"),
+        ("llama3", {}, "leaves out tools"),
+    ],
+)  # fmt: skip
+def test_a_template_that_rewrites_turns_is_refused_by_name(tokenizer, template, how, says):
+    with pytest.raises(PolicyError, match=f"{template}'s chat template {says}|{template}'s chat template rejects"):
+        encoded(tokenizer, template, **how)
+
+
+def test_a_template_without_tools_still_takes_text(tokenizer):
+    tokenizer.chat_template = (files("trl") / "chat_templates/qwen3.jinja").read_text()
+    assert PromptEncoder(tokenizer, None, "qwen3").encode(ASKED).token_ids
+
+
+RESPONSE = {
+    "start_anchor": "<|assistant|>",
+    "fields": {
+        "tool_calls": {"open": "[call]", "close": "[/call]", "repeats": True, "content": "json"},
+        "content": {"content": "text"},
+    },
+}
+
+
+def test_a_response_template_of_the_tokenizer_reads_its_own_format(tmp_path):
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"response_template": RESPONSE}))
+    for place in (SimpleNamespace(response_template=RESPONSE), tmp_path):
+        read = reader_of(place)
+        assert read(f"so[call]{json.dumps(LOOK)}[/call]", TOOLS) == ("so", [LOOK])
+        for text in ("so", "[call]{[/call]", "[call][1][/call]"):
+            assert read(text, TOOLS) == (text, [])
+    assert reader_of(tmp_path / "absent") is read_calls
+
+
+def test_servers_get_json_arguments_and_templates_objects():
+    call = {"id": "c", "type": "function", "function": {"name": "look_up", "arguments": '{"b": 1, "a": 2}'}}
+    messages = (message("user", "q", tools=json.dumps(TOOLS)), message("assistant", "", tool_calls=[call]))
+    sent, tools = split_tools(messages)
+    assert (sent, tools) == ([message("user", "q"), messages[1]], TOOLS)
+    shown, _ = split_tools(messages, parsed=True)
+    assert list(shown[1]["tool_calls"][0]["function"]["arguments"].items()) == [("b", 1), ("a", 2)]
+    assert messages[1]["tool_calls"][0]["function"]["arguments"] == '{"b": 1, "a": 2}'
+    assert split_tools(ASKED) == (list(ASKED), [])

@@ -1,0 +1,177 @@
+"""Native tool calls through all stages: sampled, stored, trained and evaluated, with completions from a script."""
+
+import asyncio
+import json
+import random
+import sys
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import dspy
+import pyarrow.parquet
+import pytest
+from transformers import AutoTokenizer
+from typer.testing import CliRunner
+
+from leret.cli.app import app
+from leret.config.evaluation import EvalRecipe
+from leret.config.policy import LocalPolicySettings
+from leret.config.sampling import SamplingRecipe
+from leret.core.errors import TrainingError
+from leret.core.runs import Run
+from leret.datasets.splits import split_of
+from leret.evaluation.stage import evaluate
+from leret.policies.dspy_lm import policy_lm
+from leret.policies.local.decoder import Decoder, Generated
+from leret.policies.tool_calls import read_calls
+from leret.sampling.stage import sample
+from leret.sampling.store.store import Store
+from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.algorithms.preference import IPORecipe
+from leret.training.algorithms.rloo import RLOORecipe
+from leret.training.algorithms.sft import SFTRecipe, sft_rows
+from leret.training.data import plain
+from leret.training.online.update import RolloutBatch
+from leret.training.stage import train
+from tests.training.training_runs import train_ids
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+import tool_calls
+
+KEYS = {"learning_rate": 1e-3, "device": "cpu", "logging_steps": 1}
+ONLINE = {**KEYS, "num_generations": 4, "questions_per_round": 2, "max_steps": 1, "max_completion_length": 64}
+
+
+@pytest.fixture(scope="session")
+def directory(tmp_path_factory):
+    return tool_calls.tool_policy(tmp_path_factory.mktemp("tools") / "policy", n_steps=0, n_runs=60)
+
+
+@pytest.fixture
+def script(directory, monkeypatch):
+    """Decode scripted completions, which depend on the seed alone; returns the (prompt, completion) ids."""
+    tokenizer, decoded = AutoTokenizer.from_pretrained(directory), []
+
+    def run(self, jobs):
+        answers = []
+        for job in jobs:
+            n_results = tokenizer.decode(list(job.token_ids)).count("<tool_response>")
+            texts = [tool_calls.written(n_results, random.Random(seed)) for seed in job.seeds]
+            ids = [(*tokenizer(text)["input_ids"], tokenizer.eos_token_id) for text in texts]
+            decoded.extend((job.token_ids, one) for one in ids)
+            answers.append([Generated(one, (-1.0,) * len(one), "stop") for one in ids])
+        return answers
+
+    monkeypatch.setattr(Decoder, "run", run)
+    return decoded
+
+
+def test_trained_ids_are_sampled_ids_in_process_and_through_a_server(directory, script):
+    for served in (False, True):
+        figures = asyncio.run(tool_calls.roll_out(directory, 8, served=served))
+        assert figures["online"] == figures["text"] == figures["rollouts"] == 8
+        assert figures["tool calls"] > 12
+
+
+def test_tool_calls_of_a_server_without_token_ids_are_not_trained(directory, script):
+    with pytest.raises(TrainingError, match="sent tool calls without token ids"):
+        asyncio.run(tool_calls.roll_out(directory, 2, served=True, ids=False))
+
+
+def test_a_program_calls_tools_through_a_leret_lm(directory, script):
+    agent, ends = tool_calls.Agent(), []
+    agent.search.retriever = tool_calls.Shelf()
+    lm = policy_lm(LocalPolicySettings(model=str(directory)), temperature=1.0, max_tokens=64)
+    with dspy.context(lm=lm, adapter=tool_calls.ADAPTER):
+        for word in tool_calls.WORDS[:6]:
+            with suppress(ValueError):  # a forced submit without a call
+                ends.append(agent(question=word))
+    assert {one.termination_reason for one in ends} == {"submit"}
+    assert all(one.answer in tool_calls.WORDS for one in ends)
+
+
+@pytest.mark.slow
+def test_trained_ids_are_sampled_ids_in_1000_of_1000_rollouts(tmp_path):
+    directory = tool_calls.tool_policy(tmp_path / "policy")
+    for served in (False, True):
+        figures = asyncio.run(tool_calls.roll_out(directory, 1000, served=served))
+        assert figures["online"] == figures["text"] == figures["rollouts"] == 1000
+        assert figures["tool calls"] > 1000
+
+
+@pytest.fixture
+def recipe(directory, tmp_path):
+    words = tool_calls.WORDS
+    ids = [*train_ids(6), *[id for id in (f"q{i}" for i in range(200)) if split_of(id) == "dev"][:2]]
+    documents = [{"doc_id": word, "title": word, "text": f"near the {word}"} for word in words]
+    tasks = [{"id": id, "question": f"{words[i]} of it", "relevant_doc_ids": [words[i]], "answer": words[i]}
+             for i, id in enumerate(ids)]  # fmt: skip
+    for name, rows in {"corpus": documents, "questions": tasks}.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = {"kind": "jsonl", "questions": f"{tmp_path}/questions.jsonl", "corpus": f"{tmp_path}/corpus.jsonl"}
+    return SamplingRecipe.model_validate({
+        "data": {**data, "split": "train"},
+        "policy": {"kind": "local", "model": str(directory), "max_tokens": 64},
+        "program": {"path": f"{tool_calls.__file__}:Agent",
+                    "adapter": {"kind": "chat", "use_native_function_calling": True}},
+        "sampling": {"prompts": 1, "samples": 6, "credit": "both", "reward": "recall", "final": "f1"},
+    })  # fmt: skip
+
+
+def learnt_by(monkeypatch):
+    learnt = []
+    monkeypatch.setattr(
+        "leret.training.online.writing.RolloutBatch.of",
+        lambda sequences, groups, of=RolloutBatch.of: learnt.extend(sequences) or of(sequences, groups),
+    )
+    return learnt
+
+
+def test_an_agent_is_sampled_trained_and_evaluated(recipe, script, tmp_path, monkeypatch):
+    run = Run.create(tmp_path / "run")
+    assert sample(recipe, run).pairs > 0
+    with Store(run.store, read_only=True) as store:
+        groups = list(store.groups())
+    asked = {json.dumps(plain(group.state.messages)) for group in groups}
+    assert all(json.loads(group.state.messages[0]["tools"]) for group in groups)
+    later = [group.state.messages for group in groups if group.state.step]
+    assert {"tool_calls", "tool_call_id"} <= {key for messages in later for one in messages for key in one}
+    assert any(read_calls(one.completion)[1] for group in groups for one in group.samples)
+    prompts = pyarrow.parquet.read_table(run.preferences / "train.parquet")["prompt"].to_pylist()
+    assert {json.dumps(plain(prompt)) for prompt in prompts} <= asked
+    sampled = {(tuple(prompt), ids) for prompt, ids in script}
+    for form in ("sft", "kto", "grpo"):
+        store = ["store", "export", "--run", str(run.path), "--form", form, "--out"]
+        assert CliRunner().invoke(app, [*store, f"{tmp_path}/{form}.parquet"]).exit_code == 0
+        exported = pyarrow.parquet.read_table(tmp_path / f"{form}.parquet")["prompt"].to_pylist()
+        assert {json.dumps(plain(prompt)) for prompt in exported} <= asked
+
+    rows = []
+    monkeypatch.setattr(
+        "leret.training.algorithms.sft.sft_rows", lambda encoded: rows.extend(encoded) or sft_rows(encoded)
+    )
+    train(SFTRecipe(**KEYS, max_steps=1), run)
+    assert rows
+    assert {(tuple(one.prompt), tuple(one.completions[0])) for one in rows} <= sampled
+    train(IPORecipe(**KEYS, max_steps=1), run)
+
+    learnt = learnt_by(monkeypatch)
+    for kind in (GRPORecipe, RLOORecipe):
+        script.clear()
+        train(kind(**ONLINE), run)
+        trained = Counter((tuple(prompt), tuple(ids)) for prompt, ids in learnt)
+        assert trained.total() >= 8
+        assert trained <= Counter(script)  # continuations are not trained
+        learnt.clear()
+
+    evaluate(EvalRecipe(split="dev", systems=("base", "policies")), run)
+    rows = json.loads((run.path / "eval/dev/summary.json").read_text())["rows"]
+    assert {row["system"]: row["failed"] for row in rows}.keys() == {"base", "sft", "ipo", "grpo", "rloo"}
+
+
+def test_trl_is_refused_with_native_tool_calls(recipe, script, tmp_path):
+    run = Run.create(tmp_path / "run")
+    sample(recipe, run)
+    with pytest.raises(TrainingError, match="remove engine: trl"):
+        train(GRPORecipe(**KEYS, num_generations=4, engine="trl", states="stored"), run)
