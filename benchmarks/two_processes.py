@@ -56,7 +56,7 @@ def losses(run, algorithm, steps, processes, launch=None, suffix=""):
         "name": name, "init_from": "base", "max_steps": steps, "learning_rate": 3e-4, "logging_steps": 1,
         "per_device_train_batch_size": BATCH // processes,
     }  # fmt: skip
-    settings |= {"num_iterations": 1} if algorithm in ONLINE else {"max_length": 512}
+    settings |= {"num_iterations": 1, "warmup_ratio": 0} if algorithm in ONLINE else {"max_length": 512}
     sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     if launch is None:
         leret(run, "train", f"training/{algorithm}.yaml", *sets, processes=processes)
