@@ -5,7 +5,8 @@
 Each process gets half of a batch. Only whole batches are compared, because accelerate repeats examples at the end of an
 epoch to give both processes equal numbers. With --sharded, `leret train --launch` starts the processes with the shipped
 configuration, and sharded_on_cpu/ applies it to a CPU; zero3 needs `pip install deepspeed` and a C++ compiler. The
-policy is the demo's. Prints Markdown.
+policy is the demo's. For grpo, rloo and ppo in leret's loop it also compares the weights after the first update.
+Prints Markdown.
 """
 
 import argparse
@@ -15,8 +16,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+from safetensors.numpy import load_file
+
 from leret.core.bundled import ROOT
 
+ONLINE = ("grpo", "rloo", "ppo")
 BATCH = 16
 ON_CPU = Path(__file__).parent.absolute() / "sharded_on_cpu"
 
@@ -46,12 +50,13 @@ def launch_file(name, out):
     return out / f"{name}.yaml"
 
 
-def losses(run, algorithm, steps, processes, launch=None):
-    name = f"{algorithm}-{processes}{f'-{launch.stem}' if launch else ''}"
+def losses(run, algorithm, steps, processes, launch=None, suffix=""):
+    name = f"{algorithm}-{processes}{f'-{launch.stem}' if launch else ''}{suffix}"
     settings = {
         "name": name, "init_from": "base", "max_steps": steps, "learning_rate": 3e-4, "logging_steps": 1,
-        "per_device_train_batch_size": BATCH // processes, "max_length": 512,
+        "per_device_train_batch_size": BATCH // processes,
     }  # fmt: skip
+    settings |= {"num_iterations": 1, "warmup_ratio": 0} if algorithm in ONLINE else {"max_length": 512}
     sets = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     if launch is None:
         leret(run, "train", f"training/{algorithm}.yaml", *sets, processes=processes)
@@ -59,6 +64,14 @@ def losses(run, algorithm, steps, processes, launch=None):
         leret(run, "train", f"training/{algorithm}.yaml", *sets, "--launch", str(launch), sharded=True)
     log = json.loads((run / "policies" / name / "training.json").read_text())["log_history"]
     return [entry["loss"] for entry in log if "loss" in entry]
+
+
+def first_update(run, algorithm):
+    """Return the largest difference of a weight after one update at learning rate 3e-4."""
+    for processes in (1, 2):
+        losses(run, algorithm, 1, processes, suffix="-first")
+    one, two = (load_file(run / "policies" / f"{algorithm}-{n}-first" / "model.safetensors") for n in (1, 2))
+    return max(abs(one[name] - two[name]).max() for name in one)
 
 
 def main():
@@ -71,14 +84,15 @@ def main():
     os.chdir(ROOT)
     run = given.out.absolute() / "run"
     leret(run, "sample", "sampling/demo.yaml", "--set", "data.limit=100")
-    print("| training | steps | loss, first and last | largest relative difference of a logged loss |")
-    print("|---|---|---|---|")
+    print("| training | steps | loss, first and last | largest relative difference of a logged loss | of a weight |")
+    print("|---|---|---|---|---|")
     for algorithm in given.algorithms:
         one = losses(run, algorithm, given.steps, 1)
         launch = launch_file(given.sharded, given.out.absolute()) if given.sharded else None
         two = losses(run, algorithm, given.steps, 2, launch)
         apart = max(abs(a - b) / max(1.0, abs(a)) for a, b in zip(one, two, strict=True))
-        print(f"| {algorithm} | {len(one)} | {one[0]:.4f} {one[-1]:.4f} | {apart:.1e} |", flush=True)
+        weights = f"{first_update(run, algorithm):.1e}" if algorithm in ONLINE else ""
+        print(f"| {algorithm} | {len(one)} | {one[0]:.4f} {one[-1]:.4f} | {apart:.1e} | {weights} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -44,7 +45,7 @@ def train(
     directory = Run.open(run)
     directory.section("sampling", "leret sample RECIPE")
     from leret.training import stage  # slow to import, so check the recipe first
-    from leret.training.job import refuse_processes
+    from leret.training.processes import refuse_processes
 
     if launch is not None:
         refuse_processes(settings)
@@ -55,7 +56,7 @@ def train(
         debug = ["--debug"] * bool(context.find_root().params.get("debug"))
         command = [*_launched(launch), *debug, "train", recipe, "--run", str(run)]
         command += [part for value in overrides or () for part in ("--set", value)]
-        raise typer.Exit(subprocess.run(command, check=False).returncode)
+        raise typer.Exit(_run_launcher(command))
     first = os.environ.get("RANK", "0") == "0"  # only the first process prints
     with shown() as progress:
         report = stage.train(settings, directory, progress=progress if first else None)
@@ -76,6 +77,31 @@ def _launched(config: str) -> list[str]:
         )
     options = [] if config == "accelerate" else ["--config_file", str(file)]
     return [sys.executable, "-m", "accelerate.commands.launch", *options, "-m", "leret"]
+
+
+def _run_launcher(command: list[str]) -> int:
+    """Run a launcher to its end and return its exit code; raise KeyboardInterrupt if a signal came.
+
+    The launcher receives a signal once (a terminal would send it twice), and its processes save a checkpoint.
+    """
+    environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600", **os.environ}  # seconds
+    received: list[int] = []
+    with subprocess.Popen(command, env=environment, start_new_session=True) as process:
+
+        def forward(number: int, _: Any) -> None:
+            received.append(number)
+            process.send_signal(number)
+
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        before = {number: signal.signal(number, forward) for number in numbers}
+        try:
+            code = process.wait()
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    if received:
+        raise KeyboardInterrupt
+    return code
 
 
 def merge(

@@ -106,8 +106,8 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
         return False
 
     @property
-    def samples_in_process(self) -> bool:
-        """True if sampling and training share a process. A launcher cannot start several such processes."""
+    def in_one_process(self) -> bool:
+        """True if the algorithm cannot train in several processes."""
         return False
 
     def n_steps(self, n_inputs: int) -> int:
@@ -196,10 +196,6 @@ class RoundRecipe(TrainingRecipe):
             raise ValueError("groups: question runs whole rollouts, not stored states; remove states or groups")
         return self
 
-    @property
-    def samples_in_process(self) -> bool:
-        return not self.uses_trl
-
     def n_rounds(self, n_tasks: int) -> int:
         if self.max_steps is not None:
             return -(-self.max_steps // (self.num_iterations * self.num_mini_batches))
@@ -286,6 +282,10 @@ class PickingRecipe(RoundRecipe):
     adam_epsilon: float = Field(1e-8, gt=0)
     questions_per_round: PositiveInt = Field(64, description="tasks per round; each pick is a state")
     per_device_train_batch_size: PositiveInt = Field(256, description="states in memory at once")
+
+    @property
+    def in_one_process(self) -> bool:
+        return True
 
 
 def changed_keys(settings: Settings, names: Sequence[str]) -> list[str]:

@@ -30,6 +30,7 @@ from leret.training.algorithms.grpo import OBJECTIVE, GRPOKeys
 from leret.training.data import TokenEncoder, TrainingExample, end_token
 from leret.training.job import CheckpointDirectory, Interrupt, TrainingRecord, training_process
 from leret.training.model import InitialPolicy, library_of, save_policy, stop_ids, with_learning_rate
+from leret.training.processes import n_processes
 from leret.training.watch import Monitor
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class GRPOTraining:
         from leret.training.driver import Driver, StepLoop
         from leret.training.online.update import Update, load_trainable
 
+        if n_processes() > 1:
+            raise TrainingError(f"dspy.GRPO trains in one process, not in {n_processes()}; start it without a launcher")
         settings = with_learning_rate(settings, initial)
         self.initial, self.settings, self.device = initial, settings, pick_device(settings.device)
         self.n_samples, self._began = 0, time.monotonic()

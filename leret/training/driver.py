@@ -98,7 +98,7 @@ class Driver(TrainerCallback):
             state.best_model_checkpoint = os.path.join(args.output_dir, f"checkpoint-{state.best_global_step}")
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self.interrupt.requested:
+        if self.interrupt.agree():
             control.should_save = control.should_training_stop = True
         is_last = state.global_step == state.max_steps
         if self.validate is not None and (is_last or (self.eval_steps and state.global_step % self.eval_steps == 0)):
@@ -179,7 +179,8 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
         Step of the checkpoint at which training resumed; 0 for a fresh start.
     """
     recipe, directory = job.recipe, job.directory
-    directory.drop_broken()
+    if engine.is_main:
+        directory.drop_broken()
     checkpoint = directory.checkpoint()
     state = checkpoint and TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
     if checkpoint and state and state.global_step >= state.max_steps:  # Trainer would take one more step

@@ -26,13 +26,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from leret.config.training import TrainingRecipe
-from leret.core.errors import RunError, TrainingError
+from leret.core.errors import RunError
 from leret.core.files import locked, write_atomically
 from leret.core.runs import Run
 from leret.core.types import Task
 from leret.policies.checkpoints import policy_digest
 from leret.training.data import TrainingExample
 from leret.training.model import InitialPolicy
+from leret.training.processes import gather, is_main
 from leret.training.validation import Validation
 
 if TYPE_CHECKING:
@@ -111,22 +112,15 @@ class Interrupt:
         if self.requested:
             raise KeyboardInterrupt
 
+    def agree(self) -> bool:
+        """Return True, in all processes of the training, if one of the processes received a signal."""
+        self.requested = any(gather(self.requested))
+        return self.requested
+
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-
-
-def n_processes() -> int:
-    """Return the number of training processes."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def refuse_processes(recipe: TrainingRecipe) -> None:
-    """Raise `TrainingError` if the algorithm cannot use several processes."""
-    if recipe.samples_in_process:
-        other = ", or set engine: trl and states: stored" if "engine" in type(recipe).model_fields else ""
-        raise TrainingError(f"algorithm: {recipe.algorithm} samples and trains in one process; remove --launch{other}")
 
 
 class CheckpointDirectory:
@@ -141,7 +135,7 @@ class CheckpointDirectory:
     def lock(self) -> AbstractContextManager[Any]:
         """Return a context manager that locks the directory in rank 0; entering raises RunError if it is locked."""
         busy = RunError(f"{self.path} is being trained by another process; wait for that process or stop it")
-        return nullcontext() if os.environ.get("RANK", "0") != "0" else locked(self.path / "training.lock", busy)
+        return locked(self.path / "training.lock", busy) if is_main() else nullcontext()
 
     def begun_with(self) -> dict[str, Any] | None:
         """Return the recipe and digests of unfinished training; None if nothing was started."""

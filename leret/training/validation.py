@@ -7,7 +7,6 @@ test. Training chooses its best step by these tasks, so `leret eval` refuses to 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -20,11 +19,10 @@ from leret.datasets.splits import rank_of
 from leret.policies.base import Policy
 from leret.rewards import scoring
 from leret.rewards.functions import sources_digest
+from leret.training.processes import is_sharded
 
 if TYPE_CHECKING:
     from leret.rollouts.environment import Environment
-
-_SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
 
 _OTHER = "set eval_split: train, which excludes eval_tasks tasks from training, or remove eval_steps"
 
@@ -99,7 +97,7 @@ class Validation:
 
 def open_validation(recipe: TrainingRecipe, environment: Environment, trained: Collection[str]) -> Validation:
     """Choose the recipe's validation tasks, with ids outside ``trained`` as far as possible; return the validation."""
-    if any(os.environ.get(name) == "true" for name in _SHARDED):
+    if is_sharded():
         raise TrainingError(
             "eval_steps: validation needs the whole model in each process, but fsdp and zero3 shard the model; remove "
             "eval_steps and compare policies with `leret eval`"

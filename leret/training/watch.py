@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 from leret.config.training import TrainingRecipe
 from leret.core.errors import MissingDependency, TrainingError
+from leret.training.processes import is_main
 
 _LOG = logging.getLogger("leret")
 
@@ -245,7 +246,8 @@ class Monitor:
                 continue
             self._raised.add(alarm.name)
             text = f"step {alarm.step}: {alarm.message}"
-            _LOG.warning("%s, %s", self.name, text)
+            if is_main():
+                _LOG.warning("%s, %s", self.name, text)
             if self.event is not None:
                 facts = {"alarm": alarm.name, "step": alarm.step, "message": alarm.message}
                 self.event("alarm", policy=self.name, **facts)

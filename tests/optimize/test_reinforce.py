@@ -128,3 +128,9 @@ def test_an_adapter_is_trained_and_served(lm, tmp_path):
 def test_keys_that_it_does_not_take_are_refused(lm):
     with pytest.raises(TrainingError, match=r"learning_rate: must be greater than 0.*beta: unknown key; available: d"):
         lm.reinforce({"num_generations": 2, "beta": 0.04, "learning_rate": 0})
+
+
+def test_several_processes_are_refused(weights, monkeypatch, tmp_path):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(TrainingError, match="one process, not in 2; start it without a launcher"):
+        GRPOTraining(initial_policy(str(weights)), GRPOSettings(**SETTINGS), tmp_path)

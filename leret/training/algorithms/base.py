@@ -16,8 +16,8 @@ from leret.core.runs import Run
 from leret.policies.checkpoints import positions
 from leret.policies.local.model import architecture_of
 from leret.training.data import RunSamples, Samples, TokenEncoder, TrainingExample, check_ids, check_parity, end_token
-from leret.training.job import n_processes
 from leret.training.model import InitialPolicy, find_initial, library_of, load_for_training, save_policy, stop_ids
+from leret.training.processes import from_main, n_processes
 
 if TYPE_CHECKING:
     import torch
@@ -211,14 +211,8 @@ class TRLEngine:
         Trainer.log(self.trainer, figures)  # TRL's override would add its training averages to this entry
 
     def validate(self, validation: Validation) -> dict[str, float]:
-        """Validate in the main process and broadcast the metrics to all processes."""
-        from accelerate.utils import broadcast_object_list
-
-        figures: list[Any] = [None]
-        if self.is_main:
-            model = self.trainer.accelerator.unwrap_model(self.trainer.model)
-            figures = [dict(validation.run_model(model, self._tokenizer, self.steps))]
-        return dict(broadcast_object_list(figures)[0])
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        return from_main(lambda: validation.run_model(model, self._tokenizer, self.steps))
 
     def load(self, checkpoint: Path) -> None:
         if self.trainer.is_deepspeed_enabled:

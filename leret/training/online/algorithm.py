@@ -12,8 +12,8 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import Task
 from leret.rollouts.environment import training_tasks
-from leret.training.job import n_processes, refuse_processes
 from leret.training.model import InitialPolicy, find_initial, find_picker
+from leret.training.processes import gather, n_processes, refuse_processes, start_processes
 
 if TYPE_CHECKING:
     from leret.rollouts.environment import Environment
@@ -68,7 +68,9 @@ class OnlineAlgorithm:
             return
         if n_processes() > 1:
             refuse_processes(recipe)
+            start_processes(device)
         from leret.training.online.loop import RoundLoop
 
         with closing(RoundLoop(job, self.learner, device)) as loop:
             yield loop
+            gather(None)  # a launcher stops the other processes when one ends

@@ -2,6 +2,8 @@
 
 A checkpoint holds the learner's state (weights, optimizer, schedule), the random state and the log. Seeds depend only
 on the recipe's seed and the round number, so on one thread a killed and resumed training gives bit-identical weights.
+
+With several processes (`leret.training.processes`), the main process samples each round and sends it to the others.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import torch
 from transformers import TrainerState
 
 from leret.core.types import Task, digest
-from leret.rollouts.rounds import RoundSampler, round_of
+from leret.rollouts.rounds import RoundSampler, Sampled, round_of
 from leret.sampling.store.store import stored_paths
 from leret.training.driver import StepLoop
 from leret.training.job import TrainingJob
+from leret.training.processes import from_main, gather, is_main
 from leret.training.validation import Validation
 
 if TYPE_CHECKING:
@@ -30,7 +33,6 @@ _STATE = "state.pt"
 class RoundLoop(StepLoop):
     """Engine (`leret.training.driver.Engine`) that trains a policy in rounds."""
 
-    is_main = True
     preflight: float | None = None
     dropped = 0
 
@@ -44,8 +46,14 @@ class RoundLoop(StepLoop):
         self._initial, self._device, self._directory = job.initial.digest, device, job.directory.path
         super().__init__(self._directory, recipe.logging_steps, recipe.save_steps, recipe.n_rounds(len(self.tasks)))
         self.learner = learner(recipe, job.initial, job.environment, len(self.tasks), device)
-        paths = stored_paths(job.run) if recipe.states == "stored" else None
-        self.sampler = RoundSampler(recipe, job.environment, job.run, self.learner.policy, paths)
+        self.sampler: RoundSampler | None = None
+        if self.is_main:
+            paths = stored_paths(job.run) if recipe.states == "stored" else None
+            self.sampler = RoundSampler(recipe, job.environment, job.run, self.learner.policy, paths)
+
+    @property
+    def is_main(self) -> bool:
+        return is_main()
 
     @property
     def steps(self) -> int:
@@ -60,11 +68,11 @@ class RoundLoop(StepLoop):
         while not self.is_over:
             figures = self._round()
             if self.end_step(figures, (self.state.global_step + 1) * size / len(self.tasks)):
-                self._save_checkpoint()
+                from_main(self._save_checkpoint)
         self._handler.on_train_end(self.args, self.state, self.control)
 
     def validate(self, validation: Validation) -> dict[str, float]:
-        return self.learner.validate(validation, self.state.global_step)
+        return from_main(lambda: self.learner.validate(validation, self.state.global_step))
 
     def load(self, checkpoint: Path) -> None:
         state = torch.load(checkpoint / _STATE, map_location=self._device, weights_only=True)
@@ -73,22 +81,29 @@ class RoundLoop(StepLoop):
         self.examples = max(self.examples, state["examples"])  # keeps the count when the best step is loaded
 
     def save(self, directory: Path) -> tuple[str, str]:
-        return self.learner.save(directory)
+        gather(None)  # all processes have loaded the best step, which publication removes
+        return from_main(lambda: self.learner.save(directory))
 
     def close(self) -> None:
-        self.sampler.close()
+        if self.sampler is not None:
+            self.sampler.close()
         self.learner.policy.close()
 
     def _round(self) -> dict[str, float]:
         number, learner = self.state.global_step, self.learner
+        sampled = from_main(lambda: self._sample(number))
+        self.examples += int(sampled.facts["num_samples"])
+        figures = {"learning_rate": learner.learning_rate, **sampled.facts}
+        return figures | (learner.learn(sampled, number) if sampled.sequences else {})
+
+    def _sample(self, number: int) -> Sampled:
+        assert self.sampler is not None
+        learner = self.learner
         learner.policy.renew(digest(self._initial, self.recipe.model_dump(mode="json"), number))
         self.sampler.policy, self.sampler.temperature = learner.policy, learner.temperature
         places = round_of(len(self.tasks), self.recipe.questions_per_round, self.recipe.seed, number)
         is_last = number + 1 == self.state.max_steps
-        sampled = self.sampler.sample([self.tasks[place] for place in places], number, last=is_last)
-        self.examples += int(sampled.facts["num_samples"])
-        figures = {"learning_rate": learner.learning_rate, **sampled.facts}
-        return figures | (learner.learn(sampled, number) if sampled.sequences else {})
+        return self.sampler.sample([self.tasks[place] for place in places], number, last=is_last)
 
     def _save_checkpoint(self) -> None:
         path = self._directory / f"checkpoint-{self.state.global_step}"

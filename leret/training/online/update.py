@@ -1,6 +1,7 @@
 """Policy updates from batches of completions with advantages, for `leret train` and ``dspy.GRPO``.
 
-On a CPU, the completions of a group share one forward pass over their prompt.
+On a CPU, the completions of a group share one forward pass over their prompt. With several processes, each runs the
+model on its share of the completions, and log-probabilities and gradients are added up.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from leret.training.model import InitialPolicy, load_for_training
 from leret.training.online.base import Objective
 from leret.training.online.losses import KL, LossType, entropy, reduce_loss
 from leret.training.packing import collate, share_prompts
+from leret.training.processes import add_up, add_up_figures, add_up_gradients, share
 
 Ids = Sequence[int]
 
@@ -206,12 +208,16 @@ class Update:
     def evaluate(self, batch: RolloutBatch, *, reference: bool = False) -> tuple[Tensor, Tensor | None]:
         """Return each token's log-probability, and the value of the state before it (None without a value head)."""
         self.model.eval()
-        chunks = [self._forward(self.model, part, reference) for part in self._micro_batches(batch)]
+        logps, values = torch.zeros_like(batch.mask), torch.zeros_like(batch.mask)
+        for index in self._micro_batches(batch):
+            now = self._forward(self.model, batch.rows(index), reference)
+            width = now.logps.shape[1]
+            logps[index, :width] = now.logps
+            if now.values is not None:
+                values[index, :width] = now.values
         self.model.train()
-        width = batch.mask.shape[1]
-        logps = torch.cat([_widened(chunk.logps, width) for chunk in chunks])
-        values = [_widened(chunk.values, width) for chunk in chunks if chunk.values is not None]
-        return logps, torch.cat(values) if values else None
+        add_up([logps, values])
+        return logps, None if self.value_head is None else values
 
     def step(self, batch: RolloutBatch, beta: float = 0.0, round_tokens: float | None = None) -> dict[str, float]:
         """Take one optimizer step, with ``beta`` as the weight of the KL penalty in the loss.
@@ -233,14 +239,18 @@ class Update:
         batch = replace(batch, counts=StepCounts(n_sequences, n_tokens, shares, float(batch.mask.sum())))
         self.optimizer.zero_grad()
         sums: dict[str, float] = {}
-        for rows in self._micro_batches(batch):
+        for index in self._micro_batches(batch):
+            rows = batch.rows(index)
             now = self._forward(self.model, rows)
             part = rows if rows.old_logps is not None else replace(rows, old_logps=now.logps.detach())
             terms = self.objective.loss(self.recipe, part, now, beta)
             terms["loss"].backward()
             for name, value in terms.items():
                 sums[name] = sums.get(name, 0.0) + float(value.detach())
-        norm = float(torch.nn.utils.clip_grad_norm_(self.trainable_parameters().values(), self.recipe.max_grad_norm))
+        sums = add_up_figures(sums)
+        weights = list(self.trainable_parameters().values())
+        add_up_gradients(weights)
+        norm = float(torch.nn.utils.clip_grad_norm_(weights, self.recipe.max_grad_norm))
         if not math.isfinite(sums["loss"] + norm):
             raise TrainingError(f"the loss is {sums['loss']} and the gradient norm is {norm}; lower learning_rate")
         self.optimizer.step()
@@ -269,10 +279,10 @@ class Update:
         self._hidden = None
         return Forward(logits, logps * batch.mask, None if values is None else values * batch.mask)
 
-    def _micro_batches(self, batch: RolloutBatch) -> Iterator[RolloutBatch]:
-        places = torch.arange(len(batch.sequences), device=batch.groups.device)
-        for index in places.split(self.recipe.per_device_train_batch_size):
-            yield batch.rows(index)
+    def _micro_batches(self, batch: RolloutBatch) -> Sequence[Tensor]:
+        """Return the indices of each micro-batch of this process."""
+        mine = torch.tensor(share(len(batch.sequences)), dtype=torch.long, device=batch.groups.device)
+        return mine.split(self.recipe.per_device_train_batch_size) if len(mine) else ()
 
     def _keep_hidden(self, module: Any, args: Any, output: Any) -> None:
         self._hidden = output.last_hidden_state
@@ -301,7 +311,3 @@ def make_schedule(recipe: RoundRecipe, optimizer: torch.optim.Optimizer, n: int,
         else (recipe.lr_scheduler_type, None)
     )
     return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=n, scheduler_specific_kwargs=more)
-
-
-def _widened(table: Tensor, width: int) -> Tensor:
-    return torch.nn.functional.pad(table, (0, width - table.shape[1]))

@@ -62,12 +62,6 @@ def test_the_penalty_keeps_the_policy_near_the_initial_one(run, beta, near):
     assert (last < 0.01) is near
 
 
-def test_several_processes_are_refused(run, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(TrainingError, match="one process; remove --launch"):
-        train(PPO, run)
-
-
 def test_ppo_trains_a_base_model_without_a_chat_template(run, tmp_path):
     recipe = run.section("sampling", "")
     policy = recipe["policy"] | {"model": str(tiny_policy(tmp_path / "gpt2", "gpt2")), "template": "plain"}

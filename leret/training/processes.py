@@ -1,0 +1,124 @@
+"""Processes of one training, as started by `leret train --launch`.
+
+A launcher sets WORLD_SIZE and RANK in each process. In leret's own loop, every process holds the whole policy and
+computes the gradients of its share of a step's completions. Only the main process (rank 0) samples, validates and
+writes files. TRL's trainers use accelerate themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from leret.config.training import TrainingRecipe
+from leret.core.errors import TrainingError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+T = TypeVar("T")
+
+_LONGEST_ROUND = timedelta(days=1)  # the other processes wait while the main process samples a round
+_SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+
+
+def n_processes() -> int:
+    """Return the number of training processes."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main() -> bool:
+    """Return True in the process that writes files."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def is_sharded() -> bool:
+    """Return True if accelerate shards the model over the processes (FSDP or DeepSpeed)."""
+    return any(os.environ.get(name) == "true" for name in _SHARDED)
+
+
+def refuse_processes(recipe: TrainingRecipe) -> None:
+    """Raise `TrainingError` if the algorithm cannot use several processes."""
+    if recipe.in_one_process:
+        raise TrainingError(f"algorithm: {recipe.algorithm} trains a picker in one process; remove --launch")
+
+
+def start_processes(device: str) -> None:
+    """Connect the processes of leret's own loop; raise `TrainingError` if accelerate would shard the model."""
+    from accelerate import PartialState
+
+    if n_processes() == 1:
+        return
+    if is_sharded():
+        raise TrainingError(
+            "leret's own loop copies the whole policy to each process, but fsdp and zero3 shard it; use --launch "
+            "multi, or, for grpo and rloo, set engine: trl and states: stored"
+        )
+    PartialState(cpu=device == "cpu", timeout=_LONGEST_ROUND)
+
+
+def share(n: int) -> range:
+    """Return the indices, of ``n`` items, that this process computes; together the processes compute each once."""
+    rank, size = int(os.environ.get("RANK", "0")), n_processes()
+    return range(n * rank // size, n * (rank + 1) // size)
+
+
+def add_up(tensors: Iterable[Tensor]) -> None:
+    """Replace each tensor by its sum over the processes."""
+    if n_processes() > 1:
+        import torch
+
+        for tensor in tensors:
+            torch.distributed.all_reduce(tensor)
+
+
+def add_up_gradients(weights: Iterable[torch.nn.Parameter]) -> None:
+    """Replace each gradient by its sum over the processes; a process without completions has no gradients."""
+    if n_processes() > 1:
+        import torch
+
+        for weight in weights:
+            if weight.grad is None:
+                weight.grad = torch.zeros_like(weight)
+            torch.distributed.all_reduce(weight.grad)
+
+
+def add_up_figures(figures: Mapping[str, float]) -> dict[str, float]:
+    """Return the sum of each figure over the processes; a process may lack figures."""
+    all_figures = gather(dict(figures))
+    names = dict.fromkeys(name for one in all_figures for name in one)
+    return {name: sum(one.get(name, 0.0) for one in all_figures) for name in names}
+
+
+def gather(value: T) -> Sequence[T]:
+    """Return the values of all processes, ordered by rank."""
+    if n_processes() == 1:
+        return [value]
+    import torch
+
+    values: list[Any] = [None] * n_processes()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def from_main(make: Callable[[], T]) -> T:
+    """Call ``make`` in the main process and return its result in all processes.
+
+    If ``make`` raises an exception, the main process raises and reports it, and the other processes exit.
+    """
+    if n_processes() == 1:
+        return make()
+    import torch
+
+    outcome: list[Any] = [None, False]
+    try:
+        if is_main():
+            outcome = [make(), True]
+    finally:
+        torch.distributed.broadcast_object_list(outcome)
+    if not outcome[1]:
+        raise SystemExit(1)
+    return outcome[0]  # type: ignore[no-any-return]

@@ -1,0 +1,124 @@
+import json
+import os
+import subprocess
+import sys
+from itertools import chain
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from leret.core.errors import TrainingError
+from leret.policies.serving.launch import free_port
+from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.algorithms.ppo import PPORecipe
+from leret.training.algorithms.rloo import RLOORecipe
+from leret.training.processes import refuse_processes, share
+from leret.training.stage import train
+from tests.training.online import conftest
+from tests.training.training_runs import ONLINE, changed
+
+run = conftest.run
+SMALL = {**ONLINE, "questions_per_round": 2, "per_device_train_batch_size": 3}
+ONE_UPDATE = {**SMALL, "max_steps": 1, "per_device_train_batch_size": 8}  # 16 completions
+TWO_ROUNDS = {**SMALL, "max_steps": 4, "num_mini_batches": 2}
+RECIPES = {
+    "grpo": GRPORecipe(**ONE_UPDATE),
+    "grpo-rounds": GRPORecipe(**TWO_ROUNDS, beta=0.1),
+    "rloo": RLOORecipe(**ONE_UPDATE),
+    "rloo-rounds": RLOORecipe(**TWO_ROUNDS, keep_rollouts="either"),
+    "ppo": PPORecipe(**ONE_UPDATE, num_iterations=1),
+    "ppo-rounds": PPORecipe(**TWO_ROUNDS, num_iterations=1, target_kl=0.01),
+    "stopped": GRPORecipe(**SMALL, max_steps=6, save_steps=50, eval_steps=2, eval_tasks=2, eval_split="train"),
+}
+RECIPES = {name: changed(recipe, name=name) for name, recipe in RECIPES.items()}
+
+PROCESS = """
+import sys
+from pathlib import Path
+from leret.core.runs import Run
+from leret.training.processes import from_main
+from leret.training.stage import train
+from tests.training import training_runs
+from tests.training.test_processes import RECIPES
+_, path, names, stop = sys.argv
+for name in names.split():
+    progress = training_runs.Stopper(3, training_runs.interrupt) if stop else None
+    train(RECIPES[name], Run.open(Path(path)), progress=progress)
+from_main(training_runs.fail)
+"""
+
+
+def in_processes(run, names, stops=("", "")):
+    """Train in two processes and then fail in the main process; ``stops``: which processes get a signal at step 3."""
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1")), "WORLD_SIZE": "2"}
+    started = []
+    for rank, stop in enumerate(stops):
+        environment = os.environ | group | {"RANK": str(rank), "LOCAL_RANK": str(rank), "ACCELERATE_USE_CPU": "1"}
+        command = [sys.executable, "-c", PROCESS, str(run.path), " ".join(names), stop]
+        pipe = {"stderr": subprocess.PIPE, "text": True, "cwd": Path(__file__).parents[2]}
+        started.append(subprocess.Popen(command, env=environment, **pipe))
+    messages = [process.communicate(timeout=300)[1] for process in started]
+    return [process.returncode for process in started], messages
+
+
+def difference(run, names, of):
+    one, two = (of(run.policies / name) for name in names)
+    assert one.keys() == two.keys()
+    return max(abs(one[name] - two[name]).max() for name in one)
+
+
+def weights(policy):
+    return {name: weight.numpy() for name, weight in load_file(policy / "model.safetensors").items()}
+
+
+def figures(policy):
+    import numpy as np
+
+    entries = json.loads((policy / "training.json").read_text())["log_history"]
+    columns = {"loss", "loss/policy_avg", "loss/value_avg", "eval_recall"}.intersection(chain.from_iterable(entries))
+    return {name: np.array([entry[name] for entry in entries if name in entry]) for name in columns}
+
+
+def test_two_processes_train_as_one_and_a_failure_ends_both(run):
+    names = [name for name in RECIPES if name != "stopped"]
+    codes, messages = in_processes(run, names)
+    assert codes == [1, 1], messages
+    assert ("ZeroDivisionError" in messages[0], "Traceback" in messages[1]) == (True, False), messages
+    for name in names:
+        train(changed(RECIPES[name], name=f"one-{name}"), run)
+        assert difference(run, (f"one-{name}", name), figures) < 1e-5
+        if "-" not in name:
+            assert difference(run, (f"one-{name}", name), weights) < 1e-5
+    assert [event["policy"] for event in run.events() if event["event"] == "done"][: len(names)] == names
+
+
+def test_a_signal_to_one_process_stops_both_with_a_checkpoint(run):
+    recipe = RECIPES["stopped"]
+    codes, messages = in_processes(run, ["stopped"], ("", "stop"))
+    assert all(codes), messages
+    assert all("KeyboardInterrupt" in message for message in messages)
+    resumed = train(recipe, run)
+    assert resumed.resumed_from == 4  # the step after the signal
+    train(changed(recipe, name="straight"), run)
+    assert difference(run, ("stopped", "straight"), figures) < 1e-5
+
+
+def test_the_processes_share_the_completions(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    for rank, mine in enumerate(([0, 1], [2, 3], [4, 5, 6])):
+        monkeypatch.setenv("RANK", str(rank))
+        assert [*share(7)] == mine
+    assert [*share(1)] == [0]
+
+
+def test_pickers_and_sharded_models_are_refused(run, monkeypatch):
+    from leret.training.algorithms.pqn import PQNRecipe
+
+    with pytest.raises(TrainingError, match="pqn trains a picker in one process; remove --launch"):
+        refuse_processes(PQNRecipe())
+    refuse_processes(RECIPES["ppo"])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(TrainingError, match=r"fsdp and zero3 shard it; use --launch multi"):
+        train(RECIPES["ppo"], run)
