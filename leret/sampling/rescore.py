@@ -72,10 +72,9 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
     recipe = resolve_paths(recipe, Path.cwd())
     if (credit := recipe.sampling.credit) in {"final", "return"}:
         raise ConfigError(f"sampling.credit is {credit}: its rewards cannot be recomputed; sample again into a new run")
-    spec = recipe.sampling.reward
     with Environment(recipe, run.cache, progress) as environment, Store(run.store) as store:
         refuse_changed_files(run, environment, reward=False)
-        pass_over = _Rescoring(environment, store, scoring(spec, "--reward"))
+        pass_over = _Rescoring(environment, store, scoring(recipe.sampling.reward, "--reward"))
         progress.start("rescoring", len(store.question_ids()))
         new = asyncio.run(pass_over.samples(progress))
         progress.finish()
