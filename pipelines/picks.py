@@ -1,8 +1,8 @@
 """Multi-step retrieval as a sequence of choices: pick a chunk, look again, pick the next chunk.
 
-Q-RAG (https://arxiv.org/abs/2511.07328) trains this program. A picker sees the question and the chunks picked so far,
-and chooses among all chunks of the task; no LM writes anything. Copy this file and edit it; a recipe refers to it as
-``program: {path: "picks.py:Picks"}``.
+A picker sees the question and the chunks picked so far; no LM writes anything. `Picks` chooses among all chunks of the
+task, as in Q-RAG (https://arxiv.org/abs/2511.07328). `SearchPicks` chooses among the passages of a search. Copy this
+file and edit it; a recipe refers to it as ``program: {path: "picks.py:Picks"}``.
 """
 
 from typing import Any
@@ -32,4 +32,26 @@ class Picks(dspy.Module):
             if chosen is None:  # the picker stops, or no chunks are left
                 break
             picked.append(chosen)
+        return dspy.Prediction(context=[chunk.text for chunk in picked], doc_ids=[chunk.id for chunk in picked])
+
+
+class SearchPicks(dspy.Module):
+    """Searches widely for the question, then picks the best passages: a reranker that sees its earlier picks.
+
+    Args:
+        k: passages of the search, which are the candidates.
+        budget: number of picks.
+    """
+
+    def __init__(self, k: int = 20, budget: int = 6) -> None:
+        super().__init__()
+        self.budget = budget
+        self.search = leret.Search(k=k, candidates=True)
+        self.pick = leret.Pick(retrieves=True)
+
+    def forward(self, question: str) -> dspy.Prediction:
+        passages = self.search(question).ranking
+        picked: list[Any] = []
+        while len(picked) < min(self.budget, len(passages)):
+            picked.append(self.pick(passages, picked, question=question))
         return dspy.Prediction(context=[chunk.text for chunk in picked], doc_ids=[chunk.id for chunk in picked])

@@ -86,16 +86,19 @@ class Search(dspy.Module):
         exclude_seen: whether to skip documents from earlier searches, so that each search adds ``k`` new passages.
         retriever: retriever to search; None uses ``dspy.settings.rm``, which leret sets while it runs the program.
         one_document: whether to return only passages with the best passage's title, to read a document in parts.
+        candidates: whether the passages are only candidates for a `leret.Pick`, so that rewards and measures skip them.
     """
 
     def __init__(
-        self, k: int = 3, exclude_seen: bool = False, retriever: Retriever | None = None, one_document: bool = False
-    ) -> None:
+        self, k: int = 3, exclude_seen: bool = False, retriever: Retriever | None = None, one_document: bool = False,
+        candidates: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.k = k
         self.exclude_seen = exclude_seen
         self.retriever = retriever
         self.one_document = one_document
+        self.candidates = candidates
 
     def __call__(self, query: str | Sequence[str], results: Found | None = None) -> Found:
         """Search like ``forward``, but skip DSPy's slow bookkeeping while leret runs the program."""
@@ -121,7 +124,7 @@ class Search(dspy.Module):
             if added and fields["one_document"]:
                 added = tuple([p for p in added if p is added[0] or (p.title and p.title == added[0].title)])
             searches = (*searches, added)
-        if watching is not None and queries:
+        if watching is not None and queries and not fields["candidates"]:
             watching.add(queries, searches[len(before) :])
         return Found(searches)
 
@@ -135,7 +138,7 @@ class Search(dspy.Module):
         return tuple(retriever.search([query], k)[0])
 
     def __deepcopy__(self, memo: dict[int, object]) -> Search:
-        return Search(self.k, self.exclude_seen, self.retriever, self.one_document)
+        return Search(self.k, self.exclude_seen, self.retriever, self.one_document, self.candidates)
 
 
 def search_tool(fn: Any = None, *, ids: Callable[[Any], str] | None = None, name: str | None = None) -> Any:

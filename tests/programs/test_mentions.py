@@ -74,6 +74,14 @@ def test_the_shipped_programs_search_for_the_question_and_what_is_added(name, wa
     assert len(end.ranking) == 2 + len(needs)
 
 
+def test_candidates_of_a_search_count_only_when_they_are_picked(walk):
+    program, pure = (load_program(ROOT / "pipelines/picks.py", "SearchPicks", {"k": 4, "budget": 2}) for _ in range(2))
+    needs, end = walk(program, check=True, pure=pure)
+    assert [len(need.choice.candidates) for need in needs] == [4, 3]
+    assert len(end.searches) == len(end.ranking) == 2
+    assert end.prediction.doc_ids == [passage.doc_id for passage in end.ranking]
+
+
 @pytest.mark.parametrize(("place", "n_queries"), [(0, 1), (1, 3)])
 def test_a_name_is_picked_once_and_the_question_alone_as_often_as_it_helps(place, n_queries):
     program = load_program(ROOT / "pipelines/expand.py", "Expand", {"k": 1, "picks": 3})
