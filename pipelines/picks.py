@@ -1,8 +1,8 @@
 """Multi-step retrieval as a sequence of choices: pick a chunk, look again, pick the next chunk.
 
-A picker sees the question and the chunks picked so far; no LM writes anything. `Picks` chooses among all chunks of the
-task, as in Q-RAG (https://arxiv.org/abs/2511.07328). `SearchPicks` chooses among the passages of a search. Copy this
-file and edit it; a recipe refers to it as ``program: {path: "picks.py:Picks"}``.
+No LM writes anything. In `Picks`, a picker sees the question and the chunks picked so far, and chooses among all chunks
+of the task, as in Q-RAG (https://arxiv.org/abs/2511.07328). In `SearchPicks`, it sees the question and the passages of a
+search. Copy this file and edit it; a recipe refers to it as ``program: {path: "picks.py:Picks"}``.
 """
 
 from typing import Any
@@ -36,22 +36,23 @@ class Picks(dspy.Module):
 
 
 class SearchPicks(dspy.Module):
-    """Searches widely for the question, then picks the best passages: a reranker that sees its earlier picks.
+    """Searches widely for the question, then picks the passages that fit the question best: a reranker.
 
     Args:
         k: passages of the search, which are the candidates.
         budget: number of picks.
     """
 
-    def __init__(self, k: int = 20, budget: int = 6) -> None:
+    def __init__(self, k: int = 15, budget: int = 3) -> None:
         super().__init__()
         self.budget = budget
         self.search = leret.Search(k=k, candidates=True)
         self.pick = leret.Pick(retrieves=True)
 
     def forward(self, question: str) -> dspy.Prediction:
-        passages = self.search(question).ranking
+        left = list(self.search(question).ranking)
         picked: list[Any] = []
-        while len(picked) < min(self.budget, len(passages)):
-            picked.append(self.pick(passages, picked, question=question))
+        while left and len(picked) < self.budget:
+            picked.append(self.pick(left, question=question))  # earlier picks are not passed, so they do not count
+            left = [passage for passage in left if passage.doc_id != picked[-1].id]
         return dspy.Prediction(context=[chunk.text for chunk in picked], doc_ids=[chunk.id for chunk in picked])
