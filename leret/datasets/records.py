@@ -113,7 +113,7 @@ class Reader(ABC):
 
 
 def records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Yield the objects in JSON lines or in one JSON array, or the rows of CSV or Parquet. DataError if broken."""
+    """Yield the objects in JSON lines or in one JSON array, or the rows of CSV or Parquet; DataError if broken."""
     start = _start(path)
     if start == b"PAR1":
         items = _parquet_rows(path)
@@ -188,7 +188,7 @@ def _ends_early(error: Exception) -> bool:
 
 
 def _start(path: Path) -> bytes:
-    """Return up to four bytes of a file, without white space before them."""
+    """Return the first four bytes of a file after white space."""
     with open_compressed(path) as file:
         start = file.read(4)
         if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

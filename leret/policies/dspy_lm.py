@@ -38,7 +38,7 @@ def policy_lm(policy: Policy | PolicySettings, *, tools: bool = False, **kwargs:
 
     Args:
         policy: a loaded policy, or settings. Equal settings share one policy per process.
-        tools: whether the program uses native tool calls, which DSPy does not send to a model that it does not know.
+        tools: whether the program uses native tool calls. DSPy sends no tools to a model that it does not know.
         kwargs: arguments of ``dspy.LM``; ``temperature`` and ``max_tokens`` override the settings.
 
     Returns:
