@@ -36,7 +36,7 @@ class Picks(dspy.Module):
 
 
 class SearchPicks(dspy.Module):
-    """Searches widely for the question, then picks the best passages: a reranker that sees its earlier picks.
+    """Searches once for many passages, then picks the best: a reranker that sees its earlier picks.
 
     Args:
         k: passages of the search, which are the candidates.
