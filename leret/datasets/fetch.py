@@ -232,7 +232,7 @@ class Fetcher:
         limit, content = self._settings.max_bytes, bytearray()
         encoding = response.headers.get("Content-Encoding", "identity").lower()
         if encoding not in {"identity", "gzip", "deflate"}:
-            raise PageError("type", f"compressed as {encoding} instead of gzip")
+            raise PageError("type", f"compressed as {encoding} instead of gzip or deflate")
         unzip = None if encoding == "identity" else zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip or zlib
         try:
             async for chunk in response.content.iter_any():

@@ -175,7 +175,7 @@ def open_compressed(path: Path) -> Iterator[io.BufferedReader]:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
     except IsADirectoryError as error:
-        raise DataError(f"{path} is a directory; choose a file in it (only kinds beir and medquad read one)") from error
+        raise DataError(f"{path} is a directory; choose a file in it (only beir and medquad read folders)") from error
     except PermissionError as error:
         raise DataError(f"{path}: permission denied; make the file readable") from error
     except (EOFError, OSError, zlib.error) as error:

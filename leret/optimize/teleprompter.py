@@ -114,7 +114,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
             leret's cache, which a later compile deletes after a week, so save the program.
         seed: seed for sampling and training.
         max_lm_calls: maximum number of LM calls by the program in one compile, including calls on the valset.
-        n_continuations: number of runs from each completion to the program's end, where the metric is computed.
+        n_continuations: number of runs from each completion to the program's end, to compute the metric or the return.
         num_threads: threads for the valset.
     """
 

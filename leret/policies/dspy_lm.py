@@ -163,7 +163,7 @@ class PolicyEngine(SharedInstance):
         return SERVED.get(name) or shared_policy(self.settings.model_copy(update={"model": name}))
 
     def reader(self, model: str) -> ToolReader:
-        """Return the reader of the native tool calls of the policy with this model name."""
+        """Return the reader of native tool calls for the policy with this model name."""
         policy = self.policy(model)
         return policy.model.encoder.read_calls if isinstance(policy, LocalPolicy) else read_calls
 

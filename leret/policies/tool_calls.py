@@ -131,7 +131,7 @@ def refuse_template(render: Callable[[Messages, bool], str], name: str, read: To
         )
     changes = {
         "a turn does not begin with the generation prompt": not turn.startswith(first),
-        "the arguments of a tool call change their order": [list(one["arguments"]) for one in calls] != [[*arguments]],
+        "the arguments of a tool call change order": [list(one["arguments"]) for one in calls] != [[*arguments]],
         "a turn changes when a tool result follows": not render(turns[:3], True).startswith(turn),
         "a turn changes (for example, loses its thinking) when a user message follows": not whole.startswith(
             render(turns[:4], False)
