@@ -7,7 +7,7 @@
     DIR/failures.tsv                     URL, kind and reason of each failure
 
 Only http and https URLs are requested, and only from the list's hosts and ``allow_hosts``; redirects elsewhere are
-failures. robots.txt is obeyed. Status and content type decide whether a page is accepted; its text does not matter.
+failures. robots.txt is obeyed. Status and content type decide whether a page is accepted, not words in its text.
 """
 
 from __future__ import annotations
