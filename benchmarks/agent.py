@@ -1,10 +1,10 @@
-"""Train the agent of `leret run agentic-rag` on several seeds; compare it with itself before and with the raw question.
+"""Train the agent of `leret run agentic-rag` on several seeds; compare it with the untrained agent and raw question.
 
     python benchmarks/agent.py --seeds 0 1 2 --out runs/bench/agent [--set train.limit=96 ...]
 
 Each seed has its own world, sampling and training. The raw question is one search; for its answer, the untrained policy
-reads the passages. Differences are of the trained agent, with 95 % intervals (paired bootstrap), on held-out questions.
-CPU-minutes are of the whole `leret run`, including its evaluation. Finished runs are kept.
+reads the passages. Differences are those of the trained agent on held-out questions, with 95 % intervals (paired
+bootstrap). CPU-minutes count the whole `leret run`, including its evaluation. Finished runs are kept.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ DATA is the folder of data sets; the default is next to the checkout. Gold docum
 (`data.gold: parent`). "documents": recall of the first k different parents; "passages": recall of the parents of the
 first k chunks, which is what a program with that k reads. Lengths are tokens of the shipped policy `english`.
 
-"found by itself" takes 200 documents, asks for the text of each of their chunks, and looks for the chunk (or one with
-the same text) among the first three results.
+"found by itself" searches for the text of each chunk of 200 documents, and counts the chunks for which a chunk with the
+same text is among the first three results.
 """
 
 from __future__ import annotations

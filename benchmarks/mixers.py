@@ -4,8 +4,8 @@
 
 Policy `demo` rewrites a question of a generated world for BM25 (`pipelines/rewrite.py`). The reward's part ``recall@5``
 grows with the words of a query, and its part ``brevity`` falls. GRPO trains a policy per mixer from the same weights,
-with as many completions of the same questions. The table shows the parts on held-out questions, their mean, its
-difference to mixer ``weights`` with a 95 % interval, and the share of the training's groups without spread.
+with equal numbers of completions of the same questions. The table shows the parts on held-out questions, their mean,
+its difference from mixer ``weights`` with a 95 % interval, and the share of the training's groups without spread.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def made_up(n: int) -> list[tuple[Any, str]]:
 
 
 def tokenizer_of(texts: list[str]) -> Any:
-    """Return a tokenizer of words with the next sign and of single signs, with Qwen's marks and template."""
+    """Return a tokenizer with Qwen's marks and template; a token is a word with the sign after it, or a single sign."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -206,7 +206,7 @@ class Through:
 
 @asynccontextmanager
 async def tool_server(recorder: Recorder, *, ids: bool = True) -> Any:
-    """Start a chat completions server that parses tool calls as vLLM does; gives its URL."""
+    """Start a chat completions server that parses tool calls as vLLM does; yield its URL."""
 
     async def answer(request: web.Request) -> web.Response:
         body = await request.json()

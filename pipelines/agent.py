@@ -1,8 +1,8 @@
 """A research agent: search any number of times, read whole documents, then answer.
 
-`dspy.ReAct` decides at each step which tool to call, or to finish. Copy this file and edit it; a recipe refers to it as
-``program: {path: "agent.py:Agent"}``. The tools' argument is called ``query`` because the shipped policy `agent` knows
-no other. That policy was built with one tool and hardly ever calls `look_up`; documents of its world are two lines.
+`dspy.ReAct` decides at each step whether to call a tool or to finish. Copy this file and edit it; a recipe refers to it
+as ``program: {path: "agent.py:Agent"}``. The tools' argument is called ``query``, the only one that the shipped policy
+`agent` knows. That policy was built with one tool and hardly ever calls `look_up`; its world's documents are two lines.
 """
 
 import dspy

@@ -36,7 +36,7 @@ class Picks(dspy.Module):
 
 
 class SearchPicks(dspy.Module):
-    """Searches widely for the question, then picks the passages that fit the question best: a reranker.
+    """Searches once for many passages, then picks those that fit the question best: a reranker.
 
     Args:
         k: passages of the search, which are the candidates.

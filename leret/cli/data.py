@@ -65,7 +65,7 @@ def episodes(
 
 @app.command("fetch", epilog="Example: leret data fetch questions.jsonl --url-field document_url --out pages")
 def fetch(
-    urls: Annotated[Path, typer.Argument(metavar="LIST", help="JSON lines or CSV, or a file with a URL per line.")],
+    urls: Annotated[Path, typer.Argument(metavar="LIST", help="JSON lines, CSV, or a file with one URL per line.")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for corpus.jsonl, failures.tsv and the cache.")],
     url_field: Annotated[str | None, typer.Option(metavar="NAME", help="Field of LIST with the URL.")] = None,
     id_field: Annotated[str | None, typer.Option(metavar="NAME", help="Field with the id; default: the URL.")] = None,
@@ -96,7 +96,7 @@ def chunk(
     out: Annotated[Path, typer.Option(metavar="FILE", help="Output file (a corpus in JSON lines).")],
     tokens: Annotated[int, typer.Option(min=8, help="Maximum tokens of title, header and text.")] = 253,
     tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Model directory; default: count words.")] = None,
-    header: Annotated[str, typer.Option(help="Template, with {title}, {doc_id}, for the first line of texts.")] = "",
+    header: Annotated[str, typer.Option(help="First line of each text, with {title} and {doc_id}.")] = "",
     form: FormatOption = None,
     as_json: AsJson = False,
 ) -> None:

@@ -97,7 +97,7 @@ def init(
 
 
 def _starter_data(questions: str, corpus: str | None, fields: list[str]) -> dict[str, Any]:
-    """Return the `data` section, with guessed fields. ``fields`` (NAME=COLUMN) go before guesses."""
+    """Return the `data` section, with guessed fields; ``fields`` (NAME=COLUMN) override guesses."""
     from leret.config.load import flag_recipe
     from leret.datasets.formats import detect_kind
     from leret.datasets.inspect import guess_fields
@@ -217,7 +217,7 @@ def _is_small(model: str) -> bool:
 def _held_out(report: DataReport, questions: str) -> str:
     """Return the split to evaluate on. Raise DataError if there is none or if no question has gold documents."""
     if not any(report.gold):
-        raise DataError(f"{questions}: no question has relevant_doc_ids; add them (or --field) for the reward")
+        raise DataError(f"{questions}: no question has relevant_doc_ids for the reward; add them or use --field")
     held_out = next((name for name in ("test", "dev") if name in report.splits), None)
     if "train" in report.splits and held_out is not None:
         return held_out

@@ -80,9 +80,9 @@ def _launched(config: str) -> list[str]:
 
 
 def _run_launcher(command: list[str]) -> int:
-    """Run a launcher to its end and return its exit code; raise KeyboardInterrupt if a signal came.
+    """Run a launcher and return its exit code; raise KeyboardInterrupt after a signal.
 
-    The launcher receives a signal once (a terminal would send it twice), and its processes save a checkpoint.
+    The launcher runs in a new session, so that it gets each signal once. Its processes save a checkpoint and stop.
     """
     environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600", **os.environ}  # seconds
     received: list[int] = []

@@ -132,7 +132,7 @@ def export(
     run: RunOption,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Output file; - for stdout (jsonl only).")],
     to: Annotated[
-        Literal["jsonl", "parquet"] | None, typer.Option(help="File format; default: parquet if FILE ends so.")
+        Literal["jsonl", "parquet"] | None, typer.Option(help="File format; default: by FILE's ending, else jsonl.")
     ] = None,
     messages: Annotated[bool, typer.Option("--messages", help="Include each sample's messages.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing FILE.")] = False,

@@ -27,7 +27,7 @@ class DataSettings(KindSettings):
         None, pattern=r"^\d+/\d+$", description="I/N: every N-th question within `limit`, starting at index I (from 0)"
     )
     gold: Literal["document", "parent"] = Field(
-        "document", description="what relevant_doc_ids names: documents of the corpus, or parents of its chunks"
+        "document", description="ids in relevant_doc_ids: documents of the corpus, or parents of its chunks"
     )
     seed: int = Field(0, description="seed for the split, the choice under `limit`, and the generated world")
     skip_invalid: Annotated[bool, Free()] = Field(False, description="skip and count invalid records")
@@ -67,11 +67,11 @@ class _Files(DataSettings):
 
 
 class FieldSettings(Settings):
-    """Columns of the user's files by leret's name (kind jsonl). Without an entry, a column has leret's name."""
+    """Columns of the user's files by leret's field name (kind jsonl). The default column is the field name."""
 
     id: str | None = None
     question: str | None = None
-    inputs: dict[str, str] = Field(default_factory=dict, description="columns by name of the program's input")
+    inputs: dict[str, str] = Field(default_factory=dict, description="columns by input name of the program")
     answer: str | None = None
     answers: str | None = None
     relevant_doc_ids: str | None = None

@@ -32,7 +32,7 @@ class AdapterSettings(Settings):
     demo_items: NonNegativeInt = Field(0, description="passages per demo (compact)")
     instructions: bool = Field(False, description="send the signature's instructions (compact)")
     use_native_function_calling: bool = Field(
-        False, description="pass `dspy.Tool` inputs as tools of the chat template, read `dspy.ToolCalls` (not compact)"
+        False, description="pass `dspy.Tool` inputs to the chat template, and read `dspy.ToolCalls` (not compact)"
     )
     outputs: bool = Field(False, description="name the outputs at the end of a call; policy agent needs it (compact)")
 
@@ -127,7 +127,7 @@ class SamplingSettings(Settings):
     final_weight: float = Field(0.5, ge=0, le=1, description="weight of `final` with credit: both")
     credit: Literal["auto", "step", "final", "both", "return"] = Field(
         "auto",
-        description="score by the step, the program's result (final), both, or the steps from here on (return);"
+        description="score by the step, the program's result (final), both, or this step and those after it (return);"
         " auto: depends on the predictor",
     )
     gamma: float = Field(1.0, ge=0, le=1, description="discount per step (credit: return)")

@@ -191,7 +191,7 @@ def last_message(adapter: dspy.Adapter, signature: type[dspy.Signature], inputs:
 def messages_of(request: lm15.Request) -> Messages:
     """Return a request's messages, system message first; UnsupportedFeatureError for content other than text and tools.
 
-    Tool calls and results are text if the request has no tools.
+    If the request has no tools, tool calls and results become text.
     """
     messages: list[dict[str, Any]] = []
     if request.system is not None:
@@ -212,7 +212,7 @@ def messages_of(request: lm15.Request) -> Messages:
 
 
 def tools_of(request: lm15.Request) -> list[dict[str, Any]]:
-    """Return the schemas of a request's tools; if the request forces a call of some tools, only theirs."""
+    """Return the schemas of a request's tools, or only of those that its tool choice allows."""
     choice = request.config.tool_choice
     if choice is not None and choice.parallel is False:
         fault = "leret policies may call several tools in one turn; remove parallel_tool_calls=False"

@@ -48,7 +48,7 @@ Messages = tuple[Message, ...]
 
 
 def message(role: str, text: str, **more: Json) -> dict[str, Any]:
-    """Build a message; keys of ``more`` with the value None are left out."""
+    """Build a message; values None in ``more`` are left out."""
     return {"role": role, "content": text, **{name: value for name, value in more.items() if value is not None}}
 
 
@@ -82,7 +82,7 @@ class Document:
     doc_id: str
     title: str
     text: str
-    parent: str | None = None  # id of the document that a chunk is from
+    parent: str | None = None  # id of the chunk's document
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Task:
     split: str | None = None  # the data set's split; None if leret splits the data
     relevance: Mapping[str, int] = field(default_factory=dict, hash=False)  # grades of gold documents, for nDCG
     parents: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
-    """Parent by chunk of the whole corpus if ``gold`` has ids of parents (`data.gold: parent`), else empty."""
+    """Parent by chunk, for the whole corpus, if ``gold`` holds parents (`data.gold: parent`); else empty."""
 
     @classmethod
     def question(
@@ -150,7 +150,7 @@ class Passage(NamedTuple):  # leret builds millions of passages; a frozen datacl
     title: str
     text: str
     score: float
-    parent: str | None = None  # id of the document that a chunk is from
+    parent: str | None = None  # id of the chunk's document
 
 
 Ranking = tuple[Passage, ...]

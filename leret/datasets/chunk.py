@@ -1,7 +1,7 @@
 """Split documents into chunks of limited length at sentence ends, for `leret data chunk`.
 
 A chunk has the id ``doc#i`` (``i`` from 0), its document's title, and the document's id as ``parent``. The texts of a
-document's chunks have all its words, in order.
+document's chunks contain all its words, in order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leret.core.types import Document, storable
 from leret.datasets.corpus import Corpus
 
 Count = Callable[[Sequence[str]], list[int]]
-"""Returns the length of each text, in words or tokens."""
+"""Function that returns the length of each text, in words or tokens."""
 
 _SENTENCE_END = re.compile(
     r"""(?<=[.!?…])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St)\.)(?<!\bMrs\.)["'”’)\]]*\s+(?=[^\sa-z])|(?<=[。！？])|\n\s*"""
@@ -52,7 +52,7 @@ def chunks_of(document: Document, size: int, count: Count, header: str = "") -> 
         document: a document, or a chunk to split again.
         size: maximum length of title, header and text together, because retrievers read all of them. The text gets at
             least half of it, even after a long title.
-        count: measures length.
+        count: function that measures texts.
         header: template with ``{title}`` and ``{doc_id}`` for the first line of each chunk's text; empty for none.
     """
     head = header.format(title=document.title, doc_id=document.doc_id).strip()
@@ -72,7 +72,7 @@ def tokens_of(tokenizer: str) -> Count:
     """Return a function that counts tokens, without special tokens.
 
     ``tokenizer`` is a directory with tokenizer.json, the name of a policy that ships with leret, or a model's name on
-    the Hugging Face hub. ConfigError if there is no such file.
+    the Hugging Face hub. ConfigError if it has no tokenizer.json.
     """
     tokenizers = import_optional("tokenizers", "tokenizers", "train")
     name = str(_DEMO / POLICIES[tokenizer]) if tokenizer in POLICIES else tokenizer
@@ -86,7 +86,7 @@ def tokens_of(tokenizer: str) -> Count:
 
 
 def _spans(text: str, room: int, count: Count) -> list[tuple[int, int]]:
-    """Return the places of the chunks: as many sentences as fit; words or characters of a sentence that does not."""
+    """Return each chunk's start and end: as many sentences as fit; longer sentences split at words or characters."""
 
     def length(spans: Sequence[tuple[int, int]]) -> list[int]:
         return count([text[start:end].strip() for start, end in spans])

@@ -1,4 +1,4 @@
-"""Columns of the user's files: read them under leret's names (`data.fields`), and guess which column is which."""
+"""Columns of the user's files: rename them to leret's fields (`data.fields`), and guess the mapping."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _DOCUMENT_NAMES = {
     "title": rf"({_PAGE}_?)?(title|name|heading|headline)",
     "text": rf"{_PAGE}?_?(text|body|contents?)|{_PAGE}|abstract",
 }
-"""Regular expressions for column names in snake case, by leret's name. Of several such columns, the first counts."""
+"""Regular expressions for column names in snake case, by leret's field name. The first matching column is used."""
 _ALIASES = {"question": ("query", "inputs"), "answer": ("answers",), "doc_id": ("_id", "id")}
 
 
 def renamed(records: Iterable[Record], fields: FieldSettings, source: str, documents: bool) -> Iterator[Record]:
-    """Yield records with leret's names for the mapped columns. DataError if no record has one of the columns."""
+    """Yield records with leret's names for the mapped columns. DataError if a mapped column is in no record."""
     inputs = {} if documents else fields.inputs
     columns = {k: v for k, v in fields if isinstance(v, str) and (k in _DOCUMENT_NAMES) == documents}
     absent, present = {*columns.values(), *inputs.values()}, dict[str, None]()
@@ -51,7 +51,7 @@ def renamed(records: Iterable[Record], fields: FieldSettings, source: str, docum
 
 
 def guess(example: Mapping[str, Any], documents: bool) -> dict[str, str]:
-    """Return likely columns by leret's name, for names that the file lacks. ``example`` is its first record."""
+    """Return likely columns by leret's field name, for fields missing in the file. ``example`` is its first record."""
     columns: dict[str, str] = {}
     for name, pattern in (_DOCUMENT_NAMES if documents else _QUESTION_NAMES).items():
         fits = [column for column in example if re.fullmatch(pattern, _snake_case(column))]

@@ -11,7 +11,7 @@ from hashlib import blake2b
 from leret.core.errors import DataError
 from leret.core.types import Document
 
-_PARENT = 1 << 63  # added to the length of a parent in the digest, so that a parent is no title, text or id
+_PARENT = 1 << 63  # added to the length of a parent in the digest, to distinguish it from a title, text or id
 
 
 class Corpus(Mapping[str, Document]):

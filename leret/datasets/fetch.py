@@ -7,7 +7,7 @@
     DIR/failures.tsv                     URL, kind and reason of each failure
 
 Only http and https URLs are requested, and only from the list's hosts and ``allow_hosts``; redirects elsewhere are
-failures. robots.txt is obeyed. The status and the type decide about a page, never its text.
+failures. robots.txt is obeyed. Status and content type decide whether a page is accepted, not words in its text.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ Body = tuple[bytes, str, str | None]  # content, type, charset
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """Limits of `fetch`. A page that failed for good is fetched again only with other limits."""
+    """Limits of `fetch`. A page with a permanent failure is fetched again only with other limits."""
 
     rate: float = 1.0  # requests per second to one site
     timeout_s: float = 30.0  # per page, including redirects
     max_bytes: int = 10 << 20  # size of a page after decompression
     max_redirects: int = 5
-    allow_hosts: tuple[str, ...] = ()  # HOST or HOST:PORT to which pages may redirect, besides the list's hosts
+    allow_hosts: tuple[str, ...] = ()  # more hosts (HOST or HOST:PORT) to which pages may redirect
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class FetchReport:
 
 
 class PageError(Exception):
-    """A page without text. If ``wait_s`` is not 0, `fetch` asks again; if ``transient``, the next `fetch` does."""
+    """A page without text. If ``wait_s`` is not 0, `fetch` tries again; if ``transient``, the next `fetch` does."""
 
     def __init__(self, kind: str, why: str, *, transient: bool = False, status: int = 0, wait_s: float = 0.0) -> None:
         super().__init__(why)
@@ -232,7 +232,7 @@ class Fetcher:
         limit, content = self._settings.max_bytes, bytearray()
         encoding = response.headers.get("Content-Encoding", "identity").lower()
         if encoding not in {"identity", "gzip", "deflate"}:
-            raise PageError("type", f"compressed as {encoding} instead of gzip")
+            raise PageError("type", f"compressed as {encoding} instead of gzip or deflate")
         unzip = None if encoding == "identity" else zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip or zlib
         try:
             async for chunk in response.content.iter_any():

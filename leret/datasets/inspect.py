@@ -22,7 +22,7 @@ class DataReport:
     """Statistics of a data set. Mappings count tasks, unless a comment says otherwise."""
 
     n_documents: int  # 0 without a corpus
-    n_parents: int  # documents that the chunks are from; 0 if no document has a parent
+    n_parents: int  # documents of the chunks; 0 if no document has a parent
     corpus_digest: str | None
     n_questions: int  # bad records are not counted
     splits: Mapping[str, int]  # by split: the data set's own split, or else the hash of the id

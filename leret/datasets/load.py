@@ -58,7 +58,7 @@ def load_tasks(
 
     Questions in split train or dev with the same text as a test question are left out and counted in ``skipped``.
     With a ``corpus``, every gold id must be in the corpus, up to Unicode normalisation. ``parents`` maps the corpus's
-    chunks to their parents; `data.gold: parent` needs both. An empty split is a DataError.
+    chunks to their parents; `data.gold: parent` needs ``corpus`` and ``parents``. An empty split is a DataError.
     """
     source = _source(data)
     problems = Problems()
@@ -139,10 +139,10 @@ def _tasks(
 
 
 def _merged(tasks: Iterable[Task]) -> tuple[Iterator[Task], int]:
-    """Merge tasks with the same text. Return them in the order of their first records, and the number of others.
+    """Merge tasks with the same text. Return them in order of their first records, and the number of other records.
 
-    A merged task has the first one's id, and so its split by hash. Of splits in the data, test comes before dev and
-    train, because a question in split test must not be sampled.
+    A merged task has the first one's id, which decides its split by hash. If the data has splits, test takes precedence
+    over dev and train, because a question in split test must not be sampled.
     """
     merged: dict[str, Task] = {}
     n_merged = 0

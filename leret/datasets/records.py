@@ -113,7 +113,7 @@ class Reader(ABC):
 
 
 def records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Yield the objects in JSON lines or in one JSON array, or the rows of CSV or Parquet. DataError if broken."""
+    """Yield the objects in JSON lines or in one JSON array, or the rows of CSV or Parquet; DataError if broken."""
     start = _start(path)
     if start == b"PAR1":
         items = _parquet_rows(path)
@@ -175,7 +175,7 @@ def open_compressed(path: Path) -> Iterator[io.BufferedReader]:
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file; check the path") from error
     except IsADirectoryError as error:
-        raise DataError(f"{path} is a directory; choose a file in it (only kinds beir and medquad read one)") from error
+        raise DataError(f"{path} is a directory; choose a file in it (only beir and medquad read folders)") from error
     except PermissionError as error:
         raise DataError(f"{path}: permission denied; make the file readable") from error
     except (EOFError, OSError, zlib.error) as error:
@@ -188,7 +188,7 @@ def _ends_early(error: Exception) -> bool:
 
 
 def _start(path: Path) -> bytes:
-    """Return up to four bytes of a file, without white space before them."""
+    """Return the first four bytes of a file after white space."""
     with open_compressed(path) as file:
         start = file.read(4)
         if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):

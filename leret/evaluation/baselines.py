@@ -153,13 +153,13 @@ def oracle_titles(corpus: Mapping[str, Document], places: Mapping[str, Mapping[i
 
 
 def one_search(retriever: Retriever, tasks: Sequence[Task], k: int) -> Iterator[Rollout]:
-    """Yield a rollout per task: one search with its question, for programs whose calls no text can answer."""
+    """Yield a rollout per task: one search with its question, for programs with other outputs than text."""
     for task, ranking in zip(tasks, retriever.search([task.text for task in tasks], k), strict=True):
         yield Rollout(task.id, (Hop((task.text,), ranking),), True)
 
 
 def special_fields(predictor: str, signature: type[dspy.Signature] | None) -> list[str]:
-    """Describe the outputs that are not texts, such as the tool of `dspy.ReAct`."""
+    """Describe the outputs that are not texts, such as the tool name in `dspy.ReAct`."""
     fields = {} if signature is None else {name: info.annotation for name, info in signature.output_fields.items()}
     return [f"{predictor}.{name} is {kind}" for name, kind in fields.items() if kind not in (str, list[str])]
 

@@ -84,7 +84,7 @@ def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
 
     async def ask(request: Request) -> list[Completion]:
         if request.messages[0].get("tools"):
-            raise PolicyError(f"{lm.model} is asked for native tool calls; use leret.LM, or the adapter without them")
+            raise PolicyError(f"{lm.model} cannot make native tool calls; use leret.LM, or an adapter without them")
         try:
             texts = [await complete_messages(lm, request.messages) for _ in request.seeds]
         except Exception as error:

@@ -104,7 +104,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
         algorithms: training algorithms in order, each starting from the previous weights. sft, dpo, ipo and kto train
             on stored samples; grpo, rloo and ppo sample with the policy in training.
         credit: score of a completion: the reward (``step``), the metric at the program's end (``final``), their mean
-            (``both``), or the sum of the rewards' increases up to the end (``return``). None uses ``step`` for
+            (``both``), or the reward at the program's end (``return``). None uses ``step`` for
             predictors that are followed by a search (``both`` if they also decide when to stop, as in `dspy.ReAct`),
             and ``final`` for other predictors, which are not trained if there is no metric.
         train_kwargs: keys of `leret train` recipes (such as ``learning_rate``), for all algorithms or nested by
@@ -114,7 +114,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
             leret's cache, which a later compile deletes after a week, so save the program.
         seed: seed for sampling and training.
         max_lm_calls: maximum number of LM calls by the program in one compile, including calls on the valset.
-        n_continuations: number of runs from each completion to the program's end, where the metric is computed.
+        n_continuations: number of runs from each completion to the program's end, to compute the metric or the return.
         num_threads: threads for the valset.
     """
 

@@ -38,7 +38,7 @@ def policy_lm(policy: Policy | PolicySettings, *, tools: bool = False, **kwargs:
 
     Args:
         policy: a loaded policy, or settings. Equal settings share one policy per process.
-        tools: whether the program uses native tool calls, which DSPy does not send to a model that it does not know.
+        tools: whether the program uses native tool calls. DSPy sends no tools to a model that it does not know.
         kwargs: arguments of ``dspy.LM``; ``temperature`` and ``max_tokens`` override the settings.
 
     Returns:
@@ -163,7 +163,7 @@ class PolicyEngine(SharedInstance):
         return SERVED.get(name) or shared_policy(self.settings.model_copy(update={"model": name}))
 
     def reader(self, model: str) -> ToolReader:
-        """Return the reader of the native tool calls of the policy with this model name."""
+        """Return the reader of native tool calls for the policy with this model name."""
         policy = self.policy(model)
         return policy.model.encoder.read_calls if isinstance(policy, LocalPolicy) else read_calls
 

@@ -108,7 +108,7 @@ def split_tools(messages: Messages, *, parsed: bool = False) -> tuple[list[Mappi
 
 
 def refuse_template(render: Callable[[Messages, bool], str], name: str, read: ToolReader, thinks: bool) -> None:
-    """Refuse a chat template that does not show tools, or that rewrites earlier turns, by rendering a conversation.
+    """Render a test conversation, and refuse a chat template that leaves out tools or rewrites earlier turns.
 
     Args:
         render: function that renders messages to text, with or without the generation prompt.
@@ -117,7 +117,7 @@ def refuse_template(render: Callable[[Messages, bool], str], name: str, read: To
         thinks: whether the template knows ``<think>``.
 
     Raises:
-        PolicyError: what the template leaves out or rewrites, and what to do.
+        PolicyError: the template leaves out tools or rewrites turns; the message says which, and what to do.
     """
     turns, otherwise = _conversation(thinks), "or use an adapter with use_native_function_calling=False"
     whole, first, turn = render(turns, False), render(turns[:1], True), render(turns[:2], False)
@@ -131,7 +131,7 @@ def refuse_template(render: Callable[[Messages, bool], str], name: str, read: To
         )
     changes = {
         "a turn does not begin with the generation prompt": not turn.startswith(first),
-        "the arguments of a tool call change their order": [list(one["arguments"]) for one in calls] != [[*arguments]],
+        "the arguments of a tool call change order": [list(one["arguments"]) for one in calls] != [[*arguments]],
         "a turn changes when a tool result follows": not render(turns[:3], True).startswith(turn),
         "a turn changes (for example, loses its thinking) when a user message follows": not whole.startswith(
             render(turns[:4], False)
@@ -140,7 +140,7 @@ def refuse_template(render: Callable[[Messages, bool], str], name: str, read: To
     if where := [what for what, changed in changes.items() if changed]:
         raise PolicyError(
             f"{name}'s chat template rewrites earlier turns: {where[0]}, so the policy "
-            "would read other turns than it wrote. Save a template that keeps turns "
+            "would read turns that it did not write. Save a template that keeps turns "
             "(trl.chat_template_utils.get_training_chat_template has some) as chat_template.jinja in the model "
             f"directory, {otherwise}"
         )

@@ -236,7 +236,7 @@ def _takes_tools(call: PredictorCall) -> bool:
 
 
 def _missing_call(request: lm15.Request, response: lm15.Response, signature: type[dspy.Signature]) -> Iterator[str]:
-    """Yield what is wrong if a tool call is required (by ``tool_choice``, or as the only output) but not valid."""
+    """Yield the faults if a required tool call (by ``tool_choice``, or as the only output) is missing or invalid."""
     choice, schemas = request.config.tool_choice, {tool.name: tool.parameters for tool in request.tools}
     forced = choice is not None and choice.mode == "required"
     if not request.tools or not (forced or len(signature.output_fields) == 1):

@@ -85,8 +85,8 @@ class Search(dspy.Module):
         k: passages per search.
         exclude_seen: whether to skip documents from earlier searches, so that each search adds ``k`` new passages.
         retriever: retriever to search; None uses ``dspy.settings.rm``, which leret sets while it runs the program.
-        one_document: whether to return only passages with the best passage's title, to read a document in parts.
-        candidates: whether the passages are only candidates for a `leret.Pick`, so that rewards and measures skip them.
+        one_document: whether to return only passages with the best passage's title: the parts of one document.
+        candidates: whether the passages are candidates for a `leret.Pick`; rewards and measures count only picked ones.
     """
 
     def __init__(

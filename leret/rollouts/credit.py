@@ -1,4 +1,4 @@
-"""Credit of a sample: its step reward, the final reward, a weighted mean, or the return of the steps that follow.
+"""Credit of a sample: its step reward, the final reward, their weighted mean, or the return from its step on.
 
 Rewards of a group are computed from the components of its samples: the parts of the step reward by name, ``final``,
 ``final.NAME`` for each part of a final reward with several parts, ``step`` for credit ``both``, and ``return``.

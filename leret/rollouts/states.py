@@ -338,7 +338,7 @@ async def with_credit(
 ) -> SamplingPlan:
     """Return the plan with ``searched`` and ``stops``, which resolve credit ``auto``.
 
-    ``searched`` is read from the run or found on the first tasks.
+    ``searched`` is read from the run, or determined on the first tasks.
     """
     roles = [plan.role(runner.formatter.need(name, {})) for name in runner.replay.names]
     n_auto = sum(role.sampled and role.credit == "auto" for role in roles)

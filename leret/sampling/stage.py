@@ -126,7 +126,7 @@ async def sample_tasks(
 
 
 def _credit_notes(plan: SamplingPlan, runner: ProgramRunner) -> Iterator[str]:
-    """Yield what credit ``auto`` resolved to, where a predictor is not sampled or decides when the program stops."""
+    """Yield notes on predictors that credit ``auto`` does not sample, or scores by ``both`` because they may stop."""
     for name, role in plan.roles(runner).items():
         setting = plan.role(runner.formatter.need(name, {}))
         if setting.sampled and not role.sampled:
@@ -136,8 +136,8 @@ def _credit_notes(plan: SamplingPlan, runner: ProgramRunner) -> Iterator[str]:
             )
         elif role.credit == "both" != setting.credit:
             yield (
-                f"{name} decides when the program stops, so its credit is both: step alone would not count what "
-                "further searches find. To choose another, set sampling.credit"
+                f"{name} decides when the program stops, so its credit is both: step alone would ignore the "
+                "results of later searches. To choose another credit, set sampling.credit"
             )
 
 

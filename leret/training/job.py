@@ -223,7 +223,7 @@ class TrainReport:
     @property
     def notes(self) -> list[str]:
         few = f"{self.examples} examples gave only {self.steps} optimizer steps; sample more questions"
-        worse = "no step had a better validation score than the policy before training; compare them with `leret eval`"
+        worse = "no step had a better validation score than the policy before training; compare both with `leret eval`"
         return [few] * (self.steps < 10) + [worse] * (self.validation_gain is not None and self.validation_gain <= 0)
 
 

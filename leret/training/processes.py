@@ -61,7 +61,7 @@ def start_processes(device: str) -> None:
 
 
 def share(n: int) -> range:
-    """Return the indices, of ``n`` items, that this process computes; together the processes compute each once."""
+    """Return this process's share of ``n`` indices; the shares of all processes cover each index once."""
     rank, size = int(os.environ.get("RANK", "0")), n_processes()
     return range(n * rank // size, n * (rank + 1) // size)
 

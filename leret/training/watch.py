@@ -58,8 +58,8 @@ class Rule(NamedTuple):
 
 
 RULES = (
-    # Healthy training runs kept at least .79 of the reward; GRPO with faulty prompts had .6 after 20 rounds. Mixer
-    # normalize_then_sum has mean 0, up to rounding errors.
+    # Healthy training runs kept at least .79 of the reward; GRPO with faulty prompts had .6 after 20 rounds. With
+    # mixer normalize_then_sum, the mean is 0 up to rounding errors.
     Rule(
         "reward",
         _REWARDS,

@@ -21,7 +21,7 @@ def html(title, text, **options):
 
 
 class Site(Served):
-    """Answers ``pages`` by path: a response, a location to redirect to, or what `strange` does. Others are 404."""
+    """Answers ``pages`` by path: a response, a location to redirect to, or `strange`'s reply. Other paths are 404."""
 
     def __init__(self, pages=None, robots=None):
         super().__init__()

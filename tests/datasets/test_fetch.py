@@ -69,7 +69,7 @@ def test_a_hostile_site_is_read_to_the_end_and_every_failure_has_its_reason(tmp_
     assert (lines["/plain"]["text"], lines["/moved"]["text"]) == ("Only 404 words.", lines["/good"]["text"])
     table = [line.split("\t") for line in (tmp_path / "failures.tsv").read_text().splitlines()]
     assert table == [["url", "kind", "reason"], *map(list, report.failures)]
-    assert set(new) == {"/robots.txt", "/hang", "/cut"}  # only those that another attempt may change
+    assert set(new) == {"/robots.txt", "/hang", "/cut"}  # only pages that another attempt may change
     assert (again.n_requested, again.failures) == (2, report.failures)
 
 

@@ -74,7 +74,7 @@ def test_a_template_that_keeps_turns_takes_tools(tokenizer, template, how):
         ("qwen3", {}, r"rewrites earlier turns: a turn changes \(.*loses its thinking\) when a user message follows"),
         ("qwen3", {"thinking": False}, "rewrites earlier turns: a turn changes when a tool result follows"),
         ("qwen2_5", {"change": ("tool_call.arguments | tojson", "tool_call.arguments | tojson(sort_keys=true)")},
-         "rewrites earlier turns: the arguments of a tool call change their order"),
+         "rewrites earlier turns: the arguments of a tool call change order"),
         ("qwen3_8", {}, "shows tool calls in a format that leret does not read; set response_template"),
         ("phi3", {}, "leaves out tools"),
         ("llama3", {}, "leaves out tools"),

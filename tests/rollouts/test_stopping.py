@@ -1,4 +1,4 @@
-"""Two states, stop or go: which credit learns to search on, in exact expectation and with leret's own functions.
+"""Two states, stop or go: credits that learn to go on, in exact expectation and with leret's functions.
 
 The first search found one of two gold documents. At state 0 the policy stops, or goes on to a document that is not gold
 but leads to state 1, where it stops, or goes on to the other gold document. Each document costs .05.

@@ -50,7 +50,7 @@ from_main(training_runs.fail)
 
 
 def in_processes(run, names, stops=("", "")):
-    """Train in two processes and then fail in the main process; ``stops``: which processes get a signal at step 3."""
+    """Train in two processes and then fail in the main process; the processes in ``stops`` get a signal at step 3."""
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port("127.0.0.1")), "WORLD_SIZE": "2"}
     started = []
     for rank, stop in enumerate(stops):

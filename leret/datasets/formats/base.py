@@ -117,7 +117,7 @@ def optional_text(record: Fields, name: str) -> str | None:
 
 
 def optional_number(record: Fields, name: str) -> int | None:
-    """Return a whole-number field, which a CSV file holds as text; None if the field is absent or null."""
+    """Return a whole-number field (text in a CSV file); None if the field is absent or null."""
     value = record.get(name)
     if isinstance(value, str) and value.isdecimal():
         return int(value)
@@ -129,7 +129,7 @@ def optional_number(record: Fields, name: str) -> int | None:
 def text_list(record: Fields, name: str) -> tuple[str, ...]:
     """Return a list of non-blank strings without duplicates; empty if the field is absent or null.
 
-    The field may also be one string or whole number, or a list written as JSON, as in a CSV file.
+    The field may also be a single string or whole number, or (in a CSV file) a list written as JSON.
     """
     value = record.get(name)
     if value is None:

@@ -4,7 +4,7 @@
 ``<Document id source url> <Focus/> <QAPairs> <QAPair pid> <Question qid qtype/> <Answer/> ...``. Each answer is a
 document and the gold document of its question. Its id is the collection's number and the ``qid`` (``1-0000001_1-2``),
 because collections use the same ids; its title is the focus. Pairs without an answer are skipped (three collections
-have none for copyright reasons). ``data.merge_questions`` merges questions that several websites answer.
+lack answers for copyright reasons). ``data.merge_questions`` merges questions that several websites answer.
 
 Source: Ben Abacha and Demner-Fushman, A question-entailment approach to question answering, BMC Bioinformatics 2019.
 """

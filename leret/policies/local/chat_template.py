@@ -67,7 +67,7 @@ class PromptEncoder:
         self._enable_thinking = enable_thinking
         self._ends: frozenset[int] = frozenset()
         self.read_calls = reader_of(tokenizer)
-        self._shows_tools = False  # whether the template has been checked for native tool calls
+        self._shows_tools = False  # whether the template passed the check for native tool calls
         # A call changes the padding settings of a fast tokenizer, which is not thread-safe.
         self._lock = threading.RLock()
         self._beginning = lru_cache(_BEGINNINGS)(self._render_beginning)

@@ -71,7 +71,7 @@ class Manifest(BaseModel):
     versions: dict[str, str]  # versions of the packages that wrote the index
     corpus: str  # digest of the corpus
     documents: int  # number of documents or chunks
-    parents: int = 0  # number of documents that the chunks are from; 0 if no document is a chunk
+    parents: int = 0  # number of the chunks' documents; 0 if no document is a chunk
     digest: str  # digest of the retriever: engine, settings and corpus
     places: dict[str, str]  # paths of models or of a composite's parts; rankings do not depend on paths
     files: dict[str, tuple[int, str]] = {}  # size in bytes and BLAKE2b digest per file

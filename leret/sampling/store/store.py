@@ -370,7 +370,7 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
     if version not in {2, STORE_SCHEMA}:
         database.close()
         raise RunError(
-            f"{path} has schema {version}, but this version of leret reads schema {STORE_SCHEMA}; "
+            f"{path} has schema {version}, but this version of leret reads schema {STORE_SCHEMA} (or 2); "
             "use the version that wrote the store, or sample again into a new run directory"
         )
     return database

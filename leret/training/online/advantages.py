@@ -48,7 +48,7 @@ def centred(values: Tensor, groups: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Indices that say which rewards are compared: those of a state's completions, or of a question's rollouts.
+    """Indices of the rewards to compare: those of a state's completions, or of a question's rollouts.
 
     Attributes:
         groups: (n,) index of each completion's state or question.

@@ -79,7 +79,7 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
     Advantages are those of ``grpo`` with its default keys. ``tokenizer`` replaces the sampled policy's tokenizer.
 
     Raises:
-        RunError: no sample has token ids. TrainingError: the tokenizer gives other prompts than the sampler's.
+        RunError: no sample has token ids. TrainingError: the tokenizer disagrees with the sampler's token counts.
     """
     samples, prompts, n = RunSamples(run), _Prompts(run, tokenizer), 0
     unparsed_reward = samples.unparsed_reward

@@ -81,7 +81,7 @@ class RoundLoop(StepLoop):
         self.examples = max(self.examples, state["examples"])  # keeps the count when the best step is loaded
 
     def save(self, directory: Path) -> tuple[str, str]:
-        gather(None)  # all processes have loaded the best step, which publication removes
+        gather(None)  # wait until all processes have loaded the best step; publication removes it
         return from_main(lambda: self.learner.save(directory))
 
     def close(self) -> None:

@@ -38,7 +38,7 @@ class PickBatch:
         step_rewards: each pick's part of the rollout's reward.
         targets: advantages or returns, depending on the method.
         old_logps: log-probabilities under the reference (dpo, ipo) or under the sampling picker (grpo).
-        comparison: which rewards of the round are compared.
+        comparison: rewards of the round to compare.
     """
 
     choices: Sequence[Choice]

@@ -237,7 +237,7 @@ class ServedPolicy:
             fault = f"token ids of {text[:80]!r} for the completion {completion.text[:80]!r}"
         raise TrainingError(
             f"{self._settings.urls[0]} sent {fault}. Its tokenizer differs from the policy's, or it edits the text; "
-            "serve the model with the policy's tokenizer and without a reasoning or tool parser"
+            "serve it with the policy's tokenizer, no reasoning parser, and a tool parser only for native tool calls"
         )
 
 

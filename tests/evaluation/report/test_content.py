@@ -56,7 +56,7 @@ def test_an_online_training_has_curves_of_reward_kl_and_entropy():
 
 
 def test_an_online_training_has_curves_of_parts_spread_unparsed_share_and_length():
-    parts = {"rewards/rr/mean": 0.5, "rewards/final.f1/mean": 0.1, "rewards/reward/mean": 0.6}  # the last is by TRL
+    parts = {"rewards/rr/mean": 0.5, "rewards/final.f1/mean": 0.1, "rewards/reward/mean": 0.6}  # TRL logs the last
     more = {"frac_reward_zero_std": 0.3, "completions/unparsed": 0.01, "completions/mean_length": 20.0}
     [(_, panels)] = curves_of({"grpo": {"log_history": [{"step": i, **parts, **more} for i in (1, 2)]}})
     shown = {title: list(lines) for title, lines in panels}

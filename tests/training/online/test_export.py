@@ -105,7 +105,7 @@ def test_each_prompt_of_the_bank_forms_a_group(tmp_path, policy):
     rows = [row for row in rl_rows(run) if row["group"].endswith("-1")]
     assert rows
     assert sum(row["advantage"] for row in rows[:N]) == pytest.approx(0, abs=1e-9)
-    for row in rows:  # of the prompt with demonstrations that the sampler sent
+    for row in rows:  # rows of the few-shot prompt that the sampler sent
         assert logps(policy, row).tolist() == pytest.approx(row["logprobs"], abs=1e-4)
 
 
