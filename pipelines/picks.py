@@ -1,8 +1,8 @@
 """Multi-step retrieval as a sequence of choices: pick a chunk, look again, pick the next chunk.
 
 No LM writes anything. In `Picks`, a picker sees the question and the chunks picked so far, and chooses among all chunks
-of the task, as in Q-RAG (https://arxiv.org/abs/2511.07328). In `SearchPicks`, it sees the question and the passages of a
-search. Copy this file and edit it; a recipe refers to it as ``program: {path: "picks.py:Picks"}``.
+of the task, as in Q-RAG (https://arxiv.org/abs/2511.07328). In `SearchPicks`, it sees the question and the passages
+of a search. Copy this file and edit it; a recipe refers to it as ``program: {path: "picks.py:Picks"}``.
 """
 
 from typing import Any

@@ -87,6 +87,7 @@ class Formatter:
         self._predictors, self._read = replay.predictors, replay.read
         self.picks = replay.picks
         self._splits = is_turn_by_turn(self.adapter, [CompactAdapter])
+        self._native = getattr(self.adapter, "use_native_function_calling", False)
         # All messages but the last, and how often both ways gave the same result; None: the fast path is off.
         self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
         self._parses: dict[str, int | None] = {}
@@ -110,7 +111,7 @@ class Formatter:
             return need.call.messages
         key = (need.predictor, prompt.digest)
         head = self._heads.get(key)
-        usual = need.call.usual and not _takes_tools(need.call)
+        usual = need.call.usual and not (self._native and _takes_tools(need.call))
         plain = usual and all(  # histories and images span several messages
             isinstance(value, PLAIN) or (isinstance(value, list) and all(isinstance(item, PLAIN) for item in value))
             for value in need.inputs.values()
@@ -145,7 +146,7 @@ class Formatter:
             except AdapterParseError as error:
                 return Step(need.call, error, completion)
         name, call = need.call.predictor, need.call
-        n_proofs = self._parses.get(name, 0) if call.usual and not _takes_tools(call) else None
+        n_proofs = self._parses.get(name, 0) if call.usual and not (self._native and _takes_tools(call)) else None
         quick: list[dict[str, Any]] | AdapterParseError | None = None
         if n_proofs is not None:
             try:
@@ -231,8 +232,7 @@ def outputs_of(
 
 
 def _takes_tools(call: PredictorCall) -> bool:
-    native = getattr(call.adapter, "use_native_function_calling", False)
-    return native and any(info.annotation is dspy.ToolCalls for info in call.signature.output_fields.values())
+    return any(info.annotation is dspy.ToolCalls for info in call.signature.output_fields.values())
 
 
 def _missing_call(request: lm15.Request, response: lm15.Response, signature: type[dspy.Signature]) -> Iterator[str]:

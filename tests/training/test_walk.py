@@ -25,12 +25,12 @@ def test_a_training_by_ipo_passes_few_files_and_calls(original, monkeypatch):
     opened, open_ = [], Environment.open
     monkeypatch.setattr(Environment, "open", lambda run: opened.append(run) or open_(run))
     _, calls = walk(train, IPORecipe(), original)
-    assert len({file for file, *_ in calls}) <= 20
+    assert len({file for file, *_ in calls}) <= 22
     assert sum(calls.values()) <= 1500
     assert not opened, "stored rows need no program"
 
 
-def test_an_update_by_grpo_passes_six_files(original, monkeypatch):
+def test_an_update_by_grpo_passes_seven_files(original, monkeypatch):
     learn, files = WriterLearner.learn, []
 
     def counted(self, sampled, number):
@@ -40,4 +40,4 @@ def test_an_update_by_grpo_passes_six_files(original, monkeypatch):
 
     monkeypatch.setattr(WriterLearner, "learn", counted)
     train(GRPORecipe(max_steps=2, questions_per_round=4, max_completion_length=12, learning_rate=1e-3), original)
-    assert max(map(len, files)) <= 6, files
+    assert max(map(len, files)) <= 7, files

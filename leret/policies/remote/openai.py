@@ -130,7 +130,13 @@ class OpenAIPolicy(SharedInstance):
                 self._probe = None
 
     async def _request_two(self, request: Request) -> bool:
-        body = {"model": self.name, **_messages(request), "temperature": 1.0, "max_tokens": 1, "n": 2}
+        body = {
+            "model": self.name,
+            "messages": split_tools(request.messages)[0],
+            "temperature": 1.0,
+            "max_tokens": 1,
+            "n": 2,
+        }
         try:
             call = Call("POST", "/chat/completions", json=body)
             self._takes_n = await self.client.request(call, lambda answer: len(answer.json["choices"])) == 2
@@ -143,7 +149,7 @@ class OpenAIPolicy(SharedInstance):
         seed = seeds[0] if n == 1 else int(digest("joint seed", list(seeds))[:16], 16)
         body: dict[str, Any] = {
             "model": self.name,
-            **_messages(request),
+            **({"messages": request.messages} if "tools" not in request.messages[0] else _with_tools(request)),
             "temperature": request.temperature,
             "top_p": request.top_p,
             "max_tokens": request.max_tokens,
@@ -172,9 +178,7 @@ class OpenAIPolicy(SharedInstance):
         return completions
 
 
-def _messages(request: Request) -> dict[str, Any]:
-    if "tools" not in request.messages[0]:
-        return {"messages": request.messages}
+def _with_tools(request: Request) -> dict[str, Any]:
     messages, tools = split_tools(request.messages)
     return {"messages": messages, "tools": tools}
 
@@ -221,7 +225,8 @@ def completions_of(
         counts = shared([len(_text(choice["message"]) or "") for choice in choices], n_written)
     completions = []
     for choice, count in zip(choices, counts, strict=True):
-        text, reason = _text(choice["message"]), choice.get("finish_reason")
+        message, reason = choice["message"], choice.get("finish_reason")
+        text = _text(message) if message.get("tool_calls") else message.get("content")
         is_text = isinstance(text, str) and 0 < len(text) <= _LONGEST_TOKEN * max_tokens
         if not is_text or reason not in _FINISHED or choice.get("error"):
             _check_choice(choice, max_tokens, answer.url)

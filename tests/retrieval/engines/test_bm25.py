@@ -30,7 +30,7 @@ def test_scores_follow_the_formula():
     # query "cat": idf = ln(1 + (4 - 1 + .5) / (1 + .5)); tf = 2 / (2 + 1.5 * (1 - .75 + .75 * 4 / 3.5))
     expected = math.log(1 + 3.5 / 1.5) * 2 / (2 + 1.5 * (0.25 + 0.75 * 4 / 3.5))
     [[passage]] = BM25.build(ANIMALS).search(["cat"], 3)
-    assert passage == ("Cat", "Cat", "cat sat mat", pytest.approx(expected, rel=1e-6))
+    assert passage[:4] == ("Cat", "Cat", "cat sat mat", pytest.approx(expected, rel=1e-6))
 
 
 @settings(deadline=None, max_examples=40)
