@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import gzip
 import json
 import os
@@ -101,8 +102,8 @@ def test_a_killed_fetch_loses_nothing_and_asks_only_for_the_rest(tmp_path):
         done = [json.loads(path.read_text()) for path in (tmp_path / "pages/pages").glob("*.json")]
         assert not (tmp_path / "pages/corpus.jsonl").exists()
         n_before = len(site.requests)
-        os.chdir(tmp_path)
-        succeeds(*command)
+        with contextlib.chdir(tmp_path):
+            succeeds(*command)
     n_pages = sum(request.path != "/robots.txt" for request in site.requests[n_before:])
     assert n_pages == 6 - len(done)
     assert [line["doc_id"] for line in read_lines(tmp_path / "pages/corpus.jsonl")] == [f"d{i}" for i in range(6)]
