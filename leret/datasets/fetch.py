@@ -13,7 +13,6 @@ failures. robots.txt is obeyed. Status and content type decide whether a page is
 from __future__ import annotations
 
 import asyncio
-import csv
 import json
 import time
 import zlib
@@ -295,9 +294,6 @@ def main_text(content: bytes, kind: str, charset: str | None) -> tuple[str, str]
 def _rows(path: Path, url_field: str | None, problems: Problems) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if url_field is None:
         yield from ((f"{path}:{number}", {"url": line}) for number, line in lines(path, problems))
-    elif path.suffix == ".csv":
-        rows = csv.DictReader(line for _, line in lines(path, problems))
-        yield from ((f"{path}: row {number}", row) for number, row in enumerate(rows, 1))
     else:
         yield from ((record.place, record.value) for record in records(path, problems))
 
