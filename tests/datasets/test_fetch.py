@@ -188,8 +188,10 @@ def test_other_limits_try_a_page_again_that_failed_for_good(tmp_path):
 def test_a_list_is_plain_lines_json_lines_or_csv(tmp_path):
     (tmp_path / "plain").write_text("http://a.org/1\n\nhttps://b.org/2#part\n")
     assert read_list(tmp_path / "plain", None, None)[0] == {u: u for u in ("http://a.org/1", "https://b.org/2#part")}
-    (tmp_path / "l.csv").write_text("id,url\nd1,http://a.org/1\nd2,http://a.org/1\nd1,http://a.org/1\n")
-    assert read_list(tmp_path / "l.csv", "url", "id") == ({"d1": "http://a.org/1", "d2": "http://a.org/1"}, [])
+    for name, comma in (("l.csv", ","), ("l.tsv", "\t")):
+        rows = "id,url\nd1,http://a.org/1\nd2,http://a.org/1\nd1,http://a.org/1\n".replace(",", comma)
+        (tmp_path / name).write_text(rows)
+        assert read_list(tmp_path / name, "url", "id") == ({"d1": "http://a.org/1", "d2": "http://a.org/1"}, [])
     records = [{"id": "d1", "u": "http://a.org/1"}, {"id": "d1", "u": "http://a.org/2"}, {"id": "d2", "u": None},
                {"id": "d3", "u": "ftp://a.org"}, {"id": "d4", "u": "http://me:secret@a.org"},
                {"id": "d5", "u": "a.org"}]  # fmt: skip
