@@ -35,14 +35,19 @@ Script = Callable[[Task, int], Sequence[str]]
 
 
 class CandidateRanking:
-    """Ranks the candidates of a choice by BM25 over their titles and texts, with the question as the query."""
+    """Ranks the candidates of a choice by BM25 over their titles and texts, with the question as the query.
+
+    Candidates without positions, such as the passages of a search, keep their order.
+    """
 
     def __init__(self) -> None:
         self._rankings: dict[tuple[str, str, int], list[str]] = {}
 
     def first(self, task: Task, choice: Choice) -> str:
         """Return the id of the best candidate that is not yet picked."""
-        left = {one.id for one in choice.candidates if one is not STOP}
+        left = {one.id: one for one in choice.candidates if one is not STOP}
+        if all(one.position is None for one in left.values()):
+            return next(iter(left))
         candidates = {one.id: one for one in (*choice.candidates, *choice.picked) if one is not STOP}
         key = task.id, choice.predictor, hash(frozenset(candidates))
         if key not in self._rankings:
@@ -59,7 +64,7 @@ class ScriptedPolicy:
     """An `Actor` that answers the steps of a program by a rule instead of an LM.
 
     At a choice, the rule picks the first candidate in ``wanted``. If there is none, it picks a candidate without text,
-    which adds nothing to the question, or else the best candidate in BM25's ranking for the question.
+    which adds nothing to the question, or else the best candidate (`CandidateRanking`).
     """
 
     formatter: Formatter

@@ -165,7 +165,8 @@ def test_rm3_and_a_fusion_are_rows_of_the_summary(run, tmp_path):
         rm3_retriever(FakeRetriever())
 
 
-ONES = tuple(Candidate(str(i), text) for i, text in enumerate(["the sea", "milk and more", "where is milk", "?"]))
+TEXTS = ["the sea", "milk and more", "where is milk", "?"]
+ONES = tuple(Candidate(str(i), text, position=i) for i, text in enumerate(TEXTS))
 TASK = Task.question("q", "where is the milk")
 
 
@@ -177,4 +178,6 @@ def test_picks_follow_bm25_and_then_the_order_of_the_candidates():
         left.remove(picked[-1])
     assert [one.id for one in picked][2:] == ["0", "3"]
     assert {one.id for one in picked[:2]} == {"1", "2"}
+    found = tuple(one._replace(position=None) for one in ONES)  # as the passages of a search
+    assert candidates.first(TASK, Choice("pick", {"question": TASK.text}, (STOP, *found[1:], found[0]))) == "1"
     assert rank("milk", [Document("a", "", "?"), Document("b", "", "!")]) == ["a", "b"]  # no word in any
