@@ -163,7 +163,7 @@ def print_test(name: str, run: Run, arms: list[str]) -> None:
     keys = [
         f"systems={json.dumps(['base', *arms])}",
         f"measures={json.dumps(measures)}",
-        "baseline=base",
+        f"baseline={arms[0]}",
         "limit=200",
         "choose_on=null",
     ]
@@ -172,6 +172,11 @@ def print_test(name: str, run: Run, arms: list[str]) -> None:
     for row in summary["rows"]:
         values = {**row["hops"][-1], **(row["answer"] or {})}
         print(f"| {row['system']} | {' | '.join(f'{values[one]:.3f}' for one in measures)} |", flush=True)
+    print(f"\n| system | measure | difference from {arms[0]} (95 % interval) |\n|---|---|---|")
+    for one in summary["comparisons"]:
+        if one["b"] == arms[0] and one["measure"] in measures:
+            low, high = one["ci"]
+            print(f"| {one['a']} | {one['measure']} | {one['difference']:+.3f} [{low:+.3f}, {high:+.3f}] |", flush=True)
 
 
 def main() -> None:
