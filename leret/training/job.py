@@ -222,7 +222,7 @@ class TrainReport:
 
     @property
     def notes(self) -> list[str]:
-        few = f"{self.examples} examples gave only {self.steps} optimizer steps; sample more questions"
+        few = f"{self.examples} examples gave only {self.steps} optimizer steps; sample more questions or train longer"
         worse = "no step had a better validation score than the policy before training; compare both with `leret eval`"
         return [few] * (self.steps < 10) + [worse] * (self.validation_gain is not None and self.validation_gain <= 0)
 
