@@ -42,7 +42,8 @@ class TinkerStub:
         server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"stub": self}))
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}"
+            self.url = f"http://127.0.0.1:{server.server_port}"
+            yield self.url
         finally:
             server.shutdown()
             server.server_close()
@@ -110,13 +111,13 @@ class TinkerStub:
         prompt = [token for chunk in body["prompt"]["chunks"] for token in chunk["tokens"]]
         answer, noise = proto.SampleResponse(), torch.Generator().manual_seed(how.get("seed") or 0)
         for _ in range(body["num_samples"]):
-            ids = []
-            while len(ids) < how["max_tokens"] and ids[-1:] != how["stop"]:
+            ids: list[int] = []
+            while len(ids) < how["max_tokens"] and ids[-1:] != how.get("stop"):
                 logits = model.network(input_ids=torch.tensor([prompt + ids])).logits[0, -1]
                 greedy = how["temperature"] == 0
                 ids.append(int(logits.argmax() if greedy else logits.softmax(-1).multinomial(1, generator=noise)))
             logps = model.logps(prompt + ids)[-len(ids) :].numpy()
-            reason = proto.STOP_REASON_STOP if ids[-1:] == how["stop"] else proto.STOP_REASON_LENGTH
+            reason = proto.STOP_REASON_STOP if ids[-1:] == how.get("stop") else proto.STOP_REASON_LENGTH
             answer.sequences.add(tokens=torch.tensor(ids, dtype=torch.int32).numpy().tobytes(), logprobs=logps.tobytes(), stop_reason=reason)
             self.samples.append((prompt, ids, logps.tolist()))
         if body.get("prompt_logprobs"):
@@ -138,7 +139,7 @@ class TinkerStub:
             logps = model.logps(ids)
             loss = self.loss(request.loss_fn, dict(request.loss_fn_config), tensor, logps)
             loss.backward()
-            total += float(loss)
+            total += float(loss.detach())
             rows.append(logps.detach().numpy())
             self.trained.append((ids, {name: one.tolist() for name, one in tensor.items()}))
         self.losses.append(request.loss_fn)

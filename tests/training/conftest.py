@@ -7,6 +7,7 @@ import pytest
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.sampling.stage import sample
+from tests.policies.tinker_server import KEY, TinkerStub
 from tests.sampling.fakes import ROOT
 from tests.tiny import tiny_policy
 from tests.training import stories
@@ -16,6 +17,14 @@ from tests.training.training_runs import LETTERS, sampled_run, train_ids, world_
 @pytest.fixture(scope="session")
 def base(tmp_path_factory):
     return tiny_policy(tmp_path_factory.mktemp("base") / "policy")
+
+
+@pytest.fixture
+def stub(base, monkeypatch):
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    stub = TinkerStub(base)
+    with stub.serving():
+        yield stub
 
 
 @pytest.fixture
