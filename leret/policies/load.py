@@ -162,7 +162,7 @@ async def probe(settings: PolicySettings) -> None:
     The check waits a few seconds for a server that is loading, and passes if a server is slow to complete a prompt.
     """
     if isinstance(settings, TinkerPolicySettings):
-        await TinkerPolicy(settings).check()
+        await asyncio.to_thread(TinkerPolicy(settings).connect)
     if not isinstance(settings, ServedPolicySettings):
         return
     brief = {"timeout_s": min(settings.timeout_s, PROBE_S), "retry_for_s": PROBE_S}

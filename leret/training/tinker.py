@@ -43,8 +43,9 @@ class TinkerAdapter:
     def __init__(self, sampled: PolicySettings, initial: InitialPolicy, recipe: Any, n_steps: int) -> None:
         refuse_processes(recipe)
         settings: Any = sampled.in_process(str(initial.directory))
-        self.policy = TinkerPolicy(settings, lambda: self._wait(self._client.save_weights_and_get_sampling_client))
+        self.policy = TinkerPolicy(settings, lambda: self._call(self._client.save_weights_and_get_sampling_client))
         self._server, self._recipe = self.policy.connect(), recipe
+        self._call = self._server.call
         rate = torch.optim.SGD([torch.zeros(1)], lr=recipe.learning_rate)
         self.schedule = make_schedule(recipe, rate, n_steps)
         rate.step()  # a schedule warns if its optimizer has not stepped
@@ -53,9 +54,9 @@ class TinkerAdapter:
     def _client(self) -> Any:
         service, record = self._server.service, self.policy.record
         if path := record.get("weights"):
-            return self._wait(service.create_training_client_from_state, path)
+            return self._call(service.create_training_client_from_state, path)
         lora = (record["base_model"], self._recipe.lora.r, self._recipe.seed)
-        return self._wait(service.create_lora_training_client, *lora)
+        return self._call(service.create_lora_training_client, *lora)
 
     @property
     def learning_rate(self) -> float:
@@ -81,13 +82,11 @@ class TinkerAdapter:
             data.append(types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=values))
         with self._server.errors():
             futures = [self._client.forward_backward(data, loss, settings or None), self._client.optim_step(adam)]
-            output, _ = [self._server.wait(future) for future in futures]
+            output, _ = [future.result(self._server.timeout_s) for future in futures]
         outputs = zip(output.loss_fn_outputs, rows, strict=True)
         logps = [one["logprobs"].to_torch()[-len(completion) :] for one, (_, completion, _) in outputs]
         if not all(row.isfinite().all() for row in logps):
-            raise TrainingError(
-                f"{self._server.url} computed log-probabilities that are not finite; lower learning_rate"
-            )
+            raise TrainingError(f"{self._server.url}: some log-probabilities are not finite; lower learning_rate")
         return logps
 
     def initial_logps(self, sequences: Sequence[tuple[Ids, Ids]]) -> list[torch.Tensor]:
@@ -97,7 +96,7 @@ class TinkerAdapter:
         ask = self.policy.initial_sampler().compute_logprobs
         with self._server.errors():
             futures = [ask(types.ModelInput.from_ints([*prompt, *completion])) for prompt, completion in sequences]
-            answers = [self._server.wait(future) for future in futures]
+            answers = [future.result(self._server.timeout_s) for future in futures]
         return [torch.tensor(row[-len(ids) :]) for row, (_, ids) in zip(answers, sequences, strict=True)]
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
@@ -105,13 +104,13 @@ class TinkerAdapter:
         return validation.run_policy(self.policy)
 
     def state(self, directory: Path) -> dict[str, Any]:
-        path = str(self._wait(self._client.save_state, directory.name).path)
+        path = str(self._call(self._client.save_state, directory.name).path)
         return {"weights": path, "schedule": self.schedule.state_dict()}
 
     def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
         load = self._server.service.create_training_client_from_state_with_optimizer
         try:
-            self._client = self._wait(load, state["weights"])
+            self._client = self._call(load, state["weights"])
         except PolicyError as error:
             raise TrainingError(
                 f"the checkpoint {state['weights']} of {directory} cannot be loaded ({error}); use the server that "
@@ -120,18 +119,14 @@ class TinkerAdapter:
         self.schedule.load_state_dict(state["schedule"])
 
     def save(self, directory: Path) -> tuple[str, str]:
-        weights, record = self._wait(self._client.save_state, "final"), self.policy.record
-        sampler = self._wait(self._client.save_weights_for_sampler, "final")
-        record = {"base_model": record["base_model"], "weights": weights.path, "sampler_weights": sampler.path}
+        names = {"weights": self._client.save_state, "sampler_weights": self._client.save_weights_for_sampler}
+        paths = {name: self._call(save, "final").path for name, save in names.items()}
+        base = self.policy.record["base_model"]
         directory.mkdir(parents=True, exist_ok=True)
         self.policy.tokenizer.save_pretrained(directory)
         GenerationConfig(eos_token_id=self.policy.ends).save_pretrained(directory)
-        write_atomically(directory / TINKER_RECORD, json.dumps(record, indent=1))
-        return record["base_model"], "peft"
-
-    def _wait(self, ask: Callable[..., Any], *arguments: Any) -> Any:
-        with self._server.errors():
-            return self._server.wait(ask(*arguments))
+        write_atomically(directory / TINKER_RECORD, json.dumps({"base_model": base, **paths}, indent=1))
+        return base, "tinker"
 
 
 class ExampleLoop(RoundLoop):

@@ -34,7 +34,7 @@ class TinkerServer:
 
     def __init__(self, url: str, api_key_env: str | None, timeout_s: float) -> None:
         tinker = import_optional("tinker", "tinker", "tinker")
-        self.url, self._timeout_s = url, timeout_s
+        self.url, self.timeout_s = url, timeout_s
         self._key = ApiKey.from_env(api_key_env, "policy.api_key_env")
         try:
             httpx.get(f"{url}/api/v1/healthz", timeout=_HEALTH_S).raise_for_status()
@@ -43,10 +43,9 @@ class TinkerServer:
                 f"policy.url: {url} does not answer ({reason(error)}); fix the URL or start it"
             ) from error
         how = {"base_url": url, "api_key": self._key.reveal()}
-        with self.errors():
-            offer = tinker.RestClient(**how).get_server_capabilities().result(timeout_s)
-            self.service = tinker.ServiceClient(**how)
-        self.context = {one.model_name: one.max_context_length for one in offer.supported_models}
+        models = self.call(lambda: tinker.RestClient(**how).get_server_capabilities()).supported_models
+        self.context = {one.model_name: one.max_context_length for one in models}
+        self.service = tinker.ServiceClient(**how)
 
     @contextmanager
     def errors(self) -> Iterator[None]:
@@ -56,19 +55,19 @@ class TinkerServer:
         try:
             yield
         except (tinker.TinkerError, ValueError, RuntimeError, TimeoutError) as error:
-            what = f"no result in {self._timeout_s:g} s" if isinstance(error, TimeoutError) else reason(error)
+            what = f"no result in {self.timeout_s:g} s" if isinstance(error, TimeoutError) else reason(error)
             failure = PolicyError(f"{self.url}: {self._key.redact(what)}")
             raise failure if 400 <= getattr(error, "status_code", 0) < 500 else failure.failed() from error
 
-    def wait(self, future: Any) -> Any:
-        """Return the result of one of the client's futures."""
+    def call(self, ask: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call a method of the client and wait for the result of its future."""
         with self.errors():
-            return future.result(self._timeout_s)
+            return ask(*arguments, **named).result(self.timeout_s)
 
     async def answer(self, future: Any) -> Any:
-        """Return the result of one of the client's futures, in an event loop."""
+        """Return the result of a future, in an event loop."""
         with self.errors():
-            return await asyncio.wait_for(asyncio.wrap_future(future.future()), self._timeout_s)
+            return await asyncio.wait_for(asyncio.wrap_future(future.future()), self.timeout_s)
 
 
 _connect = cache(TinkerServer)
@@ -114,28 +113,21 @@ class TinkerPolicy(SharedInstance):
         """Return a sampling client for the base model, or for the trained policy's weights."""
         path = self.record.get("sampler_weights")
         what = {"model_path": path} if path else {"base_model": self.record["base_model"]}
-        with self.server.errors():
-            return self.server.wait(self.server.service.create_sampling_client(**what))
+        return self.server.call(self.server.service.create_sampling_client, **what)
 
     async def complete(self, request: Request) -> list[Completion]:
         from tinker import types
 
         sampler = self._sampler or await asyncio.to_thread(self._open)
-        seeds = request.seeds if request.temperature > 0 else request.seeds[:1]
-        prompt = self.encoder.encode(request.messages)
-        seed = seeds[0] if len(seeds) == 1 else int(digest("joint seed", list(seeds))[:16], 16)
+        prompt, n = self.encoder.encode(request.messages), len(request.seeds) if request.temperature > 0 else 1
         how = types.SamplingParams(
-            max_tokens=min(request.max_tokens, prompt.room), seed=seed & _SEED_BITS, stop=self.ends,
+            max_tokens=min(request.max_tokens, prompt.room), seed=request.seeds[0] & _SEED_BITS, stop=self.ends,
             temperature=request.temperature, top_p=request.top_p,
         )  # fmt: skip
         ids = types.ModelInput.from_ints(list(prompt.token_ids))
-        answer = await self.server.answer(sampler.sample(ids, len(seeds), how))
+        answer = await self.server.answer(sampler.sample(ids, n, how))
         completions = [self._completion(request, len(prompt.token_ids), one) for one in answer.sequences]
-        return completions if request.temperature > 0 else completions * len(request.seeds)
-
-    async def check(self) -> None:
-        """Check that the server answers, accepts the key and has the model."""
-        await asyncio.to_thread(self.connect)
+        return completions * (len(request.seeds) // n)
 
     def renew(self, digest: str) -> None:
         """Sample from the current weights, with digest ``digest``, from now on."""
