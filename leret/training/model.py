@@ -91,8 +91,8 @@ def find_tinker(run: Run, recipe: TrainingRecipe) -> InitialPolicy:
         raise TrainingError(f"init_from: {recipe.init_from!r} is not 'base' or a policy trained with engine: tinker")
     directory = trained or Path(settings.model)
     refuse_changed_weights(directory)
-    total = int(training_record(directory).get("total_steps", 0))
-    return InitialPolicy(recipe.init_from, directory, tinker_digest(settings.in_process(str(directory))), total)
+    digest = tinker_digest(settings.model_copy(update={"model": str(directory)}))
+    return InitialPolicy(recipe.init_from, directory, digest, int(training_record(directory).get("total_steps", 0)))
 
 
 def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:

@@ -1,6 +1,6 @@
-"""A server on loopback that speaks the Tinker API with the real client; it samples and trains a tiny model.
+"""A server on loopback that speaks the Tinker API with the real client, and samples and trains a tiny model.
 
-It trains all weights instead of an adapter. A checkpoint is a copy of weights and optimizer, which stays in memory.
+It trains all weights instead of an adapter. Its checkpoints are copies of weights and optimizer in memory.
 """
 
 import copy
@@ -10,98 +10,89 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-KEY = "tml-secret-of-the-test"
-BASE = "test/tiny"
+KEY, BASE = "tml-secret-of-the-test", "test/tiny"
 
 
 class Model:
     def __init__(self, network):
-        self.network = copy.deepcopy(network).requires_grad_(True)
+        self.network = copy.deepcopy(network)
         self.optimizer = torch.optim.AdamW(self.network.parameters())
 
     def logps(self, ids):
-        logits = self.network(input_ids=torch.tensor([ids])).logits[0, :-1].float()
+        logits = self.network(input_ids=torch.tensor([ids])).logits[0, :-1]
         return logits.log_softmax(-1)[range(len(ids) - 1), ids[1:]]
 
 
 class TinkerStub:
-    """``requests`` holds paths and bodies, ``samples`` prompts, ids and log-probabilities, ``trained`` the same."""
+    """``samples`` holds prompts, ids and log-probabilities; ``trained`` holds ids and the inputs of the loss."""
 
     def __init__(self, base):
-        self.network = AutoModelForCausalLM.from_pretrained(base).eval()
-        self.base = Model(self.network)
+        self.base = Model(AutoModelForCausalLM.from_pretrained(base).eval())
         self.runs, self.saved, self.samplers, self.results = {}, {}, {}, {}
         self.requests, self.samples, self.trained, self.losses = [], [], [], []
-        self.numbers, self.lock = count(), threading.Lock()
+        self.numbers, self.lock, self.url = count(), threading.Lock(), ""
 
     @contextmanager
     def serving(self):
         server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"stub": self}))
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-        try:
-            self.url = f"http://127.0.0.1:{server.server_port}"
-            yield self.url
-        finally:
-            server.shutdown()
-            server.server_close()
+        self.url = f"http://127.0.0.1:{server.server_port}"
+        yield self.url
+        server.shutdown()
+        server.server_close()
 
-    def post(self, path, body):
-        """Return an answer, or the result that the client fetches later."""
-        name = f"{path.rpartition('/')[2]}"
-        match path.removeprefix("/api/v1/"):
+    def get(self, name):
+        if name == "get_server_capabilities":
+            return {"supported_models": [{"model_name": BASE, "max_context_length": 512}]}
+        return {"status": "ok"} if name == "healthz" else {"sampler_id": name, "base_model": BASE}
+
+    def post(self, name, body):
+        """Return an answer, or a promise of a result, which the client fetches with another request."""
+        self.requests.append((name, body))
+        match name:
             case "create_session":
                 return {"session_id": f"session-{next(self.numbers)}"}
             case "create_sampling_session":
                 return {"sampling_session_id": self.sampler(body.get("model_path"))}
             case "get_info":
                 return {"model_id": body["model_id"], "model_data": {"model_name": BASE}}
-            case "telemetry":
-                return {"status": "accepted"}
             case "retrieve_future":
                 return self.results[body["request_id"]]
-            case "client/config" | "client/dynamic_config" | "session_heartbeat":
-                return {}
-        request = f"request-{next(self.numbers)}"
+            case "config" | "dynamic_config" | "session_heartbeat" | "telemetry":
+                return {"status": "accepted"}
+        promise = {"request_id": f"request-{next(self.numbers)}"}
         try:
-            self.results[request] = getattr(self, name)(body)
+            self.results[promise["request_id"]] = getattr(self, name)(body)
         except KeyError as error:
-            self.results[request] = {"error": f"not found: {error.args[0]}", "category": "user"}
-        ids = {"sample_sequence_ids": [f"{request}-{i}" for i in range(body["num_samples"])]} if name == "asample" else {}
-        return {"request_id": request, **ids}
+            self.results[promise["request_id"]] = {"error": f"not found: {error.args[0]}", "category": "user"}
+        return promise | {"sample_sequence_ids": [str(i) for i in range(body.get("num_samples", 0))]}
 
     def sampler(self, path):
         name = f"sampler-{next(self.numbers)}"
         self.samplers[name] = Model(self.saved[path].network) if path else self.base
         return name
 
-    def create_model(self, body):
-        return {"model_id": self.run(body, Model(self.network))}
+    def create_model(self, body, model=None):
+        name = f"{body['session_id']}:train:{body['model_seq_id']}"
+        self.runs[name] = model or Model(self.base.network)
+        return {"model_id": name}
 
     def load_weights(self, body):
         saved = self.saved[body["path"]]
-        model = Model(saved.network)
-        if body["optimizer"]:
-            model.optimizer.load_state_dict(copy.deepcopy(saved.optimizer.state_dict()))
-        return {"path": body["path"], "model_id": self.run(body, model)}
-
-    def run(self, body, model):
-        name = f"{body['session_id']}:train:{body['model_seq_id']}"
-        self.runs[name] = model
-        return name
+        return self.create_model(body, copy.deepcopy(saved) if body["optimizer"] else Model(saved.network))
 
     def save_weights(self, body, kind="weights"):
-        path = f"tinker://{body['model_id']}/{kind}/{body['path']}"
+        path = f"tinker://{body['model_id']}/{kind}/{body.get('path', body['seq_id'])}"
         self.saved[path] = copy.deepcopy(self.runs[body["model_id"]])
         return {"path": path}
 
     def save_weights_for_sampler(self, body):
-        if body.get("path"):
-            return self.save_weights(body, "sampler_weights")
-        path = self.save_weights({**body, "path": f"live-{next(self.numbers)}"})["path"]
-        return {"sampling_session_id": self.sampler(path)}
+        saved = self.save_weights(body, "sampler_weights")
+        return saved if "path" in body else {"sampling_session_id": self.sampler(saved["path"])}
 
     @torch.no_grad()
     def asample(self, body):
@@ -109,54 +100,51 @@ class TinkerStub:
 
         model, how = self.samplers[body["sampling_session_id"]], body["sampling_params"]
         prompt = [token for chunk in body["prompt"]["chunks"] for token in chunk["tokens"]]
-        answer, noise = proto.SampleResponse(), torch.Generator().manual_seed(how.get("seed") or 0)
+        answer, noise = proto.SampleResponse(), torch.Generator().manual_seed(how.get("seed", 0))
         for _ in range(body["num_samples"]):
-            ids: list[int] = []
-            while len(ids) < how["max_tokens"] and ids[-1:] != how.get("stop"):
+            ids, stop = [], how.get("stop")
+            while len(ids) < how["max_tokens"] and ids[-1:] != stop:
                 logits = model.network(input_ids=torch.tensor([prompt + ids])).logits[0, -1]
                 greedy = how["temperature"] == 0
                 ids.append(int(logits.argmax() if greedy else logits.softmax(-1).multinomial(1, generator=noise)))
             logps = model.logps(prompt + ids)[-len(ids) :].numpy()
-            reason = proto.STOP_REASON_STOP if ids[-1:] == how.get("stop") else proto.STOP_REASON_LENGTH
-            answer.sequences.add(tokens=torch.tensor(ids, dtype=torch.int32).numpy().tobytes(), logprobs=logps.tobytes(), stop_reason=reason)
+            made = answer.sequences.add(tokens=np.array(ids, np.int32).tobytes(), logprobs=logps.tobytes())
+            made.stop_reason = proto.STOP_REASON_STOP if ids[-1:] == stop else proto.STOP_REASON_LENGTH
             self.samples.append((prompt, ids, logps.tolist()))
         if body.get("prompt_logprobs"):
-            answer.prompt_logprobs = torch.cat([torch.tensor([torch.nan]), model.logps(prompt)]).numpy().tobytes()
+            answer.prompt_logprobs = np.append(np.float32(np.nan), model.logps(prompt).numpy()).tobytes()
         return answer.SerializeToString()
 
     def forward_backward(self, body):
-        import numpy as np
         from tinker.proto import tinker_public_pb2 as proto
 
         request = proto.ForwardBackwardRequest.FromString(body["proto"])
-        model, total, rows = self.runs[request.model_id], 0.0, []
-        for datum in request.data:
-            tensor = {
-                name: torch.from_numpy(np.frombuffer(one.dense, np.int64 if name == "target_tokens" else np.float32).copy())
-                for name, one in datum.loss_fn_inputs.items()
-            }
-            ids = [*np.frombuffer(datum.model_input[0].encoded_text.tokens, np.int32).tolist(), int(tensor["target_tokens"][-1])]
-            logps = model.logps(ids)
-            loss = self.loss(request.loss_fn, dict(request.loss_fn_config), tensor, logps)
-            loss.backward()
-            total += float(loss.detach())
-            rows.append(logps.detach().numpy())
-            self.trained.append((ids, {name: one.tolist() for name, one in tensor.items()}))
         self.losses.append(request.loss_fn)
-        ends = np.cumsum([0, *(row.nbytes for row in rows)], dtype=np.int64)
-        field = proto.BatchedTensor(data=b"".join(row.tobytes() for row in rows), offsets=ends.tobytes(), dtype=proto.DTYPE_FLOAT32)
-        output = proto.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics={"loss:sum": total})
-        output.loss_fn_outputs.add(num_datums=len(rows)).fields["logprobs"].CopyFrom(field)
+        rows = [self._backward(request, datum) for datum in request.data]
+        output = proto.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord")
+        field = output.loss_fn_outputs.add(num_datums=len(rows)).fields["logprobs"]
+        field.data, field.dtype = b"".join(row.tobytes() for row in rows), proto.DTYPE_FLOAT32
+        field.offsets = np.cumsum([0, *(row.nbytes for row in rows)], dtype=np.int64).tobytes()
         return output.SerializeToString()
 
-    def loss(self, name, config, inputs, logps):
-        if name == "cross_entropy":
-            return -(logps * inputs["weights"]).sum()
-        ratio, advantages = (logps - inputs["logprobs"]).exp(), inputs["advantages"]
-        if name == "importance_sampling":
-            return -(ratio * advantages).sum()
-        clipped = ratio.clamp(config["clip_low_threshold"], config["clip_high_threshold"])
-        return -torch.min(ratio * advantages, clipped * advantages).sum()
+    def _backward(self, request, datum):
+        inputs, bounds = dict(datum.loss_fn_inputs), request.loss_fn_config
+        targets = np.frombuffer(inputs.pop("target_tokens").dense, np.int64).tolist()
+        ids = [*np.frombuffer(datum.model_input[0].encoded_text.tokens, np.int32).tolist(), targets[-1]]
+        inputs = {name: torch.tensor(np.frombuffer(one.dense, np.float32)) for name, one in inputs.items()}
+        assert ids[1:] == targets
+        self.trained.append((ids, {name: one.tolist() for name, one in inputs.items()}))
+        logps = self.runs[request.model_id].logps(ids)
+        if request.loss_fn == "cross_entropy":
+            gain = logps * inputs["weights"]
+        else:
+            ratio, advantages = (logps - inputs["logprobs"]).exp(), inputs["advantages"]
+            gain = ratio * advantages
+            if request.loss_fn == "ppo":
+                low, high = bounds["clip_low_threshold"], bounds["clip_high_threshold"]
+                gain = torch.min(gain, ratio.clamp(low, high) * advantages)
+        (-gain.sum()).backward()
+        return logps.detach().numpy()
 
     def optim_step(self, body):
         model, adam = self.runs[body["model_id"]], body["adam_params"]
@@ -174,30 +162,21 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self):
-        name = self.path.rpartition("/")[2]
-        if name != "healthz" and self.headers.get("X-API-Key") != KEY:
-            return self.send({"detail": "invalid key"}, 401)
-        if name == "healthz":
-            return self.send({"status": "ok"})
-        if name == "get_server_capabilities":
-            return self.send({"supported_models": [{"model_name": BASE, "max_context_length": 512}]})
-        return self.send({"sampler_id": name, "base_model": BASE})
+        self.answer(self.stub.get)
 
     def do_POST(self):
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if self.headers.get("X-API-Key") != KEY:
-            return self.send({"detail": "invalid key"}, 401)
         is_proto = "protobuf" in self.headers.get("Content-Type", "")
-        body = {"proto": content} if is_proto else json.loads(content or b"{}")
-        with self.stub.lock:
-            self.stub.requests.append((self.path, body))
-            return self.send(self.stub.post(self.path, body))
+        self.answer(self.stub.post, {"proto": content} if is_proto else json.loads(content or b"{}"))
 
-    def send(self, answer, status=200):
-        is_proto = isinstance(answer, bytes)
-        content = answer if is_proto else json.dumps(answer).encode()
+    def answer(self, route, *body):
+        name, status, answer = self.path.rpartition("/")[2], 401, {"detail": "invalid key"}
+        if name == "healthz" or self.headers.get("X-API-Key") == KEY:
+            with self.stub.lock:
+                status, answer = 200, route(name, *body)
+        content, kind = (answer, "x-protobuf") if isinstance(answer, bytes) else (json.dumps(answer).encode(), "json")
         self.send_response(status)
-        self.send_header("Content-Type", "application/x-protobuf" if is_proto else "application/json")
+        self.send_header("Content-Type", f"application/{kind}")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -7,7 +7,7 @@ import pytest
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.sampling.stage import sample
-from tests.policies.tinker_server import KEY, TinkerStub
+from tests.policies.tinker_server import BASE, KEY, TinkerStub
 from tests.sampling.fakes import ROOT
 from tests.tiny import tiny_policy
 from tests.training import stories
@@ -30,6 +30,13 @@ def stub(base, monkeypatch):
 @pytest.fixture
 def run(tmp_path, base):
     return sampled_run(tmp_path / "run", base)
+
+
+@pytest.fixture
+def tinker_run(run, base, stub):
+    policy = {"kind": "tinker", "model": BASE, "url": stub.url, "tokenizer": str(base), "max_tokens": 6}
+    run.update(sampling={**run.section("sampling", ""), "policy": policy})
+    return run
 
 
 @pytest.fixture

@@ -89,7 +89,8 @@ class TinkerPolicy(SharedInstance):
 
     def __init__(self, settings: TinkerPolicySettings, weights: Callable[[], Any] | None = None) -> None:
         self.settings, self.name, self.digest = settings, settings.model, tinker_digest(settings)
-        self._weights, self._sampler = weights, None
+        self._weights = weights
+        self._sampler: Any = None
         ApiKey.from_env(settings.api_key_env, "policy.api_key_env")
 
     def connect(self) -> TinkerServer:

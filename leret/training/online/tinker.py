@@ -74,6 +74,7 @@ class TinkerLearner(WriterLearner):
     """Trains a writing policy on a server; the log-probabilities before an update are those of the sampler."""
 
     update: Any
+    policy: Any
 
     def __init__(
         self, objective: Objective, recipe: WritingRecipe, initial: InitialPolicy, environment: Environment,
@@ -87,7 +88,7 @@ class TinkerLearner(WriterLearner):
                 "temperature 1 and top_p 1; set both to 1"
             )
         self.recipe, self.objective = recipe, objective
-        self.adapter: Any = TinkerAdapter(sampled, initial, recipe, recipe.n_steps(n_tasks))
+        self.adapter = TinkerAdapter(sampled, initial, recipe, recipe.n_steps(n_tasks))
         self.policy, self._schedule = self.adapter.policy, self.adapter.schedule
         self.update = TinkerUpdate(self.adapter, recipe, objective)
         self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)

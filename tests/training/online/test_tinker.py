@@ -17,7 +17,7 @@ from leret.training.online.tinker import TinkerLearner
 from leret.training.online.writing import WriterLearner
 from leret.training.stage import train
 from tests.policies.tinker_server import BASE, KEY
-from tests.training.training_runs import ONLINE, Stopper, changed, fail, log, record
+from tests.training.training_runs import ONLINE, Stopper, changed, fail, kill_run, log, record
 
 pytest.importorskip("tinker", reason="tinker is not installed")
 
@@ -46,11 +46,18 @@ def test_a_round_is_learnt_as_in_lerets_own_loop(stub, base, name):
     remote = learner(TinkerLearner, recipe, base, settings)
     remote.policy.renew("0")
     asked = [Request(({"role": "user", "content": text},), (1, 2, 3, 4), 1.0, 6) for text in ("the city", "a river ?")]
-    answers = [(one, remote.policy.prompt_ids(asked[i].messages)) for i, group in
-               enumerate(remote.policy.complete_many(asked)) for one in group]
+    answers = [
+        (one, remote.policy.prompt_ids(asked[i].messages))
+        for i, group in enumerate(remote.policy.complete_many(asked))
+        for one in group
+    ]
     sampled = Sampled(
-        [(prompt, one.token_ids) for one, prompt in answers], torch.tensor([0] * 4 + [1] * 4),
-        torch.tensor([0.0, 1, 0, 0.5, 1, 0, 0, 0.2]), torch.zeros(8, 0), {}, logps=[one.logprobs for one, _ in answers],
+        [(prompt, one.token_ids) for one, prompt in answers],
+        torch.tensor([0] * 4 + [1] * 4),
+        torch.tensor([0.0, 1, 0, 0.5, 1, 0, 0, 0.2]),
+        torch.zeros(8, 0),
+        {},
+        logps=[one.logprobs for one, _ in answers],
     )
     ours = learner(WriterLearner, changed(recipe, engine="leret", lora=None), base, LocalPolicySettings())
     entries = [one.learn(sampled, 0) for one in (ours, remote)]
@@ -63,22 +70,14 @@ def test_a_round_is_learnt_as_in_lerets_own_loop(stub, base, name):
         assert (one - two).abs().max() < 1e-5, key
 
 
-@pytest.fixture
-def sampled(run, base, stub):
-    policy = {"kind": "tinker", "model": BASE, "url": stub.url, "tokenizer": str(base), "max_tokens": 6}
-    run.update(sampling={**run.section("sampling", ""), "policy": policy})
-    return run
-
-
 def weights(stub, report):
     model = stub.saved[json.loads((report.path / "tinker.json").read_text())["sampler_weights"]]
     return [weight.tolist() for weight in model.network.parameters()]
 
 
-def test_a_training_trains_the_sampled_tokens_and_resumes(sampled, stub):
-    with pytest.raises(ZeroDivisionError):
-        train(GRPO, sampled, progress=Stopper(3, fail))
-    resumed = train(GRPO, sampled)
+def test_a_killed_training_resumes_and_trains_the_sampled_tokens(tinker_run, stub):
+    kill_run(tinker_run, __name__, "GRPO", 3)
+    resumed = train(GRPO, tinker_run)
     assert (resumed.resumed_from, resumed.steps) == (2, 4)
     drawn = {(*prompt, *ids): logps for prompt, ids, logps in stub.samples}
     assert len(stub.trained) > 20
@@ -86,34 +85,34 @@ def test_a_training_trains_the_sampled_tokens_and_resumes(sampled, stub):
         logps = drawn[tuple(ids)]
         assert inputs["logprobs"][-len(logps) :] == pytest.approx(logps)
         assert not any(inputs["advantages"][: -len(logps)])
-    straight = train(changed(GRPO, name="straight"), sampled)
+    straight = train(changed(GRPO, name="straight"), tinker_run)
     assert weights(stub, straight) == weights(stub, resumed)
-    assert weights(stub, resumed) != [weight.tolist() for weight in stub.network.parameters()]
+    assert weights(stub, resumed) != [weight.tolist() for weight in stub.base.network.parameters()]
     assert [entry["reward"] for entry in log(straight)] == [entry["reward"] for entry in log(resumed)]
-    assert KEY not in "".join(path.read_text() for path in sampled.path.rglob("*.json"))
+    assert KEY not in "".join(path.read_text() for path in tinker_run.path.rglob("*.json"))
 
 
-def test_the_best_step_is_kept_and_evaluated_and_trained_on(sampled, stub):
+def test_the_best_step_is_kept_and_trained_further(tinker_run, stub):
     recipe = changed(GRPO, eval_steps=1, eval_tasks=2, eval_split="train", learning_rate=0.05)
-    report = train(recipe, sampled)
+    report = train(recipe, tinker_run)
     scores = {e["step"]: e["eval_recall"] for e in log(report) if "eval_recall" in e}
     assert set(scores) == {0, 1, 2, 3, 4}
-    again = train(changed(GRPO, name="again", init_from="grpo", max_steps=1), sampled)
+    again = train(changed(GRPO, name="again", init_from="grpo", max_steps=1), tinker_run)
     assert record(again)["total_steps"] == 5
-    loaded = [body["path"] for path, body in stub.requests if path.endswith("load_weights")]
+    loaded = [body["path"] for name, body in stub.requests if name == "load_weights"]
     assert loaded[-1] == json.loads((report.path / "tinker.json").read_text())["weights"]
 
 
-def test_a_lost_checkpoint_and_what_the_server_cannot_train_are_said(sampled, stub):
+def test_a_lost_checkpoint_and_what_the_server_cannot_train_are_said(tinker_run, stub):
     with pytest.raises(ZeroDivisionError):
-        train(GRPO, sampled, progress=Stopper(3, fail))
+        train(GRPO, tinker_run, progress=Stopper(3, fail))
     stub.saved.clear()
     with pytest.raises(TrainingError, match=r"checkpoint tinker://.*weights/checkpoint-2 .* cannot be loaded"):
-        train(GRPO, sampled)
-    with pytest.raises(TrainingError, match="temperature 0.5"):
-        train(changed(GRPO, name="cold", temperature=0.5), sampled)
+        train(GRPO, tinker_run)
+    with pytest.raises(TrainingError, match=r"temperature 0\.5"):
+        train(changed(GRPO, name="cold", temperature=0.5), tinker_run)
     with pytest.raises(TrainingError, match="init_from: 'demo' is not"):
-        train(changed(GRPO, name="other", init_from="demo"), sampled)
+        train(changed(GRPO, name="other", init_from="demo"), tinker_run)
 
 
 @pytest.mark.parametrize(
