@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
@@ -281,23 +281,23 @@ class TRLKeys(Settings):
 
 
 class TinkerKeys(Settings):
-    """Checks of ``engine: tinker``, which trains LoRA adapters with AdamW."""
+    """Checks of ``engine: tinker``, which trains LoRA adapters with AdamW on token losses."""
 
     @model_validator(mode="after")
     def _fits_the_server(self) -> TinkerKeys:
-        if getattr(self, "engine", None) != "tinker":
+        recipe: Any = self
+        if recipe.engine != "tinker":
             return self
         names = [name for name in ("optim", "dtype", "served", "entropy_coef") if name in type(self).model_fields]
         if wrong := changed_keys(self, names):
             raise ValueError(f"engine tinker has no {' or '.join(wrong)}; remove it, or remove engine")
-        lora = getattr(self, "lora", None)
-        if lora is None or changed_keys(lora, ("alpha", "target_modules", "quantization")):
+        if recipe.lora is None or changed_keys(recipe.lora, ("alpha", "target_modules", "quantization")):
             raise ValueError("engine tinker trains a LoRA adapter; set lora: {r: 16}, without other keys of lora")
-        several = getattr(self, "num_iterations", 1) * getattr(self, "num_mini_batches", 1) > 1
-        if several and (getattr(self, "algorithm", "") != "grpo" or getattr(self, "beta", 0)):
+        several = isinstance(self, RoundRecipe) and self.num_iterations * self.num_mini_batches > 1
+        if several and (recipe.algorithm != "grpo" or recipe.beta):
             raise ValueError(
-                "engine tinker takes one step per round, except for grpo with beta 0: the server clips ratios of "
-                "tokens; set num_iterations and num_mini_batches to 1"
+                "engine tinker takes one step per round, except for grpo without beta, because the server clips the "
+                "ratios of tokens; set num_iterations and num_mini_batches to 1"
             )
         return self
 

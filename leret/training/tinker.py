@@ -68,8 +68,7 @@ class TinkerAdapter:
         Raises:
             TrainingError: a log-probability is not finite.
         """
-        from tinker import types
-
+        types = self._server.types
         adam = types.AdamParams(
             learning_rate=self.learning_rate, beta1=0.9, beta2=0.999, eps=1e-8,  # as in leret's loop
             weight_decay=self._recipe.weight_decay, grad_clip_norm=self._recipe.max_grad_norm,
@@ -91,9 +90,7 @@ class TinkerAdapter:
 
     def initial_logps(self, sequences: Sequence[tuple[Ids, Ids]]) -> list[torch.Tensor]:
         """Return the log-probabilities of each completion's tokens under the initial weights."""
-        from tinker import types
-
-        ask = self.policy.initial_sampler().compute_logprobs
+        ask, types = self.policy.initial_sampler().compute_logprobs, self._server.types
         with self._server.errors():
             futures = [ask(types.ModelInput.from_ints([*prompt, *completion])) for prompt, completion in sequences]
             answers = [future.result(self._server.timeout_s) for future in futures]

@@ -34,14 +34,13 @@ class TinkerServer:
 
     def __init__(self, url: str, api_key_env: str | None, timeout_s: float) -> None:
         tinker = import_optional("tinker", "tinker", "tinker")
-        self.url, self.timeout_s = url, timeout_s
+        self.url, self.timeout_s, self.types = url, timeout_s, tinker.types
+        self._faults = (tinker.TinkerError, ValueError, RuntimeError, TimeoutError)
         self._key = ApiKey.from_env(api_key_env, "policy.api_key_env")
         try:
             httpx.get(f"{url}/api/v1/healthz", timeout=_HEALTH_S).raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise PolicyError(
-                f"policy.url: {url} does not answer ({reason(error)}); fix the URL or start it"
-            ) from error
+            raise PolicyError(f"policy.url: {url} does not answer ({reason(error)}); start it or fix url") from error
         how = {"base_url": url, "api_key": self._key.reveal()}
         models = self.call(lambda: tinker.RestClient(**how).get_server_capabilities()).supported_models
         self.context = {one.model_name: one.max_context_length for one in models}
@@ -50,11 +49,9 @@ class TinkerServer:
     @contextmanager
     def errors(self) -> Iterator[None]:
         """Convert errors of the client to `PolicyError`, without the API key."""
-        import tinker
-
         try:
             yield
-        except (tinker.TinkerError, ValueError, RuntimeError, TimeoutError) as error:
+        except self._faults as error:
             what = f"no result in {self.timeout_s:g} s" if isinstance(error, TimeoutError) else reason(error)
             failure = PolicyError(f"{self.url}: {self._key.redact(what)}")
             raise failure if 400 <= getattr(error, "status_code", 0) < 500 else failure.failed() from error
@@ -117,9 +114,8 @@ class TinkerPolicy(SharedInstance):
         return self.server.call(self.server.service.create_sampling_client, **what)
 
     async def complete(self, request: Request) -> list[Completion]:
-        from tinker import types
-
         sampler = self._sampler or await asyncio.to_thread(self._open)
+        types = self.server.types
         prompt, n = self.encoder.encode(request.messages), len(request.seeds) if request.temperature > 0 else 1
         how = types.SamplingParams(
             max_tokens=min(request.max_tokens, prompt.room), seed=request.seeds[0] & _SEED_BITS, stop=self.ends,
