@@ -58,6 +58,10 @@ class TinkerAdapter:
         lora = (record["base_model"], self._recipe.lora.r, self._recipe.seed)
         return self._call(service.create_lora_training_client, *lora)
 
+    @cached_property
+    def _reference(self) -> Any:
+        return self.policy.initial_sampler()
+
     @property
     def learning_rate(self) -> float:
         return float(self.schedule.get_last_lr()[0])
@@ -90,7 +94,7 @@ class TinkerAdapter:
 
     def initial_logps(self, sequences: Sequence[tuple[Ids, Ids]]) -> list[torch.Tensor]:
         """Return the log-probabilities of each completion's tokens under the initial weights."""
-        ask, types = self.policy.initial_sampler().compute_logprobs, self._server.types
+        ask, types = self._reference.compute_logprobs, self._server.types
         with self._server.errors():
             futures = [ask(types.ModelInput.from_ints([*prompt, *completion])) for prompt, completion in sequences]
             answers = [future.result(self._server.timeout_s) for future in futures]
