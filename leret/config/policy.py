@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PositiveInt, field_validator
 
-from leret.config.base import BaseUrls, Free, KindSettings, RecipePath
+from leret.config.base import BaseUrl, BaseUrls, Free, KindSettings, RecipePath
 from leret.core.bundled import POLICIES
 
 TOGETHER_URL = "https://api.together.ai/v1"
+TINKER_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 
 T = TypeVar("T")
 
@@ -65,15 +67,10 @@ class LocalPolicySettings(PolicySettings):
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Free()] = "auto"
 
 
-class ServedPolicySettings(PolicySettings):
-    """Keys shared by all policies on servers."""
+class KeyedPolicySettings(PolicySettings):
+    """The API key of policies on servers."""
 
-    model: Annotated[str, Free()] = Field(description="name of the served model")
-    urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="base URLs, which share the load")
     api_key_env: Annotated[str | None, Free()] = Field(None, description="environment variable with the API key")
-    timeout_s: Annotated[float, Free()] = Field(60.0, gt=0, description="timeout per attempt")
-    retry_for_s: Annotated[float, Free()] = Field(300.0, ge=0, description="how long to retry; 0: no retry")
-    concurrency: Annotated[PositiveInt, Free()] = Field(32, description="maximum number of requests in flight")
 
     @field_validator("api_key_env")
     @classmethod
@@ -82,6 +79,16 @@ class ServedPolicySettings(PolicySettings):
         if value is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):
             raise ValueError("must be the name of an environment variable, as in TOGETHER_API_KEY, not the key")
         return value
+
+
+class ServedPolicySettings(KeyedPolicySettings):
+    """Keys shared by all policies on servers with a chat completions API."""
+
+    model: Annotated[str, Free()] = Field(description="name of the served model")
+    urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="base URLs, which share the load")
+    timeout_s: Annotated[float, Free()] = Field(60.0, gt=0, description="timeout per attempt")
+    retry_for_s: Annotated[float, Free()] = Field(300.0, ge=0, description="how long to retry; 0: no retry")
+    concurrency: Annotated[PositiveInt, Free()] = Field(32, description="maximum number of requests in flight")
 
 
 class OpenAIPolicySettings(ServedPolicySettings):
@@ -134,6 +141,29 @@ class TogetherPolicySettings(ServedPolicySettings):
     def request_keys(self) -> dict[str, Any]:
         """Return optional request keys. Together's ``logprobs`` is the number of tokens, not a flag."""
         return {"logprobs": 1} if self.logprobs else {}
+
+
+class TinkerPolicySettings(KeyedPolicySettings):
+    """A server of the Tinker API, which samples and trains token ids."""
+
+    kind: Annotated[Literal["tinker"], Free()] = "tinker"
+    model: Annotated[
+        str, Free(), RecipePath("policy directory", "name the server's base model as owner/name", hub=True)
+    ] = Field(description="base model on the server, or a directory that `leret train` wrote")
+    url: Annotated[BaseUrl, Free()] = Field(
+        default_factory=lambda: os.environ.get("TINKER_BASE_URL") or TINKER_URL,
+        description="base URL; default: $TINKER_BASE_URL, or the service of Thinking Machines",
+    )
+    api_key_env: Annotated[str | None, Free()] = "TINKER_API_KEY"
+    timeout_s: Annotated[float, Free()] = Field(1800.0, gt=0, description="maximum wait for a result")
+    tokenizer: Annotated[str | None, RecipePath("tokenizer directory", hub=True)] = Field(
+        None, description="tokenizer directory or name on the hub; None: the model's name"
+    )
+    template: Literal["plain"] | None = Field(None, description="plain: for base models without a chat template")
+    enable_thinking: Thinking = None
+
+    def in_process(self, model: str) -> PolicySettings:
+        return self.model_copy(update={"model": model})
 
 
 class PickerSettings(PolicySettings):

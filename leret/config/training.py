@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
@@ -109,6 +109,11 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
     def in_one_process(self) -> bool:
         """True if the algorithm cannot train in several processes."""
         return False
+
+    @property
+    def uses_tinker(self) -> bool:
+        """True if a server of the Tinker API trains the policy."""
+        return getattr(self, "engine", None) == "tinker"
 
     def n_steps(self, n_inputs: int) -> int:
         """Return the total optimizer steps for ``n_inputs`` examples or tasks on one device."""
@@ -250,7 +255,9 @@ class TRLKeys(Settings):
         "questions_per_round", "target_kl", "keep_rollouts", "kl_estimator", "served",
     )  # fmt: skip
 
-    engine: Literal["leret", "trl"] = Field("leret", description="leret's loop, or TRL's trainer on stored states")
+    engine: Literal["leret", "trl", "tinker"] = Field(
+        "leret", description="leret's loop, TRL's trainer on stored states, or leret's loop with a Tinker server"
+    )
     gradient_accumulation_steps: PositiveInt = Field(1, description="batches per step (engine trl)")
     use_vllm: bool = Field(False, description="sample with vLLM (engine trl)")
     vllm_mode: Literal["server", "colocate"] = "server"
@@ -270,6 +277,28 @@ class TRLKeys(Settings):
         other, names = ("leret", self.not_in_trl) if self.uses_trl else ("trl", in_trl_only)
         if wrong := changed_keys(self, names):
             raise ValueError(f"engine {self.engine} has no {' or '.join(wrong)}; remove it, or set engine: {other}")
+        return self
+
+
+class TinkerKeys(Settings):
+    """Checks of ``engine: tinker``, which trains LoRA adapters with AdamW on token losses."""
+
+    @model_validator(mode="after")
+    def _fits_the_server(self) -> TinkerKeys:
+        recipe: Any = self
+        if recipe.engine != "tinker":
+            return self
+        names = [name for name in ("optim", "dtype", "served", "entropy_coef") if name in type(self).model_fields]
+        if wrong := changed_keys(self, names):
+            raise ValueError(f"engine tinker has no {' or '.join(wrong)}; remove it, or remove engine")
+        if recipe.lora is None or changed_keys(recipe.lora, ("alpha", "target_modules", "quantization")):
+            raise ValueError("engine tinker trains a LoRA adapter; set lora: {r: 16}, without other keys of lora")
+        several = isinstance(self, RoundRecipe) and self.num_iterations * self.num_mini_batches > 1
+        if several and (recipe.algorithm != "grpo" or recipe.beta):
+            raise ValueError(
+                "engine tinker takes one step per round, except for grpo without beta, because the server clips the "
+                "ratios of tokens; set num_iterations and num_mini_batches to 1"
+            )
         return self
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from leret.config.evaluation import EvalRecipe
-from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings, TinkerPolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError
 from leret.core.progress import Progress
@@ -102,7 +102,7 @@ def _problems(
             yield f"data.part: {recipe.data.part} conflicts with --rounds {rounds}, which sets the parts; remove either"
         if recipe.policies:
             yield "policies: --rounds needs one policy for all predictors; remove policies or --rounds"
-        if not isinstance(recipe.policy, LocalPolicySettings | OpenAIPolicySettings):
+        if not isinstance(recipe.policy, LocalPolicySettings | OpenAIPolicySettings | TinkerPolicySettings):
             remedy = "use local, use openai with a vLLM server, or remove --rounds"
             yield f"policy.kind: {recipe.policy.kind} cannot load new weights; {remedy}"
 

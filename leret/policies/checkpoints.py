@@ -22,7 +22,8 @@ from leret.rewards.functions import source_digest
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
 _INDEX = "model.safetensors.index.json"
 _NAMED_FILES = (
-    "config.json", _INDEX, "generation_config.json", "adapter_config.json", "picker.json", "chat_template.jinja",
+    "config.json", _INDEX, "generation_config.json", "adapter_config.json", "picker.json", "tinker.json",
+    "chat_template.jinja",
 )  # fmt: skip
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
 _PLAIN = (
@@ -35,6 +36,10 @@ PICKER_RECORD = "picker.json"
 """Name of the file with a picker's kind and settings, in the picker's directory."""
 
 PICKER_VERSION = 3
+
+TINKER_RECORD = "tinker.json"
+"""Name of the file with a policy's base model and the paths of its weights on a server of the Tinker API."""
+
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 _LOG = logging.getLogger("leret")

@@ -21,6 +21,7 @@ from leret.config.policy import (
     PolicySettings,
     ServedPolicySettings,
     TgiPolicySettings,
+    TinkerPolicySettings,
     TogetherPolicySettings,
 )
 from leret.core.errors import PolicyError
@@ -29,6 +30,7 @@ from leret.policies.base import Completion, Policy, Request
 from leret.policies.checkpoints import adapter_base, find_model, model_digest, picker_digest
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote.openai import OpenAIPolicy
+from leret.policies.remote.tinker import TinkerPolicy, tinker_digest
 from leret.policies.tool_calls import ToolReader, read_calls, reader_of
 
 PROBE_S = 8.0  # timeout of a probe, which requests one completion token
@@ -56,6 +58,7 @@ POLICIES = {
     "openai": PolicyKind(OpenAIPolicySettings, OpenAIPolicy),
     "tgi": PolicyKind(TgiPolicySettings, OpenAIPolicy),
     "together": PolicyKind(TogetherPolicySettings, OpenAIPolicy),
+    "tinker": PolicyKind(TinkerPolicySettings, TinkerPolicy, tinker_digest),
     "features": PolicyKind(FeaturesSettings, _picker, picker_digest),
     "encoder": PolicyKind(EncoderSettings, _picker, picker_digest),
 }
@@ -158,6 +161,8 @@ async def probe(settings: PolicySettings) -> None:
 
     The check waits a few seconds for a server that is loading, and passes if a server is slow to complete a prompt.
     """
+    if isinstance(settings, TinkerPolicySettings):
+        await asyncio.to_thread(TinkerPolicy(settings).connect)
     if not isinstance(settings, ServedPolicySettings):
         return
     brief = {"timeout_s": min(settings.timeout_s, PROBE_S), "retry_for_s": PROBE_S}

@@ -70,6 +70,7 @@ class Sampled:
         walks: (n,) index of the task, from 0.
         at_end: whether the reward is the final reward at every step.
         predictors: (n,) predictor names, to split a round among several policies in training.
+        logps: log-probabilities of each completion's tokens as sampled, if known.
         rollouts: (n,) index of the rollout, if whole rollouts of a task are compared (``groups: question``); else None.
     """
 
@@ -82,6 +83,7 @@ class Sampled:
     at_end: bool = False
     predictors: Sequence[str] = ()
     rollouts: Tensor | None = None
+    logps: Sequence[Sequence[float]] = ()
 
 
 class Round:
@@ -301,7 +303,10 @@ class RoundSampler:
         if self.recipe.groups == "question":
             index = tensor([sample.index for sample, _ in members], dtype=int64)
             whole = (tasks * self.recipe.num_generations + index).unique(return_inverse=True)[1]
-        return Sampled(sequences, states, rewards, parts, facts, tasks, predictors=predictors, rollouts=whole)
+        logps = [one.logprobs or () for _, one in answers]
+        return Sampled(
+            sequences, states, rewards, parts, facts, tasks, predictors=predictors, rollouts=whole, logps=logps
+        )
 
     def _facts(self, groups: Sequence[Group], names: Sequence[str], parts: Tensor, rewards: Tensor) -> dict[str, float]:
         completed = [sample for _, samples in groups for sample in samples if sample.completion is not None]

@@ -286,7 +286,8 @@ def model_card(record: TrainingRecord, method: str, base_model: str, library: st
     """Return the Hugging Face model card (README.md) of a policy."""
     last: Mapping[str, Any] = next((entry for entry in reversed(record.log_history) if "loss" in entry), {})
     figures = {name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)}
-    picks = library not in {"peft", "transformers"}
+    picks = library not in {"peft", "tinker", "transformers"}
+    use = "Its weights are on the server that trained it; `tinker.json` has their paths." if library == "tinker" else ""
     quoted = base_model.replace("\\", "\\\\").replace('"', '\\"')
     return f"""---
 library_name: {library}
@@ -312,7 +313,7 @@ Training started from `{record.parent}` and took {record.steps} steps ({record.t
 
 ## Use
 
-{_USE[picks]} `leret.load` of the run's `program` directory gives the program with a policy.
+{use or _USE[picks]} `leret.load` of the run's `program` directory gives the program with a policy.
 The evaluation is in the run's `eval/summary.json`; the whole training log is in `training.json`.
 """
 

@@ -11,25 +11,28 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from leret.config.load import sampling_recipe_of
-from leret.config.policy import PickerSettings
+from leret.config.policy import PickerSettings, PolicySettings, TinkerPolicySettings
 from leret.config.sampling import SamplingRecipe
-from leret.config.training import LoraSettings, OptimizerKeys, RoundRecipe, WriterKeys
+from leret.config.training import LoraSettings, OptimizerKeys, RoundRecipe, TrainingRecipe, WriterKeys
 from leret.core.bundled import POLICIES
 from leret.core.errors import MissingDependency, TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import (
     HUB_NAME,
     PICKER_RECORD,
+    TINKER_RECORD,
     adapter_base,
     count_parameters,
     find_model,
     load_tokenizer,
     model_digest,
     picker_digest,
+    refuse_changed_weights,
     sampled_model,
     sampled_settings,
 )
 from leret.policies.local.model import load_weights, merge_into
+from leret.policies.remote.tinker import tinker_digest
 
 R = TypeVar("R", bound=OptimizerKeys)
 
@@ -74,11 +77,29 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
     return InitialPolicy(init_from, path, digest, int(training_record(path).get("total_steps", 0)), template)
 
 
+def find_tinker(run: Run, recipe: TrainingRecipe) -> InitialPolicy:
+    """Return the initial policy for ``engine: tinker``: the run's base model, or a policy that a server trained.
+
+    Its directory holds no weights, and for a base model it is the model's name.
+    """
+    settings = PolicySettings.model_validate(sampled_settings(run, recipe.predictors))
+    places = (run.policies / recipe.init_from, Path(recipe.init_from))
+    trained = next((place.resolve() for place in places if (place / TINKER_RECORD).is_file()), None)
+    if not isinstance(settings, TinkerPolicySettings):
+        raise TrainingError(f"engine: tinker needs a run with policy.kind tinker, not {settings.kind}; remove engine")
+    if trained is None and recipe.init_from != "base":
+        raise TrainingError(f"init_from: {recipe.init_from!r} is not 'base' or a policy trained with engine: tinker")
+    directory = trained or Path(settings.model)
+    refuse_changed_weights(directory)
+    digest = tinker_digest(settings.model_copy(update={"model": str(directory)}))
+    return InitialPolicy(recipe.init_from, directory, digest, int(training_record(directory).get("total_steps", 0)))
+
+
 def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
     """Return the recipe with a learning rate; if none is set, choose and log a default for the model size."""
     if recipe.learning_rate is not None or not isinstance(recipe, WriterKeys):
         return recipe
-    n_parameters = count_parameters(initial.directory)
+    n_parameters = count_parameters(initial.directory) or 10**9  # a server has the weights
     rate = recipe.learning_rate_for(n_parameters)
     logging.getLogger("leret").info(
         "%s: learning_rate %g, chosen for %.3g parameters", type(recipe).__name__, rate, n_parameters

@@ -44,6 +44,8 @@ def refuse_processes(recipe: TrainingRecipe) -> None:
     """Raise `TrainingError` if the algorithm cannot use several processes."""
     if recipe.in_one_process:
         raise TrainingError(f"algorithm: {recipe.algorithm} trains a picker in one process; remove --launch")
+    if recipe.uses_tinker and n_processes() > 1:
+        raise TrainingError("engine: tinker trains on a server, with one process here; remove --launch")
 
 
 def start_processes(device: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.sampling.stage import sample
+from tests.policies.tinker_server import BASE, KEY, TinkerStub
 from tests.sampling.fakes import ROOT
 from tests.tiny import tiny_policy
 from tests.training import stories
@@ -19,8 +20,23 @@ def base(tmp_path_factory):
 
 
 @pytest.fixture
+def stub(base, monkeypatch):
+    monkeypatch.setenv("TINKER_API_KEY", KEY)
+    stub = TinkerStub(base)
+    with stub.serving():
+        yield stub
+
+
+@pytest.fixture
 def run(tmp_path, base):
     return sampled_run(tmp_path / "run", base)
+
+
+@pytest.fixture
+def tinker_run(run, base, stub):
+    policy = {"kind": "tinker", "model": BASE, "url": stub.url, "tokenizer": str(base), "max_tokens": 6}
+    run.update(sampling={**run.section("sampling", ""), "policy": policy})
+    return run
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Any, n_positions: int | None, name: str, enable_thinking: bool | None = None) -> None:
         self._tokenizer = tokenizer
-        self._n_positions = n_positions
+        self.n_positions = n_positions
         self._name = name
         self._enable_thinking = enable_thinking
         self._ends: frozenset[int] = frozenset()
@@ -89,12 +89,12 @@ class PromptEncoder:
             ids = self._render(messages)
             before = messages[:-1]
             n_shared = n_common(ids, self._beginning(json.dumps(before))) if before else 0
-        if self._n_positions is not None and len(ids) >= self._n_positions:
+        if self.n_positions is not None and len(ids) >= self.n_positions:
             raise PromptTooLongError(
-                f"a prompt of {len(ids)} tokens does not fit {self._name}, whose limit is {self._n_positions} tokens; "
+                f"a prompt of {len(ids)} tokens does not fit {self._name}, whose limit is {self.n_positions} tokens; "
                 "send fewer or shorter passages and demos (adapter.items, adapter.words_per_item, sampling.prompts)"
             )
-        room = 2**31 if self._n_positions is None else self._n_positions - len(ids)
+        room = 2**31 if self.n_positions is None else self.n_positions - len(ids)
         return EncodedPrompt(tuple(ids), n_shared, room)
 
     def to_text(self, ids: Sequence[int], special: bool = False) -> str:

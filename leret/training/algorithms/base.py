@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -16,7 +17,15 @@ from leret.core.runs import Run
 from leret.policies.checkpoints import positions
 from leret.policies.local.model import architecture_of
 from leret.training.data import RunSamples, Samples, TokenEncoder, TrainingExample, check_ids, check_parity, end_token
-from leret.training.model import InitialPolicy, find_initial, library_of, load_for_training, save_policy, stop_ids
+from leret.training.model import (
+    InitialPolicy,
+    find_initial,
+    find_tinker,
+    library_of,
+    load_for_training,
+    save_policy,
+    stop_ids,
+)
 from leret.training.processes import from_main, n_processes
 
 if TYPE_CHECKING:
@@ -61,6 +70,7 @@ class StoredAlgorithm:
         make_trainer: builds a `transformers.Trainer` over token ids.
         oracle_loss: computes the loss of dataset rows with the model's plain forward pass, one sequence at a time.
         describe: describes a recipe and cites its source, for the model card.
+        make_loop: makes the engine for ``engine: tinker`` from a job and a function that encodes the examples.
     """
 
     settings: type[ExampleRecipe]
@@ -68,11 +78,14 @@ class StoredAlgorithm:
     make_trainer: Callable[[Any, TrainerInputs], Any]
     oracle_loss: Callable[[Any, Any, Sequence[Mapping[str, Any]]], float]
     describe: Callable[[Any], str]
+    make_loop: Callable[[TrainingJob, Callable[..., list[Encoded]]], Engine] | None = None
 
     is_online: ClassVar[bool] = False
     picks: ClassVar[bool] = False
 
     def find_initial(self, run: Run, recipe: Any) -> InitialPolicy:
+        if recipe.uses_tinker:
+            return find_tinker(run, recipe)
         return find_initial(run, recipe.init_from, recipe.predictors)
 
     def inputs(self, recipe: Any, run: Run, environment: Environment | None) -> list[TrainingExample]:
@@ -81,8 +94,11 @@ class StoredAlgorithm:
     @contextmanager
     def engine(self, job: TrainingJob, device: str) -> Iterator[Engine]:
         recipe: Any = job.recipe
+        if recipe.uses_tinker and self.make_loop is not None:
+            yield self.make_loop(job, partial(self._encode, job))
+            return
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
-        examples = self._encode(job, model, tokenizer)
+        examples = self._encode(job, tokenizer, stop_ids(model), positions(model))
         max_steps = recipe.max_steps if job.max_steps is None else job.max_steps
         inputs = TrainerInputs(model, tokenizer, examples, job.directory.path, device, max_steps)
         trainer = self.make_trainer(recipe, inputs)
@@ -91,22 +107,22 @@ class StoredAlgorithm:
         yield engine
         trainer.accelerator.wait_for_everyone()
 
-    def _encode(self, job: TrainingJob, model: Any, tokenizer: Any) -> list[Encoded]:
+    def _encode(self, job: TrainingJob, tokenizer: Any, stops: Sequence[int], n_positions: int | None) -> list[Encoded]:
         recipe: Any = job.recipe
         examples: Any = job.inputs
-        encoder = TokenEncoder(tokenizer, end_token(tokenizer, stop_ids(model)), job.enable_thinking)
+        encoder = TokenEncoder(tokenizer, end_token(tokenizer, stops), job.enable_thinking)
         encoded = encoder.encode(examples)
         if job.run is None:
             check_ids(examples, encoder, encoded)
         else:
             check_parity(job.run, job.initial, examples, encoder, encoded, recipe.predictors)
-        limit = min(recipe.max_length, positions(model) or recipe.max_length)
+        limit = min(recipe.max_length, n_positions or recipe.max_length)
         fitting = [example for example in encoded if example.length <= limit]
         if not fitting:
             shortest = min(example.length for example in encoded)
             raise TrainingError(
                 f"none of {len(encoded)} examples fits into {limit} tokens (the shortest has {shortest}); raise "
-                f"max_length ({recipe.max_length}; the policy's maximum is {positions(model)}) or shorten the "
+                f"max_length ({recipe.max_length}; the policy's maximum is {n_positions}) or shorten the "
                 "program's prompts"
             )
         return fitting

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 
 from leret.config.base import Settings
-from leret.config.training import TRLKeys, WritingRecipe
+from leret.config.training import TinkerKeys, TRLKeys, WritingRecipe
 from leret.training.online.algorithm import OnlineAlgorithm
 from leret.training.online.base import Objective
 
@@ -33,7 +33,7 @@ class GRPOKeys(Settings):
         return {True: "group", False: "none"}[value] if isinstance(value, bool) else value
 
 
-class GRPORecipe(TRLKeys, WritingRecipe, GRPOKeys):
+class GRPORecipe(TRLKeys, TinkerKeys, WritingRecipe, GRPOKeys):
     """Group relative policy optimization."""
 
     algorithm: Literal["grpo"] = "grpo"

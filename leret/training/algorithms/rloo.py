@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from leret.config.training import TRLKeys, WritingRecipe
+from leret.config.training import TinkerKeys, TRLKeys, WritingRecipe
 from leret.training.online.algorithm import OnlineAlgorithm
 from leret.training.online.base import Objective
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from leret.training.online.update import Forward, RolloutBatch
 
 
-class RLOORecipe(TRLKeys, WritingRecipe):
+class RLOORecipe(TRLKeys, TinkerKeys, WritingRecipe):
     """REINFORCE leave-one-out; the reward includes the KL penalty, and ratios are per completion."""
 
     not_in_trl: ClassVar[tuple[str, ...]] = (*TRLKeys.not_in_trl, "entropy_coef")

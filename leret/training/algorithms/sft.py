@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveInt
 
-from leret.config.training import ExampleRecipe
+from leret.config.training import ExampleRecipe, TinkerKeys
 from leret.core.errors import TrainingError
 from leret.sampling.preferences.dataset import state_targets
 from leret.training.algorithms.base import (
@@ -20,13 +20,18 @@ from leret.training.algorithms.base import (
 )
 from leret.training.data import Encoded, RunSamples, Samples, TrainingExample, plain
 
+if TYPE_CHECKING:
+    from leret.training.driver import Engine
+    from leret.training.job import TrainingJob
+
 IGNORED = -100  # label that torch and transformers exclude from the loss
 
 
-class SFTRecipe(ExampleRecipe):
+class SFTRecipe(TinkerKeys, ExampleRecipe):
     """Supervised fine-tuning."""
 
     algorithm: Literal["sft"] = "sft"
+    engine: Literal["trl", "tinker"] = Field("trl", description="TRL's trainer, or a server of the Tinker API")
     targets: Literal["best", "random", "answer"] = Field(
         "best", description="a state's best sample, a random sample (as a control), or the task's reference answer"
     )
@@ -135,4 +140,10 @@ def _describe(recipe: SFTRecipe) -> str:
     return f"supervised fine-tuning on {what}"
 
 
-SFT = StoredAlgorithm(SFTRecipe, examples, make_trainer, oracle_loss, _describe)
+def _loop(job: TrainingJob, encode: Any) -> Engine:
+    from leret.training.tinker import ExampleLoop
+
+    return ExampleLoop(job, encode)
+
+
+SFT = StoredAlgorithm(SFTRecipe, examples, make_trainer, oracle_loss, _describe, _loop)

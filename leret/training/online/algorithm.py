@@ -12,7 +12,7 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import Task
 from leret.rollouts.environment import training_tasks
-from leret.training.model import InitialPolicy, find_initial, find_picker
+from leret.training.model import InitialPolicy, find_initial, find_picker, find_tinker
 from leret.training.processes import gather, n_processes, refuse_processes, start_processes
 
 if TYPE_CHECKING:
@@ -35,16 +35,22 @@ class OnlineAlgorithm:
     is_online: ClassVar[bool] = True
 
     def find_initial(self, run: Run, recipe: Any) -> InitialPolicy:
+        if recipe.uses_tinker:
+            return find_tinker(run, recipe)
         if not self.picks:
             return find_initial(run, recipe.init_from, recipe.predictors)
         return find_picker(run, recipe)
 
     def learner(self, *arguments: Any) -> WriterLearner | PickLearner:
-        """Return a `PickLearner` if the algorithm trains a picker, otherwise a `WriterLearner`."""
+        """Return a `PickLearner` if the algorithm trains a picker, otherwise the `WriterLearner` of the engine."""
         if self.picks:
             from leret.training.online.picking import PickLearner
 
             return PickLearner(self.objective, *arguments)
+        if arguments[0].uses_tinker:
+            from leret.training.online.tinker import TinkerLearner
+
+            return TinkerLearner(self.objective, *arguments)
         from leret.training.online.writing import WriterLearner
 
         return WriterLearner(self.objective, *arguments)

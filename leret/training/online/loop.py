@@ -42,7 +42,7 @@ class RoundLoop(StepLoop):
         recipe: Any = job.recipe
         self.recipe, self.tasks = recipe, cast(Sequence[Task], job.inputs)
         torch.manual_seed(recipe.seed)
-        self.examples = 0
+        self.examples, self.size = 0, min(int(recipe.questions_per_round), len(self.tasks))
         self._initial, self._device, self._directory = job.initial.digest, device, job.directory.path
         super().__init__(self._directory, recipe.logging_steps, recipe.save_steps, recipe.n_rounds(len(self.tasks)))
         self.learner = learner(recipe, job.initial, job.environment, len(self.tasks), device)
@@ -63,11 +63,10 @@ class RoundLoop(StepLoop):
         if checkpoint is not None:
             self.load(checkpoint)
             self.state = TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
-        size = min(int(self.recipe.questions_per_round), len(self.tasks))
         self.begin()
         while not self.is_over:
             figures = self._round()
-            if self.end_step(figures, (self.state.global_step + 1) * size / len(self.tasks)):
+            if self.end_step(figures, (self.state.global_step + 1) * self.size / len(self.tasks)):
                 from_main(self._save_checkpoint)
         self._handler.on_train_end(self.args, self.state, self.control)
 

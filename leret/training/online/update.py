@@ -78,6 +78,19 @@ class RolloutBatch:
         sequences = [self.sequences[i] for i in index.tolist()]
         return replace(self, sequences=sequences, groups=self.groups[index], **tables)
 
+    def counted(self, round_tokens: float | None, has_other_terms: bool) -> RolloutBatch | None:
+        """Return the completions that affect a step's loss, with the step's counts; None if there are none.
+
+        Advantages of 0 do not affect the loss, unless it has terms other than the policy loss.
+        """
+        n_sequences, n_tokens = len(self.sequences), float(self.mask.sum())
+        learnt = self.advantages.abs().sum(1).nonzero()[:, 0]
+        if not has_other_terms and not len(learnt):
+            return None
+        batch = self if has_other_terms else self.rows(learnt)
+        shares = n_tokens if round_tokens is None else round_tokens
+        return replace(batch, counts=StepCounts(n_sequences, n_tokens, shares, float(batch.mask.sum())))
+
     def log_ratio(self, logps: Tensor) -> Tensor:
         """Return token log-ratios to the sampling policy; 0 where the mask is 0."""
         assert self.old_logps is not None
@@ -229,14 +242,11 @@ class Update:
         Raises:
             TrainingError: the loss or the gradient norm is not finite.
         """
-        n_sequences, n_tokens = len(batch.sequences), float(batch.mask.sum())
-        if not (beta or self.recipe.entropy_coef or self.value_head is not None):
-            learnt = batch.advantages.abs().sum(1).nonzero()[:, 0]  # advantages of 0 do not affect the loss
-            if not len(learnt):
-                return {}
-            batch = batch.rows(learnt)
-        shares = n_tokens if round_tokens is None else round_tokens
-        batch = replace(batch, counts=StepCounts(n_sequences, n_tokens, shares, float(batch.mask.sum())))
+        has_other_terms = bool(beta or self.recipe.entropy_coef or self.value_head is not None)
+        counted = batch.counted(round_tokens, has_other_terms)
+        if counted is None:
+            return {}
+        batch = counted
         self.optimizer.zero_grad()
         sums: dict[str, float] = {}
         for index in self._micro_batches(batch):

@@ -76,10 +76,7 @@ class WriterLearner:
     def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
         recipe, update, beta = self.recipe, self.update, self.kl.coefficient
         in_reward = self.objective.penalty == "reward"
-        batch = RolloutBatch.of(sampled.sequences, sampled.groups.to(update.device))
-        if recipe.num_iterations * recipe.num_mini_batches > 1 or in_reward or self.objective.has_values:
-            logps, values = update.evaluate(batch)
-            batch = replace(batch, old_logps=logps, values=values)
+        batch = self._batch(sampled)
         if update.reference is not None:
             batch = replace(batch, reference=update.evaluate(batch, reference=True)[0])
         batch = self.objective.advantages(recipe, sampled, batch, beta)
@@ -97,6 +94,15 @@ class WriterLearner:
                     figures.append(step)
                     self._schedule.step()
         return self._entry(sampled, batch, beta, figures)
+
+    def _batch(self, sampled: Sampled) -> RolloutBatch:
+        """Return a round's completions, with log-probabilities and values before the update where they are needed."""
+        recipe, objective = self.recipe, self.objective
+        batch = RolloutBatch.of(sampled.sequences, sampled.groups.to(self.update.device))
+        if recipe.num_iterations * recipe.num_mini_batches > 1 or objective.penalty == "reward" or objective.has_values:
+            logps, values = self.update.evaluate(batch)
+            batch = replace(batch, old_logps=logps, values=values)
+        return batch
 
     def _entry(
         self, sampled: Sampled, batch: RolloutBatch, beta: float, figures: Sequence[Mapping[str, float]]

@@ -1,0 +1,173 @@
+"""Policy on a server of the Tinker API: leret renders prompts and decodes text, the server samples token ids."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import httpx
+
+from leret.core.aio import submit
+from leret.core.errors import PolicyError, import_optional, reason
+from leret.core.types import SharedInstance, digest
+from leret.http.endpoints import ApiKey
+from leret.policies.base import Completion, Messages, Request
+from leret.policies.checkpoints import TINKER_RECORD, load_tokenizer, model_digest, read_model_json
+from leret.policies.local.chat_template import PromptEncoder
+
+if TYPE_CHECKING:
+    from leret.config.policy import TinkerPolicySettings
+
+_HEALTH_S = 8.0  # timeout of the first request, because the client retries for minutes
+_SEED_BITS = 2**31 - 1
+
+_opening = threading.RLock()
+
+
+class TinkerServer:
+    """A session with a server; ``context`` is the maximum length of each model that the server offers."""
+
+    def __init__(self, url: str, api_key_env: str | None, timeout_s: float) -> None:
+        tinker = import_optional("tinker", "tinker", "tinker")
+        self.url, self.timeout_s, self.types = url, timeout_s, tinker.types
+        self._faults = (tinker.TinkerError, ValueError, RuntimeError, TimeoutError)
+        self._key = ApiKey.from_env(api_key_env, "policy.api_key_env")
+        try:
+            httpx.get(f"{url}/api/v1/healthz", timeout=_HEALTH_S).raise_for_status()
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise PolicyError(f"policy.url: {url} does not answer ({reason(error)}); start it or fix url") from error
+        how = {"base_url": url, "api_key": self._key.reveal()}
+        models = self.call(lambda: tinker.RestClient(**how).get_server_capabilities()).supported_models
+        self.context = {one.model_name: one.max_context_length for one in models}
+        self.service = tinker.ServiceClient(**how)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Convert errors of the client to `PolicyError`, without the API key."""
+        try:
+            yield
+        except self._faults as error:
+            what = f"no result in {self.timeout_s:g} s" if isinstance(error, TimeoutError) else reason(error)
+            failure = PolicyError(f"{self.url}: {self._key.redact(what)}")
+            raise failure if 400 <= getattr(error, "status_code", 0) < 500 else failure.failed() from error
+
+    def call(self, ask: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+        """Call a method of the client and wait for the result of its future."""
+        with self.errors():
+            return ask(*arguments, **named).result(self.timeout_s)
+
+    async def answer(self, future: Any) -> Any:
+        """Return the result of a future, in an event loop."""
+        with self.errors():
+            return await asyncio.wait_for(asyncio.wrap_future(future.future()), self.timeout_s)
+
+
+_connect = cache(TinkerServer)
+
+
+def tinker_digest(settings: TinkerPolicySettings) -> str:
+    """Return the digest of the model's name, or of the trained policy's record, and of the tokenizer's files."""
+    trained, tokenizer = Path(settings.model), Path(settings.tokenizer or settings.model)
+    if (trained / TINKER_RECORD).is_file():
+        return model_digest(trained)
+    return digest("tinker", settings.model, model_digest(tokenizer) if tokenizer.is_dir() else str(tokenizer))
+
+
+class TinkerPolicy(SharedInstance):
+    """Samples token ids and log-probabilities on a server. A policy in training has the methods of `LocalPolicy`.
+
+    ``weights`` returns a sampling client for the current weights in training; `renew` calls it.
+    """
+
+    def __init__(self, settings: TinkerPolicySettings, weights: Callable[[], Any] | None = None) -> None:
+        self.settings, self.name, self.digest = settings, settings.model, tinker_digest(settings)
+        self._weights = weights
+        self._sampler: Any = None
+        ApiKey.from_env(settings.api_key_env, "policy.api_key_env")
+
+    def connect(self) -> TinkerServer:
+        """Open the shared session with the server, which must have the model, and load the tokenizer."""
+        settings, path = self.settings, Path(self.settings.model)
+        trained = (path / TINKER_RECORD).is_file()
+        with _opening:
+            self.server = server = _connect(settings.url, settings.api_key_env, settings.timeout_s)
+            self.record = read_model_json(path / TINKER_RECORD) if trained else {"base_model": settings.model}
+            base = self.record["base_model"]
+            if base not in server.context:
+                known = ", ".join(server.context)
+                raise PolicyError(f"policy.model: {server.url} has no model {base!r}; available: {known}")
+            source = path if trained else Path(settings.tokenizer or base)
+            self.tokenizer = load_tokenizer(source, settings.template)
+            self.encoder = PromptEncoder(self.tokenizer, server.context[base], self.name, settings.enable_thinking)
+            self.ends = self.encoder.set_ends(_end_ids(source))
+        return server
+
+    def initial_sampler(self) -> Any:
+        """Return a sampling client for the base model, or for the trained policy's weights."""
+        path = self.record.get("sampler_weights")
+        what = {"model_path": path} if path else {"base_model": self.record["base_model"]}
+        return self.server.call(self.server.service.create_sampling_client, **what)
+
+    async def complete(self, request: Request) -> list[Completion]:
+        sampler = self._sampler or await asyncio.to_thread(self._open)
+        types = self.server.types
+        prompt, n = self.encoder.encode(request.messages), len(request.seeds) if request.temperature > 0 else 1
+        how = types.SamplingParams(
+            max_tokens=min(request.max_tokens, prompt.room), seed=request.seeds[0] & _SEED_BITS, stop=self.ends,
+            temperature=request.temperature, top_p=request.top_p,
+        )  # fmt: skip
+        ids = types.ModelInput.from_ints(list(prompt.token_ids))
+        answer = await self.server.answer(sampler.sample(ids, n, how))
+        completions = [self._completion(request, len(prompt.token_ids), one) for one in answer.sequences]
+        return completions * (len(request.seeds) // n)
+
+    def renew(self, digest: str) -> None:
+        """Sample from the current weights, with digest ``digest``, from now on."""
+        assert self._weights is not None
+        self.digest, self._sampler = digest, self._weights()
+
+    def prompt_ids(self, messages: Messages) -> tuple[int, ...]:
+        return self.encoder.encode(messages).token_ids
+
+    def complete_many(self, requests: Sequence[Request]) -> list[list[Completion] | BaseException]:
+        async def each() -> list[list[Completion] | BaseException]:
+            return await asyncio.gather(*map(self.complete, requests), return_exceptions=True)
+
+        return submit(each()).result()
+
+    def close(self) -> None:
+        """Do nothing, because the session is shared."""
+
+    async def aclose(self) -> None:
+        """Do nothing, because the session is shared."""
+
+    def _open(self) -> Any:
+        with _opening:
+            if self._sampler is None:
+                self.connect()
+                self._sampler = self.initial_sampler()
+            return self._sampler
+
+    def _completion(self, request: Request, n_prompt: int, sequence: Any) -> Completion:
+        from leret.policies.local.decoder import Generated
+
+        ids, logprobs = tuple(sequence.tokens), tuple(sequence.logprobs or ())
+        if not ids or len(ids) != len(logprobs):
+            raise PolicyError(f"{self.server.url} sent {len(ids)} token ids and {len(logprobs)} log-probabilities")
+        generated = Generated(ids, logprobs, sequence.stop_reason)
+        return self.encoder.completion(n_prompt, generated, request.stop, bool(request.messages[0].get("tools")))
+
+
+def _end_ids(source: Path) -> Any:
+    """Return the end tokens in a model's generation settings; None if there are none."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(source).eos_token_id
+    except OSError:
+        return None
