@@ -29,10 +29,11 @@ from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.progress import Progress
 from leret.core.types import Ranking
-from leret.demo.pretrain.decoder import ASSISTANT, LINE, POSITIONS, SPECIAL, around, build_tokenizer, weights_dir
+from leret.demo.pretrain.decoder import ASSISTANT, LINE, POSITIONS, SPECIAL, around, build_tokenizer
 from leret.demo.pretrain.examples import Example, prompt_ids, pseudo_questions
 from leret.demo.pretrain.loop import Batch, LoopSettings, Probe, adamw, cross_entropy, hidden_states, interleaved, train
 from leret.demo.pretrain.minilm import copying, distinct, generate, rows, share
+from leret.policies.checkpoints import minilm_directory
 from leret.programs.adapters import CompactAdapter
 from leret.programs.search import Found
 from leret.retrieval.base import Retriever
@@ -146,7 +147,7 @@ def frequent_pieces(texts: Iterable[str], n: int) -> list[str]:
     """Return the ``n`` most frequent of MiniLM's word pieces in MiniLM's order, with all single characters."""
     from tokenizers import Tokenizer
 
-    full = Tokenizer.from_file(str(weights_dir() / "tokenizer.json"))
+    full = Tokenizer.from_file(str(minilm_directory() / "tokenizer.json"))
     full.no_padding()
     full.no_truncation()
     counts: Counter[str] = Counter()
@@ -255,7 +256,7 @@ def _write_words(words: torch.Tensor, tokenizer: PreTrainedTokenizerFast, pieces
     end an answer like a line of the prompt.
     """
     order = build_tokenizer().convert_tokens_to_ids(list(pieces))
-    table = load_file(weights_dir() / "model.safetensors")["embeddings.word_embeddings.weight"].float()[order]
+    table = load_file(minilm_directory() / "model.safetensors")["embeddings.word_embeddings.weight"].float()[order]
     table = table - table.mean(0)
     table = table @ torch.linalg.svd(table, full_matrices=False).Vh[:_SPAN].T
     table = table / table.std(0).pow(0.7)

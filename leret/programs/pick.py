@@ -186,7 +186,7 @@ def _candidate(place: int, item: Any) -> Candidate:
     if isinstance(item, Candidate):
         return item
     if isinstance(item, Passage):
-        return Candidate(item.doc_id, item.text, item.title)
+        return Candidate(item.doc_id, item.text, item.title, data={"score": item.score})
     if isinstance(item, Mapping) and isinstance(item.get("text"), str):
         rest = str(item.get("title") or ""), item.get("position", place), item.get("data", {})
         return Candidate(str(item.get("id", place)), item["text"], *rest)

