@@ -42,7 +42,10 @@ class EvalRecipe(Settings):
         default_factory=dict, description="policies in place of the run's, by predictor; trained policies are kept"
     )
     measures: Annotated[tuple[str, ...], Free()] = ("recall", "ap")
-    choose_on: Literal["dev"] | None = Field(None, description="choose the final policy by recall; None: the last one")
+    choose_on: Literal["dev"] | None = Field(
+        None,
+        description="choose the final policy by recall (or the first measure that applies); None: the last policy",
+    )
     baseline: Annotated[str, Free()] = Field("base", description="system to compare all other systems with")
     temperature: float = Field(0.0, ge=0)
     samples: Annotated[PositiveInt, Free()] = Field(1, description="runs per question to average at temperature > 0")

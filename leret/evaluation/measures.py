@@ -10,10 +10,13 @@ from leret.datasets.corpus import find
 from leret.evaluation.results import ScoredHop
 from leret.retrieval.engines.bm25 import fold_accents
 from leret.rewards import scoring
+from leret.rewards.answers import ANSWERS
 from leret.rewards.ranking import recall
 
 BRIDGE_FOUND = "bridge_found"
 """Recall of the gold documents that the question does not name; a system must learn of them from other documents."""
+
+_OF_TEXT = frozenset({*ANSWERS, "format", "steps"})  # measures of completions and answers
 
 LABELS = {
     "recall": "recall",
@@ -38,6 +41,31 @@ def all_measures(names: Sequence[str]) -> tuple[str, ...]:
         if name != BRIDGE_FOUND:
             scoring(name, "measures")
     return every
+
+
+def scorable(names: Sequence[str], tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks to which at least one of the measures applies."""
+    measures = [scoring(name) for name in names if name != BRIDGE_FOUND]
+    return [task for task in tasks if any(measure.applies(task) for measure in measures)]
+
+
+def label_notes(names: Sequence[str], tasks: Sequence[Task]) -> list[str]:
+    """Describe the measures that do not apply to all tasks."""
+    counts = {name: len(scorable([name], tasks)) for name in names if name != BRIDGE_FOUND}
+    notes = {
+        name: f"means are over the {n:,} of {len(tasks):,} questions with the labels that it needs"
+        if n
+        else "left out, because no question has the labels that it needs"
+        for name, n in counts.items()
+        if n < len(tasks)
+    }
+    return [f"{name}: {note}" for name, note in notes.items()]
+
+
+def scores_search(names: Sequence[str], tasks: Sequence[Task]) -> bool:
+    """Return whether any measure scores what a search found in one of the tasks, and not a completion or an answer."""
+    searching = [name for name in names if name not in _OF_TEXT]
+    return bool(scorable(searching, tasks))
 
 
 class Scorer:

@@ -19,9 +19,9 @@ from leret.core.stages import check_resumable, completed, input_stamps, stage_ke
 from leret.core.types import Task, digest
 from leret.datasets.load import limited, split_name
 from leret.datasets.splits import refuse_doubles, refuse_leak
-from leret.evaluation.measures import all_measures
+from leret.evaluation.measures import all_measures, scorable, scores_search
 from leret.evaluation.runner import Evaluator, Policies
-from leret.evaluation.systems import BASE, System, available, select, training_facts
+from leret.evaluation.systems import BASE, ORACLE, System, available, select, training_facts
 from leret.rewards.functions import sources_digest
 from leret.rollouts.actors import Decoding
 from leret.rollouts.environment import Environment, questions_digest, recipe_files, refuse_changed_files, refuse_changes
@@ -169,7 +169,10 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
 
 
 def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Task], str]:
-    """Return those of the recipe's questions that have gold documents, and a digest of all questions of the split."""
+    """Return the recipe's questions to which a requested measure applies, and a digest of all questions of the split.
+
+    DataError if there are none; ConfigError for systems that only search, if no measure applies to what they find.
+    """
     recipe, run, data = evaluation.recipe, evaluation.run, environment.recipe.data
     if recipe.questions is not None and data.kind == "world":
         raise ConfigError(f"questions: {recipe.questions!r} does not apply to a generated world; remove the key")
@@ -183,11 +186,18 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     else:
         split = [t for t in run_tasks if recipe.split in ("all", split_name(t, data.seed))]
     chosen = limited(split, recipe.limit, data.seed)
-    tasks = [task for task in chosen if task.gold]
+    tasks = scorable(recipe.measures, chosen)
     if not tasks:
         source = recipe.questions or f"split {recipe.split} of the run's data"
-        cause = f"none of its {len(chosen)} questions has gold documents" if chosen else "it is empty"
-        raise DataError(f"no questions to evaluate in {source} ({cause}); choose another split or question file")
+        cause = (
+            f"{', '.join(recipe.measures)} apply to none of its {len(chosen)} questions" if chosen else "it is empty"
+        )
+        advice = "rankings are measured by gold documents, and answers by reference answers (measures: [f1])"
+        raise DataError(
+            f"no questions to evaluate in {source} ({cause}); choose other measures, another split or question file: "
+            f"{advice}"
+        )
+    _refuse_search_alone(evaluation, tasks)
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
             ids = store.question_ids()
@@ -214,6 +224,20 @@ def open_evaluator(
     key = digest(inputs, measures, data, *filter(None, [sources_digest(measures)]))
     run, directory, policies, samples = evaluation.run, evaluation.directory, evaluation.policies, evaluation.samples
     return Evaluator(run, directory, environment, decoding, samples, policies, tasks, measures, key, progress)
+
+
+def _refuse_search_alone(evaluation: Evaluation, tasks: Sequence[Task]) -> None:
+    """Raise an error for systems without answers of their own if no measure applies to what they find."""
+    if any(task.gold for task in tasks):
+        return
+    found = scores_search(evaluation.recipe.measures, tasks)
+    names = [system.name for system in evaluation.systems if system.name == ORACLE or (system.searches and not found)]
+    if names:
+        left = [name for name in evaluation.recipe.systems if name not in names]
+        raise ConfigError(
+            f"systems: {', '.join(names)}: without gold documents, there is nothing to compare their searches with; "
+            f"remove them, as in systems: [{', '.join(left) or 'base'}]"
+        )
 
 
 def _refuse_other_results(evaluation: Evaluation, data: str) -> None:

@@ -2,7 +2,7 @@
 
 ::
 
-    {"schema": 1, "measures": [...], "n_questions": N, "n_by_type": {...}, "n_hops": H, "confidence": .95, ...
+    {"schema": 1, "measures": [...], "n_questions": N, "n_by_measure": {...}, "n_by_type": {...}, "n_hops": H, ...
      "rows": [{"system", "kind", "policy", "prompt", "n", "failed", "unparsed", "seconds", "lm_calls",
                "hops": [{"hop": 1, "recall": x, "recall_ci": [lo, hi], ...}, ...],
                "by_type": {"bridge": {"n": n, "hops": [...]}}, "answer": null}],
@@ -10,9 +10,11 @@
      "comparisons_by_hop": [...], "comparisons_by_type": [... with "type"]}
 
 A hop is one search of the program. `comparisons` compares systems after the last hop, on all questions. Rates are in
-[0, 1]. A difference is the mean of `a` minus the mean of `b`, over questions with scores for both. `p_holm` is adjusted
-separately for each measure and list of comparisons. Future versions may add keys, but never remove or redefine keys.
-`leret eval` adds its recipe's keys, `focus` (the delivered policy) and `chosen_on` (recall by policy on ``choose_on``).
+[0, 1]. A measure without a value for any question, such as recall without gold documents, is left out; `n_by_measure`
+counts the questions with a value. A difference is the mean of `a` minus the mean of `b`, over questions with scores for
+both. `p_holm` is adjusted separately for each measure and list of comparisons. Future versions may add keys, but never
+remove or redefine keys. `leret eval` adds its recipe's keys, `focus` (the delivered policy) and `chosen_on` (recall, or
+the first measure that applies, by policy on ``choose_on``).
 """
 
 from __future__ import annotations
@@ -33,6 +35,9 @@ from leret.evaluation.systems import FUSED, ORACLE, RAW, System
 
 _MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found", "rr", "f1")
 """Measures shown in the console table, if computed."""
+
+_COLUMNS = 6
+"""Maximum number of measures in the console table without recall."""
 
 LEVEL = 0.05
 """Significance level for adjusted p-values."""
@@ -60,6 +65,8 @@ def summarise(
     """Compute the part of summary.json that depends on the scored hops; systems and measures keep their input order."""
     ends = (row.hop for _, results in systems for row in results.rows if row.failure is None and not row.unparsed)
     hops = max(ends, default=1)
+    n_by_measure = _counts([results for _, results in systems], measures)
+    measures = list(n_by_measure)
     scores = {system.name: score_table(results.rows, questions, hops, measures) for system, results in systems}
     groups = _groups(questions)
     means = {name: _means(scores, members, measures, recipe) for name, members in groups.items()}
@@ -73,6 +80,7 @@ def summarise(
         "schema": 1,
         "measures": list(measures),
         "n_questions": len(questions),
+        "n_by_measure": n_by_measure,
         "n_by_type": {name: len(members) for name, members in groups.items() if name is not None},
         "n_hops": hops,
         "baseline": recipe.baseline,
@@ -90,7 +98,12 @@ def summarise(
 
 
 def headline(summary: Mapping[str, Any]) -> str | None:
-    """Return a sentence about the system with the highest recall, except the oracle; None if all recalls are 0."""
+    """Return a sentence about the system with the highest recall, except the oracle; None if all recalls are 0.
+
+    Without gold documents, the sentence is about the main measure.
+    """
+    if "recall" not in summary["measures"]:
+        return _headline_of_answers(summary)
     recall = {r["system"]: r["hops"][-1]["recall"] or 0.0 for r in summary["rows"] if r["system"] != ORACLE}
     if not any(recall.values()):
         return None
@@ -112,9 +125,27 @@ def headline(summary: Mapping[str, Any]) -> str | None:
     return f"{best} finds {more} {other}: {share}, against {recall[other]:.0%}{raw}"
 
 
+def _headline_of_answers(summary: Mapping[str, Any]) -> str | None:
+    measure = main_measure(summary["measures"])
+    values = {row["system"]: row["hops"][-1][measure] or 0.0 for row in summary["rows"]}
+    best, *others = sorted(values, key=lambda name: -values[name])
+    if not values[best] or not others:
+        return None
+    pairs = {frozenset((c["a"], c["b"])): c["p_holm"] for c in summary["comparisons"] if c["measure"] == measure}
+    p = pairs.get(frozenset((best, others[0])))
+    more = "has a higher" if p is not None and p < LEVEL else "has about the same"
+    figures = f"{values[best]:.3f} against {values[others[0]]:.3f}"
+    return f"{best} {more} {LABELS.get(measure, measure)} {'than' if 'higher' in more else 'as'} {others[0]}: {figures}"
+
+
+def main_measure(measures: Sequence[str]) -> str:
+    """Return the measure that chooses policies and orders examples: recall, or without gold documents the first one."""
+    return "recall" if "recall" in measures else measures[0]
+
+
 def main_measures(measures: Sequence[str]) -> list[str]:
     """Return the measures of the console table, main measure first."""
-    return [measure for measure in _MAIN if measure in measures] or list(measures[:3])
+    return [m for m in _MAIN if m in measures] if "recall" in measures else list(measures[:_COLUMNS])
 
 
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -147,6 +178,13 @@ def format_figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> 
     if value is None:
         return "-"
     return f"{value:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]" if with_interval else f"{value:.3f}"
+
+
+def _counts(results: Sequence[SystemResults], measures: Sequence[str]) -> dict[str, int]:
+    """Return the number of questions with a value, by measure, without measures that have none (unless all have)."""
+    pairs = {(name, row.question_id) for one in results for row in one.rows for name in row.measures}
+    counts = Counter(name for name, _ in pairs)
+    return {name: counts[name] for name in measures if counts[name] or not counts}
 
 
 def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: int, measures: Sequence[str]) -> Scores:

@@ -21,7 +21,7 @@ import numpy as np
 
 from leret.config.sampling import RewardSettings
 from leret.core.errors import USER_ERRORS, ConfigError, raised
-from leret.core.types import Outcome
+from leret.core.types import Outcome, Task
 from leret.rewards import ranking
 from leret.rewards.answers import ANSWERS
 from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
@@ -185,6 +185,11 @@ class Scoring:
 
     def values(self, outcome: Outcome) -> dict[str, float]:
         return values_of(self.parts, outcome)
+
+    def applies(self, task: Task) -> bool:
+        """Return whether the task has the labels that any part needs. A user's function may need any label."""
+        known = any(part.source is not None for part in self.parts.values())
+        return known or bool(self.values(Outcome(task, prediction="")))
 
     def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
         """Return one reward per sample of a group, from the parts' values; None if no part applies to it."""

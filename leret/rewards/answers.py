@@ -117,8 +117,10 @@ def similarity(outcome: Outcome, model: str, field: str | None = None) -> float 
     """
 
     def score(answer: str, references: Sequence[str]) -> float:
+        if not answer.strip():
+            return 0.0
         vector, *others = _embeddings(model, (answer, *references))
-        return float(max(np.array(others) @ vector)) if answer.strip() else 0.0
+        return float(max(np.array(others) @ vector))
 
     return _scored(outcome, field, score)
 

@@ -7,7 +7,7 @@ import pytest
 from leret.config.evaluation import EvalRecipe
 from leret.core.types import Task
 from leret.evaluation.results import ScoredHop, SystemResults
-from leret.evaluation.summary import score_table, summarise, table, table_by_hop
+from leret.evaluation.summary import headline, score_table, summarise, table, table_by_hop
 from leret.evaluation.systems import System
 from leret.programs.prompts import ZERO_SHOT
 
@@ -105,3 +105,14 @@ def test_rows_are_arranged_by_question_and_hop(rows, values, counts):
     scores = score_table(rows, [Task.question(name, "?") for name in "ab"], 2, ["recall"])
     np.testing.assert_equal(scores.values[:, :, 0], values)
     assert (scores.n_failed, scores.n_unparsed) == counts
+
+
+def test_the_headline_without_recall_is_about_the_first_measure():
+    def answers(name, values):
+        rows = [replace(row(f"q{i}", 1, None), measures={"f1": value}) for i, value in enumerate(values)]
+        return System(name, "policy", name, prompt=ZERO_SHOT), SystemResults("key", rows, 1.0)
+
+    systems = [answers("base", [0.0] * 5), answers("sft", [0.5] * 5)]
+    made = summarise(systems, QUESTIONS, ["em", "f1", "recall"], EvalRecipe(resamples=50, baseline="base"))
+    assert (made["measures"], made["n_by_measure"]) == (["f1"], {"f1": 5})
+    assert headline(made) == "sft has about the same f1 as base: 0.500 against 0.000"  # p = 2 of 32

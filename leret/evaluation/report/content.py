@@ -21,8 +21,6 @@ from leret.sampling.store.store import Store
 if TYPE_CHECKING:
     from leret.evaluation.report.plots import Panel
 
-_MEASURE = "ap"  # for gains and losses
-
 _PANELS = (
     ("validation recall", {"eval_recall": "recall"}),
     ("mean reward", {"reward": "reward", "objective/scores": "reward before the KL penalty"}),
@@ -47,8 +45,12 @@ def examples(
     questions: Sequence[Task],
     corpus: Mapping[str, Document],
     n: int,
+    measure: str = "ap",
 ) -> dict[str, Any]:
-    """Select the ``n`` questions on which a policy beats a rival by most, and the ``n`` on which it loses by most."""
+    """Select the ``n`` questions on which a policy beats a rival by most, and the ``n`` on which it loses by most.
+
+    Questions without a value of ``measure`` for both are left out.
+    """
     ours, theirs = (
         {name: run for name, run in first_runs(rows).items() if not any(row.failure for row in run)}
         for _, rows in (policy, rival)
@@ -66,15 +68,18 @@ def examples(
             "rival": _hops(theirs[question.id], question, corpus),
         }
 
-    both = [question for question in questions if question.id in ours and question.id in theirs]
-    ends = ([runs[question.id][-1].measures.get(_MEASURE, 0.0) for question in both] for runs in (ours, theirs))
-    gains = [(end - other, question) for end, other, question in zip(*ends, both, strict=True)]
+    ends = [
+        {id: run[-1].measures[measure] for id, run in runs.items() if measure in run[-1].measures}
+        for runs in (ours, theirs)
+    ]
+    both = [question for question in questions if all(question.id in end for end in ends)]
+    gains = [(ends[0][question.id] - ends[1][question.id], question) for question in both]
     best = sorted((g for g in gains if g[0] > 0), key=lambda g: (-g[0], g[1].id))[:n]
     worst = sorted((g for g in gains if g[0] < 0), key=lambda g: (g[0], g[1].id))[:n]
     return {
         "policy": policy[0],
         "rival": rival[0],
-        "measure": _MEASURE,
+        "measure": measure,
         "improved": [show(*gain) for gain in best],
         "worsened": [show(*gain) for gain in worst],
     }
