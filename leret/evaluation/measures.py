@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from leret.core.types import Document, Hop, Outcome, Rollout, Task
+from leret.core.types import STOP, Document, Hop, LMCall, Outcome, Rollout, Task
 from leret.datasets.corpus import find
 from leret.evaluation.results import ScoredHop
 from leret.retrieval.engines.bm25 import fold_accents
 from leret.rewards import scoring
-from leret.rewards.answers import ANSWERS
+from leret.rewards.answers import ANSWERS, answer_texts
 from leret.rewards.ranking import recall
 
 BRIDGE_FOUND = "bridge_found"
@@ -96,14 +99,16 @@ class Scorer:
             n_calls = sum(s.completion is not None and s.value is None for s in steps[n_before:n_steps])  # except picks
             end = (rollout.unparsed, rollout.error) if last else (False, None)
             value = steps[hop.n_steps - 1].value if hop.n_steps else None
-            rows.append(
-                ScoredHop(*place, *ranking, {} if rollout.error else self._values(outcome), n_calls, *end, value)
-            )
+            measures = {} if rollout.error else self._values(outcome, rollout.unparsed and last)
+            answer = (_encoded(prediction), _picks(steps)) if last else (None, ())
+            rows.append(ScoredHop(*place, *ranking, measures, n_calls, *end, value, *answer))
             n_before = n_steps
         return rows
 
-    def _values(self, outcome: Outcome) -> dict[str, float]:
-        values = {name: value(outcome) for name, value in self._rewards.items()}
+    def _values(self, outcome: Outcome, unparsed: bool) -> dict[str, float]:
+        # An unparsed completion is an empty answer. Users' functions may expect the program's own return value.
+        ended = replace(outcome, prediction="") if unparsed else outcome
+        values = {name: one(outcome if one.calls_users else ended) for name, one in self._rewards.items()}
         if hidden := self._hidden.get(outcome.task.id):
             values[BRIDGE_FOUND] = recall(outcome.task.gold_ids(outcome.doc_ids), hidden)
         return {name: value for name, value in values.items() if value is not None}
@@ -122,6 +127,16 @@ def hidden_gold(question: Task, corpus: Mapping[str, Document]) -> tuple[str, ..
         for doc_id in question.gold
         if (document := find(corpus, doc_id)) and (title := _title(document)) and f" {title} " not in text
     )
+
+
+def _encoded(prediction: Any) -> str | None:
+    texts = answer_texts(prediction)
+    return None if texts is None else json.dumps(texts, ensure_ascii=False)
+
+
+def _picks(steps: Sequence[LMCall]) -> tuple[str, ...]:
+    choices = [(step.outputs or {}).get("id") for step in steps if step.inputs.keys() >= {"candidates", "picked"}]
+    return tuple(id for id in choices if isinstance(id, str) and id != STOP.id)
 
 
 def _title(document: Document) -> str:

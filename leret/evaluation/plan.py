@@ -221,7 +221,8 @@ def open_evaluator(
     search = environment.recipe.retriever
     inputs = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]
     measures = evaluation.measures
-    key = digest(inputs, measures, data, *filter(None, [sources_digest(measures)]))
+    answers = [task.answers for task in tasks]
+    key = digest(inputs, measures, data, answers, *filter(None, [sources_digest(measures)]))
     run, directory, policies, samples = evaluation.run, evaluation.directory, evaluation.policies, evaluation.samples
     return Evaluator(run, directory, environment, decoding, samples, policies, tasks, measures, key, progress)
 

@@ -21,7 +21,7 @@ from leret.evaluation.baselines import hyde_note
 from leret.evaluation.measures import label_notes
 from leret.evaluation.plan import Evaluation, choosing, held_out, open_evaluator, resolve
 from leret.evaluation.report.content import examples
-from leret.evaluation.results import SystemResults, gold_scores, write_qrels, write_run
+from leret.evaluation.results import SystemResults, gold_scores, write_answers, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
 from leret.evaluation.summary import main_measure, summarise
 from leret.evaluation.systems import HYDE, System, focus
@@ -112,12 +112,14 @@ def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tup
 
 
 def _record(evaluation: Evaluation, system: System, results: SystemResults, questions: Sequence[Task]) -> None:
-    """Write a system's run.trec and log an event."""
+    """Write a system's run.trec and answers.jsonl, and log an event."""
     last = {row.question_id: row for row in results.rows if row.sample == 0 and row.failure is None}
     tasks = {task.id: task for task in questions}
     with evaluation.run.writing():
         rankings = ((id, gold_scores(tasks[id], row.doc_ids, row.scores)) for id, row in last.items())
-        write_run(evaluation.directory / system.name / "run.trec", system.name, rankings)
+        directory = evaluation.directory / system.name
+        write_run(directory / "run.trec", system.name, rankings)
+        write_answers(directory / "answers.jsonl", tasks, results.rows)
     facts = {"seconds": round(results.seconds, 3), "failed": sum(row.failure is not None for row in results.rows)}
     name = evaluation.recipe.evaluation_name
     evaluation.run.event("eval", "evaluated", name=name, system=system.name, **facts)

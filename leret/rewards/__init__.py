@@ -186,10 +186,14 @@ class Scoring:
     def values(self, outcome: Outcome) -> dict[str, float]:
         return values_of(self.parts, outcome)
 
+    @property
+    def calls_users(self) -> bool:
+        """True if a part is a user's function."""
+        return any(part.source is not None for part in self.parts.values())
+
     def applies(self, task: Task) -> bool:
         """Return whether the task has the labels that any part needs. A user's function may need any label."""
-        known = any(part.source is not None for part in self.parts.values())
-        return known or bool(self.values(Outcome(task, prediction="")))
+        return self.calls_users or bool(self.values(Outcome(task, prediction="")))
 
     def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
         """Return one reward per sample of a group, from the parts' values; None if no part applies to it."""

@@ -26,6 +26,7 @@ from leret.core.types import Outcome
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _YES_NO = {"yes", "no", "noanswer"}
+_TEXTS = (str, int, float)
 
 
 def normalised(text: str) -> str:
@@ -63,11 +64,25 @@ def answer_of(outcome: Outcome, field: str | None = None) -> str | None:
     prediction: Any = outcome.prediction
     if prediction is None or isinstance(prediction, str):
         return prediction
-    values = dict(prediction.items()) if hasattr(prediction, "items") else vars(prediction)
+    values = _fields(prediction)
     texts = [value for value in values.values() if isinstance(value, str)]
     only = texts[0] if field is None and len(texts) == 1 else ""
     answer = values.get(field or "answer", only)
     return "" if answer is None else str(answer)
+
+
+def answer_texts(prediction: Any) -> str | dict[str, str] | None:
+    """Return the part of a program's return value that answers can be read from: texts and numbers by field, or a text.
+
+    None if there are none, because the program has not ended or only returned documents.
+    """
+    if prediction is None or isinstance(prediction, str):
+        return prediction
+    return {name: str(value) for name, value in _fields(prediction).items() if isinstance(value, _TEXTS)} or None
+
+
+def _fields(prediction: Any) -> dict[str, Any]:
+    return dict(prediction.items()) if hasattr(prediction, "items") else vars(prediction)
 
 
 def em(outcome: Outcome, field: str | None = None) -> float | None:

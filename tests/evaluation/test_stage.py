@@ -9,6 +9,7 @@ from leret.core.runs import Run
 from leret.core.types import State
 from leret.evaluation.plan import estimate
 from leret.evaluation.results import read_rows
+from leret.evaluation.score import score
 from leret.evaluation.stage import evaluate
 from leret.sampling.store.store import Store
 from tests.datasets.writing import json_lines
@@ -134,6 +135,18 @@ def test_questions_without_gold_documents_are_evaluated_by_their_answers(answer_
     assert summary["chosen_on"] == {row["system"]: row["hops"][-1]["f1"] for row in dev["rows"]}
     shown = answer_run.report.read_text().partition('id="setup"')[0].partition("</style>")[2]
     assert ("recall" in shown, "gold documents" in shown, "f1" in shown) == (False, False, True)
+
+    answers = [json.loads(line) for line in (answer_run.eval / "sft" / "answers.jsonl").read_text().splitlines()]
+    assert len(answers) == summary["n_questions"]
+    assert answers[0].keys() == {"id", "inputs", "prediction", "references", "found", "measures"}
+    mean = sum(answer["measures"]["f1"] for answer in answers) / len(answers)
+    assert mean == pytest.approx(
+        next(row for row in summary["rows"] if row["system"] == "sft")["hops"][-1]["f1"], abs=1e-6
+    )
+    file = answer_run.eval / "sft" / "answers.jsonl"  # holds answers and references
+    assert score(file, file, recipe.model_copy(update={"measures": ("f1",)})).measures["f1"] == pytest.approx(
+        mean, abs=1e-6
+    )
 
 
 def test_a_question_counts_for_the_measures_that_it_has_labels_for(answer_run, tmp_path):

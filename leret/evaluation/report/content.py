@@ -15,7 +15,7 @@ from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.core.types import Document, Task
 from leret.datasets.corpus import find
-from leret.evaluation.results import ScoredHop, first_runs
+from leret.evaluation.results import ScoredHop, first_runs, prediction_of
 from leret.sampling.store.store import Store
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def examples(
             "difference": round(gain, 6),
             "policy": _hops(ours[question.id], question, corpus),
             "rival": _hops(theirs[question.id], question, corpus),
+            "answers": {"policy": _answer(ours[question.id][-1]), "rival": _answer(theirs[question.id][-1])},
         }
 
     ends = [
@@ -83,6 +84,11 @@ def examples(
         "improved": [show(*gain) for gain in best],
         "worsened": [show(*gain) for gain in worst],
     }
+
+
+def _answer(row: ScoredHop) -> str | None:
+    answer = prediction_of(row)
+    return "; ".join(f"{name}: {text}" for name, text in answer.items()) if isinstance(answer, dict) else answer
 
 
 def _title(doc_id: str, corpus: Mapping[str, Document]) -> str:
