@@ -48,10 +48,10 @@ def check_rewards(
 ) -> None:
     """Check that a reward is highest for a perfect outcome and lower for a wrong outcome."""
     from leret.rewards import REWARDS, Scoring, scoring
-    from leret.rewards.proof import prove
+    from leret.rewards.proof import UNPROVEN, prove
 
     if name is None:
-        todo = {each: scoring(each) for each in REWARDS if each != "similarity"}  # similarity needs a model
+        todo = {each: scoring(each) for each in REWARDS if each not in UNPROVEN}
     elif name.endswith(_RECIPE) or name.lstrip().startswith("{"):
         todo = {}
         for spec in console.sampling_recipe(name).sampling.rewards if name.endswith(_RECIPE) else [_spec(name)]:

@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from leret.config.sampling import RewardSettings
 from leret.core.types import STOP, Document, Hop, LMCall, Outcome, Rollout, Task
 from leret.datasets.corpus import find
 from leret.evaluation.results import ScoredHop
 from leret.retrieval.engines.bm25 import fold_accents
-from leret.rewards import scoring
+from leret.rewards import Scoring, scoring
 from leret.rewards.answers import ANSWERS, answer_texts
+from leret.rewards.corpus import CORPUS, CorpusMeasure
 from leret.rewards.ranking import recall
 
 BRIDGE_FOUND = "bridge_found"
@@ -37,24 +39,38 @@ LABELS = {
 _ALWAYS = ("recall", "ap", "all_found", BRIDGE_FOUND)
 
 
-def all_measures(names: Sequence[str]) -> tuple[str, ...]:
+Measures = Mapping[str, str | RewardSettings]
+"""Measures by name: their names in `REWARDS`, or sections with settings."""
+
+
+def all_measures(measures: Measures) -> Measures:
     """Return a recipe's measures, then the measures that every report shows; ConfigError for an unknown measure."""
-    every = tuple(dict.fromkeys((*names, *_ALWAYS)))
-    for name in every:
-        if name != BRIDGE_FOUND:
-            scoring(name, "measures")
+    every = {**measures, **{name: name for name in _ALWAYS if name not in measures}}
+    scorings(every, "measures")
     return every
 
 
-def scorable(names: Sequence[str], tasks: Sequence[Task]) -> list[Task]:
+def scorings(measures: Measures, key: str = "measures") -> dict[str, Scoring]:
+    """Return the functions of the measures, except `BRIDGE_FOUND`; ConfigError for an unknown measure or setting."""
+    return {name: scoring(spec, key) for name, spec in measures.items() if name != BRIDGE_FOUND}
+
+
+def corpus_measures(measures: Measures) -> dict[str, tuple[CorpusMeasure, str | None]]:
+    """Return the measures of all answers together by name, each with the field that it reads."""
+    parts = {name: next(iter(one.parts.values())) for name, one in scorings(measures).items()}
+    found = {name: part for name, part in parts.items() if part.function in CORPUS}
+    return {name: (CORPUS[str(part.function)], part.arguments.get("field")) for name, part in found.items()}
+
+
+def scorable(measures: Measures, tasks: Sequence[Task]) -> list[Task]:
     """Return the tasks to which at least one of the measures applies."""
-    measures = [scoring(name) for name in names if name != BRIDGE_FOUND]
-    return [task for task in tasks if any(measure.applies(task) for measure in measures)]
+    functions = scorings(measures).values()
+    return [task for task in tasks if any(function.applies(task) for function in functions)]
 
 
-def label_notes(names: Sequence[str], tasks: Sequence[Task]) -> list[str]:
+def label_notes(measures: Measures, tasks: Sequence[Task]) -> list[str]:
     """Describe the measures that do not apply to all tasks."""
-    counts = {name: len(scorable([name], tasks)) for name in names if name != BRIDGE_FOUND}
+    counts = {name: sum(map(one.applies, tasks)) for name, one in scorings(measures).items()}
     notes = {
         name: f"means are over the {n:,} of {len(tasks):,} questions with the labels that it needs"
         if n
@@ -65,19 +81,21 @@ def label_notes(names: Sequence[str], tasks: Sequence[Task]) -> list[str]:
     return [f"{name}: {note}" for name, note in notes.items()]
 
 
-def scores_search(names: Sequence[str], tasks: Sequence[Task]) -> bool:
+def scores_search(measures: Measures, tasks: Sequence[Task]) -> bool:
     """Return whether any measure scores what a search found in one of the tasks, and not a completion or an answer."""
-    searching = [name for name in names if name not in _OF_TEXT]
-    return bool(scorable(searching, tasks))
+    functions = [
+        one for one in scorings(measures).values() if any(p.function not in _OF_TEXT for p in one.parts.values())
+    ]
+    return any(function.applies(task) for function in functions for task in tasks)
 
 
 class Scorer:
-    """Scores rollouts with the measures ``names``; ``corpus`` provides the titles of gold documents."""
+    """Scores rollouts with measures; ``corpus`` provides the titles of gold documents."""
 
-    def __init__(self, names: Sequence[str], tasks: Sequence[Task], corpus: Mapping[str, Document]) -> None:
-        self._rewards = {name: scoring(name) for name in names if name != BRIDGE_FOUND}
+    def __init__(self, measures: Measures, tasks: Sequence[Task], corpus: Mapping[str, Document]) -> None:
+        self._rewards = scorings(measures)
         self._tasks = {task.id: task for task in tasks}
-        self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in names else {}
+        self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in measures else {}
 
     def rows(self, rollout: Rollout) -> list[ScoredHop]:
         """Return a row per hop, plus one if the run failed, stopped at an unparsed completion, or never searched."""

@@ -19,9 +19,10 @@ from leret.core.stages import check_resumable, completed, input_stamps, stage_ke
 from leret.core.types import Task, digest
 from leret.datasets.load import limited, split_name
 from leret.datasets.splits import refuse_doubles, refuse_leak
-from leret.evaluation.measures import all_measures, scorable, scores_search
+from leret.evaluation.measures import Measures, all_measures, scorable, scores_search
 from leret.evaluation.runner import Evaluator, Policies
 from leret.evaluation.systems import BASE, ORACLE, System, available, select, training_facts
+from leret.rewards import function_names
 from leret.rewards.functions import sources_digest
 from leret.rollouts.actors import Decoding
 from leret.rollouts.environment import Environment, questions_digest, recipe_files, refuse_changed_files, refuse_changes
@@ -43,7 +44,7 @@ class Evaluation:
     systems: Sequence[System]
     sampling: SamplingRecipe
     policies: Policies
-    measures: Sequence[str]
+    measures: Measures
     directory: Path
     key: str
 
@@ -141,7 +142,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     systems = select(recipe.systems, known, (*recipe.demos, *recipe.actors))
     if recipe.baseline not in known:
         raise ConfigError(f"baseline: unknown system {recipe.baseline!r}; available: {', '.join(known)}")
-    measures = all_measures(recipe.measures)
+    measures = all_measures(recipe.specs)
     directory = run.eval / (recipe.evaluation_name or "")
     names = [*known, *(system.name for system in systems)]
     shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
@@ -163,7 +164,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         input_stamps(*recipe_files(sampled)),
-        *filter(None, [sources_digest(measures)]),
+        *filter(None, [sources_digest(_functions(measures))]),
     )
     return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key)
 
@@ -186,12 +187,10 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     else:
         split = [t for t in run_tasks if recipe.split in ("all", split_name(t, data.seed))]
     chosen = limited(split, recipe.limit, data.seed)
-    tasks = scorable(recipe.measures, chosen)
+    tasks = scorable(recipe.specs, chosen)
     if not tasks:
         source = recipe.questions or f"split {recipe.split} of the run's data"
-        cause = (
-            f"{', '.join(recipe.measures)} apply to none of its {len(chosen)} questions" if chosen else "it is empty"
-        )
+        cause = f"{', '.join(recipe.specs)} apply to none of its {len(chosen)} questions" if chosen else "it is empty"
         advice = "rankings are measured by gold documents, and answers by reference answers (measures: [f1])"
         raise DataError(
             f"no questions to evaluate in {source} ({cause}); choose other measures, another split or question file: "
@@ -222,16 +221,21 @@ def open_evaluator(
     inputs = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]
     measures = evaluation.measures
     answers = [task.answers for task in tasks]
-    key = digest(inputs, measures, data, answers, *filter(None, [sources_digest(measures)]))
+    names = [one if isinstance(one, str) else [name, one.model_dump(mode="json")] for name, one in measures.items()]
+    key = digest(inputs, names, data, answers, *filter(None, [sources_digest(_functions(measures))]))
     run, directory, policies, samples = evaluation.run, evaluation.directory, evaluation.policies, evaluation.samples
     return Evaluator(run, directory, environment, decoding, samples, policies, tasks, measures, key, progress)
+
+
+def _functions(measures: Measures) -> list[str]:
+    return [name for spec in measures.values() for name in function_names(spec)]
 
 
 def _refuse_search_alone(evaluation: Evaluation, tasks: Sequence[Task]) -> None:
     """Raise an error for systems without answers of their own if no measure applies to what they find."""
     if any(task.gold for task in tasks):
         return
-    found = scores_search(evaluation.recipe.measures, tasks)
+    found = scores_search(evaluation.recipe.specs, tasks)
     names = [system.name for system in evaluation.systems if system.name == ORACLE or (system.searches and not found)]
     if names:
         left = [name for name in evaluation.recipe.systems if name not in names]

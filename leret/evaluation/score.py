@@ -18,8 +18,9 @@ from leret.core.errors import ConfigError, DataError
 from leret.core.types import Outcome, Task
 from leret.datasets.formats.base import text_list
 from leret.datasets.records import BadRecord, Problems, open_compressed, records
-from leret.evaluation.statistics import bootstrap_intervals, json_number, nan_mean
-from leret.rewards import scoring
+from leret.evaluation.measures import corpus_measures, scorings
+from leret.evaluation.statistics import bootstrap_intervals, corpus_interval, json_number, nan_mean
+from leret.rewards.answers import answer_of
 
 _ANSWERS = ("prediction", "answer", "reply", "text")
 _REFERENCES = ("references", "answers", "reference", "answer", "text")
@@ -41,7 +42,7 @@ class ScoreReport:
     n_answers: int
     n_failed: int
     measures: Mapping[str, float | None]
-    intervals: Mapping[str, tuple[float | None, float | None]]
+    intervals: Mapping[str, Sequence[float | None]]
 
 
 def score(predictions: Path, references: Path, recipe: EvalRecipe, field: str | None = None) -> ScoreReport:
@@ -54,19 +55,24 @@ def score(predictions: Path, references: Path, recipe: EvalRecipe, field: str | 
     names = (field,) if field else _ANSWERS
     pairs = matched(read_answers(predictions, names), read_references(references), predictions, references)
     tasks = [Task(answer.id or str(i), {}, answers=given.value) for i, (answer, given) in enumerate(pairs)]
-    answers = [answer.value for answer, _ in pairs]
-    values = np.full((len(pairs), len(recipe.measures)), np.nan)
-    for column, name in enumerate(recipe.measures):
-        measure = scoring(name, "--measures")
+    outcomes = [Outcome(task, prediction=answer.value) for task, (answer, _) in zip(tasks, pairs, strict=True)]
+    corpus, values, intervals = corpus_measures(recipe.specs), dict[str, float | None](), dict[str, Any]()
+    for name, measure in scorings(recipe.specs, "--measures").items():
         if not any(map(measure.applies, tasks)):
             raise ConfigError(f"--measures: {name} does not apply to answers and references; choose another measure")
-        for row, (task, answer) in enumerate(zip(tasks, answers, strict=True)):
-            value = None if answer is None else measure(Outcome(task, prediction=answer))
-            values[row, column] = np.nan if value is None else value
-    bounds = bootstrap_intervals(values, recipe.resamples, recipe.confidence, recipe.seed)
-    means = dict(zip(recipe.measures, map(json_number, nan_mean(values)), strict=True))
-    intervals = {name: (json_number(a), json_number(b)) for name, (a, b) in zip(means, bounds, strict=True)}
-    return ScoreReport(len(pairs), sum(answer is None for answer in answers), means, intervals)
+        scores = [measure(outcome) for outcome in outcomes]
+        if name in corpus:
+            whole, read = corpus[name]
+            known = [outcome for outcome, value in zip(outcomes, scores, strict=True) if value is not None]
+            rows = whole.rows([answer_of(one, read) or "" for one in known], [one.task.answers for one in known])
+            values[name] = json_number(whole.value(rows)) if known else None
+            intervals[name] = corpus_interval(rows, whole, recipe)
+        else:
+            column = np.array([[np.nan if value is None else value] for value in scores])
+            values[name] = json_number(nan_mean(column)[0])
+            bounds = bootstrap_intervals(column, recipe.resamples, recipe.confidence, recipe.seed)
+            intervals[name] = list(map(json_number, bounds[0]))
+    return ScoreReport(len(pairs), sum(outcome.prediction is None for outcome in outcomes), values, intervals)
 
 
 def read_answers(path: Path, names: Sequence[str]) -> list[Entry]:

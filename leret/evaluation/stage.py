@@ -130,7 +130,7 @@ def _summary(
 ) -> dict[str, Any]:
     recipe = evaluation.recipe
     evaluated = [(system, results[system.name]) for system in evaluation.systems]
-    summary = summarise(evaluated, tasks, evaluation.measures, recipe)
+    summary = summarise(evaluated, tasks, list(evaluation.measures), recipe)
     return {
         **summary,
         **recipe.model_dump(include={"split", "temperature", "samples", "seed"}),
@@ -139,7 +139,7 @@ def _summary(
         "data": data,
         "notes": [
             *(hyde_note("the base policy", rows.rows) for name, rows in results.items() if name == HYDE),
-            *label_notes(recipe.measures, tasks),
+            *label_notes(recipe.specs, tasks),
         ],
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "key": evaluation.key,

@@ -19,25 +19,40 @@ the first measure that applies, by policy on ``choose_on``).
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from leret.config.evaluation import EvalRecipe
-from leret.core.types import Task
-from leret.evaluation.measures import LABELS
-from leret.evaluation.results import ScoredHop, SystemResults
-from leret.evaluation.statistics import Array, bootstrap_intervals, compare, json_number, nan_mean, pairs_of, with_holm
+from leret.core.types import Outcome, Task
+from leret.evaluation.measures import LABELS, corpus_measures
+from leret.evaluation.results import ScoredHop, SystemResults, prediction_of
+from leret.evaluation.statistics import (
+    Array,
+    bootstrap_intervals,
+    compare,
+    compare_corpus,
+    corpus_interval,
+    json_number,
+    nan_mean,
+    pairs_of,
+    with_holm,
+)
 from leret.evaluation.systems import FUSED, ORACLE, RAW, System
+from leret.rewards.answers import answer_of
+from leret.rewards.corpus import CorpusMeasure
 
 _MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found", "rr", "f1")
 """Measures shown in the console table, if computed."""
 
 _COLUMNS = 6
 """Maximum number of measures in the console table without recall."""
+
+_NO_DIFFERENCE = {"n": 0, "difference": None, "ci": [None, None], "p": None}
 
 LEVEL = 0.05
 """Significance level for adjusted p-values."""
@@ -75,6 +90,12 @@ def summarise(
         group: compare(pairs, {name: s.values[members] for name, s in scores.items()}, measures, recipe)
         for group, members in groups.items()
     }
+    corpus = corpus_measures(recipe.specs)
+    for name in filter(corpus.__contains__, measures):
+        rows = {system.name: _corpus_rows(results, questions, name, *corpus[name]) for system, results in systems}
+        for group, members in groups.items():
+            one = {system: counts[members] for system, counts in rows.items()}
+            _set_corpus_measure(name, corpus[name][0], one, means[group], compared[group], recipe)
     everything = compared.pop(None)
     return {
         "schema": 1,
@@ -209,6 +230,46 @@ def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: in
         if question.id in tables:
             values[i] = np.mean(tables[question.id], axis=0)
     return Scores(values, n_failed=len(questions) - len(tables), n_unparsed=len(unparsed))
+
+
+def _corpus_rows(
+    results: SystemResults, questions: Sequence[Task], name: str, measure: CorpusMeasure, field: str | None
+) -> Array:
+    """Return the rows of a `CorpusMeasure` by question, averaged over runs; NaN for questions without a value."""
+    last = {(row.sample, row.question_id): row for row in results.rows}
+    tables = []
+    for sample in sorted({sample for sample, _ in last}):
+        runs = [(i, last[sample, q.id]) for i, q in enumerate(questions) if (sample, q.id) in last]
+        known = [(i, row) for i, row in runs if name in row.measures]
+        answers = [answer_of(Outcome(questions[i], prediction=prediction_of(row)), field) or "" for i, row in known]
+        rows = measure.rows(answers, [questions[i].answers for i, _ in known])
+        tables.append(np.full((len(questions), rows.shape[1]), np.nan))
+        tables[-1][[i for i, _ in known]] = rows
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a question without a value in any run
+        return np.asarray(np.nanmean(tables, axis=0))
+
+
+def _set_corpus_measure(
+    name: str,
+    measure: CorpusMeasure,
+    rows: Mapping[str, Array],
+    means: Mapping[str, list[dict[str, Any]]],
+    comparisons: Iterable[dict[str, Any]],
+    recipe: EvalRecipe,
+) -> None:
+    """Replace the means and comparisons of a measure by those of all answers together, which the last hop has."""
+    n_hops = 0
+    for system, hops in means.items():
+        known, n_hops = rows[system][~np.isnan(rows[system]).any(axis=1)], len(hops)
+        for hop in hops:
+            hop |= {name: None, f"{name}_ci": [None, None]}
+        value = json_number(measure.value(known)) if len(known) else None
+        hops[-1] |= {name: value, f"{name}_ci": corpus_interval(rows[system], measure, recipe)}
+    for pair in comparisons:
+        if pair["measure"] == name:
+            last = pair["hop"] == n_hops
+            pair.update(compare_corpus(rows[pair["a"]], rows[pair["b"]], measure, recipe) if last else _NO_DIFFERENCE)
 
 
 def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:

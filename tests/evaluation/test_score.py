@@ -78,3 +78,29 @@ def test_a_measure_of_rankings_and_an_unreadable_file_are_refused(tmp_path):
     (tmp_path / "a").write_bytes(b"\xff")
     with pytest.raises(DataError, match="not UTF-8"):
         scored(tmp_path, "f1")
+
+
+def test_bleu_and_rouge_equal_the_libraries_over_a_file(tmp_path):
+    sacrebleu, rouge = pytest.importorskip("sacrebleu"), pytest.importorskip("rouge_score.rouge_scorer")
+    answers = ["the cat sat on the mat", "", "well, it's a dog", "i do not know what you mean"]
+    references = ["a cat sat on the mat", "yes", "it is a well-known dog", "i do not know what that means"]
+    write(tmp_path, a="\n".join(answers) + "\n", r="\n".join(references) + "\n")
+    found = scored(tmp_path, "bleu", "sentence_bleu", "rougeL", "rouge2", "corpus_length_ratio").measures
+    scorer = rouge.RougeScorer(["rouge2", "rougeL"])
+    scores = [scorer.score(reference, answer) for answer, reference in zip(answers, references, strict=True)]
+    words = [sum(len(text.split()) for text in texts) for texts in (answers, references)]
+    sentences = [sacrebleu.sentence_bleu(a, [r]).score / 100 for a, r in zip(answers, references, strict=True)]
+    assert found == pytest.approx({
+        "bleu": sacrebleu.corpus_bleu(answers, [references]).score / 100,
+        "sentence_bleu": sum(sentences) / 4,
+        "rougeL": sum(score["rougeL"].fmeasure for score in scores) / 4,
+        "rouge2": sum(score["rouge2"].fmeasure for score in scores) / 4,
+        "corpus_length_ratio": words[0] / words[1],
+    }, abs=1e-6)  # fmt: skip
+
+
+def test_a_measure_may_have_settings_and_another_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("leret.rewards.answers._embeddings", lambda model, texts: [[len(model), len(t)] for t in texts])
+    measures = ({"near": {"function": "similarity", "model": "m"}}, "em", {"similarity": {"model": "mm"}})
+    found = of(tmp_path, [{"text": "xx"}], [{"text": "xxx"}], *measures).measures
+    assert found == {"near": 1 + 6, "em": 0.0, "similarity": 4 + 6}

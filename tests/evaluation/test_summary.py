@@ -116,3 +116,37 @@ def test_the_headline_without_recall_is_about_the_first_measure():
     made = summarise(systems, QUESTIONS, ["em", "f1", "recall"], EvalRecipe(resamples=50, baseline="base"))
     assert (made["measures"], made["n_by_measure"]) == (["f1"], {"f1": 5})
     assert headline(made) == "sft has about the same f1 as base: 0.500 against 0.000"  # p = 2 of 32
+
+
+def test_bleu_is_of_all_answers_and_distinct_words_have_no_interval():
+    sacrebleu = pytest.importorskip("sacrebleu")
+    texts = ["the red cat sat on the mat", "a red dog ran on the mat", "no", "the cat sat on the red mat"]
+    asked = [Task.question(f"q{i}", "?", answer=text, type="ab"[i % 2]) for i, text in enumerate(texts)]
+    said = {"base": ["the cat sat on the mat"] * 4, "sft": [texts[0], "a red dog on a mat", "", "the cat sat on it"]}
+
+    def answers(name):
+        rows = [row(f"q{i}", hop, None) for i in range(4) for hop in (1, 2)]
+        last = {"bleu": 0.0, "distinct1": 0.0}  # values of single answers, which are not averaged
+        encoded = [json.dumps({"reply": text, "why": "x"}) for text in said[name]]
+        rows = [
+            replace(one, measures=last, prediction=encoded[int(one.question_id[1])]) if one.hop == 2 else one
+            for one in rows
+        ]
+        rows[-1] = replace(rows[-1], measures={}, failure="down", prediction=None)  # the last question failed
+        return System(name, "policy", name, prompt=ZERO_SHOT), SystemResults("key", rows, 1.0)
+
+    settings = {"bleu": {"field": "reply"}, "distinct1": {"field": "reply"}}
+    recipe = EvalRecipe(measures=settings, resamples=200)
+    made = summarise([answers("base"), answers("sft")], asked, list(recipe.specs), recipe)
+    bleu = {name: sacrebleu.corpus_bleu(said[name][:3], [texts[:3]]).score / 100 for name in said}
+    first, last = made["rows"][1]["hops"]
+    assert (first["bleu"], first["bleu_ci"]) == (None, [None, None])
+    assert last["bleu"] == pytest.approx(bleu["sft"], abs=1e-6)
+    assert last["bleu_ci"][0] < last["bleu"] < last["bleu_ci"][1]
+    assert (last["distinct1"], last["distinct1_ci"]) == (pytest.approx(8 / 13, abs=1e-6), [None, None])
+    pair = {c["measure"]: c for c in made["comparisons"]}
+    assert pair["bleu"]["difference"] == pytest.approx(bleu["sft"] - bleu["base"], abs=1e-6)
+    assert (pair["bleu"]["n"], pair["bleu"]["p"] is None, pair["distinct1"]["p"]) == (3, False, None)
+    by_type = made["rows"][1]["by_type"]["b"]["hops"][1]["bleu"]
+    assert by_type == pytest.approx(sacrebleu.corpus_bleu([said["sft"][1]], [[texts[1]]]).score / 100, abs=1e-6)
+    assert json.loads(json.dumps(made)) == made
