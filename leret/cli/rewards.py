@@ -56,7 +56,8 @@ def check_rewards(
         todo = {}
         for spec in console.sampling_recipe(name).sampling.rewards if name.endswith(_RECIPE) else [_spec(name)]:
             whole = scoring(spec, "sampling.reward")
-            todo |= {name: Scoring({name: replace(part, weight=1.0)}) for name, part in whole.parts.items()}
+            alone = {name: replace(part, weight=1.0, factor=False) for name, part in whole.parts.items()}
+            todo |= {name: Scoring({name: part}) for name, part in alone.items()}
             todo |= {" + ".join(whole.parts): whole}
     else:
         todo = {name: scoring(name)}

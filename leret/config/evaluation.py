@@ -74,8 +74,8 @@ class EvalRecipe(Settings):
     def _without_weights(self) -> Self:
         for section in self.measures:
             for name, part in {} if isinstance(section, str) else section.parts.items():
-                if part.weight != 1:
-                    raise ValueError(f"measures: {name} has the weight {part.weight:g}, but measures have no weights")
+                if part.weight != 1 or part.factor or part.gain:
+                    raise ValueError(f"measures: {name} has weight, factor or gain, which are for rewards; remove it")
         return self
 
     @property
