@@ -6,10 +6,11 @@ A file is text with one answer per line, or has records (JSON lines, a JSON arra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,15 +25,8 @@ from leret.rewards.answers import answer_of
 
 _ANSWERS = ("prediction", "answer", "reply", "text")
 _REFERENCES = ("references", "answers", "reference", "answer", "text")
+_Entry = tuple[str | None, Any]  # id, and an answer (None after a failure, or several texts) or references
 _RECORDS = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
-
-
-class Entry(NamedTuple):
-    """An answer (None after a failure, or a mapping of texts) or the references of one task."""
-
-    place: str
-    id: str | None
-    value: Any
 
 
 @dataclass(frozen=True)
@@ -53,9 +47,11 @@ def score(predictions: Path, references: Path, recipe: EvalRecipe, field: str | 
         ConfigError: a measure is unknown or applies to none of the answers.
     """
     names = (field,) if field else _ANSWERS
-    pairs = matched(read_answers(predictions, names), read_references(references), predictions, references)
-    tasks = [Task(answer.id or str(i), {}, answers=given.value) for i, (answer, given) in enumerate(pairs)]
-    outcomes = [Outcome(task, prediction=answer.value) for task, (answer, _) in zip(tasks, pairs, strict=True)]
+    answers = _read(predictions, lambda record: _answer(record, names), str)
+    known = _read(references, lambda record: text_list(record, _column(record, _REFERENCES)), lambda line: (line,))
+    pairs = _matched(answers, known, predictions, references)
+    tasks = [Task(str(i), {}, answers=given) for i, (_, given) in enumerate(pairs)]
+    outcomes = [Outcome(task, prediction=answer) for task, (answer, _) in zip(tasks, pairs, strict=True)]
     corpus, values, intervals = corpus_measures(recipe.specs), dict[str, float | None](), dict[str, Any]()
     for name, measure in scorings(recipe.specs, "--measures").items():
         if not any(map(measure.applies, tasks)):
@@ -63,9 +59,9 @@ def score(predictions: Path, references: Path, recipe: EvalRecipe, field: str | 
         scores = [measure(outcome) for outcome in outcomes]
         if name in corpus:
             whole, read = corpus[name]
-            known = [outcome for outcome, value in zip(outcomes, scores, strict=True) if value is not None]
-            rows = whole.rows([answer_of(one, read) or "" for one in known], [one.task.answers for one in known])
-            values[name] = json_number(whole.value(rows)) if known else None
+            scored = [outcome for outcome, value in zip(outcomes, scores, strict=True) if value is not None]
+            rows = whole.rows([answer_of(one, read) or "" for one in scored], [one.task.answers for one in scored])
+            values[name] = json_number(whole.value(rows)) if scored else None
             intervals[name] = corpus_interval(rows, whole, recipe)
         else:
             column = np.array([[np.nan if value is None else value] for value in scores])
@@ -75,22 +71,11 @@ def score(predictions: Path, references: Path, recipe: EvalRecipe, field: str | 
     return ScoreReport(len(pairs), sum(outcome.prediction is None for outcome in outcomes), values, intervals)
 
 
-def read_answers(path: Path, names: Sequence[str]) -> list[Entry]:
-    """Return the answers in a file, in order; ``names`` are the columns to look for in its records."""
-
-    def answer(record: Mapping[str, Any]) -> Any:
-        value = record[_column(record, names)]
-        if value is not None and not isinstance(value, str | dict):
-            raise BadRecord("wrong type", f"the answer is {value!r:.60}; it should be a text")
-        return value
-
-    return _entries(path, answer) or [Entry(place, None, line) for place, line in _lines(path)]
-
-
-def read_references(path: Path) -> list[Entry]:
-    """Return the reference answers in a file, in order, each as a tuple of texts."""
-    entries = _entries(path, lambda record: text_list(record, _column(record, _REFERENCES)))
-    return entries or [Entry(place, None, (line,)) for place, line in _lines(path)]
+def _answer(record: Mapping[str, Any], names: Sequence[str]) -> Any:
+    value = record[_column(record, names)]
+    if value is not None and not isinstance(value, str | dict):
+        raise BadRecord("wrong type", f"the answer is {value!r:.60}; it should be a text")
+    return value
 
 
 def _column(record: Mapping[str, Any], names: Sequence[str]) -> str:
@@ -101,62 +86,53 @@ def _column(record: Mapping[str, Any], names: Sequence[str]) -> str:
     raise BadRecord("missing field", f"no field {' or '.join(map(repr, names))}; the fields are {fields}")
 
 
-def _entries(path: Path, read: Any) -> list[Entry]:
-    """Return the records of a file; empty if it is text."""
+def _read(path: Path, of_record: Callable[[Mapping[str, Any]], Any], of_line: Callable[[str], Any]) -> list[_Entry]:
+    """Return the entries of a file, in order."""
     if not any(suffix in path.suffixes for suffix in _RECORDS):
-        return []
-    problems, entries = Problems(), list[Entry]()
+        return [(None, of_line(line)) for line in _lines(path)]
+    problems, entries = Problems(), list[_Entry]()
     for record in records(path, problems):
         id = record.value.get("id")
         try:
-            entries.append(Entry(record.place, None if id is None else str(id), read(record.value)))
+            entries.append((None if id is None else str(id), of_record(record.value)))
         except BadRecord as problem:
             problems.add(record.place, problem)
     problems.check(str(path), skip_invalid=False)
     return entries
 
 
-def _lines(path: Path) -> list[tuple[str, str]]:
-    """Return all lines of a text file, blank ones too, with their places."""
+def _lines(path: Path) -> list[str]:
+    """Return all lines of a text file, blank ones too."""
     with open_compressed(path) as file:
         try:
             text = file.read().decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise DataError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
-    lines = text.removesuffix("\n").split("\n")
     if not text:
         raise DataError(f"{path} is empty; write one answer per line")
-    return [(f"{path}:{number}", line.removesuffix("\r")) for number, line in enumerate(lines, 1)]
+    return [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
 
 
-def matched(
-    answers: Sequence[Entry], references: Sequence[Entry], predictions: Path, source: Path
-) -> list[tuple[Entry, Entry]]:
+def _matched(answers: list[_Entry], references: list[_Entry], predictions: Path, source: Path) -> list[tuple[Any, Any]]:
     """Pair answers with references, by id if both have ids, or else by order; DataError if any has no partner."""
-    for entries, path in ((answers, predictions), (references, source)):
-        known = [entry.id for entry in entries if entry.id is not None]
-        if 0 < len(known) < len(entries):
-            raise DataError(f"{path}: {len(entries) - len(known)} of {len(entries)} records have no id; add their ids")
-        if twice := next((id for id in known if known.count(id) > 1), None) if len(set(known)) < len(known) else None:
+    sides = [(dict(entries), entries, path) for entries, path in ((answers, predictions), (references, source))]
+    for known, entries, path in sides:
+        if None in known and len(known) > 1:
+            raise DataError(f"{path}: some records have an id and others have none; add the missing ids")
+        if None not in known and len(known) < len(entries):
+            twice = next(id for id, n in Counter(id for id, _ in entries).items() if n > 1)
             raise DataError(f"{path}: id {twice!r} occurs more than once; keep one answer per id")
-    if answers[0].id is None or references[0].id is None:
+    mine, theirs = (known for known, *_ in sides)
+    if None in mine or None in theirs:
         if len(answers) != len(references):
-            bare = predictions if answers[0].id is None else source
             raise DataError(
                 f"{predictions} has {len(answers)} answers, but {source} has {len(references)} references; add ids to "
-                f"{bare}, or write the same number in the same order"
+                f"{predictions if None in mine else source}, or write the same number in the same order"
             )
-        return list(zip(answers, references, strict=True))
-    by_id = {entry.id: entry for entry in references}
-    ids = {entry.id for entry in answers}
-    faults = [
-        f"{len(missing)} ids of {one} are not in {other}, for example {missing[0]!r}"
-        for one, other, missing in (
-            (predictions, source, [id for id in ids if id not in by_id]),
-            (source, predictions, [id for id in by_id if id not in ids]),
-        )
-        if missing
-    ]
-    if faults:
-        raise DataError(f"{'; '.join(faults)}; score the same tasks in both files")
-    return [(entry, by_id[entry.id]) for entry in answers]
+        return [(answer, given) for (_, answer), (_, given) in zip(answers, references, strict=True)]
+    for one, other, path, place in ((mine, theirs, predictions, source), (theirs, mine, source, predictions)):
+        if missing := [id for id in one if id not in other]:
+            raise DataError(
+                f"{len(missing)} ids of {path} are not in {place}, for example {missing[0]!r}; score the same tasks"
+            )
+    return [(answer, theirs[id]) for id, answer in answers]

@@ -105,43 +105,41 @@ def _share(n_as_large: Array, n_questions: int, resamples: int) -> Array:
 
 
 def corpus_interval(rows: Array, measure: CorpusMeasure, recipe: EvalRecipe) -> list[float | None]:
-    """Compute the bootstrap interval of a `CorpusMeasure` by drawing questions; None if it cannot be resampled.
+    """Compute the bootstrap interval of a `CorpusMeasure`; ``rows`` are (n_questions, n_counts).
 
-    ``rows`` are (n_questions, n_counts), NaN if not scored.
+    None if the measure cannot be resampled or there are no rows.
     """
-    known = rows[~np.isnan(rows).any(axis=1)]
-    if not measure.resampled or not len(known):
+    if not measure.resampled or not len(rows):
         return [None, None]
-    drawn = [measure.values(weights @ known) for *_, weights in _resamples(len(known), recipe.resamples, recipe.seed)]
+    drawn = [measure.values(weights @ rows) for *_, weights in _resamples(len(rows), recipe.resamples, recipe.seed)]
     return list(map(json_number, _percentiles(np.concatenate(drawn)[:, None], recipe.confidence)[0]))
 
 
-def compare_corpus(a: Array, b: Array, measure: CorpusMeasure, recipe: EvalRecipe) -> dict[str, Any]:
-    """Compute the difference of a `CorpusMeasure`, a minus b, over questions with rows of both.
+def compare_corpus(
+    a: Array, b: Array, measure: CorpusMeasure, recipe: EvalRecipe, known: bool = True
+) -> dict[str, Any]:
+    """Compute the difference of a `CorpusMeasure`, a minus b, over questions with rows of both; None if not ``known``.
 
     The permutation test swaps the answers of a and b to a question.
 
     Source: Koehn (EMNLP 2004) for the interval; Riezler and Maxwell (2005) for the test.
     """
-    both = ~(np.isnan(a).any(axis=1) | np.isnan(b).any(axis=1))
+    both = ~(np.isnan(a).any(axis=1) | np.isnan(b).any(axis=1)) & known
     a, b, n = a[both], b[both], int(both.sum())
-    facts: dict[str, Any] = {"n": n, "difference": None, "ci": [None, None], "p": None}
     if not n:
-        return facts
-    observed = measure.value(a) - measure.value(b)
-    facts["difference"] = json_number(observed)
+        return {"n": 0, "difference": None, "ci": [None, None], "p": None}
+    observed, n_as_large = measure.value(a) - measure.value(b), 0
+    facts = {"n": n, "difference": json_number(observed), "ci": [None, None], "p": None}
     if not measure.resampled:
         return facts
-    resampled = _resamples(n, recipe.resamples, recipe.seed)
-    drawn = [measure.values(weights @ a) - measure.values(weights @ b) for *_, weights in resampled]
-    n_as_large = 0
     for bits in _assignments(n, recipe.resamples, recipe.seed):
         swapped = bits @ (b - a)
         values = measure.values(a.sum(axis=0) + swapped) - measure.values(b.sum(axis=0) - swapped)
         n_as_large += int((np.abs(values) >= abs(observed) - _TIE).sum())
-    bounds = _percentiles(np.concatenate(drawn)[:, None], recipe.confidence)[0]
+    c = a.shape[1]
+    pair = CorpusMeasure(measure.rows, lambda sums: measure.values(sums[:, :c]) - measure.values(sums[:, c:]))
     p = float(_share(np.array(n_as_large, dtype=float), n, recipe.resamples))
-    return {**facts, "ci": list(map(json_number, bounds)), "p": json_number(p)}
+    return facts | {"ci": corpus_interval(np.hstack([a, b]), pair, recipe), "p": json_number(p)}
 
 
 def _chunks(total: int, width: int) -> list[tuple[int, int]]:

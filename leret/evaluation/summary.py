@@ -52,8 +52,6 @@ _MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found", "rr", "f1")
 _COLUMNS = 6
 """Maximum number of measures in the console table without recall."""
 
-_NO_DIFFERENCE = {"n": 0, "difference": None, "ci": [None, None], "p": None}
-
 LEVEL = 0.05
 """Significance level for adjusted p-values."""
 
@@ -90,12 +88,9 @@ def summarise(
         group: compare(pairs, {name: s.values[members] for name, s in scores.items()}, measures, recipe)
         for group, members in groups.items()
     }
-    corpus = corpus_measures(recipe.specs)
-    for name in filter(corpus.__contains__, measures):
-        rows = {system.name: _corpus_rows(results, questions, name, *corpus[name]) for system, results in systems}
-        for group, members in groups.items():
-            one = {system: counts[members] for system, counts in rows.items()}
-            _set_corpus_measure(name, corpus[name][0], one, means[group], compared[group], recipe)
+    for group, members in groups.items():
+        of_group = [questions[i] for i in members]
+        _set_corpus_measures(systems, of_group, measures, means[group], compared[group], recipe)
     everything = compared.pop(None)
     return {
         "schema": 1,
@@ -250,26 +245,28 @@ def _corpus_rows(
         return np.asarray(np.nanmean(tables, axis=0))
 
 
-def _set_corpus_measure(
-    name: str,
-    measure: CorpusMeasure,
-    rows: Mapping[str, Array],
+def _set_corpus_measures(
+    systems: Sequence[tuple[System, SystemResults]],
+    questions: Sequence[Task],
+    measures: Sequence[str],
     means: Mapping[str, list[dict[str, Any]]],
     comparisons: Iterable[dict[str, Any]],
     recipe: EvalRecipe,
 ) -> None:
-    """Replace the means and comparisons of a measure by those of all answers together, which the last hop has."""
-    n_hops = 0
-    for system, hops in means.items():
-        known, n_hops = rows[system][~np.isnan(rows[system]).any(axis=1)], len(hops)
-        for hop in hops:
-            hop |= {name: None, f"{name}_ci": [None, None]}
-        value = json_number(measure.value(known)) if len(known) else None
-        hops[-1] |= {name: value, f"{name}_ci": corpus_interval(rows[system], measure, recipe)}
-    for pair in comparisons:
-        if pair["measure"] == name:
-            last = pair["hop"] == n_hops
-            pair.update(compare_corpus(rows[pair["a"]], rows[pair["b"]], measure, recipe) if last else _NO_DIFFERENCE)
+    """Replace the means and comparisons of measures of all answers together, which only the last hop has."""
+    corpus = corpus_measures(recipe.specs)
+    for name in filter(corpus.__contains__, measures):
+        measure, field = corpus[name]
+        rows = {system.name: _corpus_rows(results, questions, name, measure, field) for system, results in systems}
+        for system, hops in means.items():
+            for hop in hops:
+                hop.update({name: None, f"{name}_ci": [None, None]})
+            known = rows[system][~np.isnan(rows[system]).any(axis=1)]
+            value = json_number(measure.value(known)) if len(known) else None
+            hops[-1].update({name: value, f"{name}_ci": corpus_interval(known, measure, recipe)})
+        n_hops = max(map(len, means.values()), default=0)
+        for pair in (pair for pair in comparisons if pair["measure"] == name):
+            pair.update(compare_corpus(rows[pair["a"]], rows[pair["b"]], measure, recipe, pair["hop"] == n_hops))
 
 
 def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:

@@ -72,15 +72,9 @@ def rescore(run: Run, reward: str | RewardSettings | None = None, *, progress: P
     recipe = resolve_paths(recipe, Path.cwd())
     if (credit := recipe.sampling.credit) in {"final", "return"}:
         raise ConfigError(f"sampling.credit is {credit}: its rewards cannot be recomputed; sample again into a new run")
-    step = scoring(recipe.sampling.reward, "--reward")
-    if CLOSED_BOOK in step.gains:
-        raise ConfigError(
-            "--reward: gain: closed-book needs the policy's replies without passages, which are not stored; sample "
-            "again into a new run"
-        )
     with Environment(recipe, run.cache, progress) as environment, Store(run.store) as store:
         refuse_changed_files(run, environment, reward=False)
-        pass_over = _Rescoring(environment, store, step)
+        pass_over = _Rescoring(environment, store, scoring(recipe.sampling.reward, "--reward"))
         progress.start("rescoring", len(store.question_ids()))
         new = asyncio.run(pass_over.samples(progress))
         progress.finish()
@@ -121,6 +115,9 @@ class _Unfinished(Outcome):
 
 class _Rescoring:
     def __init__(self, environment: Environment, store: Store, step: Scoring) -> None:
+        if CLOSED_BOOK in step.gains:
+            fault = "gain: closed-book needs the policy's replies without passages, which are not stored"
+            raise ConfigError(f"--reward: {fault}; sample again into a new run")
         settings = environment.recipe.sampling
         self._environment, self._store, self._seed = environment, store, settings.seed
         self._crediting = Crediting(step, None, settings.final_weight)

@@ -47,10 +47,7 @@ def examples(
     n: int,
     measure: str = "ap",
 ) -> dict[str, Any]:
-    """Select the ``n`` questions on which a policy beats a rival by most, and the ``n`` on which it loses by most.
-
-    Questions without a value of ``measure`` for both are left out.
-    """
+    """Select the ``n`` questions on which a policy beats a rival by most, and the ``n`` on which it loses by most."""
     ours, theirs = (
         {name: run for name, run in first_runs(rows).items() if not any(row.failure for row in run)}
         for _, rows in (policy, rival)
@@ -69,12 +66,9 @@ def examples(
             "answers": {"policy": _answer(ours[question.id][-1]), "rival": _answer(theirs[question.id][-1])},
         }
 
-    ends = [
-        {id: run[-1].measures[measure] for id, run in runs.items() if measure in run[-1].measures}
-        for runs in (ours, theirs)
-    ]
-    both = [question for question in questions if all(question.id in end for end in ends)]
-    gains = [(ends[0][question.id] - ends[1][question.id], question) for question in both]
+    one, other = ({id: run[-1].measures.get(measure) for id, run in runs.items()} for runs in (ours, theirs))
+    known = [(one.get(question.id), other.get(question.id), question) for question in questions]
+    gains = [(end - rest, question) for end, rest, question in known if end is not None and rest is not None]
     best = sorted((g for g in gains if g[0] > 0), key=lambda g: (-g[0], g[1].id))[:n]
     worst = sorted((g for g in gains if g[0] < 0), key=lambda g: (g[0], g[1].id))[:n]
     return {
