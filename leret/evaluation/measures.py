@@ -57,9 +57,12 @@ def scorings(measures: Measures, key: str = "measures") -> dict[str, Scoring]:
 
 def corpus_measures(measures: Measures) -> dict[str, tuple[CorpusMeasure, str | None]]:
     """Return the measures of all answers together by name, each with the field that it reads."""
-    parts = {name: next(iter(one.parts.values())) for name, one in scorings(measures).items()}
-    found = {name: part for name, part in parts.items() if part.function in CORPUS}
-    return {name: (CORPUS[str(part.function)], part.arguments.get("field")) for name, part in found.items()}
+    parts = {name: part for name, one in scorings(measures).items() for part in one.parts.values()}
+    return {
+        name: (CORPUS[str(part.function)], part.arguments.get("field"))
+        for name, part in parts.items()
+        if part.function in CORPUS
+    }
 
 
 def scorable(measures: Measures, tasks: Sequence[Task]) -> list[Task]:
@@ -71,14 +74,11 @@ def scorable(measures: Measures, tasks: Sequence[Task]) -> list[Task]:
 def label_notes(measures: Measures, tasks: Sequence[Task]) -> list[str]:
     """Describe the measures that do not apply to all tasks."""
     counts = {name: sum(map(one.applies, tasks)) for name, one in scorings(measures).items()}
-    notes = {
-        name: f"means are over the {n:,} of {len(tasks):,} questions with the labels that it needs"
-        if n
-        else "left out, because no question has the labels that it needs"
+    return [
+        f"{name} applies to {n:,} of {len(tasks):,} questions{'' if n else ', so it is left out'}"
         for name, n in counts.items()
         if n < len(tasks)
-    }
-    return [f"{name}: {note}" for name, note in notes.items()]
+    ]
 
 
 def scores_search(measures: Measures, tasks: Sequence[Task]) -> bool:

@@ -235,8 +235,8 @@ def _refuse_search_alone(evaluation: Evaluation, tasks: Sequence[Task]) -> None:
     """Raise an error for systems without answers of their own if no measure applies to what they find."""
     if any(task.gold for task in tasks):
         return
-    found = scores_search(evaluation.recipe.specs, tasks)
-    names = [system.name for system in evaluation.systems if system.name == ORACLE or (system.searches and not found)]
+    useful = scores_search(evaluation.recipe.specs, tasks)
+    names = [system.name for system in evaluation.systems if system.name == ORACLE or (system.searches and not useful)]
     if names:
         left = [name for name in evaluation.recipe.systems if name not in names]
         raise ConfigError(

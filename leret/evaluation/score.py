@@ -50,7 +50,7 @@ def score(predictions: Path, references: Path, recipe: EvalRecipe, field: str | 
     answers = _read(predictions, lambda record: _answer(record, names), str)
     known = _read(references, lambda record: text_list(record, _column(record, _REFERENCES)), lambda line: (line,))
     pairs = _matched(answers, known, predictions, references)
-    tasks = [Task(str(i), {}, answers=given) for i, (_, given) in enumerate(pairs)]
+    tasks = [Task(str(i), {}, answers=texts) for i, (_, texts) in enumerate(pairs)]
     outcomes = [Outcome(task, prediction=answer) for task, (answer, _) in zip(tasks, pairs, strict=True)]
     corpus, values, intervals = corpus_measures(recipe.specs), dict[str, float | None](), dict[str, Any]()
     for name, measure in scorings(recipe.specs, "--measures").items():
@@ -129,7 +129,7 @@ def _matched(answers: list[_Entry], references: list[_Entry], predictions: Path,
                 f"{predictions} has {len(answers)} answers, but {source} has {len(references)} references; add ids to "
                 f"{predictions if None in mine else source}, or write the same number in the same order"
             )
-        return [(answer, given) for (_, answer), (_, given) in zip(answers, references, strict=True)]
+        return [(one[1], other[1]) for one, other in zip(answers, references, strict=True)]
     for one, other, path, place in ((mine, theirs, predictions, source), (theirs, mine, source, predictions)):
         if missing := [id for id in one if id not in other]:
             raise DataError(

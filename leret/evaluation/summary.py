@@ -89,9 +89,7 @@ def summarise(
         for group, members in groups.items()
     }
     for group, members in groups.items():
-        of_group = [questions[i] for i in members]
-        _set_corpus_measures(systems, of_group, measures, means[group], compared[group], recipe)
-    everything = compared.pop(None)
+        _set_corpus_measures(systems, [questions[i] for i in members], measures, means[group], compared[group], recipe)
     return {
         "schema": 1,
         "measures": list(measures),
@@ -103,12 +101,12 @@ def summarise(
         "confidence": recipe.confidence,
         "resamples": recipe.resamples,
         "rows": [_row(system, results, scores[system.name], means, groups) for system, results in systems],
-        "comparisons": with_holm(c for c in everything if c["hop"] == hops),
-        "comparisons_by_hop": with_holm(c for c in everything if c["hop"] != hops),
+        "comparisons": with_holm(c for c in compared[None] if c["hop"] == hops),
+        "comparisons_by_hop": with_holm(c for c in compared[None] if c["hop"] != hops),
         "comparisons_by_type": [
             {**c, "type": name}
-            for name, comparisons in compared.items()
-            for c in with_holm(c for c in comparisons if c["hop"] == hops)
+            for name in filter(None, compared)
+            for c in with_holm(c for c in compared[name] if c["hop"] == hops)
         ],
     }
 

@@ -38,8 +38,8 @@ class CorpusMeasure(NamedTuple):
 def bleu_rows(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
     """Return sacrebleu's counts: correct n-grams, all n-grams (n from 1 to 4), length, and reference length."""
     library = import_optional("sacrebleu", "sacrebleu", "answers")
-    found = [library.corpus_bleu([a], [[one] for one in refs]) for a, refs in zip(answers, references, strict=True)]
-    rows = [[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in found]
+    scores = [library.corpus_bleu([a], [[one] for one in refs]) for a, refs in zip(answers, references, strict=True)]
+    rows = [[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in scores]
     return np.array(rows, dtype=float).reshape(len(rows), 2 * _ORDERS + 2)
 
 

@@ -28,12 +28,11 @@ def answer_likelihood(outcome: Outcome, model: str, passages: int = 6, words: in
     """
     if not outcome.task.answers:
         return None
-    texts = (f"{one.title}: {one.text}".removeprefix(": ") for one in outcome.ranking[:passages])
-    texts = (f"{one.title}: {one.text}".removeprefix(": ") for one in outcome.ranking[:passages])
-    found = [" ".join(text.split()[:words]) for text in texts]
+    read = (f"{one.title}: {one.text}".removeprefix(": ") for one in outcome.ranking[:passages])
+    texts = [" ".join(text.split()[:words]) for text in read]
     inputs = outcome.task.inputs if isinstance(outcome.task.inputs, dict) else {"question": outcome.task.text}
     task = "\n".join(f"{name}: {value}" for name, value in inputs.items())
-    return math.exp(max(mean_logprobs(model, tuple(found), task, outcome.task.answers)))
+    return math.exp(max(mean_logprobs(model, tuple(texts), task, outcome.task.answers)))
 
 
 @lru_cache(maxsize=4096)

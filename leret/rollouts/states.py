@@ -254,8 +254,8 @@ class StateSampler:
             if role.sampled and failure is None:
                 n_steps = len(point.steps) + 1
                 deep = await self._runner.deep(need, n_steps, self._depth) if self._depth else ()
-                found = (ranking, prediction, n_steps, deep, point.baselines)
-                outcome = Outcome(point.task, text, deepcopy(outputs), *found)
+                known = (ranking, prediction, n_steps, deep, point.baselines)
+                outcome = Outcome(point.task, text, deepcopy(outputs), *known)
                 rewards = REPORTED if role.credit == "final" else self._rewards
                 values = {name: value for name, part in rewards.items() if (value := part(outcome)) is not None}
                 values |= final

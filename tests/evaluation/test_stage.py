@@ -130,7 +130,7 @@ def test_questions_without_gold_documents_are_evaluated_by_their_answers(answer_
     assert summary["n_by_measure"] == {"f1": summary["n_questions"], "em": summary["n_questions"]}
     assert {c["measure"] for c in summary["comparisons"]} == {"f1", "em"}
     assert all(row["hops"][-1]["f1"] is not None and "recall" not in row["hops"][-1] for row in summary["rows"])
-    assert any("recall: left out" in note for note in summary["notes"])
+    assert any("recall applies to 0 of" in note for note in summary["notes"])
     dev = json.loads((answer_run.eval / "dev" / "summary.json").read_text())
     assert summary["chosen_on"] == {row["system"]: row["hops"][-1]["f1"] for row in dev["rows"]}
     shown = answer_run.report.read_text().partition('id="setup"')[0].partition("</style>")[2]
@@ -158,7 +158,7 @@ def test_a_question_counts_for_the_measures_that_it_has_labels_for(answer_run, t
     every = evaluate(asks("raw-question", "base", measures=("f1", "recall")), answer_run).summary
     n = every["n_by_measure"]
     assert 0 < n["f1"] < every["n_questions"] > n["recall"] > 0
-    assert len([note for note in every["notes"] if "means are over" in note]) == 2
+    assert len([note for note in every["notes"] if " applies to " in note]) == 2
     searches = evaluate(asks("base", measures=("recall",), evaluation="found"), answer_run).summary
     assert searches["n_questions"] == n["recall"]
 
