@@ -92,6 +92,7 @@ for panel, name, function, example in (
     (_LOOP, "eval", run.evaluate, "demo --run runs/mine --set limit=100"),
     (_LOOP, "run", run.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
     (_LOOP, "pretrain", demo.pretrain, "sample.yaml"),
+    (_DATA, "score", rewards.score, "answers.jsonl --references questions.jsonl --measures f1,bleu,rougeL"),
     (_DATA, "search", search.search, 'indexes/mine "director of Ed Wood" -k 5'),
     (_DATA, "eval-retriever", search.eval_retriever, "indexes/mine --questions q.jsonl"),
 ):

@@ -149,9 +149,10 @@ def _show(report: DataReport) -> None:
             "hops (0: unknown)": {str(hops): n for hops, n in report.hops.items()},
             "gold documents per question": _histogram(report.gold),
             "reference answers per question": _histogram(report.answers),
+            "measures that apply": _measures(report),
             "words per question": _spread(report.question_words),
             "words per document": _spread(report.document_words) if report.n_documents else None,
-            "documents that are never gold": report.n_unused_documents,
+            "documents that are never gold": report.n_unused_documents if any(report.gold) else None,
             "duplicate questions": report.duplicate_questions,
             "records merged with an equal question": report.n_merged or None,
             "duplicate documents": report.duplicate_documents,
@@ -162,9 +163,18 @@ def _show(report: DataReport) -> None:
     for question in report.examples:
         answer = f" -> {shorten(question.answers[0], 80, placeholder=' ...')}" if question.answers else ""
         more = f" and {len(question.gold) - _SHOWN} more" if len(question.gold) > _SHOWN else ""
-        say(f"  {question.id}: {question.text}{answer} ({', '.join(question.gold[:_SHOWN])}{more})")
+        gold = f" ({', '.join(question.gold[:_SHOWN])}{more})" if question.gold else ""
+        say(f"  {question.id}: {question.text}{answer}{gold}")
     for problem in report.problems:
         say(f"  {problem}")
+
+
+def _measures(report: DataReport) -> dict[str, str]:
+    labels = (("of rankings (recall)", "gold documents", report.gold), ("of answers (f1)", "answers", report.answers))
+    n_with = [(measures, label, report.n_questions - counts.get(0, 0)) for measures, label, counts in labels]
+    return {
+        measures: f"{n:,} questions" if n else f"none, because no question has {label}" for measures, label, n in n_with
+    }
 
 
 def _histogram(counts: Mapping[int, int]) -> dict[str, int]:

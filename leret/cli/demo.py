@@ -90,7 +90,7 @@ def init(
     sampling, evaluation = _write_starter(data, out, policy, model, weights)
     console.warn_of_scope(policy or "", "", ":ExpandWrite")
     console.done(f"wrote {sampling} and {evaluation}")
-    console.say(raw_question(sampling))
+    console.say(raw_question(sampling) or "raw question: not measured, because no question has gold documents")
     head = sampling.read_text(encoding="utf-8").partition("# Commands:\n")[2].partition("# Expected time:")[0]
     commands, _, training = head.partition("# Training:")
     for line in commands.splitlines():
@@ -129,6 +129,7 @@ def _write_starter(
     report = inspect(_recipe({**data, "merge_questions": True}).data)
     held_out, most = _held_out(report, data["questions"]), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
     values |= {"data": data, "report": report, "held_out": held_out, "most": most, "hops": most if most <= 4 else 2}
+    values["answers"] = _only_answers(report, values["road"], data["questions"])
     values["dev"] = held_out == "test" and "dev" in report.splits  # dev selects a picker's best checkpoint
     if values["road"] is None:
         values["road"] = "rerank" if most == 1 else "expand-pick"
@@ -178,14 +179,20 @@ def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: 
     return flag_recipe({"data": {**data}, "policy": {**(lm or {})}}, flags)
 
 
-def raw_question(path: Path) -> str:
-    """Describe BM25's recall if each question is one query for as many passages as a run of the recipe retrieves."""
+def raw_question(path: Path) -> str | None:
+    """Describe BM25's recall if each question is one query for as many passages as a run of the recipe retrieves.
+
+    Return None if no question has gold documents.
+    """
     from leret.datasets.load import load
     from leret.evaluation.retriever import evaluate_retriever
     from leret.retrieval.engines.bm25 import BM25
 
     recipe = console.sampling_recipe(path, optional=("policy.model",))
     data = load(recipe.data.model_copy(update={"split": "all", "limit": _RAW_QUESTIONS}))
+    tasks = [task for task in data.tasks if task.gold]
+    if not tasks:
+        return None
     if len(data.corpus) > _RAW_DOCUMENTS:
         return (
             f"raw question: not measured on {len(data.corpus):,} documents (too slow); run `leret index build {path} "
@@ -194,7 +201,6 @@ def raw_question(path: Path) -> str:
     arguments, k = recipe.program.arguments, recipe.retriever.k
     n = k * arguments["hops"] if "hops" in arguments else k + arguments.get("picks", arguments.get("additions", 0))
     n = arguments.get("budget", n)  # the passages that a picker keeps of one search
-    tasks = [task for task in data.tasks if task.gold]
     with shown() as progress:
         report = evaluate_retriever(BM25.build(data.corpus), tasks, [f"R@{n}"], progress=progress)
     ((recall,), ((low, high),)) = report.measures.values(), report.intervals.values()
@@ -223,10 +229,20 @@ def _is_small(model: str) -> bool:
     return size <= _SMALL_BYTES and not (path / "adapter_config.json").is_file()
 
 
+def _only_answers(report: DataReport, road: str | None, questions: str) -> bool:
+    """Return whether only answers can be scored. Raise ConfigError if the policy then has nothing to learn from."""
+    if any(report.gold):
+        return False
+    if road not in ("local", "served"):
+        raise ConfigError(
+            f"{questions}: no question has relevant_doc_ids to score a search with; add them, use --field, or pass "
+            "--policy NAME with a language model that answers the questions, which are then scored by f1"
+        )
+    return True
+
+
 def _held_out(report: DataReport, questions: str) -> str:
-    """Return the split to evaluate on. Raise DataError if there is none or if no question has gold documents."""
-    if not any(report.gold):
-        raise DataError(f"{questions}: no question has relevant_doc_ids for the reward; add them or use --field")
+    """Return the split to evaluate on. Raise DataError if there is none."""
     held_out = next((name for name in ("test", "dev") if name in report.splits), None)
     if "train" in report.splits and held_out is not None:
         return held_out

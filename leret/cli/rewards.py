@@ -1,8 +1,9 @@
-"""``leret rewards`` and ``leret rescore``: list, test and change rewards."""
+"""``leret rewards``, ``leret rescore`` and ``leret score``: list, test and change rewards, and score answers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,15 +48,16 @@ def check_rewards(
 ) -> None:
     """Check that a reward is highest for a perfect outcome and lower for a wrong outcome."""
     from leret.rewards import REWARDS, Scoring, scoring
-    from leret.rewards.proof import prove
+    from leret.rewards.proof import UNPROVEN, prove
 
     if name is None:
-        todo = {each: scoring(each) for each in REWARDS if each != "similarity"}  # similarity needs a model
+        todo = {each: scoring(each) for each in REWARDS if each not in UNPROVEN}
     elif name.endswith(_RECIPE) or name.lstrip().startswith("{"):
         todo = {}
         for spec in console.sampling_recipe(name).sampling.rewards if name.endswith(_RECIPE) else [_spec(name)]:
             whole = scoring(spec, "sampling.reward")
-            todo |= {name: Scoring({name: replace(part, weight=1.0)}) for name, part in whole.parts.items()}
+            alone = {name: replace(part, weight=1.0, factor=False) for name, part in whole.parts.items()}
+            todo |= {name: Scoring({name: part}) for name, part in alone.items()}
             todo |= {" + ".join(whole.parts): whole}
     else:
         todo = {name: scoring(name)}
@@ -83,6 +85,42 @@ def rescore(
         report = stage(Run.open(run), None if reward is None else _spec(reward), progress=progress)
     console.done(f"{report.changed:,} of {report.samples:,} rewards changed")
     console.facts(report)
+
+
+def score(
+    answers: Annotated[Path, typer.Argument(metavar="FILE", help="Answers: JSON lines, CSV, Parquet, or text lines.")],
+    references: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="References, by id or in the same order.", show_default="FILE")
+    ] = None,
+    measures: Annotated[
+        str, typer.Option(help="Names, comma-separated, or a YAML list: [f1, {similarity: {model: NAME}}].")
+    ] = "f1",
+    field: Annotated[str | None, typer.Option(metavar="NAME", help="Column with the answers.")] = None,
+    resamples: Annotated[int, typer.Option(min=1, help="Bootstrap resamples.")] = 10_000,
+    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Score the answers in a file against references, with 95 % intervals."""
+    from leret.config.evaluation import EvalRecipe
+    from leret.config.load import flag_settings
+    from leret.core.yaml import parse
+    from leret.evaluation.score import score as stage
+
+    listed = measures.lstrip()[:1] in {"[", "{"}
+    names = parse(measures, "--measures").value if listed else [name.strip() for name in measures.split(",")]
+    recipe = {"measures": names, "resamples": resamples, "seed": seed}
+    settings = flag_settings(EvalRecipe, recipe, {"measures": "--measures"})
+    report = stage(answers, references or answers, settings, field)
+    rows = []
+    for name, value in report.measures.items():
+        low, high = report.intervals[name]
+        rows.append(
+            (name, "-" if value is None else f"{value:.4f}", "-" if low is None else f"[{low:.4f}, {high:.4f}]")
+        )
+    title = f"{report.n_answers:,} answers in {answers}"
+    console.table(("measure", "value", "95 % interval"), rows, title, values=report)
+    if report.n_failed:
+        console.say(f"{report.n_failed:,} answers are null and not scored")
 
 
 def _spec(text: str) -> str | RewardSettings:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny
+from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, field_validator, model_validator
 
 from leret.config.base import Free, RecipePath, Settings
 from leret.config.policy import PolicySettings
+from leret.config.sampling import RewardSettings
 
 
 class EvalDataSettings(Settings):
@@ -41,8 +42,13 @@ class EvalRecipe(Settings):
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
         default_factory=dict, description="policies in place of the run's, by predictor; trained policies are kept"
     )
-    measures: Annotated[tuple[str, ...], Free()] = ("recall", "ap")
-    choose_on: Literal["dev"] | None = Field(None, description="choose the final policy by recall; None: the last one")
+    measures: Annotated[tuple[str | RewardSettings, ...], Free()] = Field(
+        ("recall", "ap"), description="names, or settings by name as in the parts of a reward"
+    )
+    choose_on: Literal["dev"] | None = Field(
+        None,
+        description="choose the final policy by recall (or the first measure that applies); None: the last policy",
+    )
     baseline: Annotated[str, Free()] = Field("base", description="system to compare all other systems with")
     temperature: float = Field(0.0, ge=0)
     samples: Annotated[PositiveInt, Free()] = Field(1, description="runs per question to average at temperature > 0")
@@ -50,6 +56,32 @@ class EvalRecipe(Settings):
     confidence: Annotated[float, Free()] = Field(0.95, gt=0, lt=1)
     examples: Annotated[NonNegativeInt, Free()] = Field(10, description="questions with the largest gains and losses")
     seed: int = 0
+
+    @field_validator("measures", mode="before")
+    @classmethod
+    def _with_settings(cls, measures: Any) -> Any:
+        # [f1, {similarity: {model: NAME}}] or {f1: null, similarity: {...}}; a measure with settings is one reward part
+        listed = [measures] if isinstance(measures, dict) else measures
+        sections: list[Any] = []
+        for one in listed if isinstance(listed, list | tuple) else ():
+            if isinstance(one, dict) and "parts" not in one:  # else a name, or a section that `model_dump` wrote
+                sections += [name if part is None else {"parts": {name: part}} for name, part in one.items()]
+            else:
+                sections.append(one)
+        return sections or measures
+
+    @model_validator(mode="after")
+    def _without_weights(self) -> Self:
+        for section in self.measures:
+            for name, part in {} if isinstance(section, str) else section.parts.items():
+                if part.weight != 1 or part.factor or part.gain:
+                    raise ValueError(f"measures: {name} has weight, factor or gain, which are for rewards; remove it")
+        return self
+
+    @property
+    def specs(self) -> dict[str, str | RewardSettings]:
+        """Measures by name."""
+        return {one if isinstance(one, str) else next(iter(one.parts)): one for one in self.measures}
 
     @property
     def evaluation_name(self) -> str | None:

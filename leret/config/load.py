@@ -65,8 +65,19 @@ def flag_recipe(
 ) -> SamplingRecipe:
     """Check a sampling recipe built from command-line flags. ``flags`` gives the flag for dotted keys of ``value``."""
     whole = {"program": {"adapter": {"kind": "compact"}}, **value}
-    placed = Placed(whole, {tuple(key.split(".")): flag for key, flag in flags.items()})
-    return _checked(placed, SamplingRecipe, Path.cwd(), overrides, optional)
+    return flag_settings(SamplingRecipe, whole, flags, overrides, optional)
+
+
+def flag_settings(
+    model: type[R],
+    value: dict[str, Any],
+    flags: Mapping[str, str],
+    overrides: Sequence[str] = (),
+    optional: Collection[str] = (),
+) -> R:
+    """Check settings of any kind built from command-line flags, as `flag_recipe` does."""
+    placed = Placed(value, {tuple(key.split(".")): flag for key, flag in flags.items()})
+    return _checked(placed, model, Path.cwd(), overrides, optional)
 
 
 def find_recipe(path: str | Path, *folders: str) -> Path:

@@ -79,7 +79,13 @@ class PartSettings(Settings):
 
     weight: float = 1.0
     function: Annotated[str | None, _FUNCTION] = Field(None, description="None: the reward with the part's name")
-    model: Annotated[str | None, RecipePath("model", hub=True)] = Field(None, description="for similarity")
+    model: Annotated[str | None, RecipePath("model", hub=True)] = Field(
+        None, description="for similarity and answer_likelihood"
+    )
+    factor: bool = Field(False, description="multiply the mixed reward of the other parts by this part")
+    gain: Literal["raw-question", "closed-book"] | None = Field(
+        None, description="subtract the value of a search with the question, or of a reply without passages"
+    )
 
     @property
     def arguments(self) -> dict[str, Any]:

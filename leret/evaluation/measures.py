@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
-from leret.core.types import Document, Hop, Outcome, Rollout, Task
+from leret.config.sampling import RewardSettings
+from leret.core.types import STOP, Document, Hop, LMCall, Outcome, Rollout, Task
 from leret.datasets.corpus import find
 from leret.evaluation.results import ScoredHop
 from leret.retrieval.engines.bm25 import fold_accents
-from leret.rewards import scoring
+from leret.rewards import Scoring, scoring
+from leret.rewards.answers import ANSWERS, answer_texts
+from leret.rewards.corpus import CORPUS, CorpusMeasure
 from leret.rewards.ranking import recall
 
 BRIDGE_FOUND = "bridge_found"
 """Recall of the gold documents that the question does not name; a system must learn of them from other documents."""
+
+_OF_TEXT = frozenset({*ANSWERS, "format", "steps"})  # measures of completions and answers
 
 LABELS = {
     "recall": "recall",
@@ -31,22 +39,63 @@ LABELS = {
 _ALWAYS = ("recall", "ap", "all_found", BRIDGE_FOUND)
 
 
-def all_measures(names: Sequence[str]) -> tuple[str, ...]:
+Measures = Mapping[str, str | RewardSettings]
+"""Measures by name: their names in `REWARDS`, or sections with settings."""
+
+
+def all_measures(measures: Measures) -> Measures:
     """Return a recipe's measures, then the measures that every report shows; ConfigError for an unknown measure."""
-    every = tuple(dict.fromkeys((*names, *_ALWAYS)))
-    for name in every:
-        if name != BRIDGE_FOUND:
-            scoring(name, "measures")
+    every = {**measures, **{name: name for name in _ALWAYS if name not in measures}}
+    scorings(every, "measures")
     return every
 
 
-class Scorer:
-    """Scores rollouts with the measures ``names``; ``corpus`` provides the titles of gold documents."""
+def scorings(measures: Measures, key: str = "measures") -> dict[str, Scoring]:
+    """Return the functions of the measures, except `BRIDGE_FOUND`; ConfigError for an unknown measure or setting."""
+    return {name: scoring(spec, key) for name, spec in measures.items() if name != BRIDGE_FOUND}
 
-    def __init__(self, names: Sequence[str], tasks: Sequence[Task], corpus: Mapping[str, Document]) -> None:
-        self._rewards = {name: scoring(name) for name in names if name != BRIDGE_FOUND}
+
+def corpus_measures(measures: Measures) -> dict[str, tuple[CorpusMeasure, str | None]]:
+    """Return the measures of all answers together by name, each with the field that it reads."""
+    parts = {name: part for name, one in scorings(measures).items() for part in one.parts.values()}
+    return {
+        name: (CORPUS[str(part.function)], part.arguments.get("field"))
+        for name, part in parts.items()
+        if part.function in CORPUS
+    }
+
+
+def scorable(measures: Measures, tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks to which at least one of the measures applies."""
+    functions = scorings(measures).values()
+    return [task for task in tasks if any(function.applies(task) for function in functions)]
+
+
+def label_notes(measures: Measures, tasks: Sequence[Task]) -> list[str]:
+    """Describe the measures that do not apply to all tasks."""
+    counts = {name: sum(map(one.applies, tasks)) for name, one in scorings(measures).items()}
+    return [
+        f"{name} applies to {n:,} of {len(tasks):,} questions{'' if n else ', so it is left out'}"
+        for name, n in counts.items()
+        if n < len(tasks)
+    ]
+
+
+def scores_search(measures: Measures, tasks: Sequence[Task]) -> bool:
+    """Return whether any measure scores what a search found in one of the tasks, and not a completion or an answer."""
+    functions = [
+        one for one in scorings(measures).values() if any(p.function not in _OF_TEXT for p in one.parts.values())
+    ]
+    return any(function.applies(task) for function in functions for task in tasks)
+
+
+class Scorer:
+    """Scores rollouts with measures; ``corpus`` provides the titles of gold documents."""
+
+    def __init__(self, measures: Measures, tasks: Sequence[Task], corpus: Mapping[str, Document]) -> None:
+        self._rewards = scorings(measures)
         self._tasks = {task.id: task for task in tasks}
-        self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in names else {}
+        self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in measures else {}
 
     def rows(self, rollout: Rollout) -> list[ScoredHop]:
         """Return a row per hop, plus one if the run failed, stopped at an unparsed completion, or never searched."""
@@ -68,14 +117,16 @@ class Scorer:
             n_calls = sum(s.completion is not None and s.value is None for s in steps[n_before:n_steps])  # except picks
             end = (rollout.unparsed, rollout.error) if last else (False, None)
             value = steps[hop.n_steps - 1].value if hop.n_steps else None
-            rows.append(
-                ScoredHop(*place, *ranking, {} if rollout.error else self._values(outcome), n_calls, *end, value)
-            )
+            measures = {} if rollout.error else self._values(outcome, rollout.unparsed and last)
+            answer = (_encoded(prediction), _picks(steps)) if last else (None, ())
+            rows.append(ScoredHop(*place, *ranking, measures, n_calls, *end, value, *answer))
             n_before = n_steps
         return rows
 
-    def _values(self, outcome: Outcome) -> dict[str, float]:
-        values = {name: value(outcome) for name, value in self._rewards.items()}
+    def _values(self, outcome: Outcome, unparsed: bool) -> dict[str, float]:
+        # An unparsed completion is an empty answer. Users' functions may expect the program's own return value.
+        ended = replace(outcome, prediction="") if unparsed else outcome
+        values = {name: one(outcome if one.calls_users else ended) for name, one in self._rewards.items()}
         if hidden := self._hidden.get(outcome.task.id):
             values[BRIDGE_FOUND] = recall(outcome.task.gold_ids(outcome.doc_ids), hidden)
         return {name: value for name, value in values.items() if value is not None}
@@ -94,6 +145,16 @@ def hidden_gold(question: Task, corpus: Mapping[str, Document]) -> tuple[str, ..
         for doc_id in question.gold
         if (document := find(corpus, doc_id)) and (title := _title(document)) and f" {title} " not in text
     )
+
+
+def _encoded(prediction: Any) -> str | None:
+    texts = answer_texts(prediction)
+    return None if texts is None else json.dumps(texts, ensure_ascii=False)
+
+
+def _picks(steps: Sequence[LMCall]) -> tuple[str, ...]:
+    choices = [(step.outputs or {}).get("id") for step in steps if step.inputs.keys() >= {"candidates", "picked"}]
+    return tuple(id for id in choices if isinstance(id, str) and id != STOP.id)
 
 
 def _title(document: Document) -> str:

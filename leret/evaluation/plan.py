@@ -19,9 +19,10 @@ from leret.core.stages import check_resumable, completed, input_stamps, stage_ke
 from leret.core.types import Task, digest
 from leret.datasets.load import limited, split_name
 from leret.datasets.splits import refuse_doubles, refuse_leak
-from leret.evaluation.measures import all_measures
+from leret.evaluation.measures import Measures, all_measures, scorable, scores_search
 from leret.evaluation.runner import Evaluator, Policies
-from leret.evaluation.systems import BASE, System, available, select, training_facts
+from leret.evaluation.systems import BASE, ORACLE, System, available, select, training_facts
+from leret.rewards import function_names
 from leret.rewards.functions import sources_digest
 from leret.rollouts.actors import Decoding
 from leret.rollouts.environment import Environment, questions_digest, recipe_files, refuse_changed_files, refuse_changes
@@ -43,7 +44,7 @@ class Evaluation:
     systems: Sequence[System]
     sampling: SamplingRecipe
     policies: Policies
-    measures: Sequence[str]
+    measures: Measures
     directory: Path
     key: str
 
@@ -141,7 +142,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     systems = select(recipe.systems, known, (*recipe.demos, *recipe.actors))
     if recipe.baseline not in known:
         raise ConfigError(f"baseline: unknown system {recipe.baseline!r}; available: {', '.join(known)}")
-    measures = all_measures(recipe.measures)
+    measures = all_measures(recipe.specs)
     directory = run.eval / (recipe.evaluation_name or "")
     names = [*known, *(system.name for system in systems)]
     shared = [name for name in names if name == recipe.evaluation_name or (directory / name / "summary.json").is_file()]
@@ -163,13 +164,16 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         input_stamps(*recipe_files(sampled)),
-        *filter(None, [sources_digest(measures)]),
+        *filter(None, [sources_digest(_functions(measures))]),
     )
     return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key)
 
 
 def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Task], str]:
-    """Return those of the recipe's questions that have gold documents, and a digest of all questions of the split."""
+    """Return the recipe's questions to which a requested measure applies, and a digest of all questions of the split.
+
+    DataError if there are none; ConfigError for systems that only search, if no measure applies to what they find.
+    """
     recipe, run, data = evaluation.recipe, evaluation.run, environment.recipe.data
     if recipe.questions is not None and data.kind == "world":
         raise ConfigError(f"questions: {recipe.questions!r} does not apply to a generated world; remove the key")
@@ -183,11 +187,16 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     else:
         split = [t for t in run_tasks if recipe.split in ("all", split_name(t, data.seed))]
     chosen = limited(split, recipe.limit, data.seed)
-    tasks = [task for task in chosen if task.gold]
+    tasks = scorable(recipe.specs, chosen)
     if not tasks:
         source = recipe.questions or f"split {recipe.split} of the run's data"
-        cause = f"none of its {len(chosen)} questions has gold documents" if chosen else "it is empty"
-        raise DataError(f"no questions to evaluate in {source} ({cause}); choose another split or question file")
+        cause = f"{', '.join(recipe.specs)} apply to none of its {len(chosen)} questions" if chosen else "it is empty"
+        advice = "rankings are measured by gold documents, and answers by reference answers (measures: [f1])"
+        raise DataError(
+            f"no questions to evaluate in {source} ({cause}); choose other measures, another split or question file: "
+            f"{advice}"
+        )
+    _refuse_search_alone(evaluation, tasks)
     if run.store.is_file():
         with Store(run.store, read_only=True) as store:
             ids = store.question_ids()
@@ -211,9 +220,29 @@ def open_evaluator(
     search = environment.recipe.retriever
     inputs = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]
     measures = evaluation.measures
-    key = digest(inputs, measures, data, *filter(None, [sources_digest(measures)]))
+    answers = [task.answers for task in tasks]
+    names = [one if isinstance(one, str) else [name, one.model_dump(mode="json")] for name, one in measures.items()]
+    key = digest(inputs, names, data, answers, *filter(None, [sources_digest(_functions(measures))]))
     run, directory, policies, samples = evaluation.run, evaluation.directory, evaluation.policies, evaluation.samples
     return Evaluator(run, directory, environment, decoding, samples, policies, tasks, measures, key, progress)
+
+
+def _functions(measures: Measures) -> list[str]:
+    return [name for spec in measures.values() for name in function_names(spec)]
+
+
+def _refuse_search_alone(evaluation: Evaluation, tasks: Sequence[Task]) -> None:
+    """Raise an error for systems without answers of their own if no measure applies to what they find."""
+    if any(task.gold for task in tasks):
+        return
+    useful = scores_search(evaluation.recipe.specs, tasks)
+    names = [system.name for system in evaluation.systems if system.name == ORACLE or (system.searches and not useful)]
+    if names:
+        left = [name for name in evaluation.recipe.systems if name not in names]
+        raise ConfigError(
+            f"systems: {', '.join(names)}: without gold documents, there is nothing to compare their searches with; "
+            f"remove them, as in systems: [{', '.join(left) or 'base'}]"
+        )
 
 
 def _refuse_other_results(evaluation: Evaluation, data: str) -> None:

@@ -36,6 +36,8 @@ class ScoredHop:
         doc_ids: accumulated ranking, best first.
         lm_calls: LM calls since the previous row; the last row of a run includes LM calls after its search.
         value: Q-value of a picker's choice before the search.
+        prediction: JSON of the program's answer (`leret.rewards.answers.answer_texts`), in the last row.
+        picked: ids that the program picked, in the last row.
     """
 
     question_id: str
@@ -51,6 +53,8 @@ class ScoredHop:
     unparsed: bool = False
     failure: str | None = None
     value: float | None = None
+    prediction: str | None = None
+    picked: tuple[str, ...] = ()
 
 
 _FIXED = {
@@ -66,7 +70,10 @@ _FIXED = {
     "unparsed": pa.bool_(),
     "failure": pa.string(),
     "value": pa.float64(),
+    "prediction": pa.string(),
+    "picked": pa.list_(pa.string()),
 }
+_TUPLES = ("doc_ids", "scores", "picked")
 
 
 def write_rows(path: Path, rows: Iterable[ScoredHop], measures: Sequence[str]) -> None:
@@ -88,8 +95,10 @@ def read_rows(path: Path) -> list[ScoredHop]:
 
 def _row(record: dict[str, Any]) -> ScoredHop:
     fixed = {name: record.pop(name) for name in _FIXED}
-    fixed["doc_ids"], fixed["scores"] = tuple(fixed["doc_ids"]), tuple(fixed["scores"])
-    return ScoredHop(**fixed, measures={name: value for name, value in record.items() if value is not None})
+    return ScoredHop(
+        **fixed | {name: tuple(fixed[name]) for name in _TUPLES},
+        measures={name: value for name, value in record.items() if value is not None},
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -157,6 +166,36 @@ def write_results(directory: Path, results: SystemResults, measures: Sequence[st
     note.unlink(missing_ok=True)
     write_rows(directory / "per_question.parquet", results.rows, measures)
     write_atomically(note, json.dumps({"key": results.key, "seconds": round(results.seconds, 3)}) + "\n")
+
+
+def write_answers(path: Path, questions: Mapping[str, Task], rows: Iterable[ScoredHop]) -> None:
+    """Write answers.jsonl with a line per run, if any program returned a text; ``prediction`` is null after a failure.
+
+    If the program ended at a completion that does not parse, the prediction is the empty text.
+    """
+    last = {(row.question_id, row.sample): row for row in rows}
+    if any(row.prediction is not None for row in last.values()):
+        lines = (_answer(questions[row.question_id], row) for row in last.values())
+        text = "".join(json.dumps(line, ensure_ascii=False, default=str) + "\n" for line in lines)
+        write_atomically(path, _plain(text))
+
+
+def _answer(question: Task, row: ScoredHop) -> dict[str, Any]:
+    inputs = question.inputs if isinstance(question.inputs, dict) else {"question": question.text}
+    values: dict[str, Any] = {"prediction": prediction_of(row), "references": question.answers, "found": row.doc_ids}
+    values |= {"picked": row.picked, "measures": row.measures, "sample": row.sample}
+    values |= {"unparsed": row.unparsed, "failure": row.failure}
+    return {"id": row.question_id, "inputs": inputs} | {
+        name: value for name, value in values.items() if value or name in ("prediction", "references", "found")
+    }
+
+
+def prediction_of(row: ScoredHop) -> str | dict[str, str] | None:
+    """Return the answer of a run, given its last row: its only text or ``answer``, or else its texts by field."""
+    texts: Any = None if row.prediction is None else json.loads(row.prediction)
+    if isinstance(texts, dict):
+        return texts["answer"] if "answer" in texts else next(iter(texts.values())) if len(texts) == 1 else texts
+    return "" if texts is None and row.unparsed else texts
 
 
 _UNSAFE = re.compile(r"[\s%\x00-\x20\x7f-\xa0\u200b\ufeff\ud800-\udfff]")

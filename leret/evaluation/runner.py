@@ -28,7 +28,7 @@ from leret.evaluation.baselines import (
     rm3_retriever,
     special_fields,
 )
-from leret.evaluation.measures import Scorer
+from leret.evaluation.measures import Measures, Scorer
 from leret.evaluation.results import SystemResults, read_results, write_results
 from leret.evaluation.systems import HYDE, ORACLE, RAW, RM3, System
 from leret.policies.base import Policy
@@ -83,7 +83,7 @@ class Evaluator:
     samples: int  # runs per question for systems with an LM
     policies: Policies
     questions: Sequence[Task]
-    measures: Sequence[str]
+    measures: Measures
     key: str
     progress: Progress
     # The open policy and its event loop, because a policy's connections belong to one event loop.
@@ -106,7 +106,7 @@ class Evaluator:
             results.seconds += time.monotonic() - began
             results.sort([question.id for question in self.questions])
             with self.run.writing(), ThreadPoolExecutor(1) as writer:  # Ctrl-C does not interrupt threads
-                writer.submit(write_results, self.directory / system.name, results, self.measures).result()
+                writer.submit(write_results, self.directory / system.name, results, list(self.measures)).result()
         return results, True
 
     def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:

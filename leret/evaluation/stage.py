@@ -18,11 +18,12 @@ from leret.core.runs import Run
 from leret.core.stages import mark_completed
 from leret.core.types import Task
 from leret.evaluation.baselines import hyde_note
+from leret.evaluation.measures import label_notes
 from leret.evaluation.plan import Evaluation, choosing, held_out, open_evaluator, resolve
 from leret.evaluation.report.content import examples
-from leret.evaluation.results import SystemResults, gold_scores, write_qrels, write_run
+from leret.evaluation.results import SystemResults, gold_scores, write_answers, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
-from leret.evaluation.summary import summarise
+from leret.evaluation.summary import main_measure, summarise
 from leret.evaluation.systems import HYDE, System, focus
 from leret.policies.load import probe
 from leret.programs.saved import save
@@ -67,7 +68,8 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
         evaluator = open_evaluator(evaluation, environment, tasks, data, progress or Progress())
         asked, results = _evaluate_systems(evaluation, evaluator)
         summary = _summary(evaluation, tasks, data, results) | chosen
-        shown = _examples(evaluation, environment, tasks, results, summary["focus"])
+        measure = "ap" if "ap" in summary["measures"] else main_measure(summary["measures"])
+        shown = _examples(evaluation, environment, tasks, results, summary["focus"], measure)
         with run.writing():
             write_qrels(evaluation.directory / "qrels.trec", tasks)
             _write_json(evaluation.directory / "examples.json", shown)
@@ -83,12 +85,13 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
 
 
 def _chosen(evaluation: Evaluation, progress: Progress | None) -> dict[str, Any]:
-    """Return ``focus`` (the policy to deliver) and, if it was chosen by recall, ``chosen_on`` (recall by policy)."""
-    recall: dict[str, float] = {}
+    """Return ``focus`` (the policy to deliver) and, if it was chosen by a measure, ``chosen_on`` (value by policy)."""
+    values: dict[str, float] = {}
     if (recipe := choosing(evaluation)) is not None:
         summary = evaluate(recipe, evaluation.run, progress=progress).summary
-        recall = {row["system"]: row["hops"][-1]["recall"] or 0.0 for row in summary["rows"]}
-    return {"focus": focus(evaluation.systems, recall), **({"chosen_on": recall} if recall else {})}
+        measure = main_measure(summary["measures"])
+        values = {row["system"]: row["hops"][-1][measure] or 0.0 for row in summary["rows"]}
+    return {"focus": focus(evaluation.systems, values), **({"chosen_on": values} if values else {})}
 
 
 def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
@@ -109,12 +112,14 @@ def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tup
 
 
 def _record(evaluation: Evaluation, system: System, results: SystemResults, questions: Sequence[Task]) -> None:
-    """Write a system's run.trec and log an event."""
+    """Write a system's run.trec and answers.jsonl, and log an event."""
     last = {row.question_id: row for row in results.rows if row.sample == 0 and row.failure is None}
     tasks = {task.id: task for task in questions}
     with evaluation.run.writing():
         rankings = ((id, gold_scores(tasks[id], row.doc_ids, row.scores)) for id, row in last.items())
-        write_run(evaluation.directory / system.name / "run.trec", system.name, rankings)
+        directory = evaluation.directory / system.name
+        write_run(directory / "run.trec", system.name, rankings)
+        write_answers(directory / "answers.jsonl", tasks, results.rows)
     facts = {"seconds": round(results.seconds, 3), "failed": sum(row.failure is not None for row in results.rows)}
     name = evaluation.recipe.evaluation_name
     evaluation.run.event("eval", "evaluated", name=name, system=system.name, **facts)
@@ -125,14 +130,17 @@ def _summary(
 ) -> dict[str, Any]:
     recipe = evaluation.recipe
     evaluated = [(system, results[system.name]) for system in evaluation.systems]
-    summary = summarise(evaluated, tasks, evaluation.measures, recipe)
+    summary = summarise(evaluated, tasks, list(evaluation.measures), recipe)
     return {
         **summary,
         **recipe.model_dump(include={"split", "temperature", "samples", "seed"}),
         "name": recipe.evaluation_name,
         "sentences": evaluation.sentences,
         "data": data,
-        "notes": [hyde_note("the base policy", rows.rows) for name, rows in results.items() if name == HYDE],
+        "notes": [
+            *(hyde_note("the base policy", rows.rows) for name, rows in results.items() if name == HYDE),
+            *label_notes(recipe.specs, tasks),
+        ],
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "key": evaluation.key,
     }
@@ -144,12 +152,13 @@ def _examples(
     tasks: Sequence[Task],
     results: Mapping[str, SystemResults],
     name: str | None,
+    measure: str,
 ) -> dict[str, Any] | None:
     rival = evaluation.recipe.baseline
     if name is None or rival not in results or rival == name:
         return None
     ours, theirs = ((system, results[system].rows) for system in (name, rival))
-    return examples(ours, theirs, tasks, environment.corpus, evaluation.recipe.examples)
+    return examples(ours, theirs, tasks, environment.corpus, evaluation.recipe.examples, measure)
 
 
 def _deliver(run: Run, environment: Environment, policies: Mapping[str, PolicySettings]) -> None:

@@ -6,7 +6,7 @@ The same resamples serve all columns of a matrix, so one matrix product computes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from leret.config.evaluation import EvalRecipe
+from leret.rewards.corpus import CorpusMeasure
 
 Array = NDArray[np.float64]
 
@@ -35,21 +36,31 @@ def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: floa
     Source: Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for retrieval measures.
     """
     n_questions, n_columns = values.shape
-    rng = np.random.default_rng(seed)
     present = (~np.isnan(values)).astype(np.float64)
     filled = np.nan_to_num(values)
     means = np.empty((resamples, n_columns))
+    for start, stop, weights in _resamples(n_questions, resamples, seed):
+        with np.errstate(invalid="ignore", divide="ignore"):
+            means[start:stop] = (weights @ filled) / (weights @ present)
+    return _percentiles(means, confidence)
+
+
+def _resamples(n_questions: int, resamples: int, seed: int) -> Iterator[tuple[int, int, Array]]:
+    """Yield chunks of resamples: their range, and how often each draws each question."""
+    rng = np.random.default_rng(seed)
     for start, stop in _chunks(resamples, n_questions):
         drawn = rng.integers(0, n_questions, size=(stop - start, n_questions))
         drawn += np.arange(stop - start)[:, None] * n_questions
         counts = np.bincount(drawn.ravel(), minlength=(stop - start) * n_questions)
-        weights = counts.reshape(stop - start, n_questions).astype(np.float64)  # how often each question is drawn
-        with np.errstate(invalid="ignore", divide="ignore"):
-            means[start:stop] = (weights @ filled) / (weights @ present)
+        yield start, stop, counts.reshape(stop - start, n_questions).astype(np.float64)
+
+
+def _percentiles(values: Array, confidence: float) -> Array:
+    """Return the central interval of each column; NaN for a column without values."""
     tail = (1 - confidence) / 2 * 100
-    bounds = np.full((n_columns, 2), np.nan)
-    for column in range(n_columns):
-        known = means[:, column][~np.isnan(means[:, column])]
+    bounds = np.full((values.shape[1], 2), np.nan)
+    for column in range(values.shape[1]):
+        known = values[:, column][~np.isnan(values[:, column])]
         if known.size:
             bounds[column] = np.percentile(known, [tail, 100 - tail])
     return bounds
@@ -71,19 +82,64 @@ def sign_flip_p(differences: Array, resamples: int = 10_000, seed: int = 0) -> A
     n_questions, n_columns = differences.shape
     filled = np.nan_to_num(differences)
     observed = np.abs(filled.sum(axis=0)) - _TIE
-    exact = 2**n_questions <= resamples
-    n_flips = 2**n_questions if exact else resamples
-    rng = np.random.default_rng(seed)
     n_as_large = np.zeros(n_columns)
-    for start, stop in _chunks(n_flips, max(1, n_questions)):
-        if exact:
-            bits = (np.arange(start, stop)[:, None] >> np.arange(n_questions)) & 1
-        else:
-            bits = rng.integers(0, 2, size=(stop - start, n_questions), dtype=np.int8)
+    for bits in _assignments(n_questions, resamples, seed):
         sums = (bits * 2.0 - 1.0) @ filled
         n_as_large += (np.abs(sums) >= observed).sum(axis=0)
-    p = n_as_large / n_flips if exact else (n_as_large + 1) / (n_flips + 1)
-    return np.where(np.isnan(differences).all(axis=0), np.nan, p)
+    return np.where(np.isnan(differences).all(axis=0), np.nan, _share(n_as_large, n_questions, resamples))
+
+
+def _assignments(n_questions: int, resamples: int, seed: int) -> Iterator[NDArray[np.integer[Any]]]:
+    """Yield chunks of assignments of 0 or 1 to questions: all of them if at most ``resamples``, else a sample."""
+    exact, rng = 2**n_questions <= resamples, np.random.default_rng(seed)
+    for start, stop in _chunks(2**n_questions if exact else resamples, max(1, n_questions)):
+        if exact:
+            yield (np.arange(start, stop)[:, None] >> np.arange(n_questions)) & 1
+        else:
+            yield rng.integers(0, 2, size=(stop - start, n_questions), dtype=np.int8)
+
+
+def _share(n_as_large: Array, n_questions: int, resamples: int) -> Array:
+    exact = 2**n_questions <= resamples
+    return n_as_large / 2**n_questions if exact else (n_as_large + 1) / (resamples + 1)
+
+
+def corpus_interval(rows: Array, measure: CorpusMeasure, recipe: EvalRecipe) -> list[float | None]:
+    """Compute the bootstrap interval of a `CorpusMeasure`; ``rows`` are (n_questions, n_counts).
+
+    None if the measure cannot be resampled or there are no rows.
+    """
+    if not measure.resampled or not len(rows):
+        return [None, None]
+    drawn = [measure.values(weights @ rows) for *_, weights in _resamples(len(rows), recipe.resamples, recipe.seed)]
+    return list(map(json_number, _percentiles(np.concatenate(drawn)[:, None], recipe.confidence)[0]))
+
+
+def compare_corpus(
+    a: Array, b: Array, measure: CorpusMeasure, recipe: EvalRecipe, known: bool = True
+) -> dict[str, Any]:
+    """Compute the difference of a `CorpusMeasure`, a minus b, over questions with rows of both; None if not ``known``.
+
+    The permutation test swaps the answers of a and b to a question.
+
+    Source: Koehn (EMNLP 2004) for the interval; Riezler and Maxwell (2005) for the test.
+    """
+    both = ~(np.isnan(a).any(axis=1) | np.isnan(b).any(axis=1)) & known
+    a, b, n = a[both], b[both], int(both.sum())
+    if not n:
+        return {"n": 0, "difference": None, "ci": [None, None], "p": None}
+    observed, n_as_large = measure.value(a) - measure.value(b), 0
+    facts = {"n": n, "difference": json_number(observed), "ci": [None, None], "p": None}
+    if not measure.resampled:
+        return facts
+    for bits in _assignments(n, recipe.resamples, recipe.seed):
+        swapped = bits @ (b - a)
+        values = measure.values(a.sum(axis=0) + swapped) - measure.values(b.sum(axis=0) - swapped)
+        n_as_large += int((np.abs(values) >= abs(observed) - _TIE).sum())
+    c = a.shape[1]
+    pair = CorpusMeasure(measure.rows, lambda sums: measure.values(sums[:, :c]) - measure.values(sums[:, c:]))
+    p = float(_share(np.array(n_as_large, dtype=float), n, recipe.resamples))
+    return facts | {"ci": corpus_interval(np.hstack([a, b]), pair, recipe), "p": json_number(p)}
 
 
 def _chunks(total: int, width: int) -> list[tuple[int, int]]:

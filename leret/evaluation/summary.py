@@ -2,7 +2,7 @@
 
 ::
 
-    {"schema": 1, "measures": [...], "n_questions": N, "n_by_type": {...}, "n_hops": H, "confidence": .95, ...
+    {"schema": 1, "measures": [...], "n_questions": N, "n_by_measure": {...}, "n_by_type": {...}, "n_hops": H, ...
      "rows": [{"system", "kind", "policy", "prompt", "n", "failed", "unparsed", "seconds", "lm_calls",
                "hops": [{"hop": 1, "recall": x, "recall_ci": [lo, hi], ...}, ...],
                "by_type": {"bridge": {"n": n, "hops": [...]}}, "answer": null}],
@@ -10,29 +10,47 @@
      "comparisons_by_hop": [...], "comparisons_by_type": [... with "type"]}
 
 A hop is one search of the program. `comparisons` compares systems after the last hop, on all questions. Rates are in
-[0, 1]. A difference is the mean of `a` minus the mean of `b`, over questions with scores for both. `p_holm` is adjusted
-separately for each measure and list of comparisons. Future versions may add keys, but never remove or redefine keys.
-`leret eval` adds its recipe's keys, `focus` (the delivered policy) and `chosen_on` (recall by policy on ``choose_on``).
+[0, 1]. A measure without a value for any question, such as recall without gold documents, is left out; `n_by_measure`
+counts the questions with a value. A difference is the mean of `a` minus the mean of `b`, over questions with scores for
+both. `p_holm` is adjusted separately for each measure and list of comparisons. Future versions may add keys, but never
+remove or redefine keys. `leret eval` adds its recipe's keys, `focus` (the delivered policy) and `chosen_on` (recall, or
+the first measure that applies, by policy on ``choose_on``).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from leret.config.evaluation import EvalRecipe
-from leret.core.types import Task
-from leret.evaluation.measures import LABELS
-from leret.evaluation.results import ScoredHop, SystemResults
-from leret.evaluation.statistics import Array, bootstrap_intervals, compare, json_number, nan_mean, pairs_of, with_holm
+from leret.core.types import Outcome, Task
+from leret.evaluation.measures import LABELS, corpus_measures
+from leret.evaluation.results import ScoredHop, SystemResults, prediction_of
+from leret.evaluation.statistics import (
+    Array,
+    bootstrap_intervals,
+    compare,
+    compare_corpus,
+    corpus_interval,
+    json_number,
+    nan_mean,
+    pairs_of,
+    with_holm,
+)
 from leret.evaluation.systems import FUSED, ORACLE, RAW, System
+from leret.rewards.answers import answer_of
+from leret.rewards.corpus import CorpusMeasure
 
 _MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found", "rr", "f1")
 """Measures shown in the console table, if computed."""
+
+_COLUMNS = 6
+"""Maximum number of measures in the console table without recall."""
 
 LEVEL = 0.05
 """Significance level for adjusted p-values."""
@@ -60,6 +78,8 @@ def summarise(
     """Compute the part of summary.json that depends on the scored hops; systems and measures keep their input order."""
     ends = (row.hop for _, results in systems for row in results.rows if row.failure is None and not row.unparsed)
     hops = max(ends, default=1)
+    n_by_measure = _counts([results for _, results in systems], measures)
+    measures = list(n_by_measure)
     scores = {system.name: score_table(results.rows, questions, hops, measures) for system, results in systems}
     groups = _groups(questions)
     means = {name: _means(scores, members, measures, recipe) for name, members in groups.items()}
@@ -68,29 +88,36 @@ def summarise(
         group: compare(pairs, {name: s.values[members] for name, s in scores.items()}, measures, recipe)
         for group, members in groups.items()
     }
-    everything = compared.pop(None)
+    for group, members in groups.items():
+        _set_corpus_measures(systems, [questions[i] for i in members], measures, means[group], compared[group], recipe)
     return {
         "schema": 1,
         "measures": list(measures),
         "n_questions": len(questions),
+        "n_by_measure": n_by_measure,
         "n_by_type": {name: len(members) for name, members in groups.items() if name is not None},
         "n_hops": hops,
         "baseline": recipe.baseline,
         "confidence": recipe.confidence,
         "resamples": recipe.resamples,
         "rows": [_row(system, results, scores[system.name], means, groups) for system, results in systems],
-        "comparisons": with_holm(c for c in everything if c["hop"] == hops),
-        "comparisons_by_hop": with_holm(c for c in everything if c["hop"] != hops),
+        "comparisons": with_holm(c for c in compared[None] if c["hop"] == hops),
+        "comparisons_by_hop": with_holm(c for c in compared[None] if c["hop"] != hops),
         "comparisons_by_type": [
             {**c, "type": name}
-            for name, comparisons in compared.items()
-            for c in with_holm(c for c in comparisons if c["hop"] == hops)
+            for name in filter(None, compared)
+            for c in with_holm(c for c in compared[name] if c["hop"] == hops)
         ],
     }
 
 
 def headline(summary: Mapping[str, Any]) -> str | None:
-    """Return a sentence about the system with the highest recall, except the oracle; None if all recalls are 0."""
+    """Return a sentence about the system with the highest recall, except the oracle; None if all recalls are 0.
+
+    Without gold documents, the sentence is about the main measure.
+    """
+    if "recall" not in summary["measures"]:
+        return _headline_of_answers(summary)
     recall = {r["system"]: r["hops"][-1]["recall"] or 0.0 for r in summary["rows"] if r["system"] != ORACLE}
     if not any(recall.values()):
         return None
@@ -112,9 +139,27 @@ def headline(summary: Mapping[str, Any]) -> str | None:
     return f"{best} finds {more} {other}: {share}, against {recall[other]:.0%}{raw}"
 
 
+def _headline_of_answers(summary: Mapping[str, Any]) -> str | None:
+    measure = main_measure(summary["measures"])
+    values = {row["system"]: row["hops"][-1][measure] or 0.0 for row in summary["rows"]}
+    best, *others = sorted(values, key=lambda name: -values[name])
+    if not values[best] or not others:
+        return None
+    pairs = {frozenset((c["a"], c["b"])): c["p_holm"] for c in summary["comparisons"] if c["measure"] == measure}
+    p = pairs.get(frozenset((best, others[0])))
+    more = "has a higher" if p is not None and p < LEVEL else "has about the same"
+    figures = f"{values[best]:.3f} against {values[others[0]]:.3f}"
+    return f"{best} {more} {LABELS.get(measure, measure)} {'than' if 'higher' in more else 'as'} {others[0]}: {figures}"
+
+
+def main_measure(measures: Sequence[str]) -> str:
+    """Return the measure that chooses policies and orders examples: recall, or without gold documents the first one."""
+    return "recall" if "recall" in measures else measures[0]
+
+
 def main_measures(measures: Sequence[str]) -> list[str]:
     """Return the measures of the console table, main measure first."""
-    return [measure for measure in _MAIN if measure in measures] or list(measures[:3])
+    return [m for m in _MAIN if m in measures] if "recall" in measures else list(measures[:_COLUMNS])
 
 
 def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
@@ -149,6 +194,13 @@ def format_figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> 
     return f"{value:.3f} [{bounds[0]:.3f}, {bounds[1]:.3f}]" if with_interval else f"{value:.3f}"
 
 
+def _counts(results: Sequence[SystemResults], measures: Sequence[str]) -> dict[str, int]:
+    """Return the number of questions with a value, by measure, without measures that have none (unless all have)."""
+    pairs = {(name, row.question_id) for one in results for row in one.rows for name in row.measures}
+    counts = Counter(name for name, _ in pairs)
+    return {name: counts[name] for name in measures if counts[name] or not counts}
+
+
 def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: int, measures: Sequence[str]) -> Scores:
     """Arrange one system's rows (in any order) by question, hop and measure."""
     runs: dict[tuple[str, int], dict[int, ScoredHop]] = defaultdict(dict)
@@ -171,6 +223,48 @@ def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: in
         if question.id in tables:
             values[i] = np.mean(tables[question.id], axis=0)
     return Scores(values, n_failed=len(questions) - len(tables), n_unparsed=len(unparsed))
+
+
+def _corpus_rows(
+    results: SystemResults, questions: Sequence[Task], name: str, measure: CorpusMeasure, field: str | None
+) -> Array:
+    """Return the rows of a `CorpusMeasure` by question, averaged over runs; NaN for questions without a value."""
+    last = {(row.sample, row.question_id): row for row in results.rows}
+    tables = []
+    for sample in sorted({sample for sample, _ in last}):
+        runs = [(i, last[sample, q.id]) for i, q in enumerate(questions) if (sample, q.id) in last]
+        known = [(i, row) for i, row in runs if name in row.measures]
+        answers = [answer_of(Outcome(questions[i], prediction=prediction_of(row)), field) or "" for i, row in known]
+        rows = measure.rows(answers, [questions[i].answers for i, _ in known])
+        tables.append(np.full((len(questions), rows.shape[1]), np.nan))
+        tables[-1][[i for i, _ in known]] = rows
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a question without a value in any run
+        return np.asarray(np.nanmean(tables, axis=0))
+
+
+def _set_corpus_measures(
+    systems: Sequence[tuple[System, SystemResults]],
+    questions: Sequence[Task],
+    measures: Sequence[str],
+    means: Mapping[str, list[dict[str, Any]]],
+    comparisons: Iterable[dict[str, Any]],
+    recipe: EvalRecipe,
+) -> None:
+    """Replace the means and comparisons of measures of all answers together, which only the last hop has."""
+    corpus = corpus_measures(recipe.specs)
+    for name in filter(corpus.__contains__, measures):
+        measure, field = corpus[name]
+        rows = {system.name: _corpus_rows(results, questions, name, measure, field) for system, results in systems}
+        for system, hops in means.items():
+            for hop in hops:
+                hop.update({name: None, f"{name}_ci": [None, None]})
+            known = rows[system][~np.isnan(rows[system]).any(axis=1)]
+            value = json_number(measure.value(known)) if len(known) else None
+            hops[-1].update({name: value, f"{name}_ci": corpus_interval(known, measure, recipe)})
+        n_hops = max(map(len, means.values()), default=0)
+        for pair in (pair for pair in comparisons if pair["measure"] == name):
+            pair.update(compare_corpus(rows[pair["a"]], rows[pair["b"]], measure, recipe, pair["hop"] == n_hops))
 
 
 def _groups(questions: Sequence[Task]) -> dict[str | None, list[int]]:

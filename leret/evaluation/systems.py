@@ -54,6 +54,11 @@ class System:
     parts: tuple[System, ...] = ()  # systems whose rankings this system fuses, evaluated before it
     predictors: tuple[str, ...] = ()  # predictors that a trained policy answers; empty: all predictors
 
+    @property
+    def searches(self) -> bool:
+        """True if the system only writes queries, so that answers of the program mean nothing."""
+        return self.kind == "baseline" or self.name == HYDE
+
 
 def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings]) -> dict[str, System]:
     """Return all systems of a run by name, in the order of the report's table."""
@@ -98,14 +103,14 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
     return [*(system for system in systems.values() if system.name in wanted), *fused.values()]
 
 
-def focus(systems: Sequence[System], recall: Mapping[str, float] | None = None) -> str | None:
-    """Return the policy to report and deliver: the one with the highest recall, or the last if ``recall`` is missing.
+def focus(systems: Sequence[System], values: Mapping[str, float] | None = None) -> str | None:
+    """Return the policy to report and deliver: the one with the highest value, or the last if ``values`` is missing.
 
     A control is returned only if there are no other policies.
     """
     policies = [system.name for system in systems if system.kind == "policy"]
     heroes = [system.name for system in systems if system.kind == "policy" and not system.control] or policies
-    return max(reversed(heroes), key=lambda name: (recall or {}).get(name, 0.0), default=None)
+    return max(reversed(heroes), key=lambda name: (values or {}).get(name, 0.0), default=None)
 
 
 def training_facts(run: Run) -> dict[str, dict[str, Any]]:

@@ -12,7 +12,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ import numpy as np
 
 from leret.config.sampling import RewardSettings
 from leret.core.errors import USER_ERRORS, ConfigError, raised
-from leret.core.types import Outcome
-from leret.rewards import ranking
+from leret.core.types import Outcome, Task
+from leret.rewards import likelihood, ranking
 from leret.rewards.answers import ANSWERS
 from leret.rewards.combine import GROUP_MIXERS, MIXERS, mix
 from leret.rewards.functions import is_function, load_function
@@ -89,12 +89,14 @@ REWARDS: dict[str, Reward] = {
     "fact_f1": of_ranking(ranking.fact_f1),
     "deepretrieval": deepretrieval,
     **ANSWERS,
+    likelihood.NAME: likelihood.answer_likelihood,
     "format": format,
     "steps": steps,
 }
 """Rewards by name in recipes, samples, summaries and reports."""
 
 _RESERVED = frozenset({"final", "step", "return", "sampled", "q", "logp"})  # names of other fields of a sample
+RAW_QUESTION, CLOSED_BOOK = "raw-question", "closed-book"
 _TOO_LARGE = 1e100  # sums and squares of larger rewards may overflow
 
 
@@ -107,6 +109,8 @@ class Part:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     weight: float = 1.0
     place: str = field(default="", compare=False)  # key in the recipe, for messages
+    factor: bool = False  # multiplies the mixed reward of the other parts
+    gain: str | None = None  # baseline to subtract (`RAW_QUESTION` or `CLOSED_BOOK`), if the outcome has it
 
     def __repr__(self) -> str:
         return self.name
@@ -147,6 +151,29 @@ class Part:
 
     def __call__(self, outcome: Outcome) -> float | None:
         """Return the value; None if the part does not apply. ConfigError if it fails or the value is not finite."""
+        value = self._value(outcome)
+        other = None if self.gain is None or value is None else self._baseline(outcome)
+        before = None if other is None else self._value(other)
+        return value if value is None or before is None else value - before
+
+    @property
+    def runs_closed_book(self) -> bool:
+        """True if the part needs the program's reply without passages."""
+        return self.gain == CLOSED_BOOK and self.function != likelihood.NAME
+
+    def applies(self, task: Task) -> bool:
+        """Return whether the task has the labels that the function needs. A user's function may need any label."""
+        if self.source is not None or self.function == likelihood.NAME:
+            return self.source is not None or bool(task.answers)
+        return self._value(Outcome(task, prediction="")) is not None
+
+    def _baseline(self, outcome: Outcome) -> Outcome | None:
+        if self.gain == CLOSED_BOOK and not self.runs_closed_book:
+            return Outcome(outcome.task)
+        other = outcome.baselines.get(self.gain or "")
+        return other and replace(other, ranking=other.ranking[: len(outcome.ranking)])  # as many passages
+
+    def _value(self, outcome: Outcome) -> float | None:
         function, question = self.bound, f"question {outcome.task.id}"
         try:
             value: Any = function(outcome)
@@ -180,14 +207,39 @@ class Scoring:
         """Maximum depth of `Outcome.deep` that the parts read; 0 if no part reads it."""
         return max(part.depth for part in self.parts.values())
 
+    @property
+    def gains(self) -> frozenset[str]:
+        """Baselines that `Outcome.baselines` must have."""
+        kinds = {part.gain for part in self.parts.values() if part.gain == RAW_QUESTION or part.runs_closed_book}
+        return frozenset(filter(None, kinds))
+
+    @property
+    def reads_texts(self) -> bool:
+        """True if a part may read the texts of the passages."""
+        return self.calls_users or any(part.function == likelihood.NAME for part in self.parts.values())
+
     def __call__(self, outcome: Outcome) -> float | None:
         return self.alone(self.values(outcome))
 
     def values(self, outcome: Outcome) -> dict[str, float]:
         return values_of(self.parts, outcome)
 
+    @property
+    def calls_users(self) -> bool:
+        """True if a part is a user's function."""
+        return any(part.source is not None for part in self.parts.values())
+
+    def applies(self, task: Task) -> bool:
+        """Return whether any part applies to the task."""
+        return any(part.applies(task) for part in self.parts.values())
+
     def mix(self, group: Sequence[Mapping[str, float]]) -> list[float | None]:
         """Return one reward per sample of a group, from the parts' values; None if no part applies to it."""
+        if factors := [part.name for part in self.parts.values() if part.factor]:
+            others = Scoring({name: part for name, part in self.parts.items() if not part.factor}, self.mixer)
+            scales = [math.prod(values.get(name, 1.0) for name in factors) for values in group]
+            mixed_others = zip(others.mix(group), scales, strict=True)
+            return [None if reward is None else reward * scale for reward, scale in mixed_others]
         if len(self.parts) == 1 and self.mixer == "weights":  # 20 times as fast as a matrix of one column
             [part] = self.parts.values()
             return [part.weight * values[part.name] if part.name in values else None for values in group]
@@ -233,7 +285,10 @@ def _parts(spec: str | RewardSettings | Reward, key: str) -> list[Part]:
     if isinstance(spec, RewardSettings):
         place = f"{key}.parts" if key else "parts"
         parts = spec.parts.items()
-        return [Part(name, p.function or name, p.arguments, p.weight, f"{place}.{name}") for name, p in parts]
+        return [
+            Part(name, p.function or name, p.arguments, p.weight, f"{place}.{name}", p.factor, p.gain)
+            for name, p in parts
+        ]
     if isinstance(spec, str):
         return [Part(Path(spec).name if is_function(spec) else spec, spec, place=key)]
     return [Part(key, spec)]
@@ -252,6 +307,15 @@ def _faults(spec: str | RewardSettings | Reward, key: str, parts: Iterable[Part]
     for name in spec.parts:
         if name in _RESERVED or name.startswith("final."):
             problems.append(f"{place}parts.{name}: this name is reserved; choose another name")
+    for part in parts:
+        if part.gain and part.source is None and part.function != likelihood.NAME:
+            what, gain = ("answers", CLOSED_BOOK) if part.function in ANSWERS else ("rankings", RAW_QUESTION)
+            if part.gain != gain:
+                problems.append(f"{part.place}.gain: {part.function} measures {what}; set gain: {gain}")
+        if part.factor and part.weight != 1:
+            problems.append(f"{part.place}: a factor has no weight; remove the weight")
+    if all(part.factor for part in spec.parts.values()):
+        problems.append(f"{place}parts: all parts are factors; add a part to multiply")
     if spec.mixer not in MIXERS:
         problems.append(f"{place}mixer: unknown mixer {spec.mixer!r}; available: {', '.join(MIXERS)}")
     if spec.mixer == "uniform" and any(part.weight != 1 for part in spec.parts.values()):

@@ -5,7 +5,7 @@ With several references, the best match counts. The value is None if the task ha
 has not ended, and 0 if the program ended without an answer.
 
 `em` and `f1` normalise like the official scripts of SQuAD, HotpotQA, MuSiQue and 2WikiMultihopQA: lower case, no
-punctuation, no articles, single spaces.
+punctuation, no articles, single spaces. `parlai_f1` normalises like ParlAI (ConvAI2): punctuation becomes a space.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ import numpy as np
 
 from leret.core.errors import ConfigError, import_optional
 from leret.core.types import Outcome
+from leret.rewards.corpus import ngrams, word_counts
 
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_TO_SPACES = str.maketrans(dict.fromkeys(string.punctuation, " "))
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _YES_NO = {"yes", "no", "noanswer"}
 
@@ -58,16 +60,47 @@ def token_f1(answer: str, reference: str, yes_no: bool = True) -> float:
     return 2 * n_common / (len(words) + len(reference_words))
 
 
+def parlai_token_f1(answer: str, reference: str) -> float:
+    """Return the F1 of ParlAI and of the ConvAI2 challenge; 0 if the texts share no word.
+
+    >>> round(parlai_token_f1("it's a well-known film", "a film, well known"), 2)
+    0.75
+    """
+    words, reference_words = (
+        _ARTICLES.sub(" ", text.lower().translate(_TO_SPACES)).split() for text in (answer, reference)
+    )
+    n_common = (Counter(words) & Counter(reference_words)).total()
+    return 2 * n_common / (len(words) + len(reference_words)) if n_common else 0.0
+
+
 def answer_of(outcome: Outcome, field: str | None = None) -> str | None:
     """Return the program's answer: None before the program's end, empty if it ended without an answer."""
     prediction: Any = outcome.prediction
     if prediction is None or isinstance(prediction, str):
         return prediction
-    values = dict(prediction.items()) if hasattr(prediction, "items") else vars(prediction)
+    values = _fields(prediction)
     texts = [value for value in values.values() if isinstance(value, str)]
     only = texts[0] if field is None and len(texts) == 1 else ""
     answer = values.get(field or "answer", only)
     return "" if answer is None else str(answer)
+
+
+def answer_texts(prediction: Any) -> str | dict[str, str] | None:
+    """Return the part of a program's return value that answers can be read from: its texts by field, or a text.
+
+    None if there are none, because the program has not ended or only returned documents.
+    """
+    if prediction is None or isinstance(prediction, str):
+        return prediction
+    values = _fields(prediction)
+    texts = {name: value for name, value in values.items() if isinstance(value, str)}
+    if isinstance(values.get("answer"), int | float):
+        texts["answer"] = str(values["answer"])
+    return texts or None
+
+
+def _fields(prediction: Any) -> dict[str, Any]:
+    return dict(prediction.items()) if hasattr(prediction, "items") else vars(prediction)
 
 
 def em(outcome: Outcome, field: str | None = None) -> float | None:
@@ -83,6 +116,11 @@ def f1(outcome: Outcome, field: str | None = None) -> float | None:
 def squad_f1(outcome: Outcome, field: str | None = None) -> float | None:
     """Return `f1` without the rule for yes and no, as in SQuAD and MuSiQue."""
     return _best(outcome, field, partial(token_f1, yes_no=False))
+
+
+def parlai_f1(outcome: Outcome, field: str | None = None) -> float | None:
+    """Return `parlai_token_f1` with the best reference."""
+    return _best(outcome, field, parlai_token_f1)
 
 
 def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
@@ -117,8 +155,10 @@ def similarity(outcome: Outcome, model: str, field: str | None = None) -> float 
     """
 
     def score(answer: str, references: Sequence[str]) -> float:
+        if not answer.strip():
+            return 0.0
         vector, *others = _embeddings(model, (answer, *references))
-        return float(max(np.array(others) @ vector)) if answer.strip() else 0.0
+        return float(max(np.array(others) @ vector))
 
     return _scored(outcome, field, score)
 
@@ -134,6 +174,27 @@ def length(outcome: Outcome, s: float = 1.0, field: str | None = None) -> float 
         return max(math.exp(-(2 * s if ratio < 1 else s) * abs(1 - ratio)) for ratio in ratios)
 
     return _scored(outcome, field, score)
+
+
+def length_ratio(outcome: Outcome, field: str | None = None) -> float | None:
+    """Return the answer's number of words divided by that of the reference with the closest length."""
+
+    def score(answer: str, references: Sequence[str]) -> float:
+        n, n_reference = word_counts(answer, references)
+        return n / max(1, n_reference)
+
+    return _scored(outcome, field, score)
+
+
+def distinct(n: int) -> Callable[..., float | None]:
+    """Return the reward function for the share of different n-grams among an answer's n-grams; 0 if it has none."""
+
+    def value(outcome: Outcome, field: str | None = None) -> float | None:
+        answer = answer_of(outcome, field)
+        grams = ngrams(answer or "", n)
+        return None if answer is None else len(set(grams)) / max(1, len(grams))
+
+    return value
 
 
 def _best(outcome: Outcome, field: str | None, compare: Callable[[str, str], float]) -> float | None:
@@ -170,11 +231,17 @@ ANSWERS: Mapping[str, Callable[..., float | None]] = {
     "em": em,
     "f1": f1,
     "squad_f1": squad_f1,
+    "parlai_f1": parlai_f1,
     "babi_em": babi_em,
     "rouge1": rouge("rouge1"),
     "rouge2": rouge("rouge2"),
     "rougeL": rouge("rougeL"),
     "bleu": bleu,
+    "sentence_bleu": bleu,
     "similarity": similarity,
     "length": length,
+    "length_ratio": length_ratio,
+    "corpus_length_ratio": length_ratio,
+    "distinct1": distinct(1),
+    "distinct2": distinct(2),
 }

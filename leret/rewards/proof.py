@@ -9,6 +9,11 @@ from typing import NamedTuple
 from leret.core.types import Outcome, Passage, Task
 from leret.rewards import Scoring
 
+UNPROVEN = frozenset(
+    {"similarity", "answer_likelihood", "length_ratio", "corpus_length_ratio", "distinct1", "distinct2"}
+)
+"""Rewards that need a model, or of which more is not better."""
+
 _ANSWER = "in the hills above Los Angeles"
 
 

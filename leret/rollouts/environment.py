@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import ValidationError
 
@@ -18,7 +18,7 @@ from leret.config.training import RoundRecipe
 from leret.core.errors import ConfigError, DataError, ProgramError
 from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, completed, input_stamps, source_files, stage_key
-from leret.core.types import Outcome, Task, digest
+from leret.core.types import Task, digest
 from leret.datasets.corpus import Corpus
 from leret.datasets.load import has_corpus, load_corpus, load_tasks
 from leret.policies.base import Policy
@@ -174,17 +174,19 @@ class Environment:
 
 
 def questions_digest(questions: Sequence[Task]) -> str:
-    """Return a digest of the questions and their labels."""
-    return digest([[q.id, q.text, list(q.gold), *([q.relevance] if q.relevance else [])] for q in questions])
+    """Return a digest of the questions and their labels (answers only of questions without gold documents)."""
+
+    def labels(task: Task) -> list[Any]:
+        return [list(task.gold), *([task.relevance] if task.relevance else []), *([] if task.gold else [task.answers])]
+
+    return digest([[task.id, task.text, *labels(task)] for task in questions])
 
 
 def scorable(tasks: Sequence[Task], recipe: SamplingRecipe) -> list[Task]:
     """Return only the tasks with the labels that the reward needs, such as gold documents or reference answers."""
     spec = recipe.sampling.whole_reward
-    if function_names(spec):  # custom functions may need any label
-        return list(tasks)
     reward = scoring(spec, "sampling.reward")
-    known = [task for task in tasks if reward.values(Outcome(task, prediction=""))]
+    known = [task for task in tasks if reward.applies(task)]
     if not known:
         raise DataError(
             f"data: no question in split {recipe.data.split} has the labels that {' + '.join(reward.parts)} needs "

@@ -117,6 +117,20 @@ def test_init_reranks_where_most_questions_have_one_gold_document(folder, monkey
     assert made("--policy", "expand-pick", "--out", "two", name="two/sample.yaml")["policy"]["kind"] == "features"
 
 
+def test_questions_with_answers_alone_get_a_program_that_answers(folder):
+    rows = [{"id": f"q{i}", "question": f"Who {i}?", "answer": "x"} for i in range(20)]
+    json_lines(folder / "questions.jsonl", rows)
+    assert "gold" in succeeds("data", "inspect", *FILES)
+    assert "no question has relevant_doc_ids" in refused("init", *FILES)
+    assert not list(folder.glob("*.yaml"))
+    recipe = made("--policy", URL, "--model", "x", "--weights", "owner/large")
+    assert recipe["program"]["path"] == "pipelines/agent.py:Agent"
+    assert (recipe["sampling"]["reward"], recipe["sampling"]["credit"]) == ("f1", "final")
+    evaluation = load_recipe("eval.yaml", EvalRecipe)
+    assert (evaluation.systems, evaluation.measures) == (("base", "bank", "policies"), ("f1", "em"))
+    assert "--run r" not in succeeds("sample", "sample.yaml", *DRY)
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [(["--policy", "gone"], "--policy policy.model: no model directory 'gone'"),

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from leret.core.types import Document, Failure, Hop, LMCall, Passage, Rollout, Task
+from leret.core.types import STOP, Document, Failure, Hop, LMCall, Passage, Rollout, Task
 from leret.datasets.corpus import Corpus
 from leret.evaluation.measures import Scorer, hidden_gold
 
@@ -10,12 +10,16 @@ CORPUS = {i: Document(i, title, "") for i, title in [("a", "Ed Wood (film)"), ("
 QUESTION = Task.question("q", "In which city was ed wood shot?", gold=("a", "b"), type="bridge")
 
 
+def named(*names):
+    return {name: name for name in names}
+
+
 def rows(*hops, n_steps=None, failure=None, question=QUESTION):
     """Rows of a rollout; a hop is its query, the ids that are found until then, and the LM calls before it."""
     hops = [hop if len(hop) == 3 else (*hop, n) for n, hop in enumerate(hops, 1)]
     made = tuple(Hop((query,), tuple(Passage(i, "", "", 1.0) for i in found), n) for query, found, n in hops)
     steps = [LMCall("p", {}, (), f"text {n}", None) for n in range(len(hops) if n_steps is None else n_steps)]
-    scorer = Scorer(("recall", "ap", "all_found", "bridge_found"), [question], CORPUS)
+    scorer = Scorer(named("recall", "ap", "all_found", "bridge_found"), [question], CORPUS)
     return scorer.rows(Rollout("q", made, failure is None, failure, steps=tuple(steps)))
 
 
@@ -71,5 +75,28 @@ def test_the_bridge_is_found_by_a_chunk_of_it():
     question = replace(QUESTION, parents=corpus.parents)
     assert hidden_gold(question, corpus) == ("b",)
     found = Hop(("one",), tuple(Passage(i, "", "", 1.0) for i in ("x#0", "b#1")))
-    [row] = Scorer(("recall", "bridge_found"), [question], corpus).rows(Rollout("q", (found,), True))
+    [row] = Scorer(named("recall", "bridge_found"), [question], corpus).rows(Rollout("q", (found,), True))
     assert row.measures == {"recall": 0.5, "bridge_found": 1.0}
+
+
+def test_the_last_row_keeps_the_answer_and_the_picked_ids():
+    choice = {"candidates": ["a", "b"], "picked": []}
+    steps = [LMCall("write", {}, (), "x", {"id": "no pick"}), LMCall("pick", choice, (), None, {"id": "b"})]
+    steps += [LMCall("pick", choice, (), STOP.id, {"id": STOP.id})]
+    hops = tuple(Hop(("q",), (), n) for n in (1, 2))
+    prediction = {"answer": 7, "why": "x", "context": ["long"]}
+    rollout = Rollout("q", hops, True, prediction=prediction, steps=tuple(steps))
+    first, last = Scorer(named("recall"), [QUESTION], CORPUS).rows(rollout)
+    assert (first.prediction, first.picked) == (None, ())
+    assert (last.prediction, last.picked) == ('{"why": "x", "answer": "7"}', ("b",))
+    [row] = Scorer(named("recall"), [QUESTION], CORPUS).rows(replace(rollout, hops=(), prediction={"context": []}))
+    assert row.prediction is None
+
+
+def test_a_run_that_does_not_parse_has_answered_nothing_and_a_failed_run_has_no_score():
+    task = Task.question("q", "?", answer="x")
+    for failure, measures in ((Failure("parse", ""), {"f1": 0.0}), (Failure("policy", "down"), {})):
+        [row] = Scorer(named("f1"), [task], CORPUS).rows(
+            Rollout("q", (), False, failure, steps=(LMCall("p", {}, (), "", None),))
+        )
+        assert row.measures == measures

@@ -1,3 +1,4 @@
+import json
 from urllib.parse import unquote
 
 import pyarrow.parquet as pq
@@ -6,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leret.core.errors import RunError
-from leret.evaluation.results import ScoredHop, escape, read_rows, write_rows
+from leret.core.types import Task
+from leret.evaluation.results import ScoredHop, escape, read_rows, write_answers, write_rows
 
 
 def test_rows_survive_the_file(tmp_path):
@@ -31,3 +33,25 @@ def test_escaping_is_reversible_and_leaves_no_white_space(text):
     assert unquote(escape(text), errors="surrogatepass") == text
     assert escape(text).split() == [escape(text)]
     assert escape("Zoë_(singer)-1+2") == "Zoë_(singer)-1+2"
+
+
+def test_answers_are_kept_with_all_that_a_reader_needs(tmp_path):
+    def row(question, hop, prediction=None, **more):
+        return ScoredHop(question, None, more.pop("sample", 0), hop, "x", "x", ("d1",), (1.0,), {}, **more,
+                         prediction=prediction)  # fmt: skip
+
+    tasks = {name: Task(name, {"persona": "p", "turns": ["hi"]}, answers=("yes",)) for name in ("a", "b", "c", "d")}
+    rows = [row("a", 1), row("a", 2, '{"answer": "é", "why": "x"}', picked=("s1",)), row("a", 1, '"bare"', sample=1)]
+    rows += [row("b", 1, '{"reply": "r", "why": "x"}'), row("c", 1, unparsed=True), row("d", 1, failure="policy: down")]
+    write_answers(tmp_path / "answers.jsonl", tasks, rows)
+    lines = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text(encoding="utf-8").splitlines()]
+    known = {"inputs": {"persona": "p", "turns": ["hi"]}, "references": ["yes"], "found": ["d1"]}
+    assert lines == [
+        {"id": "a", **known, "prediction": "é", "picked": ["s1"]},
+        {"id": "a", **known, "prediction": "bare", "sample": 1},
+        {"id": "b", **known, "prediction": {"reply": "r", "why": "x"}},
+        {"id": "c", **known, "prediction": "", "unparsed": True},
+        {"id": "d", **known, "prediction": None, "failure": "policy: down"},
+    ]
+    write_answers(tmp_path / "none.jsonl", tasks, [row("a", 1), row("c", 1, unparsed=True)])
+    assert not (tmp_path / "none.jsonl").exists()  # the program only searches

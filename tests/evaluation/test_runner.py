@@ -36,7 +36,7 @@ def make(tmp_path, monkeypatch):
         monkeypatch.setattr("leret.evaluation.runner.open_policies", opening)
         policies = type("Ruled", (Policies,), {"digest": lambda *_: digest})(LocalPolicySettings())
         shared = run, run.eval, environment, Decoding(**{"max_tokens": 8, **more}), samples
-        made = Evaluator(*shared, policies, questions, all_measures(()), key, Progress())
+        made = Evaluator(*shared, policies, questions, all_measures({}), key, Progress())
         made.opened = opened
         return made
 

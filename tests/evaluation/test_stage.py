@@ -4,11 +4,12 @@ from pathlib import Path
 import ir_measures
 import pytest
 
-from leret.core.errors import DataError
+from leret.core.errors import ConfigError, DataError
 from leret.core.runs import Run
 from leret.core.types import State
 from leret.evaluation.plan import estimate
 from leret.evaluation.results import read_rows
+from leret.evaluation.score import score
 from leret.evaluation.stage import evaluate
 from leret.sampling.store.store import Store
 from tests.datasets.writing import json_lines
@@ -118,3 +119,65 @@ def test_chunks_of_whole_documents_give_the_evaluation_of_the_documents(run, tmp
     assert [row["hops"] for row in after["rows"]] == [row["hops"] for row in before["rows"]]
     for name in ("raw-question/run.trec", "qrels.trec"):
         assert (chunked.eval / name).read_text() == (run.eval / name).read_text()
+
+
+def test_questions_without_gold_documents_are_evaluated_by_their_answers(answer_run):
+    train(answer_run, "sft", 1)
+    train(answer_run, "ipo", 2)
+    recipe = asks("base", "policies", measures=("f1", "em", "recall"), choose_on="dev")
+    summary = evaluate(recipe, answer_run).summary
+    assert summary["measures"] == ["f1", "em"]
+    assert summary["n_by_measure"] == {"f1": summary["n_questions"], "em": summary["n_questions"]}
+    assert {c["measure"] for c in summary["comparisons"]} == {"f1", "em"}
+    assert all(row["hops"][-1]["f1"] is not None and "recall" not in row["hops"][-1] for row in summary["rows"])
+    assert any("recall applies to 0 of" in note for note in summary["notes"])
+    dev = json.loads((answer_run.eval / "dev" / "summary.json").read_text())
+    assert summary["chosen_on"] == {row["system"]: row["hops"][-1]["f1"] for row in dev["rows"]}
+    shown = answer_run.report.read_text().partition('id="setup"')[0].partition("</style>")[2]
+    assert ("recall" in shown, "gold documents" in shown, "f1" in shown) == (False, False, True)
+
+    answers = [json.loads(line) for line in (answer_run.eval / "sft" / "answers.jsonl").read_text().splitlines()]
+    assert len(answers) == summary["n_questions"]
+    assert answers[0].keys() == {"id", "inputs", "prediction", "references", "found", "measures"}
+    mean = sum(answer["measures"]["f1"] for answer in answers) / len(answers)
+    assert mean == pytest.approx(
+        next(row for row in summary["rows"] if row["system"] == "sft")["hops"][-1]["f1"], abs=1e-6
+    )
+    file = answer_run.eval / "sft" / "answers.jsonl"  # holds answers and references
+    assert score(file, file, recipe.model_copy(update={"measures": ("f1",)})).measures["f1"] == pytest.approx(
+        mean, abs=1e-6
+    )
+
+
+def test_a_question_counts_for_the_measures_that_it_has_labels_for(answer_run, tmp_path):
+    file = tmp_path / "questions.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    kinds = [{"answers": None}, {"relevant_doc_ids": ["alpha"]}, {"relevant_doc_ids": ["beta"], "answers": None}]
+    rows = [{**row, **(kinds[0] | kinds[1], {}, kinds[1], kinds[2])[i % 4]} for i, row in enumerate(rows)]
+    file.write_text("".join(json.dumps({k: v for k, v in row.items() if v}) + "\n" for row in rows))
+    every = evaluate(asks("raw-question", "base", measures=("f1", "recall")), answer_run).summary
+    n = every["n_by_measure"]
+    assert 0 < n["f1"] < every["n_questions"] > n["recall"] > 0
+    assert len([note for note in every["notes"] if " applies to " in note]) == 2
+    searches = evaluate(asks("base", measures=("recall",), evaluation="found"), answer_run).summary
+    assert searches["n_questions"] == n["recall"]
+
+
+@pytest.mark.parametrize("name", ["raw-question", "oracle-titles", "rm3", "hyde", "fused:base"])
+def test_a_system_that_only_searches_needs_gold_documents(answer_run, name):
+    with pytest.raises(ConfigError, match=rf"systems: .*{name}.*gold documents.*systems: \[base\]"):
+        evaluate(asks("base", name, measures=("f1",)), answer_run)
+
+
+def test_a_users_measure_of_rankings_needs_no_gold_documents(answer_run, tmp_path):
+    (tmp_path / "mine.py").write_text("def found(outcome):\n    return float(len(outcome.ranking))\n")
+    recipe = asks("raw-question", measures=("f1", f"{tmp_path}/mine.py:found"))
+    [row] = evaluate(recipe, answer_run).summary["rows"]
+    assert row["hops"][-1][f"{tmp_path}/mine.py:found"] == 2.0
+    with pytest.raises(ConfigError, match="oracle-titles"):
+        evaluate(recipe.model_copy(update={"systems": ("oracle-titles",)}), answer_run)
+
+
+def test_measures_that_apply_to_no_question_are_refused_with_others(answer_run):
+    with pytest.raises(DataError, match=r"recall, ap apply to none of its \d+ questions.*measures: \[f1\]"):
+        evaluate(asks("base"), answer_run)

@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from leret.evaluation.statistics import bootstrap_intervals, sign_flip_p, with_holm
+from leret.config.evaluation import EvalRecipe
+from leret.evaluation.statistics import bootstrap_intervals, compare_corpus, corpus_interval, sign_flip_p, with_holm
+from leret.rewards.corpus import CorpusMeasure, ratio
 
 RNG = np.random.default_rng(7)
 SCORES, OTHERS = (RNG.choice([0.0, 0.5, 1.0], 200, p=p) for p in ([0.2, 0.4, 0.4], [0.3, 0.4, 0.3]))
@@ -45,3 +47,34 @@ def test_holm_by_hand_each_measure_alone_and_no_test_does_not_count():
     found = [("ap", 0.01), ("ap", None), ("recall", 0.9), ("ap", 0.04), ("recall", 0.8), ("ap", 0.03)]
     adjusted = with_holm({"measure": measure, "p": p} for measure, p in found)
     assert [row["p_holm"] for row in adjusted] == [0.03, None, 1.0, 0.06, 1.0, 0.06]
+
+
+@pytest.mark.parametrize("n", [9, 40])
+def test_a_measure_of_all_answers_is_tested_as_a_mean_is(n):
+    """A mean is the ratio of a sum of values to a count, so both ways give the same figures."""
+    measure = CorpusMeasure(None, ratio)
+    one, other = SCORES[:n].copy(), OTHERS[:n].copy()
+    one[3] = np.nan  # a question that one system has not answered
+    rows = [np.stack([x, np.where(np.isnan(x), np.nan, 1.0)], axis=1) for x in (one, other)]
+    recipe = EvalRecipe(resamples=2000, seed=3)
+    difference = np.delete(one - other, 3)[:, None]
+    found = compare_corpus(*rows, measure, recipe)
+    assert (found["n"], found["difference"]) == (n - 1, pytest.approx(difference.mean(), abs=1e-6))
+    assert found["ci"] == pytest.approx(bootstrap_intervals(difference, 2000, seed=3)[0], abs=1e-6)
+    assert found["p"] == pytest.approx(sign_flip_p(difference, 2000, seed=3)[0], abs=1e-6)
+    [expected] = bootstrap_intervals(np.delete(one, 3)[:, None], 2000, seed=3)
+    assert corpus_interval(np.delete(rows[0], 3, axis=0), measure, recipe) == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_measure_that_cannot_be_resampled_has_a_difference_alone():
+    measure = CorpusMeasure(None, ratio, resampled=False)
+    one, other = np.array([[1.0, 2.0]]), np.array([[1.0, 4.0]])
+    assert corpus_interval(one, measure, EvalRecipe()) == [None, None]
+    assert compare_corpus(one, other, measure, EvalRecipe()) == {
+        "n": 1,
+        "difference": 0.25,
+        "ci": [None] * 2,
+        "p": None,
+    }
+    nothing = {"n": 0, "difference": None, "ci": [None, None], "p": None}
+    assert compare_corpus(one * np.nan, other, measure, EvalRecipe()) == nothing

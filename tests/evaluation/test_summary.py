@@ -7,7 +7,7 @@ import pytest
 from leret.config.evaluation import EvalRecipe
 from leret.core.types import Task
 from leret.evaluation.results import ScoredHop, SystemResults
-from leret.evaluation.summary import score_table, summarise, table, table_by_hop
+from leret.evaluation.summary import headline, score_table, summarise, table, table_by_hop
 from leret.evaluation.systems import System
 from leret.programs.prompts import ZERO_SHOT
 
@@ -105,3 +105,48 @@ def test_rows_are_arranged_by_question_and_hop(rows, values, counts):
     scores = score_table(rows, [Task.question(name, "?") for name in "ab"], 2, ["recall"])
     np.testing.assert_equal(scores.values[:, :, 0], values)
     assert (scores.n_failed, scores.n_unparsed) == counts
+
+
+def test_the_headline_without_recall_is_about_the_first_measure():
+    def answers(name, values):
+        rows = [replace(row(f"q{i}", 1, None), measures={"f1": value}) for i, value in enumerate(values)]
+        return System(name, "policy", name, prompt=ZERO_SHOT), SystemResults("key", rows, 1.0)
+
+    systems = [answers("base", [0.0] * 5), answers("sft", [0.5] * 5)]
+    made = summarise(systems, QUESTIONS, ["em", "f1", "recall"], EvalRecipe(resamples=50, baseline="base"))
+    assert (made["measures"], made["n_by_measure"]) == (["f1"], {"f1": 5})
+    assert headline(made) == "sft has about the same f1 as base: 0.500 against 0.000"  # p = 2 of 32
+
+
+def test_bleu_is_of_all_answers_and_distinct_words_have_no_interval():
+    sacrebleu = pytest.importorskip("sacrebleu")
+    texts = ["the red cat sat on the mat", "a red dog ran on the mat", "no", "the cat sat on the red mat"]
+    asked = [Task.question(f"q{i}", "?", answer=text, type="ab"[i % 2]) for i, text in enumerate(texts)]
+    said = {"base": ["the cat sat on the mat"] * 4, "sft": [texts[0], "a red dog on a mat", "", "the cat sat on it"]}
+
+    def answers(name):
+        rows = [row(f"q{i}", hop, None) for i in range(4) for hop in (1, 2)]
+        last = {"bleu": 0.0, "distinct1": 0.0}  # values of single answers, which are not averaged
+        encoded = [json.dumps({"reply": text, "why": "x"}) for text in said[name]]
+        rows = [
+            replace(one, measures=last, prediction=encoded[int(one.question_id[1])]) if one.hop == 2 else one
+            for one in rows
+        ]
+        rows[-1] = replace(rows[-1], measures={}, failure="down", prediction=None)  # the last question failed
+        return System(name, "policy", name, prompt=ZERO_SHOT), SystemResults("key", rows, 1.0)
+
+    settings = {"bleu": {"field": "reply"}, "distinct1": {"field": "reply"}}
+    recipe = EvalRecipe(measures=settings, resamples=200)
+    made = summarise([answers("base"), answers("sft")], asked, list(recipe.specs), recipe)
+    bleu = {name: sacrebleu.corpus_bleu(said[name][:3], [texts[:3]]).score / 100 for name in said}
+    first, last = made["rows"][1]["hops"]
+    assert (first["bleu"], first["bleu_ci"]) == (None, [None, None])
+    assert last["bleu"] == pytest.approx(bleu["sft"], abs=1e-6)
+    assert last["bleu_ci"][0] < last["bleu"] < last["bleu_ci"][1]
+    assert (last["distinct1"], last["distinct1_ci"]) == (pytest.approx(8 / 13, abs=1e-6), [None, None])
+    pair = {c["measure"]: c for c in made["comparisons"]}
+    assert pair["bleu"]["difference"] == pytest.approx(bleu["sft"] - bleu["base"], abs=1e-6)
+    assert (pair["bleu"]["n"], pair["bleu"]["p"] is None, pair["distinct1"]["p"]) == (3, False, None)
+    by_type = made["rows"][1]["by_type"]["b"]["hops"][1]["bleu"]
+    assert by_type == pytest.approx(sacrebleu.corpus_bleu([said["sft"][1]], [[texts[1]]]).score / 100, abs=1e-6)
+    assert json.loads(json.dumps(made)) == made

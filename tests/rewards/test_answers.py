@@ -52,6 +52,12 @@ def test_f1_by_hand(answer, reference, yes_no, expected):
         ("length", "a b c d", ("a b", "x"), math.exp(-1)),
         ("length", "a", ("a b",), math.exp(-1)),  # s is doubled below 1: 2 * 1/2
         ("length", "a b", ("a b",), 1),
+        ("length_ratio", "a b c", ("a", "a b"), 3 / 2),  # the reference of the closest length
+        ("parlai_f1", "It's a well-known film", ("x", "a film, well known"), 2 * 3 / (5 + 3)),
+        ("f1", "It's a well-known film", ("a film, well known",), 2 * 1 / (3 + 3)),  # its wellknown film
+        ("parlai_f1", "the", ("a",), 0),
+        ("distinct1", "a b a", ("x",), 2 / 3),
+        ("distinct2", "a b a b", ("x",), 2 / 3),
     ],
 )
 def test_best_reference_counts(name, answer, references, expected):
@@ -83,7 +89,7 @@ def test_similarity_is_the_cosine_with_the_nearest_reference(monkeypatch):
     assert ANSWERS["similarity"](outcome("yes", "no", "maybe"), model="m") == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize("name", [name for name in ANSWERS if name != "similarity"])
+@pytest.mark.parametrize("name", [name for name in ANSWERS if name not in {"similarity", "distinct1", "distinct2"}])
 def test_answer_without_reference_or_end_has_no_value(name):
     assert REWARDS[name](outcome("yes")) is None
     assert REWARDS[name](outcome(None, "yes")) is None

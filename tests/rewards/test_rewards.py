@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -55,6 +56,27 @@ def test_parts_stay_apart_and_missing_ones_are_left_out():
     assert scoring(spec({"recall": 2, "steps": 0.5}))(outcome(10, n_steps=3)) == 0
 
 
+def test_a_factor_multiplies_the_mixed_reward_of_the_other_parts():
+    found = scoring(spec({"recall": 2, "steps": 1, "length": {"factor": True}, "format": {"factor": True}}))
+    values = {"recall": 0.5, "steps": -2.0, "length": 0.25, "format": 1.0}
+    assert found.mix([values, {"recall": 0.5}, {"length": 0.5}]) == [-0.25, 1.0, None]  # (2 * .5 - 2) * .25
+    assert found.alone(values) == -0.25
+    group = [{"recall": 0.0, "length": 1.0}, {"recall": 1.0, "length": 0.5}]
+    whole = scoring(spec({"recall": 1, "length": {"factor": True}}, mixer="normalize_then_sum"))
+    assert whole.mix(group) == pytest.approx([-1.0, 0.5])
+
+
+def test_a_gain_is_over_a_search_with_the_question_or_a_reply_without_passages():
+    task = Task("q", {}, gold=("a", "b"), answers=("one two",))
+    ranking = tuple(Passage(name, "", "", 1.0) for name in "xab")
+    raw, closed = Outcome(task, ranking=ranking), Outcome(task, prediction="two three")
+    mine = Outcome(task, ranking=ranking[1:], prediction="one", baselines={"raw-question": raw, "closed-book": closed})
+    value = scoring(spec({"recall": {"gain": "raw-question"}, "f1": {"gain": "closed-book"}})).values
+    assert value(mine) == {"recall": 1 - 1 / 2, "f1": pytest.approx(2 / 3 - 1 / 2)}  # two passages each
+    assert value(Outcome(task, ranking=ranking, prediction="one")) == {"recall": 1.0, "f1": pytest.approx(2 / 3)}
+    assert value(replace(mine, prediction=None)).keys() == {"recall"}
+
+
 @pytest.mark.parametrize("mixer", ["std", "pca", "normalize_then_sum"])
 def test_single_outcome_gets_the_weighted_sum(mixer):
     assert scoring(spec({"recall": 2, "steps": 0.5}, mixer=mixer))(outcome(10, n_steps=2)) == 0.5
@@ -76,6 +98,10 @@ def test_parts_have_short_forms_and_settings():
         (spec({"ap": 1}, mixer="mean"), ["mixer: unknown mixer 'mean'; available: weights, uniform"]),
         (spec({"ap": 1, "format": 2}, mixer="uniform"), ["mixer: uniform"]),
         (spec({"x": 1, "y": 1}), ["parts.x", "parts.y"]),
+        (spec({"f1": {"gain": "raw-question"}}), ["parts.f1.gain: f1 measures answers; set gain: closed-book"]),
+        (spec({"ap": {"gain": "closed-book"}}), ["parts.ap.gain: ap measures rankings; set gain: raw-question"]),
+        (spec({"ap": 1, "f1": {"factor": True, "weight": 2}}), ["parts.f1: a factor has no weight"]),
+        (spec({"f1": {"factor": True}}), ["parts: all parts are factors"]),
     ],
 )
 def test_all_faults_of_a_reward_are_listed(value, says):

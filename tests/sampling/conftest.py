@@ -6,7 +6,10 @@ from leret.programs.load import load_program
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
 from leret.sampling.stage import sample
+from tests.evaluation.conftest import base
 from tests.sampling.fakes import ROOT, FakePolicy, SeededServer, open_fakes, policy_is, recipe_of, write_data
+
+__all__ = ["base"]
 
 
 @pytest.fixture

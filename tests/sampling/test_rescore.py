@@ -1,3 +1,4 @@
+import json
 import multiprocessing
 import os
 import shutil
@@ -56,6 +57,7 @@ def own(tmp_path, made):
         PARTS,
         PARTS | {"mixer": "pca", "unparsed_reward": -2},
         PARTS | {"mixer": "normalize_then_sum"},
+        {"parts": {"recall": {"gain": "raw-question"}, "rr": {"factor": True}}},
         "own.py:titles",
         {"parts": {"ap": 1, "own.py:ended": 0.25}, "mixer": "std"},
     ],
@@ -275,3 +277,23 @@ def test_final_parts_are_kept_apart_and_mixed_over_the_state(tmp_path, made):
     assert [s.components["final"] for s in group.samples] == pytest.approx(finals.tolist())
     expected = [0.25 * final + 0.75 * step for final, step in zip(finals, steps, strict=True)]
     assert [s.reward for s in group.samples] == pytest.approx(expected)
+
+
+def test_a_gain_over_the_reply_without_passages_is_refused(tmp_path, own):
+    run = sampled(tmp_path / "run")
+    before = content(run)
+    with pytest.raises(ConfigError, match="closed-book needs the policy's replies"):
+        rescore(run, RewardSettings(parts={"f1": {"gain": "closed-book"}}))
+    assert content(run) == before
+
+
+def test_the_likelihood_of_an_answer_is_rescored_from_the_texts_that_were_found(tmp_path, own, base):
+    file = tmp_path / "questions.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({**row, "answer": "paris"}) + "\n" for row in rows))
+    reward = RewardSettings(parts={"near": {"function": "answer_likelihood", "model": str(base)}})
+    there, here = sampled(tmp_path / "there", reward), sampled(tmp_path / "here")
+    rescore(here, reward)
+    first = [{s.id: s.reward for g in content(run) if g.state.step == 0 for s in g.samples} for run in (there, here)]
+    assert first[0] == pytest.approx(first[1])
+    assert len(set(first[0].values())) > 1

@@ -15,13 +15,11 @@ from leret.core.errors import RunError
 from leret.core.runs import Run
 from leret.core.types import Document, Task
 from leret.datasets.corpus import find
-from leret.evaluation.results import ScoredHop, first_runs
+from leret.evaluation.results import ScoredHop, first_runs, prediction_of
 from leret.sampling.store.store import Store
 
 if TYPE_CHECKING:
     from leret.evaluation.report.plots import Panel
-
-_MEASURE = "ap"  # for gains and losses
 
 _PANELS = (
     ("validation recall", {"eval_recall": "recall"}),
@@ -47,6 +45,7 @@ def examples(
     questions: Sequence[Task],
     corpus: Mapping[str, Document],
     n: int,
+    measure: str = "ap",
 ) -> dict[str, Any]:
     """Select the ``n`` questions on which a policy beats a rival by most, and the ``n`` on which it loses by most."""
     ours, theirs = (
@@ -64,20 +63,26 @@ def examples(
             "difference": round(gain, 6),
             "policy": _hops(ours[question.id], question, corpus),
             "rival": _hops(theirs[question.id], question, corpus),
+            "answers": {"policy": _answer(ours[question.id][-1]), "rival": _answer(theirs[question.id][-1])},
         }
 
-    both = [question for question in questions if question.id in ours and question.id in theirs]
-    ends = ([runs[question.id][-1].measures.get(_MEASURE, 0.0) for question in both] for runs in (ours, theirs))
-    gains = [(end - other, question) for end, other, question in zip(*ends, both, strict=True)]
+    one, other = ({id: run[-1].measures.get(measure) for id, run in runs.items()} for runs in (ours, theirs))
+    known = [(one.get(question.id), other.get(question.id), question) for question in questions]
+    gains = [(end - rest, question) for end, rest, question in known if end is not None and rest is not None]
     best = sorted((g for g in gains if g[0] > 0), key=lambda g: (-g[0], g[1].id))[:n]
     worst = sorted((g for g in gains if g[0] < 0), key=lambda g: (g[0], g[1].id))[:n]
     return {
         "policy": policy[0],
         "rival": rival[0],
-        "measure": _MEASURE,
+        "measure": measure,
         "improved": [show(*gain) for gain in best],
         "worsened": [show(*gain) for gain in worst],
     }
+
+
+def _answer(row: ScoredHop) -> str | None:
+    answer = prediction_of(row)
+    return "; ".join(f"{name}: {text}" for name, text in answer.items()) if isinstance(answer, dict) else answer
 
 
 def _title(doc_id: str, corpus: Mapping[str, Document]) -> str:

@@ -14,7 +14,7 @@ from leret.core.runs import Run
 from leret.evaluation.measures import LABELS
 from leret.evaluation.report.content import TrainingData, curves_of, training_data
 from leret.evaluation.report.plots import bars_by_step, curves, dumbbells
-from leret.evaluation.summary import LEVEL, headline
+from leret.evaluation.summary import LEVEL, headline, main_measures
 from leret.evaluation.systems import RAW, training_facts
 
 _EVERY_HOP = ("recall", "ap")
@@ -69,14 +69,15 @@ def render(
         compared=_compared(summary),
         level=LEVEL,
         types=[{"name": type_, "n": n} for type_, n in summary["n_by_type"].items()],
-        type_columns=[{"measure": m, "hop": last} for m in _DUMBBELLS],
+        type_columns=[{"measure": m, "hop": last} for m in _DUMBBELLS if m in measures]
+        or [{"measure": measures[0], "hop": last}],
         labels={m: LABELS.get(m, m) for m in measures},
         percent=lambda share: f"{100 * share:g} %",
         any_failed=any(row["failed"] for row in summary["rows"]),
         dumbbells=[
             {"title": title, "svg": dumbbells(summary["rows"], measure, LABELS[measure])}
             for measure, title in _DUMBBELLS.items()
-            if summary["rows"]
+            if summary["rows"] and measure in measures
         ],
         histograms=[
             {"title": title, "svg": bars_by_step(id, label, by_step)}
@@ -102,18 +103,18 @@ def _cards(summary: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Compare the policy after the last hop with the baseline, or with the raw question if that beats the policy."""
     focus, baseline = summary["focus"], summary["baseline"]
     rows = {row["system"]: row["hops"][-1] for row in summary["rows"]}
-    if focus in rows and RAW in rows and (rows[RAW]["recall"] or 0.0) > (rows[focus]["recall"] or 0.0):
+    if focus in rows and RAW in rows and (rows[RAW].get("recall") or 0.0) > (rows[focus].get("recall") or 0.0):
         baseline = RAW
     compared = {(c["a"], c["b"], c["measure"]): c for c in summary["comparisons"]}
     return [
         {
             "measure": measure,
-            "what": f"{LABELS[measure]}, {baseline} to {focus}",
+            "what": f"{LABELS.get(measure, measure)}, {baseline} to {focus}",
             "before": rows[baseline][measure],
             "after": rows[focus][measure],
             **{key: comparison[key] for key in ("difference", "ci", "p", "p_holm")},
         }
-        for measure in _CARDS
+        for measure in (_CARDS if "recall" in summary["measures"] else main_measures(summary["measures"])[:4])
         if (comparison := compared.get((focus, baseline, measure))) and comparison["difference"] is not None
     ]
 
@@ -161,7 +162,7 @@ def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     data, retriever, program = (manifest["sampling"][key] for key in ("data", "retriever", "program"))
     hops = summary["n_hops"]
     over = "a generated world" if data["kind"] == "world" else data["kind"]
-    raw = [row["hops"][-1]["recall"] for row in summary["rows"] if row["system"] == RAW]
+    raw = [row["hops"][-1].get("recall") for row in summary["rows"] if row["system"] == RAW]
     without = f" Searching with the question itself finds {raw[0]:.0%} of the gold documents." if raw and raw[0] else ""
     seen = ", excluding passages already seen" if retriever.get("exclude_seen") else ""
     picks = retriever["kind"] == "none"

@@ -111,3 +111,15 @@ def test_a_chunk_of_a_gold_parent_is_marked():
     question = Task.question("q", "?", gold=("a",), parents=corpus.parents)
     [example] = examples(("ipo", rows[:1]), ("base", rows[1:]), [question], corpus, 1)["improved"]
     assert (example["gold"], example["policy"][0]["found"]) == (["Ann"], [{"title": "Ann", "gold": True}])
+
+
+def test_an_example_shows_both_answers_and_unscored_questions_are_left_out():
+    def answered(value, prediction, measures=None):
+        return [ScoredHop("q", None, 0, 1, "x", "x", (), (), measures or {"f1": value}, prediction=prediction)]
+
+    question = Task("q", {"question": "?"}, answers=("Rome",))
+    ours, theirs = answered(1.0, '{"answer": "Rome"}'), answered(0.0, '{"reply": "r", "why": "w"}')
+    [example] = examples(("ipo", ours), ("base", theirs), [question], {}, 1, "f1")["improved"]
+    assert example["answers"] == {"policy": "Rome", "rival": "reply: r; why: w"}
+    unscored = answered(0.0, None, {"em": 1.0})
+    assert examples(("ipo", ours), ("base", unscored), [question], {}, 1, "f1")["improved"] == []

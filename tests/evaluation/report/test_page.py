@@ -22,7 +22,7 @@ LOG = [{"step": i, "loss": 1 / i, **MARGINS} for i in (1, 2, 3)]
 
 
 def system(name, kind, found, rivals=()):
-    scorer = Scorer(all_measures(()), QUESTIONS, CORPUS)
+    scorer = Scorer(all_measures({}), QUESTIONS, CORPUS)
     rows = []
     for i, question in enumerate(QUESTIONS):
         ranking = tuple(Passage(f"d{number}", "", "", 1.0) for number in found(i))
@@ -32,7 +32,7 @@ def system(name, kind, found, rivals=()):
 
 
 def page(systems, focus, learned=None, training=None):
-    summary = summarise(systems, QUESTIONS, all_measures(()), EvalRecipe(resamples=200)) | {"focus": focus}
+    summary = summarise(systems, QUESTIONS, list(all_measures({})), EvalRecipe(resamples=200)) | {"focus": focus}
     rows = {system.name: results.rows for system, results in systems}
     shown = examples((focus, rows[focus]), ("base", rows["base"]), QUESTIONS, CORPUS, 10) if focus else None
     given = [("fact", EVIL)], learned or TrainingData(), training or {}, shown

@@ -1,0 +1,106 @@
+"""Measures of a set of answers, from counts that are added up over the answers.
+
+`leret eval` and `leret score` report these values in place of the mean over answers. A single answer is scored by the
+reward of the same name (`leret.rewards.answers`), which is BLEU for a sentence, for example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from leret.core.errors import import_optional
+
+Array = NDArray[np.float64]
+Rows = Callable[[Sequence[str], Sequence[Sequence[str]]], Array]
+
+_ORDERS = 4  # n-grams of 1 to 4 words in BLEU
+
+
+class CorpusMeasure(NamedTuple):
+    """``rows`` maps answers and their references to counts, (n_answers, n_counts).
+
+    ``values`` maps sums of rows, (n, n_counts), to values, (n,); NaN if undefined. ``resampled`` is False if a row
+    depends on the other answers, so that there are no bootstrap intervals.
+    """
+
+    rows: Rows
+    values: Callable[[Array], Array]
+    resampled: bool = True
+
+    def value(self, rows: Array) -> float:
+        return float(self.values(rows.sum(axis=0, keepdims=True))[0])
+
+
+def bleu_rows(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
+    """Return sacrebleu's counts: correct n-grams, all n-grams (n from 1 to 4), length, and reference length."""
+    library = import_optional("sacrebleu", "sacrebleu", "answers")
+    scores = [library.corpus_bleu([a], [[one] for one in refs]) for a, refs in zip(answers, references, strict=True)]
+    rows = [[*one.counts, *one.totals, one.sys_len, one.ref_len] for one in scores]
+    return np.array(rows, dtype=float).reshape(len(rows), 2 * _ORDERS + 2)
+
+
+def bleu_values(sums: Array) -> Array:
+    """Return BLEU in [0, 1] with sacrebleu's defaults.
+
+    Source: Papineni et al. (2002); smoothing of zero counts ("exp") as in NIST's mteval-v13a.
+    """
+    correct, total, (length, reference) = sums[:, :_ORDERS], sums[:, _ORDERS:-2], sums[:, -2:].T
+    with np.errstate(divide="ignore", invalid="ignore"):
+        smooth = 2.0 ** -np.cumsum((correct == 0) & (total > 0), axis=1)
+        precision = np.where(correct > 0, correct, smooth) / total
+        brevity = np.where(length < reference, np.exp(1 - reference / length), 1.0)
+        values = brevity * np.exp(np.log(precision).mean(axis=1))
+    scored = (total > 0).all(axis=1) & (correct > 0).any(axis=1)
+    return np.where(scored, values, 0.0)
+
+
+def length_rows(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
+    """Return numbers of words: of the answer, and of the reference with the closest length."""
+    pairs = [word_counts(answer, refs) for answer, refs in zip(answers, references, strict=True)]
+    return np.array(pairs, dtype=float).reshape(len(pairs), 2)
+
+
+def word_counts(answer: str, references: Sequence[str]) -> tuple[int, int]:
+    """Return the words of an answer, and of the reference with the closest length (the shorter one if two tie)."""
+    n = len(answer.split())
+    return n, min((len(reference.split()) for reference in references), key=lambda m: (abs(m - n), m))
+
+
+def distinct_rows(n: int) -> Rows:
+    """Return the function that counts an answer's n-grams that no earlier answer has, and all its n-grams."""
+
+    def rows(answers: Sequence[str], references: Sequence[Sequence[str]]) -> Array:
+        known, counts = set[tuple[str, ...]](), list[tuple[int, int]]()
+        for answer in answers:
+            grams = ngrams(answer, n)
+            counts.append((len(set(grams) - known), len(grams)))
+            known.update(grams)
+        return np.array(counts, dtype=float).reshape(len(counts), 2)
+
+    return rows
+
+
+def ngrams(text: str, n: int) -> list[tuple[str, ...]]:
+    """Return the tuples of ``n`` successive words."""
+    words = text.split()
+    return [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
+
+
+def ratio(sums: Array) -> Array:
+    """Return the first sum divided by the second."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        quotient: Array = sums[:, 0] / sums[:, 1]
+    return quotient
+
+
+CORPUS: Mapping[str, CorpusMeasure] = {
+    "bleu": CorpusMeasure(bleu_rows, bleu_values),
+    "corpus_length_ratio": CorpusMeasure(length_rows, ratio),
+    "distinct1": CorpusMeasure(distinct_rows(1), ratio, resampled=False),
+    "distinct2": CorpusMeasure(distinct_rows(2), ratio, resampled=False),
+}
+"""Measures of a set of answers by name."""

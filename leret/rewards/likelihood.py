@@ -1,0 +1,77 @@
+"""The reward `answer_likelihood`: a reader's probability of a reference answer, given the passages found so far.
+
+It rewards searches by answers alone, without gold documents, at every step of a program.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from leret.core.bundled import POLICIES
+from leret.core.errors import ConfigError, import_optional
+from leret.core.types import Outcome
+
+NAME = "answer_likelihood"
+
+
+def answer_likelihood(outcome: Outcome, model: str, passages: int = 6, words: int = 100) -> float | None:
+    """Return the geometric mean probability of the tokens of the likeliest reference answer.
+
+    ``model`` is a causal LM: a directory (such as the policy's, with the weights before training) or a name on the
+    Hugging Face Hub. It runs on the CPU and reads the first ``words`` words of the best ``passages``. If they are too
+    long for the model, the last ones are left out. None if the task has no reference answers.
+
+    Source: the LM's likelihood as a teacher of a retriever, REPLUG (arXiv 2301.12652).
+    """
+    if not outcome.task.answers:
+        return None
+    read = (f"{one.title}: {one.text}".removeprefix(": ") for one in outcome.ranking[:passages])
+    texts = [" ".join(text.split()[:words]) for text in read]
+    inputs = outcome.task.inputs if isinstance(outcome.task.inputs, dict) else {"question": outcome.task.text}
+    task = "\n".join(f"{name}: {value}" for name, value in inputs.items())
+    return math.exp(max(mean_logprobs(model, tuple(texts), task, outcome.task.answers)))
+
+
+@lru_cache(maxsize=4096)
+def mean_logprobs(model: str, passages: Sequence[str], task: str, answers: Sequence[str]) -> list[float]:
+    """Return the mean log-probability of the tokens of each answer, after the passages and the task."""
+    import torch
+
+    tokenizer, network = _reader(model)
+    means = []
+    for answer in answers:
+        target = tokenizer.encode(answer if tokenizer.chat_template else f" {answer}", add_special_tokens=False)
+        limit = getattr(network.config, "max_position_embeddings", None) or math.inf
+        n = len(passages)
+        while len(prompt := _prompt(tokenizer, passages[:n], task)) + len(target) > limit and n:
+            n -= 1
+        with torch.inference_mode():
+            logits = network(torch.tensor([prompt + target])).logits[0, len(prompt) - 1 : -1]
+        chosen = logits.double().log_softmax(-1)[torch.arange(len(target)), target]
+        means.append(float(chosen.mean()))
+    return means
+
+
+def _prompt(tokenizer: Any, passages: Sequence[str], task: str) -> list[int]:
+    text = "\n".join([*passages, task, "Answer in a few words." if tokenizer.chat_template else "answer:"])
+    if not tokenizer.chat_template:
+        return list(tokenizer.encode(text))
+    messages = [{"role": "user", "content": text}]
+    messages = [{"role": "user", "content": text}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return list(tokenizer.encode(text, add_special_tokens=False))
+
+
+@lru_cache(maxsize=2)
+def _reader(model: str) -> tuple[Any, Any]:
+    library = import_optional("transformers", "transformers", "train")
+    if model in POLICIES:
+        raise ConfigError(f"{NAME}: model {model!r} only writes queries; choose an LM that answers questions")
+    try:
+        network = library.AutoModelForCausalLM.from_pretrained(model, use_safetensors=True, dtype="float32")
+        return library.AutoTokenizer.from_pretrained(model), network.eval()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{NAME}: model {model!r} cannot be loaded ({error}); choose another model") from error
