@@ -71,7 +71,8 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
     begun = run.manifest.rounds if run.manifest_path.is_file() else []
     for number in range(1, rounds + 1):
         trained = [_training(recipe, number, trainings) for recipe in trainings]
-        done = len(begun) > number and all((run.policies / t.policy_name / "training.json").is_file() for t in trained)
+        records = [run.path / t.folder / t.policy_name / "training.json" for t in trained]
+        done = len(begun) > number and all(record.is_file() for record in records)
         for recipe in sampling:
             part = f"{number - 1}/{rounds}" if rounds > 1 else recipe.data.part
             part = begun[number - 1].get("part") if number <= len(begun) else part

@@ -171,7 +171,8 @@ class MultiVectorModel:
     """Multi-vector model of sentence-transformers. Thread-safe; encodes for one thread at a time."""
 
     def __init__(self, checkpoint: Path, settings: ColbertSettings) -> None:
-        _require_colbert(checkpoint)
+        if not is_multi_vector(checkpoint):  # sentence-transformers would add an untrained projection
+            raise RetrievalError(f"{checkpoint} is not a ColBERT or other multi-vector model; choose another model")
         self._model = open_model("MultiVectorEncoder", checkpoint, settings.device, "colbert")
         self._batch_size = settings.batch_size
         self._lock = threading.Lock()  # a tokenizer stores its truncation length, so it is not thread-safe
@@ -232,8 +233,8 @@ def _read(directory: Path, n_documents: int, n_dimensions: int) -> tuple[NDArray
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), vectors
 
 
-def _require_colbert(directory: Path) -> None:
-    """Refuse single-vector models, to which sentence-transformers would add an untrained projection."""
+def is_multi_vector(directory: Path) -> bool:
+    """Return whether a directory is a ColBERT checkpoint or another model with one vector per token."""
     try:
         configs = [json.loads(path.read_bytes()) for path in sorted(directory.glob("config*.json"))]
         kinds = {
@@ -241,5 +242,4 @@ def _require_colbert(directory: Path) -> None:
         }
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise RetrievalError(f"{directory}: cannot read the config ({reason(error)}); choose another model") from error
-    if not kinds & {"HF_ColBERT", "ColBERT", "MultiVectorEncoder"}:
-        raise RetrievalError(f"{directory} is not a ColBERT or other multi-vector model; choose another model")
+    return bool(kinds & {"HF_ColBERT", "ColBERT", "MultiVectorEncoder"})
