@@ -190,15 +190,15 @@ class RetrieverAlgorithm:
         fitting = (one for one in _models_of(sampling_recipe_of(run).retriever) if isinstance(one, kind))
         key = "checkpoint" if kind is ColbertSettings else "model"
         settings = next(fitting, None) or kind.model_validate({key: str(directory)})
-        with Environment.open(run) as opened:
-            rows = list(retriever_rows(run, opened, recipe.predictors, settings))
-        found = examples(recipe, rows)
-        if not found:
+        with Environment.open(run) as own:
+            rows = list(retriever_rows(run, own, recipe.predictors, settings))
+        targets = examples(recipe, rows)
+        if not targets:
             raise TrainingError(
                 f"the run has no rows for retriever-kl: {len(rows)} states have documents with different rewards, and "
                 f"num_documents is {recipe.num_documents}; sample more questions, or more samples per state"
             )
-        return found
+        return targets
 
     @contextmanager
     def engine(self, job: TrainingJob, device: str) -> Iterator[Engine]:
