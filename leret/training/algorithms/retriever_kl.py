@@ -190,8 +190,8 @@ class RetrieverAlgorithm:
         fitting = (one for one in _models_of(sampling_recipe_of(run).retriever) if isinstance(one, kind))
         key = "checkpoint" if kind is ColbertSettings else "model"
         settings = next(fitting, None) or kind.model_validate({key: str(directory)})
-        with Environment.open(run) as own:
-            rows = list(retriever_rows(run, own, recipe.predictors, settings))
+        with Environment.open(run) as data:
+            rows = list(retriever_rows(run, data, recipe.predictors, settings))
         targets = examples(recipe, rows)
         if not targets:
             raise TrainingError(
