@@ -5,7 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, FiniteFloat, NonNegativeInt, PositiveInt, SerializeAsAny, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+)
 
 from leret.config.base import BaseUrl, BaseUrls, Free, KindSettings, RecipePath, Settings, mark_of
 
@@ -155,7 +164,11 @@ class ColbertSettings(EngineSettings):
 
     @field_validator("engine")
     @classmethod
-    def _has_no_index(cls, value: BM25Settings | DenseSettings) -> BM25Settings | DenseSettings:
+    def _finds_candidates(
+        cls, value: BM25Settings | DenseSettings, info: ValidationInfo
+    ) -> BM25Settings | DenseSettings:
+        if info.data.get("candidates", 0) is None and value != BM25Settings():
+            raise ValueError("candidates: all scores every document without an engine; remove engine or candidates")
         if value.index is not None:
             raise ValueError("the engine's files are part of the ColBERT index; remove engine.index")
         return _without_shared_keys(value, "the engine of kind colbert")

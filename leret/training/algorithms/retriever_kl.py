@@ -21,7 +21,7 @@ from leret.config.load import sampling_recipe_of
 from leret.config.retriever import ColbertSettings, DenseSettings, HybridSettings, RetrieverSettings
 from leret.config.training import TrainingRecipe
 from leret.core.bundled import find_model, model_digest
-from leret.core.errors import RunError, TrainingError
+from leret.core.errors import RunError, TrainingError, import_optional
 from leret.core.runs import Run
 from leret.core.types import Document, Sample
 from leret.retrieval.base import to_valid_utf8
@@ -178,6 +178,10 @@ class RetrieverAlgorithm:
                 raise TrainingError(
                     f"{run.path} was sampled without a dense or colbert retriever; set init_from to a model directory"
                 )
+            if isinstance(settings, DenseSettings) and settings.query_model:
+                raise TrainingError(
+                    "retriever.query_model: retriever-kl trains one model; set init_from"
+                )
             directory = find_model(_model(settings), "retriever")
         else:
             directory = find_model(recipe.init_from, "init_from")
@@ -208,7 +212,7 @@ class RetrieverAlgorithm:
 
 def make_trainer(job: TrainingJob, device: str) -> Any:
     """Return sentence-transformers' trainer for dense or for multi-vector models."""
-    import sentence_transformers as library
+    library = import_optional("sentence_transformers", "sentence-transformers", "dense")
     from datasets import Dataset
     from sentence_transformers.multi_vector_encoder.losses import MultiVectorDistillKLDivLoss
     from sentence_transformers.sentence_transformer.losses import DistillKLDivLoss

@@ -190,6 +190,9 @@ def test_the_model_is_the_runs_or_that_of_init_from(models, tmp_path):
     run = sampled(tmp_path / "run", {"kind": "bm25"})
     with pytest.raises(TrainingError, match="init_from"):
         train(RetrieverKLRecipe(**SMALL), run)
+    two = {"kind": "dense", "model": str(models / "dense"), "query_model": str(models / "dense")}
+    with pytest.raises(TrainingError, match="query_model"):
+        train(RetrieverKLRecipe(**SMALL), sampled(tmp_path / "two", two))
     first = train(RetrieverKLRecipe(**SMALL, name="first", init_from=str(models / "dense")), run)
     second = train(RetrieverKLRecipe(**SMALL, name="second", init_from="first"), run)
     assert record(second)["total_steps"] == 2 * record(first)["total_steps"]
