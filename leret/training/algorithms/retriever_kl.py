@@ -179,9 +179,7 @@ class RetrieverAlgorithm:
                     f"{run.path} was sampled without a dense or colbert retriever; set init_from to a model directory"
                 )
             if isinstance(settings, DenseSettings) and settings.query_model:
-                raise TrainingError(
-                    "retriever.query_model: retriever-kl trains one model; set init_from"
-                )
+                raise TrainingError("retriever.query_model: retriever-kl trains one model; set init_from")
             directory = find_model(_model(settings), "retriever")
         else:
             directory = find_model(recipe.init_from, "init_from")
