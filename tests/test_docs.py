@@ -51,6 +51,7 @@ NOT_RUN = {
     "leret serve": "runs until it is stopped; tests/policies/serving and tests/retrieval/test_server.py start them",
     "scripts/vllm_cpu.sh": "set-up, gigabytes of it",
     "leret eval-retriever": "its files are the reader's; tests/evaluation/test_retriever.py runs it",
+    "leret train training/retriever-kl.yaml": "needs a dense model; test_retriever_kl.py trains a tiny one",
     "leret data fetch": "its pages are the reader's; tests/datasets/test_fetch.py runs it",
     "leret pretrain": "minutes to an hour; tests/demo/pretrain has its parts",
     "sqlite3": "another program; the query is run below",

@@ -137,8 +137,8 @@ def export(
     messages: Annotated[bool, typer.Option("--messages", help="Include each sample's messages.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing FILE.")] = False,
     form: Annotated[
-        Literal["samples", "sft", "kto", "grpo", "rl"],
-        typer.Option(help="All samples; rows for TRL's SFT, KTO or GRPO trainer; or tokens with advantages (rl)."),
+        Literal["samples", "sft", "kto", "grpo", "rl", "retriever"],
+        typer.Option(help="All samples; rows for TRL's trainers; tokens (rl); or documents with scores (retriever)."),
     ] = "samples",
     tokenizer: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Tokenizer of a policy that was sampled on a server (--form rl).")
@@ -169,6 +169,12 @@ def _trainer_rows(run: Run, form: str, tokenizer: Path | None) -> tuple[Iterator
 
     if form == "rl":
         return rl_rows(run, tokenizer), RL_COLUMNS
+    if form == "retriever":
+        from leret.rollouts.environment import Environment
+        from leret.training.algorithms.retriever_kl import ROW_COLUMNS, retriever_rows
+
+        with Environment.open(run) as environment:
+            return iter(list(retriever_rows(run, environment))), ROW_COLUMNS
     if form == "grpo":
         rows, columns = grpo_rows(run), GRPO_COLUMNS
     else:

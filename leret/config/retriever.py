@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BeforeValidator, Field, FiniteFloat, NonNegativeInt, PositiveInt, SerializeAsAny, field_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    FiniteFloat,
+    NonNegativeInt,
+    PositiveInt,
+    SerializeAsAny,
+    ValidationInfo,
+    field_validator,
+)
 
 from leret.config.base import BaseUrl, BaseUrls, Free, KindSettings, RecipePath, Settings, mark_of
 
@@ -142,13 +151,37 @@ class ColbertSettings(EngineSettings):
     kind: Literal["colbert"] = "colbert"
     checkpoint: ModelPath = Field(min_length=1, description="ColBERT directory or name on the hub")
     candidates: Annotated[PositiveInt | None, BeforeValidator(lambda value: None if value == "all" else value)] = Field(
-        200, description="BM25 results to score, at least k; all or null: score all documents"
+        200, description="results of `engine` to score, at least k; all or null: score all documents"
+    )
+    engine: BM25Settings | DenseSettings = Field(
+        BM25Settings(), discriminator="kind", description="engine that finds the candidates"
     )
     separator: str = Field(" | ", description="separator between a document's title and text")
     doc_maxlen: PositiveInt | None = Field(None, description="tokens per document; None: the checkpoint's value")
     query_maxlen: PositiveInt | None = Field(None, description="tokens per query; None: the checkpoint's value")
     batch_size: Annotated[PositiveInt, Free()] = Field(64, description="texts per batch")
     device: Annotated[str, Free()] = "auto"
+
+    @field_validator("engine")
+    @classmethod
+    def _finds_candidates(
+        cls, value: BM25Settings | DenseSettings, info: ValidationInfo
+    ) -> BM25Settings | DenseSettings:
+        if info.data.get("candidates", 0) is None and value != BM25Settings():
+            raise ValueError("candidates: all scores every document without an engine; remove engine or candidates")
+        if value.index is not None:
+            raise ValueError("the engine's files are part of the ColBERT index; remove engine.index")
+        return _without_shared_keys(value, "the engine of kind colbert")
+
+
+E = TypeVar("E", bound=EngineSettings)
+
+
+def _without_shared_keys(engine: E, owner: str) -> E:
+    for key in ("k", "exclude_seen", "cache"):
+        if getattr(engine, key) != type(engine).model_fields[key].default:
+            raise ValueError(f"{owner} cannot set {key}; set retriever.{key} instead")
+    return engine
 
 
 LocalEngine = SerializeAsAny[EngineSettings]
@@ -184,10 +217,8 @@ class HybridSettings(IndexedSettings, FusionSettings):
     @field_validator("engines")
     @classmethod
     def _says_no_more(cls, value: tuple[LocalEngine, LocalEngine]) -> tuple[LocalEngine, LocalEngine]:
-        for key in ("k", "exclude_seen", "cache"):
-            if any(getattr(engine, key) != type(engine).model_fields[key].default for engine in value):
-                raise ValueError(f"an engine of a hybrid cannot set {key}; set retriever.{key} instead")
-        return value
+        first, second = (_without_shared_keys(engine, "an engine of a hybrid") for engine in value)
+        return first, second
 
 
 class NoRetrieverSettings(RetrieverSettings):

@@ -101,6 +101,11 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
         return self.name or self.algorithm
 
     @property
+    def folder(self) -> str:
+        """Folder of the run for the trained model."""
+        return "policies"
+
+    @property
     def is_control(self) -> bool:
         """True if the policy is only for comparison. Later rounds never start from a control."""
         return False

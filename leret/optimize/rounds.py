@@ -71,7 +71,8 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
     begun = run.manifest.rounds if run.manifest_path.is_file() else []
     for number in range(1, rounds + 1):
         trained = [_training(recipe, number, trainings) for recipe in trainings]
-        done = len(begun) > number and all((run.policies / t.policy_name / "training.json").is_file() for t in trained)
+        records = [run.path / t.folder / t.policy_name / "training.json" for t in trained]
+        done = len(begun) > number and all(record.is_file() for record in records)
         for recipe in sampling:
             part = f"{number - 1}/{rounds}" if rounds > 1 else recipe.data.part
             part = begun[number - 1].get("part") if number <= len(begun) else part
@@ -92,8 +93,8 @@ def _problems(
 ) -> Iterator[str]:
     if not sampling and not run.manifest_path.is_file():
         yield f"{run.path} is not a run yet; add a sampling recipe"
-    if rounds > 1 and not (sampling and trainings):
-        yield f"--rounds {rounds} needs a sampling recipe and a training recipe"
+    if rounds > 1 and not (sampling and any(recipe.folder == "policies" for recipe in trainings)):
+        yield f"--rounds {rounds} needs a sampling recipe and a training recipe of a policy"
     names = [recipe.policy_name for recipe in trainings]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         yield f"two training recipes have the name {', '.join(twice)}; set `name` in one of them"
@@ -141,7 +142,8 @@ def _training(recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingR
     if number == 1:
         return recipe
     names = {other.policy_name: _name(other.policy_name, number) for other in trainings}
-    names["base"] = _successor(trainings, number - 1)
+    if recipe.folder == "policies":  # a retriever's base is the run's retriever in every round
+        names["base"] = _successor(trainings, number - 1)
     keys = {key: value for key in ("init_from", "match_steps_of") if (value := getattr(recipe, key, None))}
     renamed = {key: names.get(value, value) for key, value in keys.items()}
     return recipe.model_copy(update={"name": names[recipe.policy_name], **renamed})

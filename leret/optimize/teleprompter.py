@@ -78,7 +78,7 @@ from leret.training.model import training_record
 T = TypeVar("T")
 Credit = Literal["auto", "step", "final", "both", "return"]
 
-_ALGORITHMS = tuple(name for name, algorithm in ALGORITHMS.items() if not algorithm.picks)
+_ALGORITHMS = tuple(name for name, algorithm in ALGORITHMS.items() if algorithm.picks is False)
 _ONLINE = tuple(name for name in _ALGORITHMS if ALGORITHMS[name].is_online)
 """Algorithms that sample during training; the other algorithms learn from stored samples."""
 

@@ -276,9 +276,14 @@ class TrainingRecord:
         write_atomically(directory / "training.json", json.dumps(value, indent=1, ensure_ascii=False))
 
 
+_LOAD = "`leret.load` of the run's `program` directory gives the program with a policy."
 _USE = {
-    False: "It answers prompts in the format of the program's adapter. Any OpenAI-compatible server can serve it.",
-    True: "It picks candidates for `leret.Pick`. Its encoders are sentence-transformers directories.",
+    "policy that writes search queries": "It answers prompts in the format of the program's adapter. Any "
+    f"OpenAI-compatible server can serve it. {_LOAD}",
+    "picker of candidates": "It picks candidates for `leret.Pick`. Its encoders are sentence-transformers directories. "
+    + _LOAD,
+    "retriever": "`retriever: {kind: dense, model: DIRECTORY}` opens it, or `{kind: colbert, checkpoint: DIRECTORY}` "
+    "for token vectors.",
 }
 
 
@@ -286,19 +291,21 @@ def model_card(record: TrainingRecord, method: str, base_model: str, library: st
     """Return the Hugging Face model card (README.md) of a policy."""
     last: Mapping[str, Any] = next((entry for entry in reversed(record.log_history) if "loss" in entry), {})
     figures = {name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)}
-    picks = library not in {"peft", "tinker", "transformers"}
-    use = "Its weights are on the server that trained it; `tinker.json` has their paths." if library == "tinker" else ""
+    texts = library in {"peft", "tinker", "transformers"}
+    retrieves = library == "sentence-transformers"
+    noun = "policy that writes search queries" if texts else "retriever" if retrieves else "picker of candidates"
+    served = f"Its weights are on the server that trained it; `tinker.json` has their paths. {_LOAD}"
     quoted = base_model.replace("\\", "\\\\").replace('"', '\\"')
     return f"""---
 library_name: {library}
 base_model: "{quoted}"
-pipeline_tag: {"sentence-similarity" if picks else "text-generation"}
-tags: [leret, {"picker" if picks else "trl"}, {record.algorithm}]
+pipeline_tag: {"text-generation" if texts else "sentence-similarity"}
+tags: [leret, {"trl" if texts else noun.split(maxsplit=1)[0]}, {record.algorithm}]
 ---
 
 # {record.name}
 
-A {"picker of candidates" if picks else "policy that writes search queries"}, trained with leret: {method}.
+A {noun}, trained with leret: {method}.
 
 Training started from `{record.parent}` and took {record.steps} steps ({record.total_steps} since the base model) on \
 {record.examples} examples. {record.dropped} examples were too long and were skipped.{_outcome(record)}
@@ -313,7 +320,7 @@ Training started from `{record.parent}` and took {record.steps} steps ({record.t
 
 ## Use
 
-{use or _USE[picks]} `leret.load` of the run's `program` directory gives the program with a policy.
+{served if library == "tinker" else _USE[noun]}
 The evaluation is in the run's `eval/summary.json`; the whole training log is in `training.json`.
 """
 

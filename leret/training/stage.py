@@ -171,7 +171,7 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
         recipe,
         initial,
         inputs,
-        CheckpointDirectory(run.policies, recipe.policy_name),
+        CheckpointDirectory(run.path / recipe.folder, recipe.policy_name),
         key={"recipe": recipe.model_dump(mode="json"), "digest": digests},
         run=run,
         environment=environment,
@@ -198,7 +198,7 @@ def _with_predictors(
     recipe: TrainingRecipe, algorithm: Algorithm, run: Run, environment: Environment
 ) -> TrainingRecipe:
     policies = run.section("sampling", "leret sample RECIPE").get("policies")
-    if not policies or recipe.predictors is not None:
+    if not policies or recipe.predictors is not None or algorithm.picks is None:
         return recipe
     names, policy_of = environment.replay.names, environment.recipe.policy_of
     fitting = [name for name in names if isinstance(policy_of([name]), PickerSettings) is algorithm.picks]

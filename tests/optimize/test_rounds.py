@@ -13,6 +13,7 @@ from leret.policies.checkpoints import model_digest
 from leret.policies.serving.model import resolve_policy
 from leret.sampling.store.store import Store
 from leret.training.algorithms.preference import IPORecipe
+from leret.training.algorithms.retriever_kl import RetrieverKLRecipe
 from leret.training.algorithms.sft import SFTRecipe
 from tests.http.servers import serving
 from tests.policies.servers import ChatServer
@@ -43,6 +44,14 @@ def test_a_second_round_goes_on_from_the_last_policy_that_is_no_control(tmp_path
     assert trained(steps, 3) == [("sft-3", "ipo-2", None), ("ipo-3", "sft-3", None), ("sft-more-3", "ipo-2", "ipo-3")]
     policies = [step.recipe.policy for step in steps if step.stage == "sample"]
     assert [policy.model.rpartition("/")[2] for policy in policies] == ["demo", "ipo", "ipo-2"]
+
+
+def test_a_retriever_is_no_policy_of_a_later_round(tmp_path):
+    steps = schedule([SAMPLING, SFT, RetrieverKLRecipe()], Run(tmp_path), rounds=2)
+    named = [(step.recipe.policy_name, step.recipe.init_from) for step in steps if step.stage == "train"]
+    assert named[2:] == [("sft-2", "sft"), ("retriever-kl-2", "base")]
+    with pytest.raises(ConfigError, match="training recipe of a policy"):
+        schedule([SAMPLING, RetrieverKLRecipe()], Run(tmp_path), rounds=2)
 
 
 def parts(steps):

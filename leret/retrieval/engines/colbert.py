@@ -1,11 +1,11 @@
-"""Late interaction: one vector per token, exact MaxSim over the candidates of a BM25 search.
+"""Late interaction: one vector per token, exact MaxSim over the candidates of a BM25 or dense search.
 
 MaxSim: each query token contributes its maximum inner product with any token of the document; the score is the sum
 (Khattab and Zaharia, SIGIR 2020). Files of an index, in addition to the documents::
 
     vectors.bin   (n_tokens, n_dimensions) float16 vectors of all documents, concatenated and memory-mapped
     lengths.bin   (n_documents,) int32 number of tokens per document
-    bm25/         BM25 index that selects the candidates; missing if all documents are scored
+    bm25/         index that finds the candidates, or dense/; missing if all documents are scored
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from leret.core.bundled import find_model, model_digest, require_model
 from leret.core.errors import RetrievalError, reason
 from leret.core.progress import Progress
 from leret.core.types import Document, Passage, Ranking
-from leret.retrieval.base import CallableRetriever, Documents, clip_k, search_valid, to_valid_utf8
-from leret.retrieval.engines.bm25 import BM25, BM25Index
-from leret.retrieval.engines.dense import MODEL_FAULTS, open_model
+from leret.retrieval.base import CallableRetriever, Documents, Retriever, clip_k, search_valid, to_valid_utf8
+from leret.retrieval.engines.bm25 import BM25Index
+from leret.retrieval.engines.dense import MODEL_FAULTS, DenseIndex, open_model
 from leret.retrieval.index.documents import DocumentTable, MappedDocuments
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
-_VECTORS, _LENGTHS, _CANDIDATES = "vectors.bin", "lengths.bin", "bm25"
+_VECTORS, _LENGTHS = "vectors.bin", "lengths.bin"
+_PLACE = "engine."  # prefix of the candidate engine's keys in the manifest
+_ENGINES: dict[str, Any] = {"bm25": BM25Index, "dense": DenseIndex}
 _BLOCK = 1024  # documents scored at once
 _DIGITS = 4  # decimal places of a score; further digits depend on the other queries in the batch
 
@@ -50,9 +52,9 @@ class ColBERT(CallableRetriever):
         self._encoder = encoder
         self._n_candidates = engine.settings.candidates
         self._starts, self._vectors = _read(directory, len(documents), encoder.n_dimensions)
-        self._bm25: BM25 | None = None
-        if self._n_candidates is not None:
-            self._bm25 = BM25Index(BM25Settings()).open(directory / _CANDIDATES, _RowTable(documents))
+        self._first: Retriever | None = None
+        if engine.first is not None:
+            self._first = engine.first.open(directory / engine.first.kind, _RowTable(documents))
 
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         k = clip_k(k, len(self._documents))
@@ -60,8 +62,8 @@ class ColBERT(CallableRetriever):
 
     def _search(self, queries: list[str], k: int) -> list[Ranking]:
         candidates = [np.arange(len(self._documents))] * len(queries)
-        if self._bm25 is not None:
-            rankings = self._bm25.search(queries, max(k, self._n_candidates or k))
+        if self._first is not None:
+            rankings = self._first.search(queries, max(k, self._n_candidates or k))
             candidates = [np.array([int(row.doc_id) for row in ranking], np.int64) for ranking in rankings]
         return [
             self._ranking(vectors, np.sort(rows), k)
@@ -91,32 +93,53 @@ class ColbertIndex(IndexEngine):
     settings: ColbertSettings
     checkpoint: Path  # directory of the model
     content: str  # digest of the model
+    first: BM25Index | DenseIndex | None  # finds the candidates; None: all documents are scored
     kind: ClassVar[str] = "colbert"
-    packages = ("sentence-transformers", "bm25s")
     resumable: ClassVar[bool] = True
 
     @classmethod
     def of(cls, settings: ColbertSettings) -> Self:
         checkpoint = find_model(settings.checkpoint, "retriever.checkpoint")
-        return cls(settings, checkpoint, model_digest(checkpoint))
+        content, first = model_digest(checkpoint), None
+        if settings.candidates is not None:
+            kind = _ENGINES[settings.engine.kind]
+            first = getattr(kind, "of", kind)(settings.engine)
+        return cls(settings, checkpoint, content, first)
 
     @classmethod
     def from_manifest(cls, manifest: Manifest, directory: Path) -> Self:
         values, checkpoint = dict(manifest.settings), Path(manifest.places["checkpoint"])
-        content = values.pop("checkpoint")
+        content, engine = values.pop("checkpoint"), values.pop("engine", None)
         require_model(checkpoint, content, directory)
-        return cls(ColbertSettings(checkpoint=str(checkpoint), **values), checkpoint, content)
+        first: BM25Index | DenseIndex = BM25Index(BM25Settings())
+        if engine is not None:
+            places = {k.removeprefix(_PLACE): v for k, v in manifest.places.items() if k.startswith(_PLACE)}
+            keys = {key: value for key, value in engine.items() if key != "kind"}
+            part = manifest.model_copy(update={"settings": keys, "places": places})
+            first = _ENGINES[engine["kind"]].from_manifest(part, directory)
+        settings = ColbertSettings(checkpoint=str(checkpoint), engine=first.settings, **values)
+        return cls(settings, checkpoint, content, None if settings.candidates is None else first)
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        return ("sentence-transformers", *(self.first.packages if self.first else ()))
 
     def ranking_keys(self) -> dict[str, Any]:
-        return {"checkpoint": self.content, **self.settings.ranking_keys()}
+        keys = {"checkpoint": self.content, **self.settings.ranking_keys()}
+        del keys["engine"]
+        if self.first is not None and self.settings.engine != BM25Settings():  # an index without the key has BM25
+            keys["engine"] = {"kind": self.first.kind, **self.first.ranking_keys()}
+        return keys
 
     def external_paths(self) -> dict[str, str]:
-        return {"checkpoint": str(self.checkpoint)}
+        others = self.first.external_paths() if self.first else {}
+        return {"checkpoint": str(self.checkpoint)} | {f"{_PLACE}{key}": path for key, path in others.items()}
 
     def write(self, corpus: Documents, directory: Path, progress: Progress) -> None:
         """Encode the documents. Continue where an interrupted build stopped."""
-        if self.settings.candidates is not None:
-            BM25Index(BM25Settings()).write(corpus, directory / _CANDIDATES, progress)
+        if self.first is not None:
+            (directory / self.first.kind).mkdir(exist_ok=True)
+            self.first.write(corpus, directory / self.first.kind, progress)
         encoder, ids = MultiVectorModel(self.checkpoint, self.settings), list(corpus)
         at_once = 8 * self.settings.batch_size  # several batches, because the encoder sorts texts by length
         with open(directory / _LENGTHS, "a+b") as lengths, open(directory / _VECTORS, "ab") as vectors:
@@ -148,7 +171,8 @@ class MultiVectorModel:
     """Multi-vector model of sentence-transformers. Thread-safe; encodes for one thread at a time."""
 
     def __init__(self, checkpoint: Path, settings: ColbertSettings) -> None:
-        _require_colbert(checkpoint)
+        if not is_multi_vector(checkpoint):  # sentence-transformers would add an untrained projection
+            raise RetrievalError(f"{checkpoint} is not a ColBERT or other multi-vector model; choose another model")
         self._model = open_model("MultiVectorEncoder", checkpoint, settings.device, "colbert")
         self._batch_size = settings.batch_size
         self._lock = threading.Lock()  # a tokenizer stores its truncation length, so it is not thread-safe
@@ -209,8 +233,8 @@ def _read(directory: Path, n_documents: int, n_dimensions: int) -> tuple[NDArray
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]), vectors
 
 
-def _require_colbert(directory: Path) -> None:
-    """Refuse single-vector models, to which sentence-transformers would add an untrained projection."""
+def is_multi_vector(directory: Path) -> bool:
+    """Return whether a directory is a ColBERT checkpoint or another model with one vector per token."""
     try:
         configs = [json.loads(path.read_bytes()) for path in sorted(directory.glob("config*.json"))]
         kinds = {
@@ -218,5 +242,4 @@ def _require_colbert(directory: Path) -> None:
         }
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         raise RetrievalError(f"{directory}: cannot read the config ({reason(error)}); choose another model") from error
-    if not kinds & {"HF_ColBERT", "ColBERT", "MultiVectorEncoder"}:
-        raise RetrievalError(f"{directory} is not a ColBERT or other multi-vector model; choose another model")
+    return bool(kinds & {"HF_ColBERT", "ColBERT", "MultiVectorEncoder"})

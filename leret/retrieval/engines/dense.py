@@ -21,7 +21,7 @@ from leret.core.progress import Progress
 from leret.core.types import Document, Ranking
 from leret.retrieval.base import CallableRetriever, Documents, clip_k, search_valid, to_valid_utf8
 from leret.retrieval.engines.vector_store import STORES, VectorStore
-from leret.retrieval.index.documents import DocumentTable, MappedDocuments
+from leret.retrieval.index.documents import DocumentTable
 from leret.retrieval.index.manifest import IndexEngine, Manifest
 
 _SHARD = 2048  # documents per file during a build; a killed build loses at most one file
@@ -109,7 +109,7 @@ class DenseIndex(IndexEngine):
         if folder.exists():
             shutil.rmtree(folder)
 
-    def open(self, directory: Path, documents: MappedDocuments) -> Dense:
+    def open(self, directory: Path, documents: DocumentTable) -> Dense:
         store = STORES[self.settings.store](directory, self.settings)
         if len(store) != len(documents):
             raise RetrievalError(f"{directory}: {len(store)} vectors for {len(documents)} documents; build it again")

@@ -4,11 +4,12 @@ To add an algorithm, define its entry in a new file and add the entry to this ta
 """
 
 from leret.config.training import TrainingRecipe
-from leret.training.algorithms import grpo, gspo, kto, pick, ppo, pqn, preference, rloo, sft
+from leret.training.algorithms import grpo, gspo, kto, pick, ppo, pqn, preference, retriever_kl, rloo, sft
 from leret.training.algorithms.base import StoredAlgorithm
+from leret.training.algorithms.retriever_kl import RetrieverAlgorithm
 from leret.training.online.algorithm import OnlineAlgorithm
 
-Algorithm = StoredAlgorithm | OnlineAlgorithm
+Algorithm = StoredAlgorithm | OnlineAlgorithm | RetrieverAlgorithm
 
 ALGORITHMS: dict[str, Algorithm] = {
     "sft": sft.SFT,
@@ -21,6 +22,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ppo": ppo.PPO,
     "pqn": pqn.PQN,
     "pick": pick.PICK,
+    "retriever-kl": retriever_kl.RETRIEVER_KL,
 }
 TrainingRecipe.table = ALGORITHMS
 

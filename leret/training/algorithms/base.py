@@ -241,6 +241,9 @@ class TRLEngine:
     def save(self, directory: Path) -> tuple[str, str]:
         accelerator = self.trainer.accelerator
         model = accelerator.unwrap_model(self.trainer.model)
+        if self._tokenizer is None:  # a model of sentence-transformers, which saves its own tokenizer
+            model.save_pretrained(str(directory), create_model_card=False)
+            return self._base_model, "sentence-transformers"
         state = accelerator.get_state_dict(self.trainer.model_wrapped)
         if self.is_main:
             save_policy(model, self._tokenizer, directory, state)

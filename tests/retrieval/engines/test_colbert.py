@@ -9,11 +9,12 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, BertModel
 
-from leret.config.retriever import ColbertSettings
+from leret.config.retriever import ColbertSettings, RetrieverSettings
 from leret.core.errors import RetrievalError
 from leret.retrieval.engines.colbert import MultiVectorModel
+from leret.retrieval.index.manifest import read_manifest
 from leret.retrieval.load import load_retriever, open_index
-from tests.retrieval.small import ANIMALS, colbert_checkpoint
+from tests.retrieval.small import ANIMALS, colbert_checkpoint, minilm
 
 pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
 
@@ -164,3 +165,28 @@ def test_an_index_of_colbert_ai_is_refused(tmp_path, name):
     (tmp_path / name).mkdir()
     with pytest.raises(RetrievalError, match=r"indexes of colbert-ai.*build the index again"):
         open_index(tmp_path)
+
+
+def test_a_dense_engine_finds_the_candidates(checkpoint, exact, tmp_path):
+    dense = {"kind": "dense", "model": str(minilm()), "max_length": 32}
+    built = build(checkpoint, tmp_path / "index", candidates=5, engine=dense)
+    first = load_retriever(RetrieverSettings.model_validate(dense), ANIMALS, tmp_path / "dense")
+    query = "a pet that says meow"
+    [candidates], [ranking], [whole] = (
+        engine.search([query], k) for engine, k in ((first, 5), (built, 5), (exact, len(IDS)))
+    )
+    assert "cat" in ids([ranking])[0]  # the document has no word of the query
+    assert ids([ranking])[0] == [doc_id for doc_id in ids([whole])[0] if doc_id in ids([candidates])[0]]
+    reopened = open_index(tmp_path / "index")
+    assert (reopened.search([query], 5), reopened.digest) == ([ranking], built.digest)
+
+
+def test_an_index_names_its_candidate_engine_unless_it_is_the_default(checkpoint, tmp_path):
+    build(checkpoint, tmp_path / "default")
+    build(checkpoint, tmp_path / "other", engine={"kind": "bm25", "stemmer": None, "b": 0.5})
+    default, other = (read_manifest(tmp_path / name).settings for name in ("default", "other"))
+    assert "engine" not in default
+    assert other["engine"]["b"] == 0.5
+    assert open_index(tmp_path / "other").digest == read_manifest(tmp_path / "other").digest
+    with pytest.raises(RetrievalError, match=r"different settings.*engine"):
+        build(checkpoint, tmp_path / "other")
