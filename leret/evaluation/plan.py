@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leret.config.base import free_keys
+from leret.config.data import GENERATED
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import sampling_recipe_of
 from leret.config.sampling import SamplingRecipe
@@ -171,7 +172,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
 def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Task], str]:
     """Return those of the recipe's questions that have gold documents, and a digest of all questions of the split."""
     recipe, run, data = evaluation.recipe, evaluation.run, environment.recipe.data
-    if recipe.questions is not None and data.kind == "world":
+    if recipe.questions is not None and data.kind in GENERATED:
         raise ConfigError(f"questions: {recipe.questions!r} does not apply to a generated world; remove the key")
     if recipe.changes and data.kind != "babilong":
         raise ConfigError(f"data: only babilong data can be changed, but the run has {data.kind} data; remove the key")

@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from leret import __version__
+from leret.config.data import GENERATED
 from leret.core.files import write_atomically
 from leret.core.runs import Run
 from leret.evaluation.measures import LABELS
@@ -160,7 +161,7 @@ def _sampled(learned: TrainingData) -> str | None:
 def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     data, retriever, program = (manifest["sampling"][key] for key in ("data", "retriever", "program"))
     hops = summary["n_hops"]
-    over = "a generated world" if data["kind"] == "world" else data["kind"]
+    over = "a generated world" if data["kind"] in GENERATED else data["kind"]
     raw = [row["hops"][-1]["recall"] for row in summary["rows"] if row["system"] == RAW]
     without = f" Searching with the question itself finds {raw[0]:.0%} of the gold documents." if raw and raw[0] else ""
     seen = ", excluding passages already seen" if retriever.get("exclude_seen") else ""
