@@ -2,9 +2,9 @@
 
 A persona is five sentences. Each names a film, a novel, a company, a teacher or a mother, and one story tells more
 about it. A partner asks about one fact per turn, and the reply needs the story of this fact. Searching for the persona
-finds the stories of all five facts, and gazettes that name two of them but answer nothing, so a picker has to choose. A
-task's gold document is the right story. It is for checking; the example recipes do not train on it. Names belong to one
-split each. All words are in the vocabulary of policy `demo`.
+finds the stories of all five facts, and for some personas a gazette that names two of them but answers nothing, so a
+picker has to choose. A task's gold document is the right story. It is for checking; the example recipes do not train on
+it. Names belong to one split each. All words are in the vocabulary of policy `demo`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.world.cast import AWARDS, CITIES, INSTRUMENTS, Names
 
+_GAZETTES = 0.3  # share of personas with a gazette
 _MOST = 600  # dialogues; the lexicon has no more names of companies
 
 
@@ -113,7 +114,7 @@ def generate_personas(
         for number in range(n):
             facts = [make(rng, names) for make in rng.sample(_FACTS, len(_FACTS))]
             stories = [Document(names.doc_id(), fact.name, fact.story) for fact in facts]
-            documents += [*stories, _gazette(rng, names, facts)]
+            documents += [*stories, *([_gazette(rng, names, facts)] if rng.random() < _GAZETTES else [])]
             asked = rng.sample(range(len(facts)), turns)
             persona, history = [fact.line for fact in facts], list[str]()
             for place in asked:

@@ -4,7 +4,7 @@ To add an algorithm, define its entry in a new file and add the entry to this ta
 """
 
 from leret.config.training import TrainingRecipe
-from leret.training.algorithms import grpo, gspo, kto, pick, ppo, pqn, preference, rloo, sft
+from leret.training.algorithms import grpo, gspo, joint, kto, pick, ppo, pqn, preference, rloo, sft
 from leret.training.algorithms.base import StoredAlgorithm
 from leret.training.online.algorithm import OnlineAlgorithm
 
@@ -21,6 +21,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "ppo": ppo.PPO,
     "pqn": pqn.PQN,
     "pick": pick.PICK,
+    "joint": joint.JOINT,
 }
 TrainingRecipe.table = ALGORITHMS
 

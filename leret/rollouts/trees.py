@@ -1,0 +1,60 @@
+"""Trees of picks: each pick of a state is continued, and is worth what its continuation earns."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+
+from leret.core.aio import started
+from leret.core.errors import ConfigError
+from leret.core.types import Sample, State
+from leret.rollouts.credit import training_rewards
+from leret.rollouts.states import StateSampler
+from leret.rollouts.walk import Point
+
+Groups = list[tuple[State, list[Sample]]]
+
+
+async def sample_tree(
+    sampler: StateSampler,
+    point: Point,
+    state: State,
+    follow: Callable[[Awaitable[Point]], Awaitable[Groups]],
+    unparsed_reward: float | None,
+) -> Groups:
+    """Draw picks at a state and follow each distinct pick once; return the groups of the state and of all branches.
+
+    A pick's reward is the mean reward of the samples at the next state that is sampled. So the replies that reward a
+    pick are also the group that trains the writer. ``follow`` samples the states from a point on. If an outage ends a
+    branch before a reward, its picks have no reward.
+    """
+    picks = await sampler.draw(point, state)
+    first = {pick.completion: pick for pick in reversed(picks) if pick.completion is not None}
+    walks = {text: started(follow(sampler.next_point(point, pick))) for text, pick in first.items()}
+    await sampler.walks.wait([*walks.values()])
+    branches = {text: await walk for text, walk in walks.items()}
+    worth = {text: _worth(groups, unparsed_reward) for text, groups in branches.items()}
+    if branches and not any(any(_sampled(group) for _, group in groups) for groups in branches.values()):
+        raise ConfigError(
+            f"algorithm: joint rewards pick {state.predictor!r} by the completions of the writer's next step, but no "
+            "such step follows it; use algorithm: pick"
+        )
+    rewarded = [replace(pick, **worth.get(pick.completion or "", {})) for pick in picks]
+    return [(state, rewarded), *(group for groups in branches.values() for group in groups)]
+
+
+def _worth(groups: Groups, unparsed_reward: float | None) -> Mapping[str, object]:
+    """Return the reward and the components of a pick; empty if no sample after it has a reward."""
+    after = next((group for _, group in groups if _sampled(group)), [])
+    valued = training_rewards(after, unparsed_reward)
+    if not valued:
+        return {}
+    parts = [{name: v for name, v in one.components.items() if name.startswith("final")} for one, _ in valued]
+    names = dict.fromkeys(name for part in parts for name in part)
+    components = {name: fmean(part[name] for part in parts if name in part) for name in names}
+    return {"reward": fmean(value for _, value in valued), "components": components}
+
+
+def _sampled(group: Sequence[Sample]) -> bool:
+    return any(sample.is_sampled for sample in group)
