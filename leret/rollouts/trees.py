@@ -30,7 +30,10 @@ async def sample_tree(
     branch before a reward, its picks have no reward.
     """
     picks = await sampler.draw(point, state)
-    first = {pick.completion: pick for pick in reversed(picks) if pick.completion is not None}
+    first: dict[str, Sample] = {}
+    for pick in picks:
+        if pick.completion is not None:
+            first.setdefault(pick.completion, pick)
     walks = {text: started(follow(sampler.next_point(point, pick))) for text, pick in first.items()}
     await sampler.walks.wait([*walks.values()])
     branches = {text: await walk for text, walk in walks.items()}

@@ -77,6 +77,9 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
 
 def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
     """Return the recipe with a learning rate; if none is set, choose and log a default for the model size."""
+    if "writer" in initial.actors:
+        writer = with_learning_rate(recipe.writer, initial.actors["writer"])  # type: ignore[attr-defined]
+        return recipe.model_copy(update={"writer": writer})
     if recipe.learning_rate is not None or not isinstance(recipe, WriterKeys):
         return recipe
     n_parameters = count_parameters(initial.directory)

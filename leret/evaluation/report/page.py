@@ -194,9 +194,10 @@ def _facts(
     facts += [("note", note) for note in summary.get("notes", ())]
     for name, value in training.items():
         recipe = value["key"]["recipe"]
+        rate = (recipe.get("writer") or recipe)["learning_rate"]
         text = (
             f"{recipe['algorithm']} from {value['parent']}: {value['examples']:,} examples, {value['steps']:,} steps, "
-            f"learning rate {recipe['learning_rate']:g}, seed {recipe['seed']}, {value['seconds']:,.0f} s"
+            f"learning rate {rate:g}, seed {recipe['seed']}, {value['seconds']:,.0f} s"
         )
         facts.append((name, text))
     versions = (f"{name} {version}" for name, version in manifest.get("versions", {}).items() if version)

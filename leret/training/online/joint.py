@@ -10,7 +10,7 @@ from leret.policies.load import PolicySet
 from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
-from leret.training.model import InitialPolicy, with_learning_rate
+from leret.training.model import InitialPolicy
 from leret.training.online.base import Objective
 from leret.training.online.picking import Method, PickLearner
 from leret.training.online.writing import WriterLearner
@@ -30,10 +30,9 @@ class JointLearner:
     ) -> None:  # fmt: skip
         self.recipe, self._sampling = recipe, environment.recipe
         picker, writer = initial.actors["picker"], initial.actors["writer"]
-        with_rate = with_learning_rate(recipe.actor("writer", n_tasks), writer)
         rest = environment, n_tasks, device
         self.picker = PickLearner(objectives[0], recipe.actor("picker", n_tasks), picker, *rest)
-        self.writer = WriterLearner(objectives[1], with_rate, writer, *rest)
+        self.writer = WriterLearner(objectives[1], recipe.actor("writer", n_tasks), writer, *rest)
 
     @property
     def actors(self) -> tuple[PickLearner, WriterLearner]:
