@@ -138,7 +138,7 @@ def open_environment(recipe: TrainingRecipe, run: Run) -> AbstractContextManager
     """Open the run's environment if needed to sample, to validate or to choose predictors; otherwise yield None."""
     several = run.section("sampling", "leret sample RECIPE").get("policies")
     needed = ALGORITHMS[recipe.algorithm].is_online or recipe.eval_steps or several
-    return Environment.open(run) if needed else nullcontext()
+    return Environment.open(run, latest=True) if needed else nullcontext()
 
 
 def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) -> TrainingJob:
