@@ -24,7 +24,7 @@ class Dialogue(dspy.Module):
 
     Args:
         k: stories found for the persona, from which the picker chooses one.
-        turns: last utterances that the writer sees; the picker sees the last one.
+        turns: last utterances that the writer sees. The picker sees the last one, because the search knows the persona.
         closed_book: reply from the persona and the history alone, without search and pick.
     """
 
@@ -39,8 +39,7 @@ class Dialogue(dspy.Module):
         said = history[-self.turns :]
         if self.closed_book:
             return dspy.Prediction(reply=self.reply(persona=persona, history=said).reply)
-        known = " ".join(persona)
-        story = self.pick(self.search(known).ranking, persona=known, utterance=" ".join(history[-1:]))
+        story = self.pick(self.search(" ".join(persona)).ranking, utterance=" ".join(history[-1:]))
         text = story.text if story else ""  # None: the search found nothing
         reply = self.reply(persona=persona, history=said, story=text).reply
         return dspy.Prediction(reply=reply, doc_ids=[story.id] if story else [])

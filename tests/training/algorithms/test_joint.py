@@ -12,7 +12,7 @@ from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.joint import JointRecipe
 from leret.training.algorithms.pick import PickRecipe
 from leret.training.stage import estimate, train
-from tests.training.training_runs import changed, job_in
+from tests.training.training_runs import changed, job_in, record
 
 JOINT = JointRecipe(
     questions_per_round=4, max_steps=4, logging_steps=1, save_steps=1, device="cpu",
@@ -72,9 +72,12 @@ def test_predictors_are_split_between_the_actors(dialogue_run):
 
 def test_two_policies_are_saved_evaluated_loaded_and_trained_on(dialogue_run, tmp_path):
     sample(job_in(JOINT, dialogue_run).environment.recipe, run := dialogue_run)
-    report = train(changed(JOINT, max_steps=2), run)
+    recipe = changed(JOINT, max_steps=2, eval_steps=2, eval_split="train", eval_tasks=2, metric_for_best_model="f1")
+    report = train(recipe, run)
+    assert record(report)["best_step"] == 2
+    assert record(report)["parent"] == "base"
     assert {path.name for path in report.path.iterdir() if path.is_dir()} == {"picker", "writer"}
-    assert train(changed(JOINT, max_steps=2), run).already
+    assert train(recipe, run).already
     evaluated = evaluate(EvalRecipe(systems=("base", "joint"), measures=("f1", "recall"), resamples=20), run)
     assert [row["system"] for row in evaluated.summary["rows"]] == ["base", "joint"]
     program = leret.load(run.program)

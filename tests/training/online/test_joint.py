@@ -11,7 +11,7 @@ from leret.training.stage import train
 from tests.training.algorithms.test_joint import JOINT
 from tests.training.training_runs import changed, job_in, kill_run, log, weights_of
 
-KILLED = changed(JOINT, eval_steps=100, eval_split="train", eval_tasks=2, metric_for_best_model="f1")
+KILLED = JOINT
 
 
 def with_keys(recipe, **sections):
@@ -68,16 +68,13 @@ def test_picks_are_drawn_with_the_probabilities_that_the_ratio_starts_from(loop)
     assert number_of[0] / n == pytest.approx(float(shares.mean(0)[0]), abs=4 * math.sqrt(0.25 / n))
 
 
-def test_a_large_beta_holds_both_actors(dialogue_run):
+def test_a_large_beta_holds_the_picker(dialogue_run):
     kl = {}
-    for beta in (1e-6, 100.0):  # 0 would log no KL
-        recipe = with_keys(
-            JOINT, picker={"beta": beta, "learning_rate": 5e-2}, writer={"beta": beta, "learning_rate": 3e-3}
-        )
-        entries = log(train(changed(recipe, name=f"beta{beta:g}", max_steps=12), dialogue_run))
-        kl[beta] = [max(entry.get(name, 0.0) for entry in entries[-3:]) for name in ("pick/kl", "kl")]
-    assert kl[100.0][0] < 0.2 * kl[1e-6][0]
-    assert kl[100.0][1] < 0.2 * kl[1e-6][1]
+    for beta in (1e-6, 10.0):  # 0 would log no KL
+        recipe = with_keys(JOINT, picker={"beta": beta}, writer={"learning_rate": 3e-3})
+        entries = log(train(changed(recipe, name=f"beta{beta:g}", max_steps=8), dialogue_run))
+        kl[beta] = max(entry["pick/kl"] for entry in entries[-3:])
+    assert kl[10.0] < 0.3 * kl[1e-6]
 
 
 def test_a_killed_training_ends_in_the_same_bits(dialogue_run):
@@ -90,7 +87,7 @@ def test_a_killed_training_ends_in_the_same_bits(dialogue_run):
 def test_a_program_without_a_writer_after_the_pick_is_refused(dialogue_run):
     recipe = job_in(JOINT, dialogue_run).recipe
     only = recipe.writer.model_copy(update={"predictors": ("nothing",)})
-    job = job_in(recipe.model_copy(update={"writer": only}), dialogue_run)
+    job = job_in(recipe.model_copy(update={"writer": only, "predictors": ("pick",)}), dialogue_run)
     with (
         closing(RoundLoop(job, ALGORITHMS["joint"].learner, "cpu")) as loop,
         pytest.raises(ConfigError, match="no such step"),
