@@ -89,8 +89,8 @@ class Sampled:
         rows = tensor(places, dtype=int64)
         groups, walks = (index[rows].unique(return_inverse=True)[1] for index in (self.groups, self.walks))
         chosen = {"rewards": self.rewards[rows], "parts": self.parts[rows], "groups": groups, "walks": walks}
-        lists = [[values[i] for i in places] for values in (self.sequences, self.predictors)]
-        return replace(self, sequences=lists[0], predictors=lists[1], **chosen)
+        sequences, names = [self.sequences[i] for i in places], [self.predictors[i] for i in places]
+        return replace(self, sequences=sequences, predictors=names, **chosen)
 
 
 class Round:
@@ -308,7 +308,13 @@ class RoundSampler:
                 predictors += [state.predictor] * len(samples)
                 places += [(places[-1][0] + 1 if places else 0, number)] * len(samples)
         groups = [group for rollout in rollouts for group in rollout]
-        written = [group for group in groups if group[0].predictor not in self._runner.formatter.picks]
+        picks = self._runner.formatter.picks
+        if self.recipe.branches and not set(predictors) - set(picks) and not self.stats.n_failed:
+            raise ConfigError(
+                f"algorithm: {self.recipe.algorithm} rewards a pick by the writer's completions after it, but no "
+                "writer's step follows the program's picks; use algorithm: pick"
+            )
+        written = [group for group in groups if group[0].predictor not in picks]
         groups = written if self.recipe.branches else groups  # a joint training's facts are the writer's
         names, parts = self._parts([one for one, _ in members])
         rewards = tensor([value for _, value in members])

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from statistics import fmean
+from typing import Any
 
 from leret.core.aio import started
-from leret.core.errors import ConfigError
 from leret.core.types import Sample, State
 from leret.rollouts.credit import training_rewards
+from leret.rollouts.facts import Group
 from leret.rollouts.states import StateSampler
 from leret.rollouts.walk import Point
-
-Groups = list[tuple[State, list[Sample]]]
 
 
 async def sample_tree(
     sampler: StateSampler,
     point: Point,
     state: State,
-    follow: Callable[[Awaitable[Point]], Awaitable[Groups]],
+    follow: Callable[[Awaitable[Point]], Coroutine[Any, Any, list[Group]]],
     unparsed_reward: float | None,
-) -> Groups:
+) -> list[Group]:
     """Draw picks at a state and follow each distinct pick once; return the groups of the state and of all branches.
 
     A pick's reward is the mean reward of the samples at the next state that is sampled. So the replies that reward a
@@ -38,18 +37,13 @@ async def sample_tree(
     await sampler.walks.wait([*walks.values()])
     branches = {text: await walk for text, walk in walks.items()}
     worth = {text: _worth(groups, unparsed_reward) for text, groups in branches.items()}
-    if branches and not any(any(_sampled(group) for _, group in groups) for groups in branches.values()):
-        raise ConfigError(
-            f"algorithm: joint rewards pick {state.predictor!r} by the completions of the writer's next step, but no "
-            "such step follows it; use algorithm: pick"
-        )
     rewarded = [replace(pick, **worth.get(pick.completion or "", {})) for pick in picks]
     return [(state, rewarded), *(group for groups in branches.values() for group in groups)]
 
 
-def _worth(groups: Groups, unparsed_reward: float | None) -> Mapping[str, object]:
+def _worth(groups: Sequence[Group], unparsed_reward: float | None) -> dict[str, Any]:
     """Return the reward and the components of a pick; empty if no sample after it has a reward."""
-    after = next((group for _, group in groups if _sampled(group)), [])
+    after = next((group for _, group in groups if any(one.is_sampled for one in group)), ())
     valued = training_rewards(after, unparsed_reward)
     if not valued:
         return {}
@@ -57,7 +51,3 @@ def _worth(groups: Groups, unparsed_reward: float | None) -> Mapping[str, object
     names = dict.fromkeys(name for part in parts for name in part)
     components = {name: fmean(part[name] for part in parts if name in part) for name in names}
     return {"reward": fmean(value for _, value in valued), "components": components}
-
-
-def _sampled(group: Sequence[Sample]) -> bool:
-    return any(sample.is_sampled for sample in group)

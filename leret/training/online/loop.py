@@ -24,6 +24,7 @@ from leret.training.processes import from_main, gather, is_main
 from leret.training.validation import Validation
 
 if TYPE_CHECKING:
+    from leret.training.online.joint import JointLearner
     from leret.training.online.picking import PickLearner
     from leret.training.online.writing import WriterLearner
 
@@ -36,7 +37,9 @@ class RoundLoop(StepLoop):
     preflight: float | None = None
     dropped = 0
 
-    def __init__(self, job: TrainingJob, learner: Callable[..., WriterLearner | PickLearner], device: str) -> None:
+    def __init__(
+        self, job: TrainingJob, learner: Callable[..., WriterLearner | PickLearner | JointLearner], device: str
+    ) -> None:
         assert job.run is not None
         assert job.environment is not None
         recipe: Any = job.recipe
@@ -103,10 +106,7 @@ class RoundLoop(StepLoop):
         for actor in actors:
             actor.policy.renew(digest(self._initial, self.recipe.model_dump(mode="json"), number))
         sampler.policies = {name: actor.policy for actor in actors for name in actor.recipe.predictors or [""]}
-        if len(actors) > 1:
-            sampler.keys = self.learner.sampling_keys()
-        else:
-            sampler.temperature = actors[0].temperature
+        sampler.keys, sampler.temperature = self.learner.sampling_keys(), actors[0].temperature
         places = round_of(len(self.tasks), self.recipe.questions_per_round, self.recipe.seed, number)
         is_last = number + 1 == self.state.max_steps
         return sampler.sample([self.tasks[place] for place in places], number, last=is_last)

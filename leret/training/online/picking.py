@@ -116,6 +116,9 @@ class PickLearner:
     def actors(self) -> tuple[PickLearner, ...]:
         return (self,)
 
+    def sampling_keys(self) -> dict[str, dict[str, Any]]:
+        return {}
+
     @property
     def learning_rate(self) -> float:
         return self.recipe.learning_rate if self._schedule is None else float(self._schedule.get_last_lr()[0])

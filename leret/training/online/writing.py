@@ -67,6 +67,9 @@ class WriterLearner:
     def actors(self) -> tuple[WriterLearner, ...]:
         return (self,)
 
+    def sampling_keys(self) -> dict[str, dict[str, Any]]:
+        return {}
+
     @property
     def learning_rate(self) -> float:
         return float(self._schedule.get_last_lr()[0])
