@@ -114,4 +114,4 @@ def _describe(recipe: JointRecipe) -> str:
     return f"joint training of a picker and a writer, {k} picks per state and {n} completions per pick"
 
 
-JOINT = JointAlgorithm(JointRecipe, (GroupMethod, OBJECTIVE), _describe)
+JOINT = JointAlgorithm(JointRecipe, (GroupMethod, OBJECTIVE), _describe, picks=True)
