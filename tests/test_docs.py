@@ -222,10 +222,10 @@ def test_every_key_is_documented_and_every_documented_key_exists(section):
         names = re.findall(r"`([^`]+)`", row)
         first, dot, _ = names[0].rpartition(".")  # `retriever.urls`, `email`: the others are of the same section
         told |= {name if "." in name or not dot else f"{first}.{name}" for name in names}
-    known = set()
+    known, whole = set(), {"lora", "reward", "policies", "actors", "picker", "writer"}
     for recipe in RECIPES[section]:
         for name, field in recipe.model_fields.items():
-            inner = [] if name in ("lora", "reward", "policies", "actors") else list(models_in(field.annotation))
+            inner = [] if name in whole else list(models_in(field.annotation))
             known |= {f"{name}.{key}" for model in inner for key in model.model_fields} or {name}
     known = {"program.adapter.kind" if k == "program.adapter" else k for k in known}
     known = {"sampling.bank.*" if k == "sampling.bank" else k for k in known}

@@ -96,8 +96,10 @@ def done(text: str) -> None:
 
 def warn_of_scope(policy: str, data: str, program: str) -> None:
     """Warn if a shipped policy, local or served, is used with data or a program that it does not know."""
+    from leret.config.data import GENERATED
+
     name = re.sub("-[0-9a-f]{8}$", "", policy)
-    if name in SCOPES and not (program.endswith(":ExpandWrite") if name == "english" else data == "world"):
+    if name in SCOPES and not (program.endswith(":ExpandWrite") if name == "english" else data in GENERATED):
         complain(f"policy.model {policy} {SCOPES[name]}; choose another policy (see `leret init --help`)", "warning: ")
 
 

@@ -15,6 +15,10 @@ QUESTIONS_ALONE = frozenset({"jsonl", "hover", "chunks", "babilong", "episodes"}
 """Kinds with no documents in their question files, so most retrievers also need `data.corpus`."""
 
 
+GENERATED = frozenset({"world", "personas"})
+"""Kinds without files, written in the vocabulary of policies `demo` and `agent`."""
+
+
 class DataSettings(KindSettings):
     """Keys shared by all kinds in `leret.datasets.formats.READERS`. Kinds without special keys use `FileSettings`."""
 
@@ -119,8 +123,19 @@ class BabilongSettings(_Files):
         return self
 
 
-class WorldSettings(DataSettings):
-    """A generated world, without files."""
+class GeneratedSettings(DataSettings):
+    """Keys shared by generated worlds, which need no files."""
+
+    options: dict[str, Any] = Field(default_factory=dict, description="arguments for the generator")
+
+
+class WorldSettings(GeneratedSettings):
+    """Questions about invented people and works."""
 
     kind: Literal["world"] = "world"
-    options: dict[str, Any] = Field(default_factory=dict, description="arguments for the generator")
+
+
+class PersonasSettings(GeneratedSettings):
+    """Dialogues with invented people, and stories about the facts in their personas."""
+
+    kind: Literal["personas"] = "personas"

@@ -120,6 +120,10 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
         """True if a server of the Tinker API trains the policy."""
         return getattr(self, "engine", None) == "tinker"
 
+    def with_predictors(self, picks: Sequence[str], writers: Sequence[str]) -> Self:
+        """Return the recipe for all of a program's picks, or for all predictors that write."""
+        return self.model_copy(update={"predictors": tuple(writers)})
+
     def n_steps(self, n_inputs: int) -> int:
         """Return the total optimizer steps for ``n_inputs`` examples or tasks on one device."""
         raise NotImplementedError
@@ -192,6 +196,15 @@ class RoundRecipe(TrainingRecipe):
         return False
 
     @property
+    def branches(self) -> bool:
+        """True if each pick of a state is continued, and is rewarded by what follows it."""
+        return False
+
+    @property
+    def steps_per_round(self) -> int:
+        return self.num_iterations * self.num_mini_batches
+
+    @property
     def sums_steps(self) -> bool:
         """True if the algorithm adds up step rewards along a path itself, so that credit ``auto`` stays ``step``."""
         return False
@@ -208,11 +221,11 @@ class RoundRecipe(TrainingRecipe):
 
     def n_rounds(self, n_tasks: int) -> int:
         if self.max_steps is not None:
-            return -(-self.max_steps // (self.num_iterations * self.num_mini_batches))
+            return -(-self.max_steps // self.steps_per_round)
         return max(1, round(self.num_train_epochs * n_tasks / self.questions_per_round))
 
     def n_steps(self, n_inputs: int) -> int:
-        return self.n_rounds(n_inputs) * self.num_iterations * self.num_mini_batches
+        return self.n_rounds(n_inputs) * self.steps_per_round
 
 
 class ClipKeys(Settings):
@@ -316,6 +329,9 @@ class PickingRecipe(RoundRecipe):
     adam_epsilon: float = Field(1e-8, gt=0)
     questions_per_round: PositiveInt = Field(64, description="tasks per round; each pick is a state")
     per_device_train_batch_size: PositiveInt = Field(256, description="states in memory at once")
+
+    def with_predictors(self, picks: Sequence[str], writers: Sequence[str]) -> Self:
+        return self.model_copy(update={"predictors": tuple(picks)})
 
     @property
     def in_one_process(self) -> bool:

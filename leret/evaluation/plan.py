@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from leret.config.base import free_keys
+from leret.config.data import GENERATED
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import sampling_recipe_of
 from leret.config.sampling import SamplingRecipe
@@ -175,7 +176,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     DataError if there are none; ConfigError for systems that only search, if no measure applies to what they find.
     """
     recipe, run, data = evaluation.recipe, evaluation.run, environment.recipe.data
-    if recipe.questions is not None and data.kind == "world":
+    if recipe.questions is not None and data.kind in GENERATED:
         raise ConfigError(f"questions: {recipe.questions!r} does not apply to a generated world; remove the key")
     if recipe.changes and data.kind != "babilong":
         raise ConfigError(f"data: only babilong data can be changed, but the run has {data.kind} data; remove the key")

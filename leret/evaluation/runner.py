@@ -62,9 +62,12 @@ class Policies:
             return {"": system.settings}
         if system is None or system.directory is None:
             return {"": self.base, **self.others}
-        before = self.others.get(next(iter(system.predictors), ""), self.base)
-        trained = before.in_process(str(system.directory.resolve()))
-        return by_predictor(self.base, self.others, trained, system.predictors)
+        settings: dict[str, PolicySettings] = {"": self.base, **self.others}
+        for directory, predictors in system.directories.items():
+            before = self.others.get(next(iter(predictors), ""), self.base)
+            others = {name: one for name, one in settings.items() if name}
+            settings = by_predictor(self.base, others, before.in_process(str(directory.resolve())), predictors)
+        return settings
 
     def digest(self, system: System) -> str:
         """Compute the digest of a system's policies without loading them."""

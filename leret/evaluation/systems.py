@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,7 +52,8 @@ class System:
     rivals: tuple[str, ...] = ()  # systems to compare with, in addition to the recipe's baseline
     control: bool = False  # trained only to explain the gains of other policies
     parts: tuple[System, ...] = ()  # systems whose rankings this system fuses, evaluated before it
-    predictors: tuple[str, ...] = ()  # predictors that a trained policy answers; empty: all predictors
+    directories: Mapping[Path, Sequence[str]] = field(default_factory=dict)
+    """Predictors that each trained policy answers, by directory; none named: all predictors."""
 
     @property
     def searches(self) -> bool:
@@ -139,7 +140,10 @@ def _policies(run: Run) -> list[System]:
         rivals = [fact["parent"]] if fact.get("parent") in facts else []
         rivals += [control for control, of in controlled.items() if of == name]
         control = controlled[name] is not None or recipes[name].get("targets") == "random"
-        predictors = tuple(recipes[name].get("predictors") or ())
-        fields = run.policies / name, None, ZERO_SHOT, (*rivals, RAW), control
-        systems.append(System(name, "policy", name, *fields, predictors=predictors))
+        recipe, directory = recipes[name], run.policies / name
+        joint = {actor: recipe[actor] for actor in ("picker", "writer") if (directory / actor).is_dir()}
+        trained = {directory / actor: section for actor, section in joint.items()} or {directory: recipe}
+        answered = {path: tuple(section.get("predictors") or ()) for path, section in trained.items()}
+        fields = directory, None, ZERO_SHOT, (*rivals, RAW), control
+        systems.append(System(name, "policy", name, *fields, directories=answered))
     return systems

@@ -1,8 +1,9 @@
 """`leret run`: sampling, training and evaluation in order, in one or more rounds.
 
-With several rounds, each round samples a different part of the questions. A later round samples with the policy from
-the previous round and trains that policy further, under the names ``sft-2``, ``ipo-2`` and so on. In every evaluation,
-`base` is the policy of the first round. Policy servers must be able to load new weights.
+With several rounds, each round samples a different part of the questions. A later round samples with the policies from
+the previous round and trains them further, under the names ``sft-2``, ``ipo-2`` and so on. If the recipe has
+``policies``, each predictor or pick gets the last policy that was trained for it. In every evaluation, `base` is the
+policy of the first round. Policy servers must be able to load new weights.
 """
 
 from __future__ import annotations
@@ -14,8 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from leret.config.evaluation import EvalRecipe
-from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings, TinkerPolicySettings
+from leret.config.policy import (
+    LocalPolicySettings,
+    OpenAIPolicySettings,
+    PickerSettings,
+    PolicySettings,
+    TinkerPolicySettings,
+)
 from leret.config.sampling import SamplingRecipe
+from leret.config.training import PickingRecipe
 from leret.core.errors import ConfigError
 from leret.core.progress import Progress
 from leret.core.runs import Run
@@ -43,7 +51,8 @@ class RoundStage:
         """Return a title such as ``round 2: train ipo-2 (ipo) from sft-2``."""
         detail = ""
         if isinstance(self.recipe, TrainingRecipe):
-            detail = f" {self.recipe.policy_name} ({self.recipe.algorithm}) from {self.recipe.init_from}"
+            initial = getattr(self.recipe, "writer", self.recipe).init_from
+            detail = f" {self.recipe.policy_name} ({self.recipe.algorithm}) from {initial}"
         elif isinstance(self.recipe, SamplingRecipe):
             detail = f" with {self.recipe.policy.model}"
         return f"round {self.round}: {self.stage}{detail}" + (": already done" if self.done else "")
@@ -70,7 +79,7 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
     stages: list[RoundStage] = []
     begun = run.manifest.rounds if run.manifest_path.is_file() else []
     for number in range(1, rounds + 1):
-        trained = [_training(recipe, number, trainings) for recipe in trainings]
+        trained = [_training(recipe, number, trainings, sampling) for recipe in trainings]
         records = [run.path / t.folder / t.policy_name / "training.json" for t in trained]
         done = len(begun) > number and all(record.is_file() for record in records)
         for recipe in sampling:
@@ -78,10 +87,8 @@ def schedule(recipes: Sequence[Recipe], run: Run, rounds: int = 1) -> list[Round
             part = begun[number - 1].get("part") if number <= len(begun) else part
             data = recipe.data.model_copy(update={"part": part})
             sampled = recipe.model_copy(update={"data": data})
-            if number > 1:  # `_served` replaces this with the name on the server
-                directory = str((run.policies / _successor(trainings, number - 1)).resolve())
-                policy = recipe.policy.model_copy(update={"model": directory})
-                sampled = sampled.model_copy(update={"policy": policy})
+            if number > 1:  # `_served` replaces a server's model with the name on the server
+                sampled = _with_successors(sampled, trainings, number - 1, run)
             stages.append(RoundStage(number, "sample", sampled, done))
         stages += [RoundStage(number, "train", recipe, done) for recipe in trained]
         stages += [RoundStage(number, "eval", recipe, done) for recipe in evaluation]
@@ -101,11 +108,12 @@ def _problems(
     for recipe in sampling if rounds > 1 else ():
         if recipe.data.part is not None:
             yield f"data.part: {recipe.data.part} conflicts with --rounds {rounds}, which sets the parts; remove either"
-        if recipe.policies:
-            yield "policies: --rounds needs one policy for all predictors; remove policies or --rounds"
-        if not isinstance(recipe.policy, LocalPolicySettings | OpenAIPolicySettings | TinkerPolicySettings):
-            remedy = "use local, use openai with a vLLM server, or remove --rounds"
-            yield f"policy.kind: {recipe.policy.kind} cannot load new weights; {remedy}"
+        for key, settings in recipe.by_predictor.items():
+            loads = isinstance(settings, LocalPolicySettings | PickerSettings | TinkerPolicySettings)
+            if _actor_of(recipe, trainings, key) and not (loads or (not key and settings.kind == "openai")):
+                name = f"policies.{key}" if key else "policy"
+                remedy = "use local, use openai with a vLLM server as `policy`, or remove --rounds"
+                yield f"{name}.kind: {settings.kind} cannot load new weights; {remedy}"
 
 
 def run_stage(
@@ -132,21 +140,63 @@ def _name(name: str, number: int) -> str:
     return name if number == 1 else f"{name}-{number}"
 
 
-def _successor(trainings: Sequence[TrainingRecipe], number: int) -> str:
-    """Return the policy for the next round: the last trained policy that is not a control."""
-    candidates = [recipe for recipe in trainings if not recipe.is_control] or list(trainings)
-    return _name(candidates[-1].policy_name, number) if candidates and number else "base"
+def _actor_of(recipe: SamplingRecipe, trainings: Sequence[TrainingRecipe], key: str) -> tuple[str, str] | None:
+    """Return the last trained policy that is not a control and its part, for a key of `by_predictor`."""
+    is_picker = isinstance(recipe.by_predictor[key], PickerSettings)
+    part = "picker" if is_picker else "writer"
+    policies = [one for one in trainings if one.folder == "policies"]
+    candidates = [one for one in policies if not one.is_control] or policies
+    for training in reversed(candidates):
+        joint = getattr(training, part, None)
+        section = training if joint is None else joint
+        if (joint is None and isinstance(training, PickingRecipe) is not is_picker) or not _trains(
+            recipe, section, key
+        ):
+            continue
+        return training.policy_name, part if joint is not None else ""
+    return None
 
 
-def _training(recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingRecipe]) -> TrainingRecipe:
+def _trains(recipe: SamplingRecipe, training: TrainingRecipe, key: str) -> bool:
+    """Return True if a training of the right kind changes the policy of ``key``."""
+    if training.predictors is not None:
+        return key in {name if name in recipe.policies else "" for name in training.predictors}
+    is_picker = isinstance(recipe.by_predictor[key], PickerSettings)
+    return not key or isinstance(recipe.policy, PickerSettings) is not is_picker
+
+
+def _with_successors(
+    recipe: SamplingRecipe, trainings: Sequence[TrainingRecipe], number: int, run: Run
+) -> SamplingRecipe:
+    """Return the recipe with the policies that round ``number`` has trained."""
+    settings = dict(recipe.by_predictor)
+    for key, before in settings.items():
+        if (actor := _actor_of(recipe, trainings, key)) is not None:
+            directory = run.policies / _name(actor[0], number) / actor[1]
+            settings[key] = before.model_copy(update={"model": str(directory.resolve())})
+    return recipe.model_copy(update={"policy": settings.pop(""), "policies": settings})
+
+
+def _training(
+    recipe: TrainingRecipe, number: int, trainings: Sequence[TrainingRecipe], sampling: Sequence[SamplingRecipe]
+) -> TrainingRecipe:
     if number == 1:
         return recipe
     names = {other.policy_name: _name(other.policy_name, number) for other in trainings}
-    if recipe.folder == "policies":  # a retriever's base is the run's retriever in every round
-        names["base"] = _successor(trainings, number - 1)
-    keys = {key: value for key in ("init_from", "match_steps_of") if (value := getattr(recipe, key, None))}
-    renamed = {key: names.get(value, value) for key, value in keys.items()}
-    return recipe.model_copy(update={"name": names[recipe.policy_name], **renamed})
+
+    def renamed(section: TrainingRecipe, is_picker: bool) -> TrainingRecipe:
+        fits = ((key, one) for part in sampling for key, one in part.by_predictor.items()
+                if isinstance(one, PickerSettings) is is_picker and _trains(part, section, key))  # fmt: skip
+        actor = next((_actor_of(sampling[0], trainings, key) for key, _ in fits), None)
+        is_policy = recipe.folder == "policies"  # a retriever's base is the run's retriever in every round
+        before = {**names, "base": _name(actor[0], number - 1) if actor and is_policy else "base"}
+        keys = {key: value for key in ("init_from", "match_steps_of") if (value := getattr(section, key, None))}
+        return section.model_copy(update={key: before.get(value, value) for key, value in keys.items()})
+
+    actors = {part: getattr(recipe, part) for part in ("picker", "writer") if hasattr(recipe, part)}
+    update = {part: renamed(section, part == "picker") for part, section in actors.items()}
+    whole = recipe if actors else renamed(recipe, isinstance(recipe, PickingRecipe))
+    return whole.model_copy(update={"name": names[recipe.policy_name], **update})
 
 
 @contextmanager
@@ -168,7 +218,8 @@ def _server(settings: PolicySettings, engine: str | None) -> Iterator[None]:
 
 def _served(stage: RoundStage, recipe: SamplingRecipe) -> SamplingRecipe:
     """Load a later round's policy into its servers, if any; return the recipe with the policy's name on the servers."""
-    if stage.round == 1 or not isinstance(recipe.policy, OpenAIPolicySettings):
+    is_new = Path(recipe.policy.model).is_dir()  # false if no recipe trains this policy
+    if stage.round == 1 or not is_new or not isinstance(recipe.policy, OpenAIPolicySettings):
         return recipe
     from leret.policies.serving.model import refresh, resolve_policy
 

@@ -57,7 +57,7 @@ class PolicyActor:
 
 @dataclass(frozen=True)
 class Role:
-    """The policy for a predictor, the credit of its completions, and decoding settings (None means those of the plan).
+    """The policy for a predictor, the credit of its completions, and its sampling keys (None means those of the plan).
 
     Attributes:
         sampled: if False, one zero-shot completion continues the path, and is not trained on. Predictors
@@ -75,6 +75,7 @@ class Role:
     temperature: float | None = None
     max_tokens: int | None = None
     top_p: float | None = None
+    n_samples: int | None = None
 
 
 @dataclass(frozen=True)

@@ -58,8 +58,14 @@ class Environment:
         self.held_out: frozenset[str] = frozenset()
 
     @classmethod
-    def open(cls, run: Run) -> Environment:
-        return cls(sampling_recipe_of(run), run.cache)
+    def open(cls, run: Run, *, latest: bool = False) -> Environment:
+        """Open the environment of a run; ``latest`` gives predictors with ``policies`` the models of the last round."""
+        recipe = sampling_recipe_of(run)
+        models = run.manifest.rounds[-1].get("models") if latest and run.manifest.rounds else None
+        if models:
+            new = {key: one.model_copy(update={"model": models[key]}) for key, one in recipe.by_predictor.items()}
+            recipe = recipe.model_copy(update={"policy": new.pop(""), "policies": new})
+        return cls(recipe, run.cache)
 
     def tasks(
         self, split: str | None = None, limit: int | None = None, part: str | None = None, *, check: bool = True

@@ -10,11 +10,11 @@ import asyncio
 import json
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor, float64, int64, tensor
+from torch import Tensor, int64, tensor
 
 from leret.config.training import RoundRecipe
 from leret.core.aio import started
@@ -30,16 +30,16 @@ from leret.rewards import scoring
 from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.credit import training_rewards
 from leret.rollouts.environment import Environment, scored_by
+from leret.rollouts.facts import Group, completion_facts, distinct, reward_percentiles, word_facts
 from leret.rollouts.failures import SamplingStats, refuse_failures
 from leret.rollouts.questions import sample_question
 from leret.rollouts.selection import select_next
 from leret.rollouts.states import StateSampler, with_credit
+from leret.rollouts.trees import sample_tree
 from leret.rollouts.walk import OpenWalks, Point, begin, walk
 
 if TYPE_CHECKING:
     from leret.programs.runner import ProgramRunner
-
-Group = tuple[State, Sequence[Sample]]
 
 StoredPaths = Mapping[str, Mapping[int, Sample]]
 """Stored samples that continued a path, by question and step."""
@@ -84,6 +84,16 @@ class Sampled:
     predictors: Sequence[str] = ()
     rollouts: Tensor | None = None
     logps: Sequence[Sequence[float]] = ()
+
+    def of(self, predictors: Collection[str]) -> Sampled:
+        """Return the samples of some predictors, with states and tasks numbered from 0."""
+        places = [i for i, name in enumerate(self.predictors) if name in predictors]
+        rows = tensor(places, dtype=int64)
+        groups, walks = (index[rows].unique(return_inverse=True)[1] for index in (self.groups, self.walks))
+        chosen = {"rewards": self.rewards[rows], "parts": self.parts[rows], "groups": groups, "walks": walks}
+        sequences, names = [self.sequences[i] for i in places], [self.predictors[i] for i in places]
+        logps = [self.logps[i] for i in places]
+        return replace(self, sequences=sequences, predictors=names, logps=logps, **chosen)
 
 
 class Round:
@@ -161,8 +171,9 @@ def round_of(n_tasks: int, size: int, seed: int, number: int) -> list[int]:
 class RoundSampler:
     """Samples rounds of a run's tasks.
 
-    ``policies`` holds the policies in training by predictor (``""``: all predictors). The trainer may change
-    ``temperature``. Rounds follow ``paths``; if None, a path continues with one of the round's samples.
+    ``policies`` holds the policies in training by predictor (``""``: all predictors), and ``keys`` their sampling keys
+    (of `Role`) where they differ. The trainer may change these and ``temperature``. Rounds follow ``paths``; if None, a
+    path continues with one of the round's samples.
     """
 
     def __init__(
@@ -185,6 +196,7 @@ class RoundSampler:
         self._searches = None if retriever is None else SearchBatcher(retriever)  # None: the program brings a retriever
         self._runner: ProgramRunner = environment.runner(self._searches)
         self._paths = paths
+        self.keys: Mapping[str, Mapping[str, Any]] = {}
         self._plan: SamplingPlan | None = None
 
     @property
@@ -220,7 +232,7 @@ class RoundSampler:
         for groups in rollouts:
             for _, samples in groups:
                 self.stats.count(samples)
-        sampled = self._collect(rollouts, round_)
+        sampled = self._collect(tasks, rollouts, round_)
         sampled.facts["num_searches"] = self._n_searches() - n_before
         return replace(sampled, at_end=sampler.credits == {"final"})
 
@@ -235,7 +247,7 @@ class RoundSampler:
             if self._environment.role is not None:
                 return self._environment.role(need, policy or first)
             if policy is not None:
-                return Role(policy, credit=settings.credit)
+                return Role(policy, credit=settings.credit, **self.keys.get(need.predictor, {}))
             other = policy_for(team, need.predictor)
             return Role(other, False, settings.credit, **sampled.decoding_of(need.predictor))
 
@@ -255,35 +267,41 @@ class RoundSampler:
         return plan
 
     async def _roll_out(self, sampler: StateSampler, plan: SamplingPlan, tasks: Sequence[Task]) -> list[list[Group]]:
-        walks = [started(self._walk(sampler, plan, task)) for task in tasks]
+        starts = [begin(self._runner, task, fresh=True) for task in tasks]
+        walks = [started(self._walk(sampler, plan, start)) for start in starts]
         await sampler.walks.wait(walks)
         return [await one for one in walks]
 
-    async def _walk(self, sampler: StateSampler, plan: SamplingPlan, task: Task) -> list[Group]:
+    async def _walk(self, sampler: StateSampler, plan: SamplingPlan, start: Awaitable[Point]) -> list[Group]:
         groups: list[Group] = []
-        path = None if self._paths is None else self._paths.get(task.id, {})
+
+        async def follow(branch: Awaitable[Point]) -> list[Group]:
+            return await self._walk(sampler, plan, branch)
 
         async def visit(point: Point) -> Point | None:
             assert isinstance(point.need, NeedsCompletion)
             if self.recipe.groups == "question":
                 groups.extend(await sample_question(self._runner, sampler, plan, point, self._unparsed_reward))
                 return None
-            state = self._runner.state(task, point.need, len(point.steps), point.parent)
+            state = self._runner.state(point.task, point.need, len(point.steps), point.parent)
+            if self.recipe.branches and point.need.choice is not None and plan.role_of(point.need).sampled:
+                groups.extend(await sample_tree(sampler, point, state, follow, self._unparsed_reward))
+                return None
             samples = await sampler.sample_state(point, state)
             groups.append((state, samples))
-            if path is None:
+            if self._paths is None:
                 to_end = bool(sampler.credits - {"step"})
-                chosen = select_next(samples, task, plan.seed, state.draw, through_solved=to_end)
+                chosen = select_next(samples, point.task, plan.seed, state.draw, through_solved=to_end)
             else:
-                chosen = path.get(state.step)
+                chosen = self._paths.get(point.task.id, {}).get(state.step)
             return None if chosen is None else await sampler.next_point(point, chosen)
 
-        failure = (await walk(begin(self._runner, task, fresh=True), visit)).failure
+        failure = (await walk(start, visit)).failure
         if failure is not None:
             self.stats.fail(failure)
         return groups
 
-    def _collect(self, rollouts: Sequence[Sequence[Group]], round_: Round) -> Sampled:
+    def _collect(self, tasks: Sequence[Task], rollouts: Sequence[Sequence[Group]], round_: Round) -> Sampled:
         members: list[tuple[Sample, float]] = []
         predictors: list[str] = []
         places: list[tuple[int, int]] = []  # (index of the state, index of the task)
@@ -293,19 +311,28 @@ class RoundSampler:
                 predictors += [state.predictor] * len(samples)
                 places += [(places[-1][0] + 1 if places else 0, number)] * len(samples)
         groups = [group for rollout in rollouts for group in rollout]
+        picks = self._runner.formatter.picks
+        if self.recipe.branches and not set(predictors) - set(picks) and not self.stats.n_failed:
+            raise ConfigError(
+                f"algorithm: {self.recipe.algorithm} rewards a pick by the writer's completions after it, but no "
+                "writer's step follows the program's picks; use algorithm: pick"
+            )
+        written = [group for group in groups if group[0].predictor not in picks]
+        groups = written if self.recipe.branches else groups  # a joint training's facts are the writer's
         names, parts = self._parts([one for one, _ in members])
         rewards = tensor([value for _, value in members])
-        facts = self._facts(groups, names, parts, rewards) | _completion_facts(groups, round_)
+        facts = self._facts(groups, names, parts, rewards) | completion_facts(groups, round_.completions)
+        facts |= word_facts(written, tasks, self.recipe.branches)
         answers = [round_.completions[sample.seed] for sample, _ in members]
         sequences = [(asked, one.text if isinstance(asked, Choice) else one.token_ids or ()) for asked, one in answers]
-        states, tasks = tensor(places, dtype=int64).reshape(-1, 2).unbind(1)
+        states, walks = tensor(places, dtype=int64).reshape(-1, 2).unbind(1)
         whole = None
         if self.recipe.groups == "question":
             index = tensor([sample.index for sample, _ in members], dtype=int64)
-            whole = (tasks * self.recipe.num_generations + index).unique(return_inverse=True)[1]
+            whole = (walks * self.recipe.num_generations + index).unique(return_inverse=True)[1]
         logps = [one.logprobs or () for _, one in answers]
         return Sampled(
-            sequences, states, rewards, parts, facts, tasks, predictors=predictors, rollouts=whole, logps=logps
+            sequences, states, rewards, parts, facts, walks, predictors=predictors, rollouts=whole, logps=logps
         )
 
     def _facts(self, groups: Sequence[Group], names: Sequence[str], parts: Tensor, rewards: Tensor) -> dict[str, float]:
@@ -313,7 +340,7 @@ class RoundSampler:
         means = {f"rewards/{name}/mean": float(parts[:, i].nanmean()) for i, name in enumerate(names) if len(names) > 1}
         return means | {
             "completions/unparsed": sum(one.is_unparsed for one in completed) / max(1, len(completed)),
-            "completions/distinct": _distinct(groups),
+            "completions/distinct": distinct(groups),
             **reward_percentiles(rewards),
         }
 
@@ -333,33 +360,3 @@ class RoundSampler:
             if valid := training_rewards(samples, self._unparsed_reward):
                 scored.append((state, valid))
         return scored
-
-
-def _completion_facts(groups: Sequence[Group], round_: Round) -> dict[str, float]:
-    completed = [one for _, samples in groups for one in samples if one.completion is not None]
-    written = [round_.completions[one.seed][1] for one in completed if one.seed in round_.completions]
-    logprobs = [value for one in written for value in one.logprobs or ()]
-    lengths = [len(one.token_ids) for one in written if one.token_ids]  # picks have none
-    facts = {"completions/mean_length": sum(lengths) / len(lengths)} if lengths else {}
-    facts |= {
-        "completions/clipped_ratio": sum(one.finish_reason == "length" for one in written) / max(1, len(written)),
-        "num_samples": float(len(completed)),
-        "num_completions": float(len(round_.completions)),  # continuations included
-        "num_completion_tokens": float(sum(len(one.token_ids or ()) for _, one in round_.completions.values())),
-    }
-    return facts | ({"entropy": -sum(logprobs) / len(logprobs)} if logprobs else {})
-
-
-def reward_percentiles(rewards: Tensor) -> dict[str, float]:
-    """Return every tenth percentile of the rewards (n,) for the log, from the minimum (0) to the maximum (100)."""
-    if not len(rewards):
-        return {}
-    values = rewards.double().quantile(tensor([share / 10 for share in range(11)], dtype=float64))
-    return {f"reward_percentiles/{10 * i}": float(value) for i, value in enumerate(values)}
-
-
-def _distinct(groups: Sequence[Group]) -> float:
-    """Return the fraction of distinct completions per state, averaged over the states with several completions."""
-    texts = [[sample.completion for sample in samples if sample.completion is not None] for _, samples in groups]
-    shares = [len(set(group)) / len(group) for group in texts if len(group) > 1]
-    return sum(shares) / len(shares) if shares else 1.0

@@ -103,7 +103,8 @@ class StateSampler:
         if self._store is not None and not point.fresh:
             known = self._store.samples_at(state.task_id, state.step, state.id, self.policy_digest)
             stored = {sample.id: sample for sample in known}
-        prompts, n = (self._plan.prompts, self._plan.n_samples) if visit.role.sampled else ((ZERO_SHOT,), 1)
+        plan, role = self._plan, visit.role
+        prompts, n = (plan.prompts, role.n_samples or plan.n_samples) if role.sampled else ((ZERO_SHOT,), 1)
         if visit.need.choice is not None:  # picks have no demos, so all samples use one prompt
             prompts, n = (ZERO_SHOT,), n * len(prompts)
         draw = state.draw
@@ -117,6 +118,11 @@ class StateSampler:
                 [new for new, old in zip(regrouped, samples, strict=True) if new.reward != old.reward]
             )
         return regrouped
+
+    async def draw(self, point: Point, state: State) -> list[Sample]:
+        """Return zero-shot samples of a state without outcomes and rewards."""
+        visit, n = self._visit(point, state), self._plan.n_samples
+        return await self._of_prompt(visit, state.draw, ZERO_SHOT, visit.role.n_samples or n, {}, scored=False)
 
     async def score(self, point: Point, state: State, texts: Sequence[str]) -> list[Sample]:
         """Score completions as one group and return the samples without storing any."""
@@ -150,7 +156,7 @@ class StateSampler:
         return _Visit(point, point.need, state, role, self._plan.decoding_of(role))
 
     async def _of_prompt(
-        self, visit: _Visit, draw: str, prompt: Prompt, n: int, stored: Mapping[str, Sample]
+        self, visit: _Visit, draw: str, prompt: Prompt, n: int, stored: Mapping[str, Sample], scored: bool = True
     ) -> list[Sample]:
         state, role = visit.state, visit.role
         params = SamplingParams(role.policy.name, self.policy_digest, prompt.digest, *visit.decoding)
@@ -173,7 +179,13 @@ class StateSampler:
         except PolicyError as error:
             answers = repeat(failure_of(error))
         completions = [next(answers) if one.completion is None else completion_of(one) for one in new]
-        new = await self._score(visit, new, completions)
+        if scored:
+            new = await self._score(visit, new, completions)
+        else:
+            pairs = zip(new, completions, strict=True)
+            new = [
+                replace(a, **({"failure": b} if isinstance(b, Failure) else {"completion": b.text})) for a, b in pairs
+            ]
         for i, sample in zip(todo, new, strict=True):
             samples[i] = sample
         if self._store is not None:

@@ -248,7 +248,9 @@ def begin(
                 "model": environment.recipe.policy.model,
                 "digest": policy.digest,
             }
-            entry |= {"digests": policy.digests} if isinstance(policy, PolicySet) else {}
+            if isinstance(policy, PolicySet):
+                models = {name: one.model for name, one in environment.recipe.by_predictor.items()}
+                entry |= {"digests": policy.digests, "models": models}
             rounds = [*rounds, entry | ({"part": environment.recipe.data.part} if environment.recipe.data.part else {})]
         known = {**manifest.digests, **digests, "policy": policy.digest}
         with run.writing():

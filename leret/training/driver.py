@@ -209,7 +209,7 @@ def publish(engine: Engine, job: TrainingJob, method: str, seconds: float) -> Tr
         name=recipe.policy_name,
         algorithm=recipe.algorithm,
         key=job.key,
-        parent=recipe.init_from,
+        parent=job.initial.name if job.initial.actors else recipe.init_from,
         examples=engine.examples,
         dropped=engine.dropped,
         steps=engine.steps,

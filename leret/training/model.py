@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,6 +46,7 @@ class InitialPolicy:
     digest: str  # digest of the weights
     total_steps: int = 0  # optimizer steps since the base model
     template: str | None = None  # as in policy.template
+    actors: Mapping[str, InitialPolicy] = field(default_factory=dict)  # of a joint training
 
     @property
     def base_model(self) -> str:
@@ -60,7 +61,7 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
     if init_from == "base":
         model = sampled_model(run, predictors)
     elif (trained / "training.json").is_file():
-        model = str(trained)
+        model = str(actor_directory(trained, "writer"))
     elif init_from in POLICIES or Path(init_from).is_dir() or HUB_NAME.fullmatch(init_from):
         model = init_from
     else:
@@ -70,11 +71,11 @@ def find_initial(run: Run, init_from: str, predictors: Collection[str] | None = 
             f"{', '.join(known) or 'none'}) or a directory; train {init_from} first, or change init_from"
         )
     path = find_model(model).resolve()
-    digest = model_digest(path)
+    digest, record = model_digest(path), trained if init_from != "base" and trained.is_dir() else path
     if init_from == "base":
         _check_unchanged(run, path, digest, predictors)
     template = sampled_settings(run, predictors).get("template")
-    return InitialPolicy(init_from, path, digest, int(training_record(path).get("total_steps", 0)), template)
+    return InitialPolicy(init_from, path, digest, int(training_record(record).get("total_steps", 0)), template)
 
 
 def find_tinker(run: Run, recipe: TrainingRecipe) -> InitialPolicy:
@@ -97,6 +98,9 @@ def find_tinker(run: Run, recipe: TrainingRecipe) -> InitialPolicy:
 
 def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
     """Return the recipe with a learning rate; if none is set, choose and log a default for the model size."""
+    if "writer" in initial.actors:
+        writer = with_learning_rate(recipe.writer, initial.actors["writer"])  # type: ignore[attr-defined]
+        return recipe.model_copy(update={"writer": writer})
     if recipe.learning_rate is not None or not isinstance(recipe, WriterKeys):
         return recipe
     n_parameters = count_parameters(initial.directory) or 10**9  # a server has the weights
@@ -110,7 +114,8 @@ def with_learning_rate(recipe: R, initial: InitialPolicy) -> R:
 def find_picker(run: Run, recipe: RoundRecipe) -> InitialPolicy:
     """Return the initial picker: the run's picker, a trained picker of the run, or a picker in a directory."""
     settings = sampled_picker(sampling_recipe_of(run), recipe)
-    places = (run.policies / recipe.init_from, Path(recipe.init_from))
+    record = run.policies / recipe.init_from
+    places = (actor_directory(record, "picker"), Path(recipe.init_from))
     trained = next((place for place in places if (place / PICKER_RECORD).is_file()), None)
     if trained is None and recipe.init_from != "base":
         raise TrainingError(
@@ -118,9 +123,14 @@ def find_picker(run: Run, recipe: RoundRecipe) -> InitialPolicy:
             "directory; train the picker first, or change init_from"
         )
     directory = trained or Path(settings.model)
-    total = int(training_record(directory).get("total_steps", 0))
+    total = int(training_record(record if record.is_dir() else directory).get("total_steps", 0))
     digest = picker_digest(settings.model_copy(update={"model": str(directory)}))
     return InitialPolicy(recipe.init_from, directory, digest, total)
+
+
+def actor_directory(policy: Path, actor: str) -> Path:
+    """Return the directory of one actor if the policy was trained jointly, else the policy's directory."""
+    return policy / actor if (policy / actor).is_dir() else policy
 
 
 def sampled_picker(sampling: SamplingRecipe, recipe: RoundRecipe) -> PickerSettings:

@@ -138,7 +138,7 @@ def open_environment(recipe: TrainingRecipe, run: Run) -> AbstractContextManager
     """Open the run's environment if needed to sample, to validate or to choose predictors; otherwise yield None."""
     several = run.section("sampling", "leret sample RECIPE").get("policies")
     needed = ALGORITHMS[recipe.algorithm].is_online or recipe.eval_steps or several
-    return Environment.open(run) if needed else nullcontext()
+    return Environment.open(run, latest=True) if needed else nullcontext()
 
 
 def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) -> TrainingJob:
@@ -177,7 +177,7 @@ def make_job(recipe: TrainingRecipe, run: Run, environment: Environment | None) 
         environment=environment,
         validation=validation,
         max_steps=_matched_steps(run, recipe, initial),
-        enable_thinking=sampled_settings(run, recipe.predictors).get("enable_thinking"),
+        enable_thinking=sampled_settings(run, getattr(recipe, "writer", recipe).predictors).get("enable_thinking"),
     )
 
 
@@ -201,12 +201,14 @@ def _with_predictors(
     if not policies or recipe.predictors is not None or algorithm.picks is None:
         return recipe
     names, policy_of = environment.replay.names, environment.recipe.policy_of
-    fitting = [name for name in names if isinstance(policy_of([name]), PickerSettings) is algorithm.picks]
-    predictors = [name for name in fitting if name not in policies] or fitting
-    if not predictors:
+    picks = [name for name in names if isinstance(policy_of([name]), PickerSettings)]
+    writers = [name for name in names if name not in picks]
+    some = ([name for name in those if name not in policies] or those for those in (picks, writers))
+    trained = recipe.with_predictors(*some)
+    if not trained.predictors:
         policy = "a picker" if algorithm.picks else "a policy that writes"
         raise TrainingError(f"algorithm: {recipe.algorithm} trains {policy}, but no predictor of {run.path} uses one")
-    return recipe.model_copy(update={"predictors": tuple(predictors)})
+    return trained
 
 
 def _matched_steps(run: Run, recipe: TrainingRecipe, initial: InitialPolicy) -> int | None:

@@ -27,6 +27,9 @@ _LOG = logging.getLogger("leret")
 
 Log = Sequence[Mapping[str, Any]]
 
+PICKER = "pick/"
+"""Start of the names of a picker's metrics that is trained together with a writer (`joint`)."""
+
 ROW = 3
 """Number of consecutive logged values that must be beyond a limit to raise an alarm, so that one noisy batch raises
 none. The starting value is the mean of the same number of values at the start of a log."""
@@ -104,6 +107,20 @@ RULES = (
         "the mean completion length changed from {start:.3g} to {value:.3g} tokens; "
         "inspect recent completions, add the reward `length`, or raise the KL coefficient",
     ),
+    Rule(
+        "length_ratio",
+        ("completions/length_ratio",),
+        lambda value, start: not 0.5 <= value <= 2,
+        "the completions have {value:.3g} times the words of the references; lower learning_rate, raise beta, or add "
+        "the reward `length`",
+    ),
+    Rule(
+        "distinct_1",
+        ("completions/distinct_1",),
+        lambda value, start: value < start / 3,
+        "the share of distinct words in the completions fell from {start:.3g} to {value:.3g}, so they repeat the same "
+        "words; lower learning_rate or raise beta",
+    ),
     # Training runs of the demo that still gain recall reach .75 (GRPO) and 1.3 (PPO).
     Rule(
         "kl",
@@ -143,8 +160,11 @@ def alarms(log: Log, measure: str = "recall") -> list[Alarm]:
     if not log:
         return []
     step = int(log[-1]["step"])
-    messages = {rule.name: message for rule in RULES if (message := _check(rule, log)) is not None}
-    messages |= _validation(log, f"eval_{measure}")
+    messages = _validation(log, f"eval_{measure}")
+    for prefix in ("", PICKER) if any(name.startswith(PICKER) for name in log[-1]) else ("",):
+        entries = [{name.removeprefix(prefix): v for name, v in e.items() if name.startswith(prefix)} for e in log]
+        found_by = ((rule.name, _check(rule, entries)) for rule in RULES)
+        messages |= {f"{prefix}{name}": f"{prefix}{message}" for name, message in found_by if message is not None}
     return [Alarm(name, step, message) for name, message in messages.items()]
 
 

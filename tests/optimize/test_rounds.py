@@ -11,7 +11,10 @@ from leret.core.runs import Run
 from leret.optimize.rounds import _served, run_stage, schedule
 from leret.policies.checkpoints import model_digest
 from leret.policies.serving.model import resolve_policy
+from leret.rollouts.environment import Environment
 from leret.sampling.store.store import Store
+from leret.training.algorithms.joint import JointRecipe
+from leret.training.algorithms.pick import PickRecipe
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.retriever_kl import RetrieverKLRecipe
 from leret.training.algorithms.sft import SFTRecipe
@@ -27,6 +30,15 @@ def sampling(**policy):
 
 SAMPLING, EVAL = sampling(model="demo"), EvalRecipe()
 SFT, IPO, MORE = SFTRecipe(), IPORecipe(init_from="sft"), SFTRecipe(name="sft-more", match_steps_of="ipo")
+
+
+def dialogue(**policies):
+    policies = policies or {"pick": {"kind": "encoder"}, "judge": {"kind": "together", "model": "m"}}
+    recipe = {"data": {"kind": "personas"}, "policy": {"model": "demo"}, "policies": policies}
+    return SamplingRecipe.model_validate(recipe)
+
+
+SFT_REPLY = SFTRecipe(predictors=("pick",))
 
 
 def trained(steps, number):
@@ -52,6 +64,39 @@ def test_a_retriever_is_no_policy_of_a_later_round(tmp_path):
     assert named[2:] == [("sft-2", "sft"), ("retriever-kl-2", "base")]
     with pytest.raises(ConfigError, match="training recipe of a policy"):
         schedule([SAMPLING, RetrieverKLRecipe()], Run(tmp_path), rounds=2)
+
+
+def test_a_later_round_has_every_policy_that_was_trained(tmp_path):
+    run, joint = Run(tmp_path), JointRecipe(writer={"init_from": "sft"})
+    steps = schedule([dialogue(), SFT, joint], run, rounds=3)
+    samples = [step.recipe for step in steps if step.stage == "sample"]
+    models = [(one.policy.model, one.policies["pick"].model, one.policies["judge"].model) for one in samples]
+    place = str(run.policies.resolve())
+    assert models[0] == ("demo", "scratch", "m")
+    assert models[1] == (f"{place}/joint/writer", f"{place}/joint/picker", "m")
+    assert models[2] == (f"{place}/joint-2/writer", f"{place}/joint-2/picker", "m")
+    sft, second = (step.recipe for step in steps if (step.round, step.stage) == (2, "train"))
+    assert (sft.policy_name, sft.init_from) == ("sft-2", "joint")
+    assert (second.policy_name, second.picker.init_from, second.writer.init_from) == ("joint-2", "joint", "sft-2")
+
+
+def test_pickers_and_writers_trained_in_turn_are_passed_on_separately(tmp_path):
+    run = Run(tmp_path)
+    steps = schedule([dialogue(), SFT, PickRecipe(), IPORecipe(init_from="sft")], run, rounds=2)
+    [second] = [step.recipe for step in steps if (step.round, step.stage) == (2, "sample")]
+    assert second.policy.model == str((run.policies / "ipo").resolve())
+    assert second.policies["pick"].model == str((run.policies / "pick").resolve())
+    names = [(r.policy_name, r.init_from) for r in (s.recipe for s in steps if (s.round, s.stage) == (2, "train"))]
+    assert names == [("sft-2", "ipo"), ("pick-2", "pick"), ("ipo-2", "sft-2")]
+
+
+def test_training_in_a_later_round_meets_the_last_policies_of_the_others(tmp_path):
+    run, recipe = Run.create(tmp_path / "r"), dialogue()
+    models = {"": "new", "pick": "picker", "judge": "m"}
+    run.update(sampling=recipe.model_dump(mode="json"), rounds=[{"digest": "a"}, {"digest": "b", "models": models}])
+    latest, first = Environment.open(run, latest=True).recipe, Environment.open(run).recipe
+    assert (latest.policy.model, latest.policies["pick"].model) == ("new", "picker")
+    assert (first.policy.model, first.policies["pick"].model) == ("demo", "scratch")
 
 
 def parts(steps):
@@ -129,11 +174,7 @@ def test_a_round_that_a_later_one_has_followed_is_done(tmp_path):
         ([SAMPLING, EVAL], 2, "--rounds 2 needs"),
         ([SAMPLING, SFT, SFT], 1, "two training recipes have the name sft"),
         ([SamplingRecipe.model_validate({"data": {"kind": "world", "part": "0/2"}}), SFT], 2, "data.part: 0/2"),
-        (
-            [sampling().model_copy(update={"policies": {"a": SAMPLING.policy}}), SFT],
-            2,
-            "policies: --rounds needs one policy",
-        ),
+        ([dialogue(pick={"kind": "together", "model": "m"}), SFT_REPLY], 2, "policies.pick.kind: together cannot load"),
         ([sampling(kind="together", model="m"), SFT], 2, "policy.kind: together cannot load new weights"),
     ],
 )

@@ -65,6 +65,24 @@ def picking_run(tmp_path):
     return run
 
 
+@pytest.fixture
+def dialogue_run(tmp_path):
+    """A run of ten personas, not sampled, with a picker over numbers and the policy demo."""
+    section = {
+        "data": {"kind": "personas", "options": {"n_train": 10, "n_dev": 1, "n_test": 2, "turns": 2}},
+        "policy": {"kind": "local", "model": "demo", "max_tokens": 8},
+        "policies": {"pick": {"kind": "features", "features": f"{stories.__name__}:overlaps"}},
+        "retriever": {"kind": "bm25", "k": 4},
+        "program": {"path": f"{ROOT}/pipelines/dialogue.py:Dialogue", "k": 4, "adapter": {"kind": "compact"}},
+        "sampling": {"reward": "f1", "credit": "final", "prompts": 1, "samples": 2},
+    }
+    recipe = SamplingRecipe.model_validate(section)
+    run = Run.create(tmp_path / "run")
+    run.update(sampling=recipe.model_dump(mode="json"))
+    run.held_out.write_text("[]")
+    return run
+
+
 @pytest.fixture(scope="session")
 def original(tmp_path_factory):
     """A run of the demo's policy on a few questions of its world, under a copy of the program."""

@@ -28,3 +28,16 @@ def numbers(choice):
         for i, one in enumerate(choice.candidates)
     ]
     return ("asked", "follows", "length", "odd"), np.array(rows, np.float32)
+
+
+def overlaps(choice):
+    """Whether a candidate has a word of the last utterance, its number of words, and one number of no use."""
+    asked = set(choice.context["utterance"].lower().replace("?", "").split()) & {
+        "film",
+        "novel",
+        "company",
+        "instrument",
+    }
+    rows = [[bool(asked & set(one.text.lower().split())), len(one.text.split()), i % 2]
+            for i, one in enumerate(choice.candidates)]  # fmt: skip
+    return ("asked", "words", "odd"), np.array(rows, np.float32)

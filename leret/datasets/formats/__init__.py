@@ -8,11 +8,13 @@ from leret.core.errors import DataError
 from leret.datasets.formats.babilong import BabilongReader
 from leret.datasets.formats.base import HUB
 from leret.datasets.formats.beir import BeirReader
+from leret.datasets.formats.dialogue import DIALOGUE
 from leret.datasets.formats.jsonl import CHUNKS, JSONL
 from leret.datasets.formats.medquad import MEDQUAD
 from leret.datasets.formats.official import EPISODES, HOTPOTQA, HOVER, MUSIQUE, TWO_WIKI
 from leret.datasets.records import Problems, Reader, records
 from leret.datasets.world.generate import WorldReader
+from leret.datasets.world.personas import generate_personas
 
 __all__ = ["READERS", "Reader", "detect_kind", "reader_of"]
 
@@ -27,7 +29,9 @@ READERS: dict[str, Reader] = {
     "hotpotqa": HOTPOTQA,
     "episodes": EPISODES,
     "medquad": MEDQUAD,
+    "dialogue": DIALOGUE,
     "world": WorldReader(),
+    "personas": WorldReader(generate_personas),
 }
 """Readers by kind. `detect_kind` tries them in order: 2wiki before hotpotqa, because 2wiki files fit both."""
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import attrgetter
 
-from leret.config.data import WorldSettings
+from leret.config.data import GeneratedSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.records import Problems, Reader, Record
@@ -62,28 +63,35 @@ def generate(
     return tuple(sorted(documents, key=lambda document: document.doc_id)), tuple(questions)
 
 
+World = tuple[tuple[Document, ...], tuple[Task, ...]]
+"""Documents and tasks."""
+
+
+@dataclass(frozen=True)
 class WorldReader(Reader):
-    """Calls `generate` with `data.seed` and `data.options`."""
+    """Calls ``make`` with `data.seed` and `data.options`."""
+
+    make: Callable[..., World] = generate
 
     brings_documents = True
 
-    def tasks(self, data: WorldSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        for number, task in enumerate(_world(data)[1], 1):
+    def tasks(self, data: GeneratedSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
+        for number, task in enumerate(self._world(data)[1], 1):
             yield Record(task.id, number, {}), task
 
-    def documents(self, data: WorldSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
-        for number, document in enumerate(_world(data)[0], 1):
+    def documents(self, data: GeneratedSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
+        for number, document in enumerate(self._world(data)[0], 1):
             yield Record(document.doc_id, number, {}), document
 
-
-def _world(data: WorldSettings) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
-    known = [name for name in inspect.signature(generate).parameters if name != "seed"]
-    for name, value in data.options.items():
-        if name not in known:
-            raise DataError(f"data.options: unknown option {name!r} of kind world; available: {', '.join(known)}")
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise DataError(f"data.options.{name} is {value!r}; set a number")
-    return generate(data.seed, **data.options)
+    def _world(self, data: GeneratedSettings) -> World:
+        known = [name for name in inspect.signature(self.make).parameters if name != "seed"]
+        for name, value in data.options.items():
+            if name not in known:
+                expected = ", ".join(known)
+                raise DataError(f"data.options: unknown option {name!r} of kind {data.kind}; available: {expected}")
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise DataError(f"data.options.{name} is {value!r}; set a number")
+        return self.make(data.seed, **data.options)
 
 
 _Asked = tuple[str, str, tuple[str, ...], str]  # text, answer, gold, type

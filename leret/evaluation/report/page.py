@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from leret import __version__
+from leret.config.data import GENERATED
 from leret.core.files import write_atomically
 from leret.core.runs import Run
 from leret.evaluation.measures import LABELS
@@ -161,7 +162,7 @@ def _sampled(learned: TrainingData) -> str | None:
 def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     data, retriever, program = (manifest["sampling"][key] for key in ("data", "retriever", "program"))
     hops = summary["n_hops"]
-    over = "a generated world" if data["kind"] == "world" else data["kind"]
+    over = "a generated world" if data["kind"] in GENERATED else data["kind"]
     raw = [row["hops"][-1].get("recall") for row in summary["rows"] if row["system"] == RAW]
     without = f" Searching with the question itself finds {raw[0]:.0%} of the gold documents." if raw and raw[0] else ""
     seen = ", excluding passages already seen" if retriever.get("exclude_seen") else ""
@@ -194,9 +195,10 @@ def _facts(
     facts += [("note", note) for note in summary.get("notes", ())]
     for name, value in training.items():
         recipe = value["key"]["recipe"]
+        rate = (recipe.get("writer") or recipe)["learning_rate"]
         text = (
             f"{recipe['algorithm']} from {value['parent']}: {value['examples']:,} examples, {value['steps']:,} steps, "
-            f"learning rate {recipe['learning_rate']:g}, seed {recipe['seed']}, {value['seconds']:,.0f} s"
+            f"learning rate {rate:g}, seed {recipe['seed']}, {value['seconds']:,.0f} s"
         )
         facts.append((name, text))
     versions = (f"{name} {version}" for name, version in manifest.get("versions", {}).items() if version)

@@ -4,7 +4,7 @@ To add an algorithm, define its entry in a new file and add the entry to this ta
 """
 
 from leret.config.training import TrainingRecipe
-from leret.training.algorithms import grpo, gspo, kto, pick, ppo, pqn, preference, retriever_kl, rloo, sft
+from leret.training.algorithms import grpo, gspo, joint, kto, pick, ppo, pqn, preference, retriever_kl, rloo, sft
 from leret.training.algorithms.base import StoredAlgorithm
 from leret.training.algorithms.retriever_kl import RetrieverAlgorithm
 from leret.training.online.algorithm import OnlineAlgorithm
@@ -23,6 +23,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "pqn": pqn.PQN,
     "pick": pick.PICK,
     "retriever-kl": retriever_kl.RETRIEVER_KL,
+    "joint": joint.JOINT,
 }
 TrainingRecipe.table = ALGORITHMS
 

@@ -31,12 +31,22 @@ class PickRecipe(PickingRecipe):
     )
     epsilon: float = Field(0.2, gt=0, description="for grpo: clip range of the ratio to the sampling picker")
     entropy_coef: float = Field(0.0, ge=0, description="for grpo: weight of the entropy bonus")
-    beta: float = Field(0.1, gt=0, description="for dpo and ipo: regularization toward the initial picker")
+    beta: float | None = Field(
+        None, ge=0, description="pull to the initial picker: weight of the exact KL (grpo), or as in dpo and ipo"
+    )
+
+    @property
+    def strength(self) -> float:
+        """Return ``beta``, or its default: 0 for grpo, 0.1 for dpo and ipo."""
+        return (0.0 if self.loss == "grpo" else 0.1) if self.beta is None else self.beta
 
     @model_validator(mode="after")
-    def _has_a_reference(self) -> PickRecipe:
-        if changed_keys(self, ["beta"]) and self.loss in {"grpo", "sft"}:
-            raise ValueError(f"beta is only for loss dpo or ipo, but loss is {self.loss}; remove beta or change loss")
+    def _reads_each_key(self) -> PickRecipe:
+        grpo = ("scale_rewards", "epsilon", "entropy_coef") if self.loss != "grpo" else ()
+        if unread := changed_keys(self, [*grpo, *(["beta"] if self.loss == "sft" else [])]):
+            raise ValueError(f"loss {self.loss} does not read {' or '.join(unread)}; remove it, or change loss")
+        if self.loss in {"dpo", "ipo"} and not self.strength:
+            raise ValueError(f"beta is 0, but loss {self.loss} needs a pull to the initial picker; set it above 0")
         if self.groups == "question" and self.loss != "grpo":
             raise ValueError(
                 f"loss {self.loss} compares the picks of a state; remove groups: question, or set loss: grpo"
@@ -52,8 +62,8 @@ class GroupMethod:
         self.reference: Picker | None = None
 
     def begin(self, picker: Picker) -> None:
-        """Copy the initial picker as the reference if the loss is dpo or ipo."""
-        self.reference = picker.clone() if self.recipe.loss in {"dpo", "ipo"} else None
+        """Copy the initial picker as the reference if the loss reads one."""
+        self.reference = picker.clone() if self.recipe.loss != "sft" and self.recipe.strength else None
 
     def sampling(self, number: int, share: float) -> tuple[float, int | None]:
         return self.temperature, None
@@ -66,33 +76,41 @@ class GroupMethod:
 
         compare, rewards = batch.comparison, batch.rewards.double()
         advantages = compare.apply(group_relative, rewards, self.recipe.scale_rewards).float()
+        before = picker if self.recipe.loss == "grpo" else self.reference or picker
         with torch.no_grad():
-            old_logps = self._logps(values_of(self.reference or picker, batch.choices), batch)
+            old_logps = self._logps(values_of(before, batch.choices), batch)
         statistics = group_statistics(*compare.distinct(batch.rewards))
         return replace(batch, targets=advantages, old_logps=old_logps), statistics
 
-    def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
-        """Return each state's loss (n_states,), which is the mean over its picks (grpo) or over its pairs of picks."""
+    def losses(self, picker: Picker, batch: PickBatch) -> dict[str, Tensor]:
+        """Return each state's ``loss``, which is the mean over its picks (grpo) or over its pairs of picks.
+
+        For grpo, also return ``ratio`` (mean over the picks) and, with a reference, ``kl`` to the initial picker.
+        """
         import torch
 
         from leret.training.online.losses import clipped_loss, entropy
         from leret.training.online.picking import values_of
 
         recipe, q = self.recipe, values_of(picker, batch.choices)
-        logps = self._logps(q, batch)
-        states, shares = batch.states, 1 / torch.bincount(batch.states)[batch.states]
-        if recipe.loss == "grpo":
-            each = clipped_loss(logps - batch.old_logps, batch.targets, recipe.epsilon)[0]
-        else:
-            chosen, rejected, shares = best_and_others(batch.rewards, batch.states)
-            states, ahead = batch.states[chosen], logps - batch.old_logps
-            each = (
-                -logps[chosen]
-                if recipe.loss == "sft"
-                else pair_loss(recipe.loss, ahead[chosen] - ahead[rejected], recipe.beta)
-            )
-        losses = torch.zeros(len(q)).index_add(0, states, each * shares)
-        return losses - recipe.entropy_coef * entropy(q[:, 0] / self.temperature) if recipe.entropy_coef else losses
+        logps, none = self._logps(q, batch), torch.zeros(len(q))
+        states, ahead = batch.states, logps - batch.old_logps
+        shares = 1 / torch.bincount(states)[states]
+        if recipe.loss != "grpo":
+            chosen, rejected, shares = best_and_others(batch.rewards, states)
+            pulled = ahead[chosen] - ahead[rejected]
+            each = -logps[chosen] if recipe.loss == "sft" else pair_loss(recipe.loss, pulled, recipe.strength)
+            return {"loss": none.index_add(0, states[chosen], each * shares)}
+        losses = none.index_add(0, states, clipped_loss(ahead, batch.targets, recipe.epsilon)[0] * shares)
+        terms = {"ratio": none.index_add(0, states, ahead.detach().exp() * shares)}
+        if self.reference is not None:
+            with torch.no_grad():
+                initial = values_of(self.reference, batch.choices)
+            terms["kl"] = exact_kl(q[:, 0] / self.temperature, initial[:, 0] / self.temperature)
+            losses = losses + recipe.strength * terms["kl"]
+        if recipe.entropy_coef:
+            losses = losses - recipe.entropy_coef * entropy(q[:, 0] / self.temperature)
+        return {"loss": losses, **terms}
 
     def after_step(self, picker: Picker) -> None:
         """Do nothing: the reference does not change."""
@@ -100,6 +118,16 @@ class GroupMethod:
     def _logps(self, q: Tensor, batch: PickBatch) -> Tensor:
         """Return the log-probability of each pick, (n,)."""
         return (q[:, 0] / self.temperature).log_softmax(-1)[batch.states, batch.actions]
+
+
+def exact_kl(logits: Tensor, reference: Tensor) -> Tensor:
+    """Return KL(softmax of logits || softmax of reference), (n,), of logits (n, n_candidates) in nats.
+
+    Padding is minus infinity in both.
+    """
+    logps = logits.log_softmax(-1)
+    difference = (logps - reference.log_softmax(-1)).masked_fill(logits.isinf(), 0.0)
+    return (logps.exp() * difference).sum(-1)
 
 
 def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -126,7 +154,8 @@ def _describe(recipe: PickRecipe) -> str:
         "ipo": "identity preference optimization (arXiv 2310.12036)",
         "sft": "imitation of the best picks",
     }
-    return f"{names[recipe.loss]}, {recipe.num_generations} picks per state"
+    penalty = f", exact KL penalty {recipe.strength:g}" if recipe.loss == "grpo" and recipe.strength else ""
+    return f"{names[recipe.loss]}, {recipe.num_generations} picks per state{penalty}"
 
 
 PICK = OnlineAlgorithm(PickRecipe, GroupMethod, _describe, picks=True)

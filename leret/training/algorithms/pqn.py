@@ -87,12 +87,12 @@ class ValueMethod:
         entry = {"reward": float(last.mean()), "value": float(values.mean()), "alpha": self.temperature * share}
         return replace(batch, targets=returns[mask]), entry
 
-    def losses(self, picker: Picker, batch: PickBatch) -> Tensor:
-        """Return each state's squared error (n_states,), averaged over heads; only picked candidates are encoded."""
+    def losses(self, picker: Picker, batch: PickBatch) -> dict[str, Tensor]:
+        """Return each state's squared error as ``loss``, averaged over heads; only picked candidates are encoded."""
         import torch
 
         q = torch.stack(picker.q(batch.choices, self.recipe.twin, batch.actions.tolist())).flatten(1).cpu()
-        return ((q - batch.targets[:, None]) ** 2).mean(1)
+        return {"loss": ((q - batch.targets[:, None]) ** 2).mean(1)}
 
     def after_step(self, picker: Picker) -> None:
         import torch

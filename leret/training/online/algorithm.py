@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from leret.rollouts.environment import Environment
     from leret.training.driver import Engine
     from leret.training.job import TrainingJob
+    from leret.training.online.joint import JointLearner
     from leret.training.online.picking import PickLearner
     from leret.training.online.writing import WriterLearner
 
@@ -41,7 +42,7 @@ class OnlineAlgorithm:
             return find_initial(run, recipe.init_from, recipe.predictors)
         return find_picker(run, recipe)
 
-    def learner(self, *arguments: Any) -> WriterLearner | PickLearner:
+    def learner(self, *arguments: Any) -> WriterLearner | PickLearner | JointLearner:
         """Return a `PickLearner` if the algorithm trains a picker, otherwise the `WriterLearner` of the engine."""
         if self.picks:
             from leret.training.online.picking import PickLearner

@@ -24,6 +24,7 @@ from leret.training.processes import from_main, gather, is_main
 from leret.training.validation import Validation
 
 if TYPE_CHECKING:
+    from leret.training.online.joint import JointLearner
     from leret.training.online.picking import PickLearner
     from leret.training.online.writing import WriterLearner
 
@@ -36,7 +37,9 @@ class RoundLoop(StepLoop):
     preflight: float | None = None
     dropped = 0
 
-    def __init__(self, job: TrainingJob, learner: Callable[..., WriterLearner | PickLearner], device: str) -> None:
+    def __init__(
+        self, job: TrainingJob, learner: Callable[..., WriterLearner | PickLearner | JointLearner], device: str
+    ) -> None:
         assert job.run is not None
         assert job.environment is not None
         recipe: Any = job.recipe
@@ -49,7 +52,7 @@ class RoundLoop(StepLoop):
         self.sampler: RoundSampler | None = None
         if self.is_main:
             paths = stored_paths(job.run) if recipe.states == "stored" else None
-            self.sampler = RoundSampler(recipe, job.environment, job.run, self.learner.policy, paths)
+            self.sampler = RoundSampler(recipe, job.environment, job.run, self.learner.actors[0].policy, paths)
 
     @property
     def is_main(self) -> bool:
@@ -57,7 +60,7 @@ class RoundLoop(StepLoop):
 
     @property
     def steps(self) -> int:
-        return int(self.state.global_step * self.recipe.num_iterations * self.recipe.num_mini_batches)
+        return int(self.state.global_step * self.recipe.steps_per_round)
 
     def train(self, checkpoint: Path | None) -> None:
         if checkpoint is not None:
@@ -86,7 +89,8 @@ class RoundLoop(StepLoop):
     def close(self) -> None:
         if self.sampler is not None:
             self.sampler.close()
-        self.learner.policy.close()
+        for actor in self.learner.actors:
+            actor.policy.close()
 
     def _round(self) -> dict[str, float]:
         number, learner = self.state.global_step, self.learner
@@ -97,12 +101,14 @@ class RoundLoop(StepLoop):
 
     def _sample(self, number: int) -> Sampled:
         assert self.sampler is not None
-        learner = self.learner
-        learner.policy.renew(digest(self._initial, self.recipe.model_dump(mode="json"), number))
-        self.sampler.policy, self.sampler.temperature = learner.policy, learner.temperature
+        sampler, actors = self.sampler, self.learner.actors
+        for actor in actors:
+            actor.policy.renew(digest(self._initial, self.recipe.model_dump(mode="json"), number))
+        sampler.policies = {name: actor.policy for actor in actors for name in actor.recipe.predictors or [""]}
+        sampler.keys, sampler.temperature = self.learner.sampling_keys(), actors[0].temperature
         places = round_of(len(self.tasks), self.recipe.questions_per_round, self.recipe.seed, number)
         is_last = number + 1 == self.state.max_steps
-        return self.sampler.sample([self.tasks[place] for place in places], number, last=is_last)
+        return sampler.sample([self.tasks[place] for place in places], number, last=is_last)
 
     def _save_checkpoint(self) -> None:
         path = self._directory / f"checkpoint-{self.state.global_step}"

@@ -20,7 +20,7 @@ from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.model import InitialPolicy, sampled_picker
 from leret.training.online.advantages import Comparison, mini_batches
-from leret.training.online.update import make_optimizer, make_schedule
+from leret.training.online.update import LOGGED, make_optimizer, make_schedule
 from leret.training.validation import Validation
 
 _PICKER = "picker"  # folder name in a checkpoint
@@ -86,7 +86,9 @@ class Method(Protocol):
         """Return the batch with its targets filled in, and metrics for the log."""
         ...
 
-    def losses(self, picker: Picker, batch: PickBatch) -> Tensor: ...  # (n_states,)
+    def losses(self, picker: Picker, batch: PickBatch) -> dict[str, Tensor]:
+        """Return ``loss``, which is minimized, and other terms for the log; each (n_states,)."""
+        ...
 
     def after_step(self, picker: Picker) -> None: ...
 
@@ -111,14 +113,20 @@ class PickLearner:
         self._next_round()
 
     @property
+    def actors(self) -> tuple[PickLearner, ...]:
+        return (self,)
+
+    def sampling_keys(self) -> dict[str, dict[str, Any]]:
+        return {}
+
+    @property
     def learning_rate(self) -> float:
         return self.recipe.learning_rate if self._schedule is None else float(self._schedule.get_last_lr()[0])
 
     def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
         recipe, batch = self.recipe, PickBatch.of(sampled)
         if self._optimizer is None:
-            self.policy.fit(batch.choices)
-            self._begin()
+            self.begin(batch.choices)
         self.policy.model.eval()
         batch, entry = self.method.prepare(self.policy, batch, self._lr_fraction)
         first = torch.unique_consecutive(batch.states, return_inverse=True)[1]
@@ -146,7 +154,7 @@ class PickLearner:
     def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
         self.policy.close()
         self.policy = open_picker(self._settings.model_copy(update={"model": str(directory / _PICKER)}))
-        self._begin()
+        self.begin()
         self._optimizer.load_state_dict(state["optimizer"])
         self._schedule.load_state_dict(state["schedule"])
         if self.method.reference is not None:
@@ -158,7 +166,9 @@ class PickLearner:
         self.policy.save(directory)
         return self._initial, "leret"
 
-    def _begin(self) -> None:
+    def begin(self, choices: Sequence[Choice] = ()) -> None:
+        """Make the optimizer, and the network of a picker from scratch, which takes its vocabulary from ``choices``."""
+        self.policy.fit(choices)
         recipe = self.recipe
         adam = {name: getattr(recipe, name) for name in ("adam_beta1", "adam_beta2", "adam_epsilon")}
         kind, more = make_optimizer(recipe, **adam)
@@ -183,18 +193,20 @@ class PickLearner:
     def _step(self, batch: PickBatch) -> dict[str, float]:
         """Take one optimizer step on the mean loss over states."""
         self._optimizer.zero_grad()
-        n, total, picker = len(batch.choices), 0.0, self.policy
+        n, picker, sums = len(batch.choices), self.policy, dict[str, float]()
         for states in torch.arange(n).split(self.recipe.per_device_train_batch_size):
-            loss = self.method.losses(picker, batch.at(states)).sum() / n
-            loss.backward()
-            total += float(loss.detach())
+            terms = self.method.losses(picker, batch.at(states))
+            (terms["loss"].sum() / n).backward()
+            for name, value in terms.items():
+                sums[name] = sums.get(name, 0.0) + float(value.detach().sum()) / n
+        total = sums.pop("loss")
         norm = float(torch.nn.utils.clip_grad_norm_(picker.model.parameters(), self.recipe.max_grad_norm))
         if not math.isfinite(total + norm):
             raise TrainingError(f"the loss is {total} and the gradient norm is {norm}; lower learning_rate")
         self._optimizer.step()
         self._schedule.step()
         self.method.after_step(picker)
-        return {"loss": total, "grad_norm": norm}
+        return {"loss": total, "grad_norm": norm, **{LOGGED[name]: value for name, value in sums.items()}}
 
 
 def values_of(picker: Picker, choices: Sequence[Choice], twin: bool = False) -> Tensor:

@@ -22,8 +22,9 @@ from leret.core.types import State, Task, digest, seed_of
 from leret.policies.checkpoints import adapter_base
 from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment
+from leret.rollouts.facts import Group
 from leret.rollouts.failures import refuse_failures
-from leret.rollouts.rounds import Group, Round, RoundSampler
+from leret.rollouts.rounds import Round, RoundSampler
 from leret.rollouts.states import StateSampler
 from leret.rollouts.walk import Point
 from leret.sampling.store.store import stored_paths

@@ -29,6 +29,12 @@ Ids = Sequence[int]
 
 _REFERENCE = "reference"
 
+LOGGED = {
+    "loss": "loss", "grad_norm": "grad_norm", "clipped": "clip_ratio/region_mean", "ratio": "val/ratio", "kl": "kl",
+    "policy_loss": "loss/policy_avg", "value_loss": "loss/value_avg",
+}  # fmt: skip
+"""Name in the log of each metric of an update."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:

@@ -29,14 +29,8 @@ from leret.training.model import InitialPolicy, library_of, save_policy, stop_id
 from leret.training.online.advantages import Comparison, group_statistics, mini_batches, same_side_of_mean
 from leret.training.online.base import Objective
 from leret.training.online.losses import KL, KLController
-from leret.training.online.update import Reference, RolloutBatch, Update, load_trainable, make_schedule
+from leret.training.online.update import LOGGED, Reference, RolloutBatch, Update, load_trainable, make_schedule
 from leret.training.validation import Validation
-
-_LOGGED = {
-    "loss": "loss", "grad_norm": "grad_norm", "clipped": "clip_ratio/region_mean", "ratio": "val/ratio", "kl": "kl",
-    "policy_loss": "loss/policy_avg", "value_loss": "loss/value_avg",
-}  # fmt: skip
-"""Name in the log of each metric of an update."""
 
 
 class WriterLearner:
@@ -68,6 +62,13 @@ class WriterLearner:
             raise TrainingError(f"served: needs a run with policy kind openai, not {sampled.kind}; remove served")
         directory = environment.cache / f"served-{self.recipe.policy_name}"
         return ServedPolicy(sampled, self.model, self.tokenizer, directory, **identity)
+
+    @property
+    def actors(self) -> tuple[WriterLearner, ...]:
+        return (self,)
+
+    def sampling_keys(self) -> dict[str, dict[str, Any]]:
+        return {}
 
     @property
     def learning_rate(self) -> float:
@@ -110,7 +111,7 @@ class WriterLearner:
         """Return a round's log entry, and adjust the weight of the KL penalty."""
         entry = group_statistics(*Comparison.of(sampled).distinct(sampled.rewards))
         for name in figures[0] if figures else ():
-            entry[_LOGGED[name]] = sum(step[name] for step in figures) / len(figures)
+            entry[LOGGED[name]] = sum(step[name] for step in figures) / len(figures)
         kl, length = 0.0, float(batch.mask.sum(1).mean())
         if batch.reference is not None:
             entry["kl_coef"] = beta

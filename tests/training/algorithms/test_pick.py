@@ -1,9 +1,11 @@
 import pytest
+import torch
 
 from leret.config.policy import PolicySettings
 from leret.core.errors import ConfigError
 from leret.core.types import Candidate, Choice
 from leret.policies.load import make_policy
+from leret.training.algorithms.pick import PickRecipe, exact_kl
 from leret.training.stage import train
 from tests.training import stories
 from tests.training.online.test_picking import PICK, PQN
@@ -48,6 +50,41 @@ def test_whole_rollouts_of_picks_are_compared_too(picking_run):
     keys = {"name": "whole", "groups": "question", "eval_steps": 100, "eval_split": "train", "eval_tasks": 8}
     recalls = [e["eval_recall"] for e in log(train(changed(PICK, **keys), picking_run)) if "eval_recall" in e]
     assert recalls[-1] > recalls[0] + 0.3
+
+
+def test_the_kl_is_over_all_candidates_and_ignores_padding():
+    logits = torch.tensor([[1.0, 0.0, -1.0], [0.5, 0.0, -torch.inf]], requires_grad=True)
+    reference = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.5, -torch.inf]])
+    value = exact_kl(logits, reference)
+    for i, n in ((0, 3), (1, 2)):
+        p, q = logits[i, :n].detach().softmax(0), reference[i, :n].softmax(0)
+        assert float(value[i].detach()) == pytest.approx(float((p * (p / q).log()).sum()), abs=1e-6)
+    value.sum().backward()
+    assert logits.grad.isfinite().all()
+    assert exact_kl(reference, reference).tolist() == [0, 0]
+
+
+def test_grpo_logs_the_ratio_and_the_kl_to_the_initial_picker(picking_run):
+    entries = log(train(changed(PICK, beta=1e-6, max_steps=6), picking_run))
+    assert entries[0]["val/ratio"] == pytest.approx(1, abs=1e-5)
+    assert entries[0]["kl"] == pytest.approx(0, abs=1e-6)
+    assert entries[-1]["kl"] > 1e-3
+    held = log(train(changed(PICK, name="held", beta=100.0, max_steps=6), picking_run))
+    assert held[-1]["kl"] < 0.3 * entries[-1]["kl"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"loss": "sft", "beta": 0.2}, "sft does not read beta"),
+        ({"loss": "dpo", "epsilon": 0.3}, "dpo does not read epsilon"),
+        ({"loss": "ipo", "entropy_coef": 0.1, "scale_rewards": "batch"}, "scale_rewards or entropy_coef"),
+        ({"loss": "ipo", "beta": 0.0}, "beta is 0"),
+    ],
+)
+def test_a_key_that_the_loss_does_not_read_is_refused(keys, says):
+    with pytest.raises(ValueError, match=says):
+        PickRecipe(**keys)
 
 
 @pytest.mark.parametrize("credit", ["both", "return"])

@@ -1,0 +1,53 @@
+"""Trees of picks: each pick of a state is continued, and is worth what its continuation earns."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from leret.core.aio import started
+from leret.core.types import Sample, State
+from leret.rollouts.credit import training_rewards
+from leret.rollouts.facts import Group
+from leret.rollouts.states import StateSampler
+from leret.rollouts.walk import Point
+
+
+async def sample_tree(
+    sampler: StateSampler,
+    point: Point,
+    state: State,
+    follow: Callable[[Awaitable[Point]], Coroutine[Any, Any, list[Group]]],
+    unparsed_reward: float | None,
+) -> list[Group]:
+    """Draw picks at a state and follow each distinct pick once; return the groups of the state and of all branches.
+
+    A pick's reward is the mean reward of the samples at the next state that is sampled. So the replies that reward a
+    pick are also the group that trains the writer. ``follow`` samples the states from a point on. If an outage ends a
+    branch before a reward, its picks have no reward.
+    """
+    picks = await sampler.draw(point, state)
+    first: dict[str, Sample] = {}
+    for pick in picks:
+        if pick.completion is not None:
+            first.setdefault(pick.completion, pick)
+    walks = {text: started(follow(sampler.next_point(point, pick))) for text, pick in first.items()}
+    await sampler.walks.wait([*walks.values()])
+    branches = {text: await walk for text, walk in walks.items()}
+    worth = {text: _worth(groups, unparsed_reward) for text, groups in branches.items()}
+    rewarded = [replace(pick, **worth.get(pick.completion or "", {})) for pick in picks]
+    return [(state, rewarded), *(group for groups in branches.values() for group in groups)]
+
+
+def _worth(groups: Sequence[Group], unparsed_reward: float | None) -> dict[str, Any]:
+    """Return the reward and the components of a pick; empty if no sample after it has a reward."""
+    after = next((group for _, group in groups if any(one.is_sampled for one in group)), ())
+    valued = training_rewards(after, unparsed_reward)
+    if not valued:
+        return {}
+    parts = [{name: v for name, v in one.components.items() if name.startswith("final")} for one, _ in valued]
+    names = dict.fromkeys(name for part in parts for name in part)
+    components = {name: fmean(part[name] for part in parts if name in part) for name in names}
+    return {"reward": fmean(value for _, value in valued), "components": components}

@@ -1,0 +1,84 @@
+"""Training of a picker and a writer from the same samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from leret.policies.load import PolicySet
+from leret.policies.local.policy import LocalPolicy
+from leret.rollouts.environment import Environment
+from leret.rollouts.rounds import Sampled
+from leret.training.model import InitialPolicy
+from leret.training.online.base import Objective
+from leret.training.online.picking import Method, PickLearner
+from leret.training.online.writing import WriterLearner
+from leret.training.validation import Validation
+from leret.training.watch import PICKER
+
+
+class JointLearner:
+    """Trains two policies; each reads its part of a round. Both are in one log and one checkpoint.
+
+    A picker from scratch takes its vocabulary from the first round, so its updates begin in the second.
+    """
+
+    def __init__(
+        self, objectives: tuple[Callable[[Any, float], Method], Objective], recipe: Any, initial: InitialPolicy,
+        environment: Environment, n_tasks: int, device: str,
+    ) -> None:  # fmt: skip
+        self.recipe, self._sampling = recipe, environment.recipe
+        picker, writer = initial.actors["picker"], initial.actors["writer"]
+        rest = environment, n_tasks, device
+        self.picker = PickLearner(objectives[0], recipe.actor("picker", n_tasks), picker, *rest)
+        self.writer = WriterLearner(objectives[1], recipe.actor("writer", n_tasks), writer, *rest)
+
+    @property
+    def actors(self) -> tuple[PickLearner, WriterLearner]:
+        return self.picker, self.writer
+
+    @property
+    def learning_rate(self) -> float:
+        return self.writer.learning_rate
+
+    def sampling_keys(self) -> dict[str, dict[str, Any]]:
+        """Return the next round's keys of `leret.rollouts.actors.Role` by predictor."""
+        keys: dict[str, dict[str, Any]] = {}
+        for actor in self.actors:
+            recipe, settings = actor.recipe, self._sampling.policy_of(actor.recipe.predictors)
+            decoding = {
+                "temperature": actor.temperature,
+                "top_p": 1.0 if actor is self.picker else recipe.top_p or settings.top_p,
+                "max_tokens": recipe.max_completion_length or settings.max_tokens,
+                "n_samples": recipe.num_generations,
+            }
+            keys |= dict.fromkeys(recipe.predictors or (), decoding)
+        return keys
+
+    def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
+        picks, texts = (sampled.of(actor.recipe.predictors or ()) for actor in self.actors)
+        entry: dict[str, float] = {}
+        if picks.sequences and not self.picker.policy.fitted:
+            self.picker.begin([choice for choice, _ in picks.sequences])
+        elif picks.sequences:
+            figures = {"learning_rate": self.picker.learning_rate} | self.picker.learn(picks, number)
+            entry = {f"{PICKER}{name}": value for name, value in figures.items()}
+        return entry | (self.writer.learn(texts, number) if texts.sequences else {})
+
+    def validate(self, validation: Validation, step: int) -> dict[str, float]:
+        name, picker = f"step {step}", self.picker.policy.clone()
+        writer = LocalPolicy.over(self.writer.model, self.writer.tokenizer, name=name, digest=name)
+        picks = dict.fromkeys(self.picker.recipe.predictors or (), picker)
+        return validation.run_policy(PolicySet({"": writer, **picks}))
+
+    def state(self, directory: Path) -> dict[str, Any]:
+        return {"picker": self.picker.state(directory), "writer": self.writer.state(directory)}
+
+    def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
+        self.picker.load_state(state["picker"], directory)
+        self.writer.load_state(state["writer"], directory)
+
+    def save(self, directory: Path) -> tuple[str, str]:
+        self.picker.save(directory / "picker")
+        return self.writer.save(directory / "writer")

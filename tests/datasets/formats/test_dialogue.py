@@ -1,0 +1,89 @@
+import json
+
+import pytest
+
+from leret.config.data import DataSettings
+from leret.core.errors import DataError
+from leret.datasets.formats import detect_kind
+from leret.datasets.load import load, load_corpus, load_tasks
+
+CONVAI2 = """\
+1 your persona: i like tea .
+2 your persona: i have a dog .
+3 partner's persona: i am tall .
+4 __SILENCE__\thi , who are you ?
+5 i am tall . and you ?\ti have a dog .\t\tno .|yes .
+6 hi\thi
+1 your persona: i sing .
+2 hello\tla la la .\t\tno .
+"""
+
+
+def settings(path, **keys):
+    return DataSettings.model_validate({"kind": "dialogue", "questions": str(path), "split": "all", **keys})
+
+
+@pytest.fixture
+def convai2(tmp_path):
+    path = tmp_path / "valid.txt"
+    path.write_text(CONVAI2)
+    return path
+
+
+def test_turns_of_a_convai2_file_become_tasks(convai2):
+    tasks = load_tasks(settings(convai2)).items
+    assert [task.answers for task in tasks] == [("hi , who are you ?",), ("i have a dog .",), ("hi",), ("la la la .",)]
+    assert tasks[0].inputs == {"persona": ["i like tea .", "i have a dog ."], "history": []}
+    assert tasks[2].inputs["history"] == ["hi , who are you ?", "i am tall . and you ?", "i have a dog .", "hi"]
+    assert tasks[3].inputs == {"persona": ["i sing ."], "history": ["hello"]}
+    assert [task.id for task in tasks] == ["valid-4", "valid-5", "valid-6", "valid-8"]
+
+
+def test_the_turns_of_a_dialogue_are_in_one_split(tmp_path):
+    path = tmp_path / "many.txt"
+    path.write_text("".join(CONVAI2.replace("tea", f"tea {i}").replace("sing", f"sing {i}") for i in range(60)))
+    by_persona, tasks = {}, load_tasks(settings(path)).items
+    for task in tasks:
+        by_persona.setdefault(tuple(task.inputs["persona"]), set()).add(task.split)
+    assert len(by_persona) == 120
+    assert all(len(splits) == 1 for splits in by_persona.values())
+    assert {task.split for task in tasks} == {"train", "dev", "test"}
+    assert [t.split for t in load_tasks(settings(path, seed=1)).items] != [t.split for t in tasks]
+
+
+def test_json_lines_bring_their_stories(tmp_path):
+    rows = [
+        {"persona": ["i sing."], "history": ["hello", "hello"], "reply": "la", "stories": ["She sang.", "He sat."]},
+        {"persona": "i sing.", "history": ["why ?"], "reply": "la", "stories": [{"id": "s", "text": "x"}, "She sang."]},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    data = load(settings(path))
+    assert detect_kind(str(path)) == "dialogue"
+    assert [task.inputs["history"] for task in data.tasks] == [["hello", "hello"], ["why ?"]]
+    assert sorted(document.text for document in data.corpus.values()) == ["He sat.", "She sang.", "x"]
+    assert "s" in data.corpus
+    assert len({task.split for task in data.tasks}) == 1  # equal personas
+
+
+def test_a_corpus_file_holds_the_stories_of_a_text_file(convai2, tmp_path):
+    corpus = tmp_path / "stories.jsonl"
+    corpus.write_text(json.dumps({"doc_id": "d1", "text": "A story."}))
+    assert list(load_corpus(settings(convai2, corpus=str(corpus)))) == ["d1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("your persona: i sing .\n", ":1: .*not a ConvAI2 line"),
+        ("1 your persona: i sing .\n2 hello\n", ":2: .*has no reply"),
+        ('{"persona": ["a"], "history": [3], "reply": "la"}\n', "'history' is '\\[3\\]'"),
+        ('{"persona": ["a"], "history": ["b"]}\n', "'reply' is missing"),
+        ('{"persona": ["a"], "history": ["b"], "reply": "c", "split": "x"}\n', "'split' is 'x'"),
+    ],
+)
+def test_a_broken_line_is_reported_with_its_place(tmp_path, text, says):
+    path = tmp_path / "broken.txt"
+    path.write_text(text)
+    with pytest.raises(DataError, match=says):
+        load_tasks(settings(path))

@@ -1,0 +1,68 @@
+import json
+import re
+
+import pytest
+
+from leret.core.bundled import ROOT
+from leret.core.errors import DataError
+from leret.datasets.corpus import Corpus
+from leret.datasets.world.cast import INSTRUMENTS
+from leret.datasets.world.personas import generate_personas
+from leret.retrieval.engines.bm25 import BM25
+
+STORIES, TASKS = generate_personas(3, 30, 5, 10)
+BY_ID = {story.doc_id: story for story in STORIES}
+
+
+def test_equal_seeds_give_equal_worlds_and_other_seeds_other_ones():
+    assert generate_personas(3, 30, 5, 10) == (STORIES, TASKS)
+    assert generate_personas(4, 30, 5, 10)[1] != TASKS
+
+
+def test_a_dialogue_grows_by_a_turn_per_task_in_one_split():
+    assert len(TASKS) == 3 * 45 == len({task.id for task in TASKS})
+    for first, second, third in zip(*(TASKS[i::3] for i in range(3)), strict=True):
+        assert first.inputs["persona"] == second.inputs["persona"] == third.inputs["persona"]
+        assert third.inputs["history"][:4] == [*second.inputs["history"], second.answers[0]][:4]
+        assert len({first.split, second.split, third.split}) == 1
+        assert len({*first.gold, *second.gold, *third.gold}) == 3
+
+
+def test_only_the_right_story_has_the_words_that_a_reply_adds():
+    for task in TASKS:
+        persona, right = " ".join(task.inputs["persona"]), BY_ID[task.gold[0]]
+        stories = [right, *(story for story in STORIES if story.title in persona and story is not right)]
+        words = re.findall(r"\w+", task.answers[0])[2:]
+        added = {word for word in words if word in INSTRUMENTS or word[0].isupper() or word.isdigit()}
+        assert len(stories) == 5
+        assert [added <= {*re.findall(r"\w+", story.text)} for story in stories] == [True, *[False] * 4]
+
+
+def test_splits_share_no_persona_and_no_story():
+    by_split = {split: [task for task in TASKS if task.split == split] for split in ("train", "dev", "test")}
+    for part in ("persona", "gold"):
+        seen = [{str(t.gold if part == "gold" else t.inputs[part]) for t in tasks} for tasks in by_split.values()]
+        assert len(set.union(*seen)) == sum(map(len, seen))
+
+
+def test_search_by_persona_finds_all_five_stories_and_seldom_the_right_one_first():
+    queries = [" ".join(task.inputs["persona"]) for task in TASKS]
+    rankings = BM25.build(Corpus(STORIES)).search(queries, 8)
+    right = [task.gold[0] in [p.doc_id for p in ranking] for task, ranking in zip(TASKS, rankings, strict=True)]
+    first = [ranking[0].doc_id in task.gold for task, ranking in zip(TASKS, rankings, strict=True)]
+    assert sum(right) >= 0.97 * len(TASKS)
+    assert sum(first) <= 0.35 * len(TASKS)
+
+
+def test_policy_demo_knows_every_word():
+    tokenizer = json.loads((ROOT / "leret/demo/policy/tokenizer.json").read_text(encoding="utf-8"))
+    texts = [story.text for story in STORIES] + [story.title for story in STORIES]
+    texts += [text for task in TASKS for text in (*task.inputs["persona"], *task.inputs["history"], *task.answers)]
+    words = {word for text in texts for word in re.findall(r"\w+|[^\w\s]", text.lower())}
+    assert words <= tokenizer["model"]["vocab"].keys()
+
+
+@pytest.mark.parametrize(("sizes", "says"), [({"n_train": 601}, "601"), ({"turns": 6}, "turns is 6")])
+def test_a_size_that_the_lexicon_cannot_fill_is_refused(sizes, says):
+    with pytest.raises(DataError, match=says):
+        generate_personas(0, **sizes)
