@@ -224,7 +224,11 @@ def test_every_key_is_documented_and_every_documented_key_exists(section):
     known = set()
     for recipe in RECIPES[section]:
         for name, field in recipe.model_fields.items():
-            inner = [] if name in ("lora", "reward", "policies", "actors", "measures") else list(models_in(field.annotation))
+            inner = (
+                []
+                if name in ("lora", "reward", "policies", "actors", "measures")
+                else list(models_in(field.annotation))
+            )
             known |= {f"{name}.{key}" for model in inner for key in model.model_fields} or {name}
     known = {"program.adapter.kind" if k == "program.adapter" else k for k in known}
     known = {"sampling.bank.*" if k == "sampling.bank" else k for k in known}
