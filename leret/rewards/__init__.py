@@ -151,29 +151,6 @@ class Part:
 
     def __call__(self, outcome: Outcome) -> float | None:
         """Return the value; None if the part does not apply. ConfigError if it fails or the value is not finite."""
-        value = self._value(outcome)
-        other = None if self.gain is None or value is None else self._baseline(outcome)
-        before = None if other is None else self._value(other)
-        return value if value is None or before is None else value - before
-
-    @property
-    def runs_closed_book(self) -> bool:
-        """True if the part needs the program's reply without passages."""
-        return self.gain == CLOSED_BOOK and self.function != likelihood.NAME
-
-    def applies(self, task: Task) -> bool:
-        """Return whether the task has the labels that the function needs. A user's function may need any label."""
-        if self.source is not None or self.function == likelihood.NAME:
-            return self.source is not None or bool(task.answers)
-        return self._value(Outcome(task, prediction="")) is not None
-
-    def _baseline(self, outcome: Outcome) -> Outcome | None:
-        if self.gain == CLOSED_BOOK and not self.runs_closed_book:
-            return Outcome(outcome.task)
-        other = outcome.baselines.get(self.gain or "")
-        return other and replace(other, ranking=other.ranking[: len(outcome.ranking)])  # as many passages
-
-    def _value(self, outcome: Outcome) -> float | None:
         function, question = self.bound, f"question {outcome.task.id}"
         try:
             value: Any = function(outcome)
@@ -186,7 +163,30 @@ class Part:
         if isinstance(value, str) or not abs(number) < _TOO_LARGE:
             advice = f"return a number of magnitude below {_TOO_LARGE:g}, or None"
             raise ConfigError(f"reward {self.name} is {value!r} for {question}; {advice}")
-        return number
+        other = None if self.gain is None else self._baseline(outcome)
+        before = None if other is None else self._without_gain(other)
+        return number if before is None else number - before
+
+    @cached_property
+    def _without_gain(self) -> Part:
+        return replace(self, gain=None)
+
+    @property
+    def runs_closed_book(self) -> bool:
+        """True if the part needs the program's reply without passages."""
+        return self.gain == CLOSED_BOOK and self.function != likelihood.NAME
+
+    def applies(self, task: Task) -> bool:
+        """Return whether the task has the labels that the function needs. A user's function may need any label."""
+        if self.source is not None or self.function == likelihood.NAME:
+            return self.source is not None or bool(task.answers)
+        return self(Outcome(task, prediction="")) is not None
+
+    def _baseline(self, outcome: Outcome) -> Outcome | None:
+        if self.gain == CLOSED_BOOK and not self.runs_closed_book:
+            return Outcome(outcome.task)
+        other = outcome.baselines.get(self.gain or "")
+        return other and replace(other, ranking=other.ranking[: len(outcome.ranking)])  # as many passages
 
 
 @dataclass(frozen=True)

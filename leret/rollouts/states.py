@@ -97,7 +97,8 @@ class StateSampler:
 
     async def sample_state(self, point: Point, state: State) -> list[Sample]:
         """Return all samples of a state, ordered by prompt and index; missing samples are made and stored."""
-        await self._add_baselines(point)
+        if self._gains:
+            await self._add_baselines(point)
         visit = self._visit(point, state)
         stored: dict[str, Sample] = {}
         if self._store is not None and not point.fresh:
