@@ -50,7 +50,7 @@ def running(retriever, drain_s=10.0, **settings):
     """Run a server in a thread during the block: its ``url`` and ``batcher``, ``stop`` as by SIGTERM, ``join``."""
     server = RetrieverServer(retriever, ServerSettings(**settings), engine="echo", corpus="c", documents=3)
     loop, stop, urls = asyncio.new_event_loop(), asyncio.Event(), queue.Queue()
-    work = serve(server, "127.0.0.1", 0, ready=urls.put, stop=stop, drain_s=drain_s)
+    work = serve(server.application(), "127.0.0.1", 0, ready=urls.put, stop=stop, drain_s=drain_s)
     thread = threading.Thread(target=loop.run_until_complete, args=(work,), daemon=True)
     thread.start()
 

@@ -1,0 +1,252 @@
+"""Lists of the viewer: questions, groups without spread, pairs, and gold documents that were not retrieved.
+
+A list is one query over the index with filters, an order and a page. The same definition serves pages and CSV files.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from leret.core.errors import ConfigError
+from leret.viewer.index import RunIndex
+
+PAGE = 50
+_CSV_ROWS = 2000
+
+Cells = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A field of the form. ``sql`` has the condition, by option if there are options; no condition if it is empty."""
+
+    name: str
+    label: str
+    sql: str | Mapping[str, str] = ""
+    kind: str = "text"  # text, number, choice, or system
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A list. ``columns`` map a name to its label and SQL; a label that starts with ``#`` is a number's."""
+
+    title: str
+    note: str
+    source: str
+    columns: Mapping[str, tuple[str, str]]
+    filters: Sequence[Filter]
+    order: str
+    key: str  # row id
+    ids: str  # columns for links and `enrich`
+    where: str = "true"
+    enrich: Callable[[RunIndex, list[Cells]], None] = field(default=lambda index, rows: None)
+
+
+def _pair_texts(index: RunIndex, rows: list[Cells]) -> None:
+    ids = json.dumps([row[name] for row in rows for name in ("chosen_id", "rejected_id")])
+    sql = "SELECT id, completion FROM run.samples WHERE id IN (SELECT value FROM json_each(?))"
+    texts = dict(map(tuple, index.read(sql, (ids,))))
+    for row in rows:
+        row["chosen"], row["rejected"] = texts.get(row["chosen_id"]), texts.get(row["rejected_id"])
+
+
+def _missing_documents(index: RunIndex, rows: list[Cells]) -> None:
+    retrieved = (
+        "SELECT value FROM policies p CROSS JOIN run.samples s ON s.policy_digest = p.digest AND s.question_id = :q, "
+        "json_each(s.doc_ids) UNION SELECT value FROM facts.results r, json_each(r.doc_ids) WHERE r.question_id = :q"
+    )
+    sql = (
+        "SELECT g.doc_id, ifnull(d.title, '') AS title, g.in_corpus FROM facts.gold g "
+        "LEFT JOIN facts.documents d ON d.doc_id = g.doc_id WHERE g.question_id = :q AND g.doc_id NOT IN ("
+        f"SELECT ifnull(d.parent, value) FROM ({retrieved}) LEFT JOIN facts.documents d ON d.doc_id = value)"
+    )
+    for row in rows:
+        missing = index.read(sql, {"q": row["question_id"]})
+        reasons = {0: "not in the corpus", 1: "never retrieved", None: "never retrieved"}
+        row["missing"] = "; ".join(f"{one['title'] or one['doc_id']} ({reasons[one['in_corpus']]})" for one in missing)
+
+
+_SEARCH = Filter(
+    "search", "search", "(instr(lower(q.text), lower(:search)) OR instr(lower(q.question_id), lower(:search)))"
+)
+_REASONS = {
+    "no rewards": "g.rewarded = 0",
+    "equal completions": "g.texts = 1",
+    "all find every gold document": "g.least_recall = 1",
+    "none finds a gold document": "g.recall = 0",
+    "equal rewards": "true",
+}
+_REASON = f"CASE {' '.join(f'WHEN {sql} THEN {reason!r}' for reason, sql in _REASONS.items())} END"
+_SYSTEM_RECALL = "(SELECT max(r.recall) FROM facts.results r WHERE r.question_id = q.question_id)"
+
+LISTS = {
+    "questions": Listing(
+        "Questions",
+        "All sampled and evaluated questions. A and B are evaluated systems, compared by AP after the last hop.",
+        "questions q LEFT JOIN facts.ends a ON a.system = :a AND a.question_id = q.question_id "
+        "LEFT JOIN facts.ends b ON b.system = :b AND b.question_id = q.question_id",
+        {
+            "question": ("question", "q.text"), "steps": ("#steps", "nullif(q.steps, 0)"),
+            "n": ("#samples", "nullif(q.n, 0)"), "best": ("#best reward", "q.best"), "mean": ("#mean", "q.mean"),
+            "spread": ("#spread", "q.spread"), "failures": ("#failures", "nullif(q.failures, 0)"),
+            "a": ("#A", "a.ap"), "b": ("#B", "b.ap"),
+            "difference": ("#A - B", "a.ap - b.ap"),
+        },
+        (
+            _SEARCH,
+            Filter("steps", "steps", "q.steps = :steps", "number"),
+            Filter("min", "best reward from", "q.best >= :min", "number"),
+            Filter("max", "to", "q.best <= :max", "number"),
+            Filter("spread", "spread", {"yes": "q.spread > 0", "no": "q.spread = 0"}, "choice"),
+            Filter("failures", "failures", {"yes": "q.failures > 0", "no": "q.failures = 0"}, "choice"),
+            Filter("a", "A", kind="system"),
+            Filter("b", "B", kind="system"),
+            Filter("change", "A against B", {
+                "improved": "a.ap > b.ap", "worsened": "a.ap < b.ap",
+                "equal": "a.ap = b.ap", "failed": "(a.system NOTNULL AND a.ap IS NULL)",
+            }, "choice"),
+        ),
+        "q.rowid",
+        "q.rowid",
+        "q.question_id",
+    ),
+    "groups": Listing(
+        "Groups without spread",
+        "States where all samples of a policy have the same reward, so that they teach nothing.",
+        "groups g JOIN questions q ON q.question_id = g.question_id JOIN policies p ON p.digest = g.policy_digest",
+        {
+            "question": ("question", "q.text"), "step": ("#step", "g.step"), "policy": ("policy", "p.name"),
+            "n": ("#samples", "g.n"), "texts": ("#distinct", "g.texts"), "best": ("#reward", "g.best"),
+            "failures": ("#failures", "nullif(g.failures, 0)"), "reason": ("reason", _REASON),
+        },
+        (
+            _SEARCH,
+            Filter("step", "step", "g.step = :step", "number"),
+            Filter("reason", "reason", {reason: f"{_REASON} = '{reason}'" for reason in _REASONS}, "choice"),
+        ),
+        "q.rowid, g.step",
+        "g.rowid",
+        "g.question_id, g.state_id",
+        "g.sampled AND g.best IS g.worst",
+    ),
+    "pairs": Listing(
+        "Preference pairs",
+        "Pairs in preferences/, as used for training.",
+        "facts.pairs p JOIN questions q ON q.question_id = p.question_id",
+        {
+            "question": ("question", "q.text"), "step": ("#step", "p.step"), "chosen": ("chosen", "NULL"),
+            "rejected": ("rejected", "NULL"), "margin": ("#margin", "p.margin"),
+        },
+        (
+            _SEARCH,
+            Filter("step", "step", "p.step = :step", "number"),
+            Filter("min", "margin from", "p.margin >= :min", "number"),
+        ),
+        "p.rowid",
+        "p.rowid",
+        "p.question_id, p.state_id, p.chosen_id, p.rejected_id, p.chosen_id AS sample_id",
+        "true",
+        _pair_texts,
+    ),
+    "coverage": Listing(
+        "Coverage",
+        "Questions with gold documents that no sample and no system retrieved.",
+        "questions q",
+        {
+            "question": ("question", "q.text"), "recall": ("#best recall, samples", "q.recall"),
+            "systems": ("#best recall, systems", _SYSTEM_RECALL), "missing": ("gold documents not retrieved", "NULL"),
+        },
+        (
+            _SEARCH,
+            Filter("corpus", "in the corpus", {
+                "no": "EXISTS (SELECT 1 FROM facts.gold g WHERE g.question_id = q.question_id AND g.in_corpus = 0)",
+            }, "choice"),
+        ),
+        "q.rowid",
+        "q.rowid",
+        "q.question_id",
+        f"max(ifnull(q.recall, 0), ifnull({_SYSTEM_RECALL}, 0)) < 1 "
+        "AND EXISTS (SELECT 1 FROM facts.gold g WHERE g.question_id = q.question_id)",
+        _missing_documents,
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A list with the filters, the order and the page of a request."""
+
+    listing: Listing
+    values: Mapping[str, Any]  # by filter; None if not set
+    order: str
+    where: str
+    page: int  # from 0
+
+    def ids(self, index: RunIndex) -> array[int]:
+        """Return the row ids of the whole list, in order."""
+        sql = f"SELECT {self.listing.key} FROM {self.listing.source} WHERE {self.where} ORDER BY {self.order}"
+        return index.cached(sql, self.values, lambda rows: array("q", (row[0] for row in rows)))
+
+    def rows(self, index: RunIndex, limit: int = PAGE, offset: int | None = None) -> list[Cells]:
+        start, key = self.page * PAGE if offset is None else offset, self.listing.key
+        columns = ", ".join(
+            [*(f"{sql} AS {name}" for name, (_, sql) in self.listing.columns.items()), self.listing.ids]
+        )
+        source = f"json_each(:ids) page CROSS JOIN {self.listing.source}"
+        sql = f"SELECT {columns} FROM {source} WHERE {key} = page.value ORDER BY page.key"
+        ids = json.dumps(self.ids(index)[start : start + limit].tolist())
+        rows = [dict(row) for row in index.read(sql, {**self.values, "ids": ids})]
+        self.listing.enrich(index, rows)
+        return rows
+
+    def csv(self, index: RunIndex) -> Iterator[str]:
+        """Yield the whole list as CSV in blocks of lines."""
+        names, offset = ["question_id", *self.listing.columns], 0
+        yield csv_lines([names])
+        while rows := self.rows(index, _CSV_ROWS, offset):
+            yield csv_lines([row[name] for name in names] for row in rows)
+            offset += len(rows)
+
+
+def select(name: str, query: Mapping[str, str], systems: Sequence[str], defaults: Mapping[str, str]) -> Selection:
+    """Read a list's filters, order (``sort``, ``desc``) and page from a URL; ConfigError for an invalid value."""
+    listing, values, conditions = LISTS[name], dict[str, Any](), [LISTS[name].where]
+    for one in listing.filters:
+        options = systems if one.kind == "system" else list(one.sql) if isinstance(one.sql, Mapping) else None
+        text = query.get(one.name, "")
+        values[one.name] = _value(one, text, options) if text else defaults.get(one.name)
+        conditions.append((one.sql if isinstance(one.sql, str) else one.sql[text]) if text else "")
+    sort, page = query.get("sort", ""), query.get("page") or "1"
+    if sort and sort not in listing.columns:
+        raise ConfigError(f"sort: unknown column {sort!r}; available: {', '.join(listing.columns)}")
+    if not (page.isascii() and page.isdecimal() and int(page[:9]) > 0):
+        raise ConfigError(f"page: {page!r} is not a page number; use 1 or more")
+    direction = "DESC" if query.get("desc") else "ASC"
+    order = f"{listing.columns[sort][1]} {direction} NULLS LAST, {listing.order}" if sort else listing.order
+    return Selection(listing, values, order, " AND ".join(filter(None, conditions)), int(page[:9]) - 1)
+
+
+def _value(one: Filter, text: str, options: Sequence[str] | None) -> Any:
+    if options is not None and text not in options:
+        raise ConfigError(f"{one.name}: unknown value {text!r}; available: {', '.join(options)}")
+    try:
+        return float(text) if one.kind == "number" else text
+    except ValueError:
+        raise ConfigError(f"{one.name}: {text!r} is not a number") from None
+
+
+def csv_lines(rows: Iterator[Sequence[Any]] | Sequence[Sequence[Any]]) -> str:
+    """Return rows as CSV, without texts that a spreadsheet would run as formulas."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows([[_safe(cell) for cell in row] for row in rows])
+    return file.getvalue()
+
+
+def _safe(cell: Any) -> Any:
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell

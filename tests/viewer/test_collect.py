@@ -1,0 +1,32 @@
+from leret.viewer.collect import collect, sources
+from leret.viewer.index import RunIndex
+
+
+def test_facts_come_from_data_results_pairs_and_trainings(index):
+    def rows(sql):
+        return {tuple(row) for row in index.read(sql)}
+
+    assert {("q1", "d1", 1), ("q2", "gone", 0)} < rows("SELECT * FROM gold")
+    assert ("d1", "Title 1") in rows("SELECT doc_id, title FROM documents")
+    assert rows("SELECT * FROM ends") == {("base", "q3", 1.0, 0.5), ("ipo", "q3", 1.0, 1.0)}
+    assert rows("SELECT chosen_id, rejected_id, margin FROM pairs") >= {("a", "b", 0.5), ("e", "ff", 1.0)}
+    assert rows("SELECT page, title FROM figures") == {("overview", "Recall by hop"), ("trainings", "ipo")}
+    assert rows("SELECT * FROM notes") == set()
+
+
+def test_a_part_that_cannot_be_read_is_a_note(run, tmp_path):
+    (tmp_path / "questions.jsonl").unlink()
+    collect(run, tmp_path / "facts.db")
+    index = RunIndex(run, tmp_path / "i.db")
+    index.use(tmp_path / "facts.db")
+    [[note]] = index.read("SELECT text FROM notes")
+    assert note.startswith("questions and gold documents: ")
+    assert "questions.jsonl" in note
+    assert index.one("SELECT count(*) FROM ends") == 2
+
+
+def test_a_new_training_changes_the_sources(run):
+    before = sources(run)
+    (run.policies / "grpo").mkdir()
+    (run.policies / "grpo" / "training.json").write_text("{}")
+    assert len(sources(run)) == len(before) + 1
