@@ -20,7 +20,7 @@ def view(
     static: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write the pages to a new directory and exit.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Questions with pages of their own, with --static.")] = 500,
+    limit: Annotated[int, typer.Option(min=1, help="Sampled and evaluated questions with pages, with --static.")] = 500,
 ) -> None:
     """Show questions with the tree of their samples, pairs, trainings and evaluated systems in a browser."""
     from leret.core.runs import Run

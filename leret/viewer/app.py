@@ -55,7 +55,7 @@ class Viewer:
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._outermost])
-        app.router.add_get("/assets/{file}", self._asset)
+        app.router.add_static("/assets/", ASSETS)
         app.router.add_get("/{path:.*}", self._page)
         app.on_response_prepare.append(_add_headers)
         app.cleanup_ctx.append(self._background)
@@ -106,12 +106,6 @@ class Viewer:
             await self._locked(self.runs[name].use, file)
             del self._notes[name]
             file.unlink()  # the open connection keeps its content
-
-    async def _asset(self, request: web.Request) -> web.StreamResponse:
-        file = ASSETS / request.match_info["file"]
-        if file.parent != ASSETS or file.suffix not in {".css", ".js", ".svg"} or not file.is_file():
-            raise web.HTTPNotFound(text="no such file")
-        return web.FileResponse(file)
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         parts = _parts(request.rel_url.raw_path)

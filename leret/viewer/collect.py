@@ -25,10 +25,23 @@ MAX_DOCUMENTS = 200_000
 _LENGTH = 500
 
 
-def sources(run: Run) -> tuple[tuple[str, int], ...]:
+def sources(run: Run) -> list[tuple[str, int]]:
     """Return the files that facts are read from, with their times of change."""
-    files = [run.preferences / "train.parquet", *run.policies.glob("*/training.json"), *_summaries(run).values()]
-    return tuple(sorted((str(file), file.stat().st_mtime_ns) for file in files if file.is_file()))
+    files = [
+        run.preferences / "train.parquet",
+        *run.policies.glob("*/training.json"),
+        *run.eval.glob("**/summary.json"),
+    ]
+    return sorted((str(file), file.stat().st_mtime_ns) for file in files if file.is_file())
+
+
+def summaries(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the summary of each evaluation by name, the main one (named "") first."""
+    paths = {
+        "": run.eval / "summary.json",
+        **{path.parent.name: path for path in sorted(run.eval.glob("*/summary.json"))},
+    }
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
 
 
 def command(run: Run, file: Path) -> tuple[str, ...]:
@@ -50,17 +63,6 @@ def collect(run: Run, path: Path) -> None:
                 yield "notes", (f"{name}: {error}",)
 
     create_facts(path, rows())
-
-
-def _summaries(run: Run) -> dict[str, Path]:
-    """Return summary.json of each evaluation by name; the name of the main one is empty."""
-    paths = [run.eval / "summary.json", *sorted(run.eval.glob("*/summary.json"))]
-    return {"" if path.parent == run.eval else path.parent.name: path for path in paths if path.is_file()}
-
-
-def summaries(run: Run) -> dict[str, dict[str, Any]]:
-    """Return the summary of each evaluation by name, the main one (named "") first."""
-    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in _summaries(run).items()}
 
 
 def _results(run: Run) -> Iterator[Row]:

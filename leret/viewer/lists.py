@@ -9,8 +9,8 @@ import csv
 import io
 import json
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from leret.core.errors import ConfigError
@@ -18,8 +18,6 @@ from leret.viewer.index import RunIndex
 
 PAGE = 50
 _CSV_ROWS = 2000
-
-Cells = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,7 +32,10 @@ class Filter:
 
 @dataclass(frozen=True)
 class Listing:
-    """A list. ``columns`` map a name to its label and SQL; a label that starts with ``#`` is a number's."""
+    """A list. ``columns`` map a name to its label and SQL; a label that starts with ``#`` is a number's.
+
+    A list can be sorted by its numbers and by ``sortable``. ``ids`` are columns for links.
+    """
 
     title: str
     note: str
@@ -43,33 +44,9 @@ class Listing:
     filters: Sequence[Filter]
     order: str
     key: str  # row id
-    ids: str  # columns for links and `enrich`
+    ids: str
     where: str = "true"
-    enrich: Callable[[RunIndex, list[Cells]], None] = field(default=lambda index, rows: None)
-
-
-def _pair_texts(index: RunIndex, rows: list[Cells]) -> None:
-    ids = json.dumps([row[name] for row in rows for name in ("chosen_id", "rejected_id")])
-    sql = "SELECT id, completion FROM run.samples WHERE id IN (SELECT value FROM json_each(?))"
-    texts = dict(map(tuple, index.read(sql, (ids,))))
-    for row in rows:
-        row["chosen"], row["rejected"] = texts.get(row["chosen_id"]), texts.get(row["rejected_id"])
-
-
-def _missing_documents(index: RunIndex, rows: list[Cells]) -> None:
-    retrieved = (
-        "SELECT value FROM policies p CROSS JOIN run.samples s ON s.policy_digest = p.digest AND s.question_id = :q, "
-        "json_each(s.doc_ids) UNION SELECT value FROM facts.results r, json_each(r.doc_ids) WHERE r.question_id = :q"
-    )
-    sql = (
-        "SELECT g.doc_id, ifnull(d.title, '') AS title, g.in_corpus FROM facts.gold g "
-        "LEFT JOIN facts.documents d ON d.doc_id = g.doc_id WHERE g.question_id = :q AND g.doc_id NOT IN ("
-        f"SELECT ifnull(d.parent, value) FROM ({retrieved}) LEFT JOIN facts.documents d ON d.doc_id = value)"
-    )
-    for row in rows:
-        missing = index.read(sql, {"q": row["question_id"]})
-        reasons = {0: "not in the corpus", 1: "never retrieved", None: "never retrieved"}
-        row["missing"] = "; ".join(f"{one['title'] or one['doc_id']} ({reasons[one['in_corpus']]})" for one in missing)
+    sortable: Sequence[str] = ("question", "policy", "reason")
 
 
 _SEARCH = Filter(
@@ -84,6 +61,19 @@ _REASONS = {
 }
 _REASON = f"CASE {' '.join(f'WHEN {sql} THEN {reason!r}' for reason, sql in _REASONS.items())} END"
 _SYSTEM_RECALL = "(SELECT max(r.recall) FROM facts.results r WHERE r.question_id = q.question_id)"
+
+_RETRIEVED = (
+    "SELECT value FROM policies p CROSS JOIN run.samples s ON s.policy_digest = p.digest AND "
+    "s.question_id = q.question_id, json_each(s.doc_ids) "
+    "UNION SELECT value FROM facts.results r, json_each(r.doc_ids) WHERE r.question_id = q.question_id"
+)
+_MISSING = (
+    "(SELECT group_concat(ifnull(nullif(d.title, ''), g.doc_id) || iif(g.in_corpus = 0, ' (not in the corpus)', ''), "
+    "'; ') "
+    "FROM facts.gold g LEFT JOIN facts.documents d ON d.doc_id = g.doc_id WHERE g.question_id = q.question_id AND "
+    f"g.doc_id NOT IN (SELECT ifnull(d.parent, value) FROM ({_RETRIEVED}) "
+    "LEFT JOIN facts.documents d ON d.doc_id = value))"
+)
 
 LISTS = {
     "questions": Listing(
@@ -138,10 +128,11 @@ LISTS = {
     "pairs": Listing(
         "Preference pairs",
         "Pairs in preferences/, as used for training.",
-        "facts.pairs p JOIN questions q ON q.question_id = p.question_id",
+        "facts.pairs p JOIN questions q ON q.question_id = p.question_id "
+        "LEFT JOIN run.samples c ON c.id = p.chosen_id LEFT JOIN run.samples r ON r.id = p.rejected_id",
         {
-            "question": ("question", "q.text"), "step": ("#step", "p.step"), "chosen": ("chosen", "NULL"),
-            "rejected": ("rejected", "NULL"), "margin": ("#margin", "p.margin"),
+            "question": ("question", "q.text"), "step": ("#step", "p.step"), "chosen": ("chosen", "c.completion"),
+            "rejected": ("rejected", "r.completion"), "margin": ("#margin", "p.margin"),
         },
         (
             _SEARCH,
@@ -151,8 +142,6 @@ LISTS = {
         "p.rowid",
         "p.rowid",
         "p.question_id, p.state_id, p.chosen_id, p.rejected_id, p.chosen_id AS sample_id",
-        "true",
-        _pair_texts,
     ),
     "coverage": Listing(
         "Coverage",
@@ -160,7 +149,7 @@ LISTS = {
         "questions q",
         {
             "question": ("question", "q.text"), "recall": ("#best recall, samples", "q.recall"),
-            "systems": ("#best recall, systems", _SYSTEM_RECALL), "missing": ("gold documents not retrieved", "NULL"),
+            "systems": ("#best recall, systems", _SYSTEM_RECALL), "missing": ("gold documents not retrieved", _MISSING),
         },
         (
             _SEARCH,
@@ -173,7 +162,6 @@ LISTS = {
         "q.question_id",
         f"max(ifnull(q.recall, 0), ifnull({_SYSTEM_RECALL}, 0)) < 1 "
         "AND EXISTS (SELECT 1 FROM facts.gold g WHERE g.question_id = q.question_id)",
-        _missing_documents,
     ),
 }  # fmt: skip
 
@@ -193,7 +181,7 @@ class Selection:
         sql = f"SELECT {self.listing.key} FROM {self.listing.source} WHERE {self.where} ORDER BY {self.order}"
         return index.cached(sql, self.values, lambda rows: array("q", (row[0] for row in rows)))
 
-    def rows(self, index: RunIndex, limit: int = PAGE, offset: int | None = None) -> list[Cells]:
+    def rows(self, index: RunIndex, limit: int = PAGE, offset: int | None = None) -> list[dict[str, Any]]:
         start, key = self.page * PAGE if offset is None else offset, self.listing.key
         columns = ", ".join(
             [*(f"{sql} AS {name}" for name, (_, sql) in self.listing.columns.items()), self.listing.ids]
@@ -201,9 +189,7 @@ class Selection:
         source = f"json_each(:ids) page CROSS JOIN {self.listing.source}"
         sql = f"SELECT {columns} FROM {source} WHERE {key} = page.value ORDER BY page.key"
         ids = json.dumps(self.ids(index)[start : start + limit].tolist())
-        rows = [dict(row) for row in index.read(sql, {**self.values, "ids": ids})]
-        self.listing.enrich(index, rows)
-        return rows
+        return [dict(row) for row in index.read(sql, {**self.values, "ids": ids})]
 
     def csv(self, index: RunIndex) -> Iterator[str]:
         """Yield the whole list as CSV in blocks of lines."""
@@ -223,8 +209,9 @@ def select(name: str, query: Mapping[str, str], systems: Sequence[str], defaults
         values[one.name] = _value(one, text, options) if text else defaults.get(one.name)
         conditions.append((one.sql if isinstance(one.sql, str) else one.sql[text]) if text else "")
     sort, page = query.get("sort", ""), query.get("page") or "1"
-    if sort and sort not in listing.columns:
-        raise ConfigError(f"sort: unknown column {sort!r}; available: {', '.join(listing.columns)}")
+    sortable = [name for name, (label, _) in listing.columns.items() if label[0] == "#" or name in listing.sortable]
+    if sort and sort not in sortable:
+        raise ConfigError(f"sort: unknown column {sort!r}; available: {', '.join(sortable)}")
     if not (page.isascii() and page.isdecimal() and int(page[:9]) > 0):
         raise ConfigError(f"page: {page!r} is not a page number; use 1 or more")
     direction = "DESC" if query.get("desc") else "ASC"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import unified_diff
 from itertools import combinations
@@ -21,6 +21,7 @@ from leret.viewer.tree import Tree, word_difference
 
 ASSETS = Path(__file__).parent / "assets"
 MENU = ("questions", "groups", "pairs", "trainings", "prompts", "coverage")
+_STATIC_ROWS = 2000
 
 Parts = tuple[str, ...]
 """Segments of a page's path: ``("q", ID, STATE)``; those of a run after the first begin with ``("r", NAME)``."""
@@ -49,11 +50,11 @@ def server_url(*parts: str, anchor: str = "", **query: Any) -> str:
 
 @dataclass
 class Pages:
-    """Pages of several runs; ``static`` is the number of questions with pages in a static site."""
+    """Pages of several runs; in a static site, only the questions ``static`` have pages."""
 
     runs: Mapping[str, RunIndex]
     notes: Mapping[str, str]  # by run
-    static: int | None = None
+    static: Collection[str] = ()
 
     def __post_init__(self) -> None:
         options: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "finalize": visible}
@@ -89,7 +90,7 @@ class Pages:
         if kind in LISTS:
             systems, defaults = _systems(index)
             selection = select(kind, query, systems, defaults)
-            limit = self.static or PAGE
+            limit = _STATIC_ROWS if self.static else PAGE
             rows, total = selection.rows(index, limit), len(selection.ids(index))
             values = {"selection": selection, "systems": systems, "rows": rows, "total": total, "page_size": limit}
             return selection.csv(index) if suffix == "csv" else render("list", **values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -22,7 +22,7 @@ _LONGEST_NAME = 100
 
 
 def write_site(runs: Mapping[str, RunIndex], directory: Path, limit: int, scratch: Path) -> int:
-    """Write the pages of runs and return their number; of the questions, only the first ``limit`` have pages.
+    """Write the pages of runs and return their number; the first ``limit`` sampled and evaluated questions have pages.
 
     ``scratch`` is a directory for temporary files. The new directory appears when it is complete.
     """
@@ -33,24 +33,26 @@ def write_site(runs: Mapping[str, RunIndex], directory: Path, limit: int, scratc
             index.advance()
         subprocess.run(command(index.run, scratch / f"{name}.db"), check=True)
         index.use(scratch / f"{name}.db")
-    pages, n = Pages(runs, {}, limit), 0
+    sql = "SELECT question_id FROM questions WHERE (n > 0) = ? ORDER BY rowid LIMIT ?"
+    ids = {row[0] for index in runs.values() for sampled in (0, 1) for row in index.read(sql, (sampled, limit))}
+    pages, n = Pages(runs, {}, ids), 0
     busy = RunError(f"{directory} is being written by another process; wait, or choose another directory")
     with atomic_directory(directory, "static", busy) as target:
         shutil.copytree(ASSETS, target / "assets", ignore=shutil.ignore_patterns("*.j2"))
         for name, index in runs.items():
-            for parts in _pages(index, () if index is next(iter(runs.values())) else ("r", name), limit):
+            for parts in _pages(index, () if index is next(iter(runs.values())) else ("r", name), ids):
                 page, file = pages.page(parts, {}, partial(_url, len(_file(parts).parts) - 1)), target / _file(parts)
-                file.parent.mkdir(parents=True, exist_ok=True)
-                with file.open("w", encoding="utf-8", errors="replace") as out:
-                    out.writelines([page] if isinstance(page, str) else page or [])
-                n += 1
+                if page is not None:
+                    file.parent.mkdir(parents=True, exist_ok=True)
+                    file.write_text(page if isinstance(page, str) else "".join(page), "utf-8", "replace")
+                    n += 1
     return n
 
 
-def _pages(index: RunIndex, prefix: Parts, limit: int) -> Iterator[Parts]:
+def _pages(index: RunIndex, prefix: Parts, question_ids: Iterable[str]) -> Iterator[Parts]:
     for page in ((), ("overview.csv",), *((page,) for page in MENU), *((f"{name}.csv",) for name in LISTS)):
         yield (*prefix, *page)
-    for [question_id] in index.read("SELECT question_id FROM questions ORDER BY rowid LIMIT ?", (limit,)):
+    for question_id in question_ids:
         yield (*prefix, "q", question_id)
         for [state_id] in index.read("SELECT DISTINCT state_id FROM groups WHERE question_id = ?", (question_id,)):
             yield (*prefix, "q", question_id, state_id)

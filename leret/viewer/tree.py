@@ -11,7 +11,6 @@ from itertools import groupby
 from typing import Any
 
 from leret.core.types import Sample
-from leret.sampling.store.export import query_of
 from leret.sampling.store.store import sample_of
 from leret.viewer.index import RunIndex
 
@@ -30,7 +29,11 @@ class Card:
 
     @property
     def query(self) -> str:
-        return query_of(dict(self.samples[0].outputs)) or self.samples[0].completion or ""
+        """The output with "query" in its name, or all outputs; the completion if it does not parse."""
+        outputs = dict(self.samples[0].outputs)
+        queries = [text for name, text in outputs.items() if "query" in name.lower() and isinstance(text, str)]
+        lines = queries[:1] or [f"{name}: {text}" if len(outputs) > 1 else str(text) for name, text in outputs.items()]
+        return "\n".join(lines) or self.samples[0].completion or ""
 
 
 @dataclass(frozen=True)

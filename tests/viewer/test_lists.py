@@ -68,7 +68,7 @@ def test_pairs_have_texts_and_margins(index):
 
 def test_coverage_names_documents_that_nothing_retrieved(index):
     [row] = rows(index, "coverage")
-    assert (row["question_id"], row["missing"]) == ("q2", "Title 2 (never retrieved); gone (not in the corpus)")
+    assert (row["question_id"], row["missing"]) == ("q2", "Title 2; gone (not in the corpus)")
 
 
 @pytest.mark.parametrize("kind", LISTS)

@@ -23,12 +23,15 @@ def test_pages_are_written_and_every_link_leads_to_a_file(shared, tmp_path, monk
         static.write_site(runs, tmp_path / "site", 10, tmp_path)
 
 
-def test_only_the_first_questions_have_pages(shared, tmp_path, monkeypatch):
+def test_only_the_first_questions_have_pages_and_links(shared, tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
     monkeypatch.setattr(RunIndex, "use", lambda self, file: None)
     static.write_site({"a": RunIndex(shared[0], tmp_path / "a.db")}, tmp_path / "site", 1, tmp_path)
     assert [path.name for path in (tmp_path / "site" / "q").iterdir()] == ["q1"]
-    assert "this page has the first 1" in (tmp_path / "site" / "questions" / "index.html").read_text(encoding="utf-8")
+    for name in ("questions", "groups"):
+        html = (tmp_path / "site" / name / "index.html").read_text(encoding="utf-8")
+        assert set(re.findall(r"q/(q\d)/", html)) == {"q1"}
+        assert '<th scope="row" class="text">find' in html
 
 
 def test_a_long_or_odd_id_is_a_short_file_name():
