@@ -60,7 +60,7 @@ def measure(run: Run, n_questions: int) -> None:
         url = process.stdout.readline().split(" at ")[1].split()[0]
         urlopen(f"{url}questions").read()
         print(f"first list after {time.perf_counter() - began:.1f} s")
-        for what in ("being indexed", "Reading gold"):
+        for what in ("being indexed", "are being read"):
             while what in urlopen(f"{url}questions").read().decode():
                 time.sleep(0.2)
             print(f"no more '{what}' after {time.perf_counter() - began:.1f} s")

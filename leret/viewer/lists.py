@@ -109,7 +109,8 @@ LISTS = {
     "groups": Listing(
         "Groups without spread",
         "States where all samples of a policy have the same reward, so that they teach nothing.",
-        "groups g JOIN questions q ON q.question_id = g.question_id JOIN policies p ON p.digest = g.policy_digest",
+        "groups g LEFT JOIN questions q ON q.question_id = g.question_id "
+        "LEFT JOIN policies p ON p.digest = g.policy_digest",
         {
             "question": ("question", "q.text"), "step": ("#step", "g.step"), "policy": ("policy", "p.name"),
             "n": ("#samples", "g.n"), "texts": ("#distinct", "g.texts"), "best": ("#reward", "g.best"),
@@ -120,7 +121,7 @@ LISTS = {
             Filter("step", "step", "g.step = :step", "number"),
             Filter("reason", "reason", {reason: f"{_REASON} = '{reason}'" for reason in _REASONS}, "choice"),
         ),
-        "q.rowid, g.step",
+        "g.rowid",
         "g.rowid",
         "g.question_id, g.state_id",
         "g.sampled AND g.best IS g.worst",
@@ -128,7 +129,7 @@ LISTS = {
     "pairs": Listing(
         "Preference pairs",
         "Pairs in preferences/, as used for training.",
-        "facts.pairs p JOIN questions q ON q.question_id = p.question_id "
+        "facts.pairs p LEFT JOIN questions q ON q.question_id = p.question_id "
         "LEFT JOIN run.samples c ON c.id = p.chosen_id LEFT JOIN run.samples r ON r.id = p.rejected_id",
         {
             "question": ("question", "q.text"), "step": ("#step", "p.step"), "chosen": ("chosen", "c.completion"),
