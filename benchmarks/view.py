@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -51,6 +52,11 @@ def memory(pid: int, what: str) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(what))
 
 
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 def measure(run: Run, n_questions: int) -> None:
     began = time.perf_counter()
     command = [sys.executable, "-m", "leret", "view", str(run.path), "--port", "0"]
@@ -64,7 +70,7 @@ def measure(run: Run, n_questions: int) -> None:
             while what in urlopen(f"{url}questions").read().decode():
                 time.sleep(0.2)
             print(f"no more '{what}' after {time.perf_counter() - began:.1f} s")
-        q = n_questions // 2
+        q, cpu = n_questions // 2, 0.0
         for path in (
             "", "questions", f"questions?page={n_questions // 50}", "questions?sort=spread&desc=1",
             "questions?search=w77+w2", "questions?min=0.4&max=0.6&spread=yes&failures=no", "questions?change=improved",
@@ -72,12 +78,17 @@ def measure(run: Run, n_questions: int) -> None:
             "pairs", "pairs?sort=margin&desc=1&page=1000", "coverage", "trainings", "prompts",
             f"q/q{q}", f"q/q{q}/q{q}-1", "q/q1",
         ):  # fmt: skip
-            seconds = []
+            seconds, before = [], cpu_seconds(process.pid)
             for _ in range(TIMES):
                 start = time.perf_counter()
                 urlopen(url + path).read()
                 seconds.append(time.perf_counter() - start)
-            print(f"/{path:<55} median {1000 * statistics.median(seconds):4.0f} ms, max {1000 * max(seconds):4.0f} ms")
+                cpu = cpu_seconds(process.pid) - before if len(seconds) == 1 else cpu
+            first, work, middle = (1000 * one for one in (seconds[0], cpu, statistics.median(seconds)))
+            print(f"/{path:<50} first {first:4.0f} ms ({work:3.0f} ms CPU), median {middle:4.0f} ms")
+        print(
+            f"{cpu_seconds(process.pid):.0f} CPU-seconds in all; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        )
         print(f"resident {memory(process.pid, 'VmRSS'):.0f} MB, at most {memory(process.pid, 'VmHWM'):.0f} MB")
     finally:
         process.terminate()

@@ -1,4 +1,4 @@
-"""The viewer's server: pages of `Pages` over HTTP, updates of growing runs, and the processes that collect facts."""
+"""The viewer's server: pages over HTTP, updates of growing runs, and the processes that collect facts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hmac
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -39,9 +40,7 @@ class Viewer:
     an IP address.
     """
 
-    def __init__(
-        self, runs: Sequence[Run], directory: Path, *, host: str = "localhost", token: str | None = None
-    ) -> None:
+    def __init__(self, runs: Sequence[Run], directory: Path, host: str = "localhost", token: str | None = None) -> None:
         self._directory, self._host, self._token = directory, host, token
         self._cookie = f"leret-view-{digest(token)[:8]}"  # browsers share cookies between the ports of a host
         self._lock = asyncio.Lock()  # of all indexes: pages of a question read several
@@ -76,16 +75,18 @@ class Viewer:
         while True:
             try:
                 await self._locked(index.advance)
+                await asyncio.sleep(_POLL_S if index.complete else 0)
             except (LeretError, OSError) as error:
                 self._notes[name] = str(error)
-            await asyncio.sleep(_POLL_S if index.complete else 0)
+                await asyncio.sleep(_POLL_S)
 
     async def _recollect(self, name: str) -> None:
         """Collect facts when the files that they are in change."""
         before = None
         while True:
-            if before != (before := sources(self.runs[name].run)):
-                await self._collect(name)
+            with suppress(OSError):  # a file that is being replaced
+                if before != (before := sources(self.runs[name].run)):
+                    await self._collect(name)
             await asyncio.sleep(_POLL_S)
 
     async def _collect(self, name: str) -> None:
@@ -109,7 +110,7 @@ class Viewer:
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         parts = _parts(request.rel_url.raw_path)
-        if parts[-1:] == ("live",):
+        if parts == ("live",):
             return web.Response(text=await self._locked(self._pages.version, _parts(request.query.get("path", ""))))
         try:
             page = await self._locked(self._pages.page, parts, request.query)

@@ -27,20 +27,14 @@ _LENGTH = 500
 
 def sources(run: Run) -> list[tuple[str, int]]:
     """Return the files that facts are read from, with their times of change."""
-    files = [
-        run.preferences / "train.parquet",
-        *run.policies.glob("*/training.json"),
-        *run.eval.glob("**/summary.json"),
-    ]
+    files = {run.preferences / "train.parquet", *run.policies.glob("*/training.json"), *run.eval.rglob("summary.json")}
     return sorted((str(file), file.stat().st_mtime_ns) for file in files if file.is_file())
 
 
 def summaries(run: Run) -> dict[str, dict[str, Any]]:
     """Return the summary of each evaluation by name, the main one (named "") first."""
-    paths = {
-        "": run.eval / "summary.json",
-        **{path.parent.name: path for path in sorted(run.eval.glob("*/summary.json"))},
-    }
+    others = {path.parent.name: path for path in sorted(run.eval.glob("*/summary.json"))}
+    paths = {"": run.eval / "summary.json", **others}
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
 
 

@@ -26,6 +26,9 @@ _STATIC_ROWS = 2000
 Parts = tuple[str, ...]
 """Segments of a page's path: ``("q", ID, STATE)``; those of a run after the first begin with ``("r", NAME)``."""
 
+Url = Callable[..., str]
+"""Function that returns the address of a page, given its parts, an ``anchor`` and filters."""
+
 _COUNTS = (
     "SELECT p.name, sum(step = 0) AS questions, sum(sampled) AS states, sum(n) FILTER (WHERE sampled) AS samples, "
     "sum(failures) AS failures, sum(total) FILTER (WHERE sampled) / sum(rewarded) FILTER (WHERE sampled) AS mean, "
@@ -62,9 +65,7 @@ class Pages:
         self._jinja = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
         self._jinja.globals["word_difference"] = word_difference
 
-    def page(
-        self, parts: Parts, query: Mapping[str, str], url: Callable[..., str] = server_url
-    ) -> str | Iterator[str] | None:
+    def page(self, parts: Parts, query: Mapping[str, str], url: Url = server_url) -> str | Iterator[str] | None:
         """Return a page's HTML, or blocks of CSV; None if there is no such page. ConfigError for invalid filters."""
         name, local = self._local(parts)
         index, first = self.runs[name], next(iter(self.runs))
@@ -73,7 +74,7 @@ class Pages:
         shared = {
             "url": lambda *more, **query: url(*prefixes[name], *more, **query),
             "asset": lambda file: url("assets", file),
-            "runs": {run: url(*prefix, *local) for run, prefix in prefixes.items()},
+            "runs": {run: url(*prefix, *self._twin(run, local)) for run, prefix in prefixes.items()},
             "notes": [*self.notes.get(name, "").splitlines(), *_texts(index, "SELECT text FROM notes")],
             "run": name, "index": index, "kind": kind, "version": self.version(parts), "menu": MENU,
             "static": self.static, "query": dict(query),
@@ -106,6 +107,11 @@ class Pages:
             return str(self.runs[name].version)
         sql = "SELECT sum(n) || ' ' || (SELECT count(*) FROM facts.figures) FROM groups WHERE question_id = ?"
         return " ".join(str(index.one(sql, ("".join(local[1:2]),))) for index in self.runs.values())
+
+    def _twin(self, run: str, local: Parts) -> Parts:
+        """Return the page of another run that corresponds to a page: its question, or the overview without it."""
+        exists = "SELECT 1 FROM questions WHERE question_id = ?"
+        return local if local[:1] != ("q",) else local[:2] if self.runs[run].one(exists, local[1:2] or ("",)) else ()
 
     def _local(self, parts: Parts) -> tuple[str, Parts]:
         if parts[:1] == ("r",) and parts[1:] and parts[1] in self.runs:
@@ -140,9 +146,8 @@ def _texts(index: RunIndex, sql: str) -> list[str]:
 def _systems(index: RunIndex) -> tuple[list[str], dict[str, str]]:
     """Return the evaluated systems, and those to compare by default: the delivered policy and the baseline."""
     every = summaries(index.run)
-    systems = [
-        f"{name}/{row['system']}" if name else row["system"] for name, one in every.items() for row in one["rows"]
-    ]
+    rows = [(name, row["system"]) for name, one in every.items() for row in one["rows"]]
+    systems = ["/".join(filter(None, row)) for row in rows]
     defaults = {"b": every.get("", {}).get("baseline"), "a": every.get("", {}).get("focus")}
     return systems, {name: one for name, one in defaults.items() if one in systems}
 

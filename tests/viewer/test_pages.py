@@ -63,7 +63,8 @@ def test_a_state_is_shown_under_every_policy_and_run(index, shared, tmp_path):
     pages = Pages({"run": index, "other": other}, {})
     titles = re.findall(r'<h2 id="s-\d">(.*?)</h2>', pages.page(("q", "q1", "s0"), {}))
     assert titles == ["run · base P1", "run · sft P2", "other · base P1", "other · sft P2"]
-    assert 'href="/r/other/q/q1/s0"' in pages.page(("r", "other", "q", "q1"), {})
+    assert '<a href="/r/other/q/q1">other</a>' in pages.page(("q", "q1", "s0"), {})
+    assert '<a href="/r/other">other</a>' in pages.page(("q", "q3"), {})  # evaluated in the facts of the first run
     other.close()
 
 
