@@ -86,9 +86,7 @@ def measure(run: Run, n_questions: int) -> None:
                 cpu = cpu_seconds(process.pid) - before if len(seconds) == 1 else cpu
             first, work, middle = (1000 * one for one in (seconds[0], cpu, statistics.median(seconds)))
             print(f"/{path:<50} first {first:4.0f} ms ({work:3.0f} ms CPU), median {middle:4.0f} ms")
-        print(
-            f"{cpu_seconds(process.pid):.0f} CPU-seconds in all; load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
-        )
+        print(f"{cpu_seconds(process.pid):.0f} CPU-seconds in all; load {os.getloadavg()[0]:.1f}")
         print(f"resident {memory(process.pid, 'VmRSS'):.0f} MB, at most {memory(process.pid, 'VmHWM'):.0f} MB")
     finally:
         process.terminate()

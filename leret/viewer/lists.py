@@ -18,6 +18,7 @@ from leret.viewer.index import RunIndex
 
 PAGE = 50
 _CSV_ROWS = 2000
+_SORTABLE = ("question", "policy", "reason")  # and numbers
 
 
 @dataclass(frozen=True)
@@ -32,21 +33,20 @@ class Filter:
 
 @dataclass(frozen=True)
 class Listing:
-    """A list. ``columns`` map a name to its label and SQL; a label that starts with ``#`` is a number's.
-
-    A list can be sorted by its numbers and by ``sortable``. ``ids`` are columns for links.
-    """
+    """A list. ``columns`` map a name to its label and SQL; a label that starts with ``#`` is a number's."""
 
     title: str
     note: str
     source: str
     columns: Mapping[str, tuple[str, str]]
     filters: Sequence[Filter]
-    order: str
-    key: str  # row id
-    ids: str
+    key: str  # row id, and the order by default
+    links: str  # columns for links
     where: str = "true"
-    sortable: Sequence[str] = ("question", "policy", "reason")
+
+    @property
+    def sortable(self) -> list[str]:
+        return [name for name, (label, _) in self.columns.items() if label[0] == "#" or name in _SORTABLE]
 
 
 _SEARCH = Filter(
@@ -103,7 +103,6 @@ LISTS = {
             }, "choice"),
         ),
         "q.rowid",
-        "q.rowid",
         "q.question_id",
     ),
     "groups": Listing(
@@ -121,7 +120,6 @@ LISTS = {
             Filter("step", "step", "g.step = :step", "number"),
             Filter("reason", "reason", {reason: f"{_REASON} = '{reason}'" for reason in _REASONS}, "choice"),
         ),
-        "g.rowid",
         "g.rowid",
         "g.question_id, g.state_id",
         "g.sampled AND g.best IS g.worst",
@@ -141,7 +139,6 @@ LISTS = {
             Filter("min", "margin from", "p.margin >= :min", "number"),
         ),
         "p.rowid",
-        "p.rowid",
         "p.question_id, p.state_id, p.chosen_id, p.rejected_id, p.chosen_id AS sample_id",
     ),
     "coverage": Listing(
@@ -158,7 +155,6 @@ LISTS = {
                 "no": "EXISTS (SELECT 1 FROM facts.gold g WHERE g.question_id = q.question_id AND g.in_corpus = 0)",
             }, "choice"),
         ),
-        "q.rowid",
         "q.rowid",
         "q.question_id",
         f"max(ifnull(q.recall, 0), ifnull({_SYSTEM_RECALL}, 0)) < 1 "
@@ -182,23 +178,20 @@ class Selection:
         sql = f"SELECT {self.listing.key} FROM {self.listing.source} WHERE {self.where} ORDER BY {self.order}"
         return index.cached(sql, self.values, lambda rows: array("q", (row[0] for row in rows)))
 
-    def rows(self, index: RunIndex, limit: int = PAGE, offset: int | None = None) -> list[dict[str, Any]]:
-        start, key = self.page * PAGE if offset is None else offset, self.listing.key
-        columns = ", ".join(
-            [*(f"{sql} AS {name}" for name, (_, sql) in self.listing.columns.items()), self.listing.ids]
-        )
-        source = f"json_each(:ids) page CROSS JOIN {self.listing.source}"
-        sql = f"SELECT {columns} FROM {source} WHERE {key} = page.value ORDER BY page.key"
-        ids = json.dumps(self.ids(index)[start : start + limit].tolist())
-        return [dict(row) for row in index.read(sql, {**self.values, "ids": ids})]
+    def rows(self, index: RunIndex, ids: array[int]) -> list[dict[str, Any]]:
+        """Return the rows with these ids, in order."""
+        columns = ", ".join(f"{sql} AS {name}" for name, (_, sql) in self.listing.columns.items())
+        source = f"json_each(:ids) page CROSS JOIN {self.listing.source} WHERE {self.listing.key} = page.value"
+        sql = f"SELECT {columns}, {self.listing.links} FROM {source} ORDER BY page.key"
+        return [dict(row) for row in index.read(sql, {**self.values, "ids": json.dumps(ids.tolist())})]
 
     def csv(self, index: RunIndex) -> Iterator[str]:
         """Yield the whole list as CSV in blocks of lines."""
-        names, offset = ["question_id", *self.listing.columns], 0
+        names, ids = ["question_id", *self.listing.columns], self.ids(index)
         yield csv_lines([names])
-        while rows := self.rows(index, _CSV_ROWS, offset):
-            yield csv_lines([row[name] for name in names] for row in rows)
-            offset += len(rows)
+        for start in range(0, len(ids), _CSV_ROWS):
+            rows = self.rows(index, ids[start : start + _CSV_ROWS])
+            yield csv_lines([[row[name] for name in names] for row in rows])
 
 
 def select(name: str, query: Mapping[str, str], systems: Sequence[str], defaults: Mapping[str, str]) -> Selection:
@@ -210,13 +203,12 @@ def select(name: str, query: Mapping[str, str], systems: Sequence[str], defaults
         values[one.name] = _value(one, text, options) if text else defaults.get(one.name)
         conditions.append((one.sql if isinstance(one.sql, str) else one.sql[text]) if text else "")
     sort, page = query.get("sort", ""), query.get("page") or "1"
-    sortable = [name for name, (label, _) in listing.columns.items() if label[0] == "#" or name in listing.sortable]
-    if sort and sort not in sortable:
-        raise ConfigError(f"sort: unknown column {sort!r}; available: {', '.join(sortable)}")
+    if sort and sort not in listing.sortable:
+        raise ConfigError(f"sort: unknown column {sort!r}; available: {', '.join(listing.sortable)}")
     if not (page.isascii() and page.isdecimal() and int(page[:9]) > 0):
         raise ConfigError(f"page: {page!r} is not a page number; use 1 or more")
     direction = "DESC" if query.get("desc") else "ASC"
-    order = f"{listing.columns[sort][1]} {direction} NULLS LAST, {listing.order}" if sort else listing.order
+    order = f"{listing.columns[sort][1]} {direction} NULLS LAST, {listing.key}" if sort else listing.key
     return Selection(listing, values, order, " AND ".join(filter(None, conditions)), int(page[:9]) - 1)
 
 
@@ -229,7 +221,7 @@ def _value(one: Filter, text: str, options: Sequence[str] | None) -> Any:
         raise ConfigError(f"{one.name}: {text!r} is not a number") from None
 
 
-def csv_lines(rows: Iterator[Sequence[Any]] | Sequence[Sequence[Any]]) -> str:
+def csv_lines(rows: Sequence[Sequence[Any]]) -> str:
     """Return rows as CSV, without texts that a spreadsheet would run as formulas."""
     file = io.StringIO()
     csv.writer(file, lineterminator="\n").writerows([[_safe(cell) for cell in row] for row in rows])

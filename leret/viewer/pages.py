@@ -92,9 +92,12 @@ class Pages:
             systems, defaults = _systems(index)
             selection = select(kind, query, systems, defaults)
             limit = _STATIC_ROWS if self.static else PAGE
-            rows, total = selection.rows(index, limit), len(selection.ids(index))
-            values = {"selection": selection, "systems": systems, "rows": rows, "total": total, "page_size": limit}
-            return selection.csv(index) if suffix == "csv" else render("list", **values)
+            if suffix == "csv":
+                return selection.csv(index)
+            ids = selection.ids(index)
+            rows = selection.rows(index, ids[selection.page * limit :][:limit])
+            values = {"selection": selection, "systems": systems, "total": len(ids), "page_size": limit}
+            return render("list", rows=rows, **values)
         if kind == "overview" and suffix == "csv":
             return _summary_csv(summaries(index.run))
         content = {"overview": _overview, "trainings": _trainings, "prompts": _prompts}.get(kind)

@@ -7,7 +7,8 @@ DEFAULTS = {"a": "ipo", "b": "base"}
 
 
 def rows(index, kind, **query):
-    return select(kind, query, ["base", "ipo"], DEFAULTS).rows(index)
+    selection = select(kind, query, ["base", "ipo"], DEFAULTS)
+    return selection.rows(index, selection.ids(index)[selection.page * 50 :])
 
 
 def ids(index, kind, **query):
