@@ -79,6 +79,8 @@ def _results(run: Run) -> Iterator[Row]:
 def _tasks(run: Run) -> Iterator[Row]:
     from leret.rollouts.environment import Environment
 
+    if run.manifest.sampling is None:
+        return  # a run of leret.LeReT: its tasks are in no file
     with Environment.open(run) as environment:
         corpus, parents = environment.corpus, set(environment.corpus.first_chunks)
         shown = {*corpus} if len(corpus) <= MAX_DOCUMENTS else set(corpus.parents)

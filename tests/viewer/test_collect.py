@@ -30,3 +30,11 @@ def test_a_new_training_changes_the_sources(run):
     (run.policies / "grpo").mkdir()
     (run.policies / "grpo" / "training.json").write_text("{}")
     assert len(sources(run)) == len(before) + 1
+
+
+def test_a_run_without_a_recipe_has_no_gold_documents_and_no_note(run, tmp_path):
+    run.update(sampling=None)
+    collect(run, tmp_path / "facts.db")
+    index = RunIndex(run, tmp_path / "i.db")
+    index.use(tmp_path / "facts.db")
+    assert [index.one(f"SELECT count(*) FROM {table}") for table in ("gold", "notes", "pairs")] == [0, 0, 2]

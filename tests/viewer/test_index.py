@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 from leret.core.types import Failure
 from leret.sampling.store.store import Store
 from leret.viewer import index as module
@@ -33,27 +35,18 @@ def test_facts_add_evaluated_questions_and_the_texts_of_the_data(index):
     assert {name: text[:3] for name, text in texts.items()} == {"q1": "q1 ", "q2": "q2 ", "q3": "q3 "}
 
 
-def test_a_growing_store_is_followed(run, tmp_path):
+def test_a_growing_store_is_followed_and_retried_samples_are_read_again(run, tmp_path):
     index = RunIndex(run, tmp_path / "i.db")
+    scored = replace(sample("v", "v0", reward=1.0), task_id="q9")
+    failed = replace(scored, failure=Failure("policy", "away"), completion=None, outputs={}, reward=None, components={})
     with Store(run.store) as store:  # from here on, the store has a write-ahead log
         store.put_state(state("v0", "q9"))
-        outage = {"failure": Failure("policy", "away"), "completion": None, "outputs": {}}
-        failed = sample("v", "v0", **{"prompt": "0"})
-        for one, n_failures in ((failed.__class__(**fields(failed, task_id="q9", **outage)), 1), (scored(failed), 0)):
+        for one, n_failures in ((failed, 1), (scored, 0)):
             store.put_samples([one], ORIGIN)
             store.flush()
             while index.advance():
                 pass
             assert ("q9", n_failures) in [(row[0], row[5]) for row in questions(index)]
-
-
-def fields(one, **changes):
-    return {name: getattr(one, name) for name in one.__dataclass_fields__} | changes
-
-
-def scored(one):
-    changes = {"task_id": "q9", "reward": 1.0, "failure": None, "components": {"recall": 1.0}}
-    return one.__class__(**fields(one, **changes))
 
 
 def test_new_rewards_are_read_again(run, tmp_path):
