@@ -38,6 +38,12 @@ def summaries(run: Run) -> dict[str, dict[str, Any]]:
     return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
 
 
+def main_measure(summary: Mapping[str, Any]) -> str:
+    """Return the measure of plots and differences: recall, or without gold documents the first one."""
+    measures = summary["measures"]
+    return "recall" if "recall" in measures else next(iter(measures), "")
+
+
 def command(run: Run, file: Path) -> tuple[str, ...]:
     """Return the command that collects a run's facts in a process of its own."""
     return sys.executable, "-m", "leret.viewer.collect", str(run.path), str(file)
@@ -63,17 +69,17 @@ def _results(run: Run) -> Iterator[Row]:
     from leret.evaluation.results import first_runs, read_rows
 
     for name, summary in summaries(run).items():
+        measure = "ap" if "ap" in summary["measures"] else main_measure(summary)
         for system in (row["system"] for row in summary["rows"]):
             shown = f"{name}/{system}" if name else system
             for question_id, hops in first_runs(read_rows(run.eval / name / system / "per_question.parquet")).items():
-                last: tuple[float | None, float | None] = (0.0, 0.0)
+                end: float | None = 0.0  # of a run that ended before it had a ranking
                 for hop in hops:
+                    end = hop.measures.get(measure) if hop.failure or hop.measures else end
+                    values = shown, question_id, hop.hop, hop.query, hop.completion, json.dumps(hop.doc_ids)
                     scores = hop.measures.get("recall"), hop.measures.get("ap")
-                    last = scores if hop.failure or hop.measures else last
-                    doc_ids = json.dumps(hop.doc_ids)
-                    values = shown, question_id, hop.hop, hop.query, hop.completion, doc_ids, *scores
-                    yield "results", (*values, hop.unparsed, hop.failure)
-                yield "ends", (shown, question_id, *last)
+                    yield "results", (*values, *scores, hop.unparsed, hop.failure)
+                yield "ends", (shown, question_id, end)
 
 
 def _tasks(run: Run) -> Iterator[Row]:
@@ -114,9 +120,10 @@ def _figures(run: Run) -> Iterator[Row]:
     from leret.evaluation.systems import training_facts
 
     for name, summary in summaries(run).items():
-        if summary["rows"]:
-            svg = dumbbells(summary["rows"], "recall", "recall")
-            yield "figures", ("overview", " · ".join(filter(None, ("Recall by hop", name))), svg)
+        if summary["rows"] and summary["measures"]:
+            measure = main_measure(summary)
+            svg = dumbbells(summary["rows"], measure, measure)
+            yield "figures", ("overview", " · ".join(filter(None, (f"{measure} by hop", name))), svg)
     facts = training_facts(run)
     for i, (policy, panels) in enumerate(curves_of(facts)):
         steps = [alarm["step"] for alarm in facts[policy].get("alarms") or ()]

@@ -36,8 +36,7 @@ CREATE TABLE gold (question_id TEXT, doc_id TEXT, in_corpus INTEGER, PRIMARY KEY
 CREATE TABLE documents (doc_id TEXT PRIMARY KEY, title TEXT, text TEXT, parent TEXT) WITHOUT ROWID;
 CREATE TABLE results (system TEXT, question_id TEXT, hop INTEGER, query TEXT, completion TEXT, doc_ids TEXT,
     recall REAL, ap REAL, unparsed INTEGER, failure TEXT, PRIMARY KEY (question_id, system, hop)) WITHOUT ROWID;
-CREATE TABLE ends (system TEXT, question_id TEXT, recall REAL, ap REAL, PRIMARY KEY (system, question_id))
-    WITHOUT ROWID;
+CREATE TABLE ends (system TEXT, question_id TEXT, value REAL, PRIMARY KEY (system, question_id)) WITHOUT ROWID;
 CREATE TABLE pairs (question_id TEXT, state_id TEXT, step INTEGER, chosen_id TEXT, rejected_id TEXT, margin REAL);
 CREATE INDEX pairs_of_a_state ON pairs (question_id, state_id);
 CREATE TABLE figures (page TEXT, title TEXT, svg TEXT);

@@ -78,15 +78,16 @@ _MISSING = (
 LISTS = {
     "questions": Listing(
         "Questions",
-        "All sampled and evaluated questions. A and B are evaluated systems, compared by AP after the last hop.",
+        "All sampled and evaluated questions. A and B are evaluated systems, compared after the last hop by AP "
+        "(by the first measure if there are no gold documents).",
         "questions q LEFT JOIN facts.ends a ON a.system = :a AND a.question_id = q.question_id "
         "LEFT JOIN facts.ends b ON b.system = :b AND b.question_id = q.question_id",
         {
             "question": ("question", "q.text"), "steps": ("#steps", "nullif(q.steps, 0)"),
             "n": ("#samples", "nullif(q.n, 0)"), "best": ("#best reward", "q.best"), "mean": ("#mean", "q.mean"),
             "spread": ("#spread", "q.spread"), "failures": ("#failures", "nullif(q.failures, 0)"),
-            "a": ("#A", "a.ap"), "b": ("#B", "b.ap"),
-            "difference": ("#A - B", "a.ap - b.ap"),
+            "a": ("#A", "a.value"), "b": ("#B", "b.value"),
+            "difference": ("#A - B", "a.value - b.value"),
         },
         (
             _SEARCH,
@@ -98,8 +99,8 @@ LISTS = {
             Filter("a", "A", kind="system"),
             Filter("b", "B", kind="system"),
             Filter("change", "A against B", {
-                "improved": "a.ap > b.ap", "worsened": "a.ap < b.ap",
-                "equal": "a.ap = b.ap", "failed": "(a.system NOTNULL AND a.ap IS NULL)",
+                "improved": "a.value > b.value", "worsened": "a.value < b.value",
+                "equal": "a.value = b.value", "failed": "(a.system NOTNULL AND a.value IS NULL)",
             }, "choice"),
         ),
         "q.rowid",

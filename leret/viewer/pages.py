@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from leret.viewer.collect import summaries
+from leret.viewer.collect import main_measure, summaries
 from leret.viewer.index import RunIndex
 from leret.viewer.lists import LISTS, PAGE, csv_lines, select
 from leret.viewer.tree import Tree, word_difference
@@ -63,7 +63,7 @@ class Pages:
         options: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "finalize": visible}
         loader = FileSystemLoader(ASSETS)
         self._jinja = Environment(loader=loader, trim_blocks=True, lstrip_blocks=True, **options)
-        self._jinja.globals["word_difference"] = word_difference
+        self._jinja.globals |= {"word_difference": word_difference, "main_measure": main_measure}
 
     def page(self, parts: Parts, query: Mapping[str, str], url: Url = server_url) -> str | Iterator[str] | None:
         """Return a page's HTML, or blocks of CSV; None if there is no such page. ConfigError for invalid filters."""

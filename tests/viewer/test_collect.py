@@ -1,5 +1,9 @@
+import json
+
+from leret.evaluation.results import ScoredHop, write_rows
 from leret.viewer.collect import collect, sources
 from leret.viewer.index import RunIndex
+from leret.viewer.pages import Pages
 
 
 def test_facts_come_from_data_results_pairs_and_trainings(index):
@@ -8,9 +12,9 @@ def test_facts_come_from_data_results_pairs_and_trainings(index):
 
     assert {("q1", "d1", 1), ("q2", "gone", 0)} < rows("SELECT * FROM gold")
     assert ("d1", "Title 1") in rows("SELECT doc_id, title FROM documents")
-    assert rows("SELECT * FROM ends") == {("base", "q3", 1.0, 0.5), ("ipo", "q3", 1.0, 1.0)}
+    assert rows("SELECT * FROM ends") == {("base", "q3", 0.5), ("ipo", "q3", 1.0)}
     assert rows("SELECT chosen_id, rejected_id, margin FROM pairs") >= {("a", "b", 0.5), ("e", "ff", 1.0)}
-    assert rows("SELECT page, title FROM figures") == {("overview", "Recall by hop"), ("trainings", "ipo")}
+    assert rows("SELECT page, title FROM figures") == {("overview", "recall by hop"), ("trainings", "ipo")}
     assert rows("SELECT * FROM notes") == set()
 
 
@@ -38,3 +42,18 @@ def test_a_run_without_a_recipe_has_no_gold_documents_and_no_note(run, tmp_path)
     index = RunIndex(run, tmp_path / "i.db")
     index.use(tmp_path / "facts.db")
     assert [index.one(f"SELECT count(*) FROM {table}") for table in ("gold", "notes", "pairs")] == [0, 0, 2]
+
+
+def test_systems_without_gold_documents_are_compared_by_their_first_measure(run, tmp_path):
+    for system in ("base", "ipo"):
+        row = ScoredHop("q3", None, 0, 1, "x", "x", (), (), {"em": 0.25})
+        write_rows(run.eval / system / "per_question.parquet", [row], ["em"])
+    summary = json.loads((run.eval / "summary.json").read_text(encoding="utf-8"))
+    rows = [row | {"hops": [{"hop": 1, "em": 0.25, "em_ci": [None, None]}]} for row in summary["rows"]]
+    (run.eval / "summary.json").write_text(json.dumps(summary | {"measures": ["em"], "rows": rows}))
+    collect(run, tmp_path / "facts.db")
+    index = RunIndex(run, tmp_path / "i.db")
+    index.use(tmp_path / "facts.db")
+    assert [tuple(row) for row in index.read("SELECT * FROM ends")] == [("base", "q3", 0.25), ("ipo", "q3", 0.25)]
+    assert index.one("SELECT count(*) FROM notes") == 0
+    assert "em, minus base" in Pages({"run": index}, {}).page((), {})
