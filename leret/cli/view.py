@@ -39,6 +39,9 @@ def view(
         from leret.retrieval.server.app import serve
 
         def ready(url: str) -> None:
-            say(f"{', '.join(viewer.runs)} at {url}/{f'?token={token}' if token else ''} (Ctrl-C ends)")
+            names, secret = ", ".join(viewer.runs), f"token={token}&" if token else ""
+            say(f"{names} at {url}/{secret and f'?{secret[:-1]}'} (Ctrl-C ends)")
+            say(f"  most improved: {url}/questions?{secret}change=improved&sort=difference&desc=1")
+            say(f"  with failures: {url}/questions?{secret}failures=yes")
 
         asyncio.run(serve(viewer.application(), host, port, ready=ready, drain_s=1.0))
