@@ -119,10 +119,10 @@ def _figures(run: Run) -> Iterator[Row]:
     from leret.evaluation.report.plots import curves, dumbbells
     from leret.evaluation.systems import training_facts
 
-    for name, summary in summaries(run).items():
+    for i, (name, summary) in enumerate(summaries(run).items()):
         if summary["rows"] and summary["measures"]:
             measure = main_measure(summary)
-            svg = dumbbells(summary["rows"], measure, measure)
+            svg = dumbbells(summary["rows"], measure, measure).replace(f"dumbbells-{measure}", f"systems-{i}")  # ids
             yield "figures", ("overview", " · ".join(filter(None, (f"{measure} by hop", name))), svg)
     facts = training_facts(run)
     for i, (policy, panels) in enumerate(curves_of(facts)):

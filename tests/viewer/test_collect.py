@@ -1,4 +1,8 @@
 import json
+import re
+import shutil
+import sqlite3
+from contextlib import closing
 
 from leret.evaluation.results import ScoredHop, write_rows
 from leret.viewer.collect import collect, sources
@@ -16,6 +20,16 @@ def test_facts_come_from_data_results_pairs_and_trainings(index):
     assert rows("SELECT chosen_id, rejected_id, margin FROM pairs") >= {("a", "b", 0.5), ("e", "ff", 1.0)}
     assert rows("SELECT page, title FROM figures") == {("overview", "recall by hop"), ("trainings", "ipo")}
     assert rows("SELECT * FROM notes") == set()
+
+
+def test_plots_of_several_evaluations_share_no_ids(run, tmp_path):
+    shutil.copytree(run.eval, tmp_path / "dev")
+    shutil.move(tmp_path / "dev", run.eval / "dev")
+    collect(run, tmp_path / "facts.db")
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as facts:
+        ids = [re.findall(r' id="([^"]+)"', svg) for [svg] in facts.execute("SELECT svg FROM figures")]
+    assert [len(one) > 0 for one in ids] == [True] * 3
+    assert sum(map(len, ids)) == len(set().union(*ids))
 
 
 def test_a_part_that_cannot_be_read_is_a_note(run, tmp_path):
