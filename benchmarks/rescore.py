@@ -48,8 +48,8 @@ def write_data(directory: Path, n_questions: int, rng: random.Random) -> None:
             file.write(json.dumps({"id": f"q{i}", "question": text, "relevant_doc_ids": gold}) + "\n")
 
 
-def write_run(directory: Path, n_samples: int, rng: random.Random) -> Run:
-    write_data(directory, n_samples // (2 * A_STATE), rng)
+def write_run(directory: Path, n_samples: int, rng: random.Random, per_state: int = A_STATE) -> Run:
+    write_data(directory, n_samples // (2 * per_state), rng)
     files = {"questions": str(directory / "questions.jsonl"), "corpus": str(directory / "corpus.jsonl")}
     recipe = SamplingRecipe.model_validate(
         {
@@ -64,11 +64,13 @@ def write_run(directory: Path, n_samples: int, rng: random.Random) -> Run:
     origin, ap = SamplingParams("made up", "P", "Z", 1.0, 1.0, 24), scoring("ap")
     with Store(run.store) as store:
         for task in environment.tasks():
-            put(store, origin, task, ap, rng)
+            put(store, origin, task, ap, rng, per_state)
     return run
 
 
-def put(store: Store, origin: SamplingParams, task: Task, ap: object, rng: random.Random) -> None:
+def put(
+    store: Store, origin: SamplingParams, task: Task, ap: object, rng: random.Random, per_state: int = A_STATE
+) -> None:
     from leret.core.types import Outcome, Passage, State
 
     parent = None
@@ -83,7 +85,7 @@ def put(store: Store, origin: SamplingParams, task: Task, ap: object, rng: rando
         )
         store.put_state(state)
         samples = []
-        for n in range(A_STATE):
+        for n in range(per_state):
             found = rng.sample(FEW, 4) + ([rng.choice(task.gold)] if rng.random() < 0.5 else [])
             scores = tuple(sorted((round(rng.random() * 20, 6) for _ in found), reverse=True))
             outcome = Outcome(task, ranking=tuple(Passage(d, "", "", s) for d, s in zip(found, scores, strict=True)))

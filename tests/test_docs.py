@@ -50,6 +50,7 @@ NOT_RUN = {
     "leret demo": "minutes; test_cli.py runs it, small, and test_demo.py as it is, marked slow",
     "leret serve": "runs until it is stopped; tests/policies/serving and tests/retrieval/test_server.py start them",
     "scripts/vllm_cpu.sh": "set-up, gigabytes of it",
+    "leret view": "runs until it is stopped; tests/viewer and tests/cli/test_view.py",
     "leret eval-retriever": "its files are the reader's; tests/evaluation/test_retriever.py runs it",
     "leret train training/retriever-kl.yaml": "needs a dense model; test_retriever_kl.py trains a tiny one",
     "leret data fetch": "its pages are the reader's; tests/datasets/test_fetch.py runs it",

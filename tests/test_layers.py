@@ -14,7 +14,10 @@ LAYERS = [
     {"config", "http"},
     {"rewards"},
     {"datasets", "retrieval", "policies"},
-    *({name} for name in ("programs", "rollouts", "sampling", "training", "evaluation", "optimize", "demo", "cli")),
+    *(
+        {name}
+        for name in ("programs", "rollouts", "sampling", "training", "evaluation", "viewer", "optimize", "demo", "cli")
+    ),
     {"__main__"},
 ]
 """Lowest first; those of one layer do not import one another."""

@@ -99,7 +99,7 @@ def retriever(
     from leret.retrieval.server.app import RetrieverServer, ServerSettings, serve
 
     token = ApiKey.from_env(token_env, "--token-env").reveal()
-    if token is None and not _is_loopback(host):
+    if token is None and not is_loopback(host):
         complain(f"--host {host} lets every machine on the network search; set a token with --token-env", "warning: ")
     loaded = open_retriever(index)
     settings = ServerSettings(
@@ -117,10 +117,11 @@ def retriever(
 
     import asyncio  # imported late to keep `leret --help` fast
 
-    asyncio.run(serve(server, host, port, ready=ready, drain_s=drain))
+    asyncio.run(serve(server.application(), host, port, ready=ready, drain_s=drain))
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return True if only this machine can connect to a server on ``host``."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:

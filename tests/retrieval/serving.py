@@ -46,11 +46,10 @@ class Echo:
 
 
 @contextmanager
-def running(retriever, drain_s=10.0, **settings):
-    """Run a server in a thread during the block: its ``url`` and ``batcher``, ``stop`` as by SIGTERM, ``join``."""
-    server = RetrieverServer(retriever, ServerSettings(**settings), engine="echo", corpus="c", documents=3)
+def listening(application, drain_s=10.0):
+    """Serve an application in a thread during the block: its ``url``, ``stop`` as by SIGTERM, ``join``."""
     loop, stop, urls = asyncio.new_event_loop(), asyncio.Event(), queue.Queue()
-    work = serve(server, "127.0.0.1", 0, ready=urls.put, stop=stop, drain_s=drain_s)
+    work = serve(application, "127.0.0.1", 0, ready=urls.put, stop=stop, drain_s=drain_s)
     thread = threading.Thread(target=loop.run_until_complete, args=(work,), daemon=True)
     thread.start()
 
@@ -62,10 +61,19 @@ def running(retriever, drain_s=10.0, **settings):
         assert not thread.is_alive()
 
     try:
-        yield SimpleNamespace(url=urls.get(timeout=30), batcher=server.batcher, stop=end, join=join)
+        yield SimpleNamespace(url=urls.get(timeout=30), stop=end, join=join)
     finally:
         end()
         join()
+
+
+@contextmanager
+def running(retriever, drain_s=10.0, **settings):
+    """Run a server in a thread during the block: like `listening`, and its ``batcher``."""
+    server = RetrieverServer(retriever, ServerSettings(**settings), engine="echo", corpus="c", documents=3)
+    with listening(server.application(), drain_s) as one:
+        one.batcher = server.batcher
+        yield one
 
 
 @contextmanager

@@ -115,8 +115,8 @@ Panel = tuple[str, Mapping[str, Sequence[tuple[float, float]]]]
 """(title, lines), where each line's name maps to its (x, y) points."""
 
 
-def curves(name: str, subject: str, panels: Sequence[Panel]) -> str:
-    """Draw a grid of line plots with whole numbers on the x axis."""
+def curves(name: str, subject: str, panels: Sequence[Panel], marks: Sequence[float] = ()) -> str:
+    """Draw a grid of line plots with whole numbers on the x axis, and a dotted vertical line at each of ``marks``."""
     n_columns = 2 if len(panels) > 1 else 1
     n_rows = -(-len(panels) // n_columns)
 
@@ -128,6 +128,8 @@ def curves(name: str, subject: str, panels: Sequence[Panel]) -> str:
             for (line, points), colour in zip(lines.items(), cycle(_LINES), strict=False):
                 marker = "o" if len(points) < _FEW_POINTS else None
                 axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=line, marker=marker, ms=4)
+            for mark in () if "percentile" in title else marks:  # percentiles are not steps
+                axes.axvline(mark, color=_SECOND, linewidth=1, linestyle=":")
             axes.set_title(title)
             axes.grid(axis="y")
             axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))

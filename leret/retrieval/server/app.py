@@ -172,7 +172,7 @@ class RetrieverServer:
         return answer
 
     async def _handled(self, request: web.Request, handler: Handler, path: str) -> web.StreamResponse:
-        if self.settings.token is None and not _is_named(request.headers.get("Host"), self.settings.host):
+        if self.settings.token is None and not is_named(request.headers.get("Host"), self.settings.host):
             return _error(403, "unknown Host; use localhost, an IP address or --host, or start the server with a token")
         if path != "/health" and not self._is_allowed(request):
             return _error(401, "missing or wrong token; send the header Authorization: Bearer TOKEN")
@@ -207,7 +207,7 @@ class RetrieverServer:
         return same and scheme.lower() == "bearer"
 
 
-def _is_named(header: str | None, host: str) -> bool:
+def is_named(header: str | None, host: str) -> bool:
     """Return whether a Host header is this server's name or an IP address, to prevent DNS rebinding by web pages."""
     try:
         name = urlsplit(f"//{header or host}").hostname or ""
@@ -227,7 +227,7 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 
 
 async def serve(
-    server: RetrieverServer,
+    application: web.Application,
     host: str,
     port: int,
     *,
@@ -241,7 +241,7 @@ async def serve(
     """
     stop = stop or asyncio.Event()
     runner = web.AppRunner(
-        server.application(),
+        application,
         handle_signals=False,
         keepalive_timeout=_IDLE_S,
         handler_cancellation=True,  # skip searches for clients that disconnected

@@ -1,0 +1,47 @@
+"""``leret view``: pages of runs in a browser, or as files."""
+
+from __future__ import annotations
+
+import secrets
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from leret.cli.console import Host, Port, done, say
+from leret.cli.serve import is_loopback
+
+
+def view(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN ...", help="Run directories, the main one first.")],
+    host: Host = "127.0.0.1",
+    port: Port = 0,
+    static: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write the pages to a new directory and exit.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Sampled and evaluated questions with pages, with --static.")] = 500,
+) -> None:
+    """Show questions with the tree of their samples, pairs, trainings and evaluated systems in a browser."""
+    from leret.core.runs import Run
+    from leret.viewer.app import Viewer
+    from leret.viewer.static import write_site
+
+    token = None if is_loopback(host) else secrets.token_urlsafe(16)
+    with tempfile.TemporaryDirectory(prefix="leret-view-") as scratch:
+        viewer = Viewer([Run.open(path) for path in runs], Path(scratch), host=host, token=token)
+        if static is not None:
+            n = write_site(viewer.runs, static, limit, Path(scratch))
+            return done(f"{n:,} pages in {static}; open {static / 'index.html'}")
+
+        import asyncio  # imported late to keep `leret --help` fast
+
+        from leret.retrieval.server.app import serve
+
+        def ready(url: str) -> None:
+            names, secret = ", ".join(viewer.runs), f"token={token}&" if token else ""
+            say(f"{names} at {url}/{secret and f'?{secret[:-1]}'} (Ctrl-C ends)")
+            say(f"  most improved: {url}/questions?{secret}change=improved&sort=difference&desc=1")
+            say(f"  with failures: {url}/questions?{secret}failures=yes")
+
+        asyncio.run(serve(viewer.application(), host, port, ready=ready, drain_s=1.0))

@@ -1,0 +1,135 @@
+"""Facts of a run that its store does not have: gold documents, titles, evaluated systems, pairs, and plots.
+
+`leret view` collects them in another process, so that the server never holds a corpus, NumPy or matplotlib.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from leret.core.errors import LeretError
+from leret.core.runs import Run
+from leret.viewer.index import create_facts
+
+Row = tuple[str, Sequence[Any]]
+"""(table, values)."""
+
+MAX_DOCUMENTS = 200_000
+"""Corpora of more documents are shown by id, except for gold documents."""
+_LENGTH = 500
+
+
+def sources(run: Run) -> list[tuple[str, int]]:
+    """Return the files that facts are read from, with their times of change."""
+    files = {run.preferences / "train.parquet", *run.policies.glob("*/training.json"), *run.eval.rglob("summary.json")}
+    return sorted((str(file), file.stat().st_mtime_ns) for file in files if file.is_file())
+
+
+def summaries(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the summary of each evaluation by name, the main one (named "") first."""
+    others = {path.parent.name: path for path in sorted(run.eval.glob("*/summary.json"))}
+    paths = {"": run.eval / "summary.json", **others}
+    return {name: json.loads(path.read_text(encoding="utf-8")) for name, path in paths.items() if path.is_file()}
+
+
+def main_measure(summary: Mapping[str, Any]) -> str:
+    """Return the measure of plots and differences: recall, or without gold documents the first one."""
+    measures = summary["measures"]
+    return "recall" if "recall" in measures else next(iter(measures), "")
+
+
+def command(run: Run, file: Path) -> tuple[str, ...]:
+    """Return the command that collects a run's facts in a process of its own."""
+    return sys.executable, "-m", "leret.viewer.collect", str(run.path), str(file)
+
+
+def collect(run: Run, path: Path) -> None:
+    """Write the facts of a run. A part that cannot be read becomes a note."""
+    parts: Mapping[str, Callable[[Run], Iterator[Row]]] = {
+        "results": _results, "questions and gold documents": _tasks, "pairs": _pairs, "plots": _figures
+    }  # fmt: skip
+
+    def rows() -> Iterator[Row]:
+        for name, part in parts.items():
+            try:
+                yield from part(run)
+            except (LeretError, ValidationError, OSError, KeyError) as error:
+                yield "notes", (f"{name}: {error}",)
+
+    create_facts(path, rows())
+
+
+def _results(run: Run) -> Iterator[Row]:
+    from leret.evaluation.results import first_runs, read_rows
+
+    for name, summary in summaries(run).items():
+        measure = "ap" if "ap" in summary["measures"] else main_measure(summary)
+        for system in (row["system"] for row in summary["rows"]):
+            shown = f"{name}/{system}" if name else system
+            for question_id, hops in first_runs(read_rows(run.eval / name / system / "per_question.parquet")).items():
+                end: float | None = 0.0  # of a run that ended before it had a ranking
+                for hop in hops:
+                    end = hop.measures.get(measure) if hop.failure or hop.measures else end
+                    values = shown, question_id, hop.hop, hop.query, hop.completion, json.dumps(hop.doc_ids)
+                    scores = hop.measures.get("recall"), hop.measures.get("ap")
+                    yield "results", (*values, *scores, hop.unparsed, hop.failure)
+                yield "ends", (shown, question_id, end)
+
+
+def _tasks(run: Run) -> Iterator[Row]:
+    from leret.rollouts.environment import Environment
+
+    if run.manifest.sampling is None:
+        return  # a run of leret.LeReT: its tasks are in no file
+    with Environment.open(run) as environment:
+        corpus, parents = environment.corpus, set(environment.corpus.first_chunks)
+        shown = {*corpus} if len(corpus) <= MAX_DOCUMENTS else set(corpus.parents)
+        for task in environment.tasks("all", check=False):
+            yield "tasks", (task.id, task.text, task.type, json.dumps(task.answers))
+            for doc_id in task.gold:
+                known = (doc_id in corpus or doc_id in parents) if len(corpus) else None
+                yield "gold", (task.id, doc_id, known)
+            shown |= {doc_id for doc_id in task.gold if doc_id in corpus}
+        for doc_id in shown:
+            document = corpus[doc_id]
+            parent = document.parent if environment.recipe.data.gold == "parent" else None
+            yield "documents", (doc_id, document.title, document.text[:_LENGTH], parent)
+
+
+def _pairs(run: Run) -> Iterator[Row]:
+    import pyarrow.parquet as pq
+
+    path = run.preferences / "train.parquet"
+    columns = ["question_id", "state_id", "step", "chosen_id", "rejected_id", "score_chosen", "score_rejected"]
+    if path.is_file():
+        for batch in pq.ParquetFile(path).iter_batches(columns=columns):
+            for row in batch.to_pylist():
+                *ids, chosen, rejected = (row[name] for name in columns)
+                yield "pairs", (*ids, chosen - rejected)
+
+
+def _figures(run: Run) -> Iterator[Row]:
+    from leret.evaluation.report.content import curves_of
+    from leret.evaluation.report.plots import curves, dumbbells
+    from leret.evaluation.systems import training_facts
+
+    for i, (name, summary) in enumerate(summaries(run).items()):
+        if summary["rows"] and summary["measures"]:
+            measure = main_measure(summary)
+            svg = dumbbells(summary["rows"], measure, measure).replace(f"dumbbells-{measure}", f"systems-{i}")  # ids
+            yield "figures", ("overview", " · ".join(filter(None, (f"{measure} by hop", name))), svg)
+    facts = training_facts(run)
+    for i, (policy, panels) in enumerate(curves_of(facts)):
+        steps = [alarm["step"] for alarm in facts[policy].get("alarms") or ()]
+        svg = curves(f"curves-{i}", "Training curves by step", panels, marks=steps)
+        yield "figures", ("trainings", policy, svg)
+
+
+if __name__ == "__main__":
+    collect(Run.open(Path(sys.argv[1])), Path(sys.argv[2]))

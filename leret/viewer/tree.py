@@ -1,0 +1,146 @@
+"""The tree of a question: the states on its path, the samples at each, and the samples that continued."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from itertools import groupby
+from typing import Any
+
+from leret.core.types import Sample
+from leret.sampling.store.store import sample_of
+from leret.viewer.index import RunIndex
+
+Ranks = Mapping[str, int | None]
+"""Rank of each gold document (from 1), or of its first chunk; None if it is missing."""
+
+
+@dataclass
+class Card:
+    """Samples of a group with the same completion, ranking and reward; ``beats`` are numbers of other cards."""
+
+    samples: list[Sample]
+    ranks: Ranks
+    is_chosen: bool = False
+    beats: set[int] = field(default_factory=set)
+
+    @property
+    def query(self) -> str:
+        """The output with "query" in its name, or all outputs; the completion if it does not parse."""
+        outputs = dict(self.samples[0].outputs)
+        queries = [text for name, text in outputs.items() if "query" in name.lower() and isinstance(text, str)]
+        lines = queries[:1] or [f"{name}: {text}" if len(outputs) > 1 else str(text) for name, text in outputs.items()]
+        return "\n".join(lines) or self.samples[0].completion or ""
+
+
+@dataclass(frozen=True)
+class Group:
+    """The samples of a policy at a state, best first; ``before`` is the ranking that they started from."""
+
+    row: sqlite3.Row  # of its first sample, with `policy`, `predictor`, `outcome` and the state
+    cards: Sequence[Card]
+    before: Sequence[str]
+    ranks: Ranks  # of ``before``
+    messages: Sequence[Mapping[str, Any]]
+
+
+class Tree:
+    """Texts, gold documents, groups and evaluated systems of a question in one run."""
+
+    def __init__(self, index: RunIndex, question_id: str) -> None:
+        self._index, self.id = index, question_id
+        self.text = index.one("SELECT text FROM questions WHERE question_id = ?", (question_id,))
+        tasks = index.read("SELECT type, answers FROM facts.tasks WHERE id = ?", (question_id,))
+        self.type: str | None = tasks[0]["type"] if tasks else None
+        self.answers: list[str] = json.loads(tasks[0]["answers"]) if tasks else []
+        gold = index.read("SELECT doc_id, in_corpus FROM facts.gold WHERE question_id = ?", (question_id,))
+        self.gold = {row["doc_id"]: row["in_corpus"] for row in gold}
+        self.documents: dict[str, sqlite3.Row] = {}
+
+    def policies(self) -> list[sqlite3.Row]:
+        """Return digest and name of the policies with samples of the question, in order of sampling."""
+        sql = "SELECT DISTINCT digest, name FROM policies JOIN groups ON policy_digest = digest AND question_id = ?"
+        return self._index.read(f"{sql} ORDER BY place", (self.id,))
+
+    def groups(self, digest: str | None = None, state_id: str | None = None) -> list[Group]:
+        """Return the groups of a policy (default: all) at a state (default: all), by policy and step."""
+        sql = (
+            "SELECT s.*, t.predictor, t.messages, p.name AS policy_name, v.chosen, v.outcome, b.doc_ids AS before "
+            "FROM policies p CROSS JOIN run.samples s ON s.policy_digest = p.digest AND s.question_id = :q "
+            "JOIN run.states t ON (t.id, t.question_id) = (s.state_id, s.question_id) "
+            "LEFT JOIN run.visits v ON (v.question_id, v.step, v.policy_digest) = "
+            "(s.question_id, s.step, s.policy_digest) LEFT JOIN run.samples b ON b.id = v.parent "
+            "WHERE ifnull(:digest, s.policy_digest) = s.policy_digest AND ifnull(:state, s.state_id) = s.state_id "
+            "ORDER BY p.place, s.step, s.state_id, length(s.prompt), s.prompt, s.n"
+        )
+        rows = self._index.read(sql, {"q": self.id, "digest": digest, "state": state_id})
+        self._add_documents(json.loads(row[name] or "[]") for row in rows for name in ("doc_ids", "before"))
+        groups = groupby(rows, lambda row: (row["policy_digest"], row["step"], row["state_id"]))
+        return [self._group(list(members)) for _, members in groups]
+
+    def paths(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the steps of each policy's sampled path, and the hops of each evaluated system, with gold ranks."""
+        paths: dict[str, list[dict[str, Any]]] = {}
+        for group in self.groups():
+            card = next((card for card in group.cards if card.is_chosen), group.cards[0])
+            if card.samples[0].is_sampled:
+                step = {"hop": group.row["step"] + 1, "query": card.query, "ranks": card.ranks}
+                paths.setdefault(f"sampled: {group.row['policy_name']}", []).append(step)
+        rows = self._index.read("SELECT * FROM facts.results WHERE question_id = ? ORDER BY system, hop", (self.id,))
+        self._add_documents(json.loads(row["doc_ids"]) for row in rows)
+        for row in rows:
+            paths.setdefault(row["system"], []).append({**row, "ranks": self._ranks(json.loads(row["doc_ids"]))})
+        return paths
+
+    def title(self, doc_id: str) -> str:
+        return (self.documents[doc_id]["title"] if doc_id in self.documents else None) or doc_id
+
+    def is_gold(self, doc_id: str) -> bool:
+        return self._parent(doc_id) in self.gold
+
+    def _parent(self, doc_id: str) -> str:
+        return (self.documents[doc_id]["parent"] if doc_id in self.documents else None) or doc_id
+
+    def _ranks(self, doc_ids: Sequence[str]) -> Ranks:
+        ranks = {self._parent(doc_id): rank for rank, doc_id in reversed(list(enumerate(doc_ids, start=1)))}
+        return {doc_id: ranks.get(doc_id) for doc_id in self.gold}
+
+    def _group(self, rows: Sequence[sqlite3.Row]) -> Group:
+        cards: dict[tuple[Any, ...], Card] = {}
+        for row in rows:
+            sample = sample_of(row)
+            key = sample.completion, sample.doc_ids, sample.reward, sample.failure
+            card = cards.setdefault(key, Card([], self._ranks(sample.doc_ids)))
+            card.samples.append(sample)
+            card.is_chosen |= sample.id == row["chosen"]
+        ordered = sorted(cards.values(), key=lambda card: -(card.samples[0].reward or 0.0))
+        ordered.sort(key=lambda card: card.samples[0].reward is None)
+        numbers = {sample.id: n for n, card in enumerate(ordered, start=1) for sample in card.samples}
+        sql = "SELECT chosen_id, rejected_id FROM facts.pairs WHERE question_id = ? AND state_id = ?"
+        for chosen, rejected in self._index.read(sql, (self.id, rows[0]["state_id"])):
+            if chosen in numbers and rejected in numbers:
+                ordered[numbers[chosen] - 1].beats.add(numbers[rejected])
+        before = json.loads(rows[0]["before"] or "[]")
+        return Group(rows[0], ordered, before, self._ranks(before), json.loads(rows[0]["messages"]))
+
+    def _add_documents(self, rankings: Iterable[Sequence[str]]) -> None:
+        new = {*self.gold, *(doc_id for ranking in rankings for doc_id in ranking)} - self.documents.keys()
+        sql = "SELECT * FROM facts.documents WHERE doc_id IN (SELECT value FROM json_each(?))"
+        for row in self._index.read(sql, (json.dumps(sorted(new)),)):
+            self.documents[row["doc_id"]] = row
+
+
+def word_difference(before: str, after: str) -> list[tuple[str, str]]:
+    """Return (change, text) parts that turn ``before`` into ``after``; changes are equal, delete and insert.
+
+    >>> word_difference("a red car", "a blue car")
+    [('equal', 'a'), ('delete', 'red'), ('insert', 'blue'), ('equal', 'car')]
+    """
+    old, new, parts = before.split(), after.split(), list[tuple[str, str]]()
+    for change, i, j, k, m in SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
+        removed = [] if change == "equal" else [("delete", " ".join(old[i:j]))]
+        parts += [*removed, ("equal" if change == "equal" else "insert", " ".join(new[k:m]))]
+    return [part for part in parts if part[1]]

@@ -1,0 +1,121 @@
+"""The pages in Chromium, driven by Playwright from PyPI; skipped if one of them is missing."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from leret.viewer import app, static
+from tests.retrieval.serving import listening
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs `pip install playwright`")
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs the program chromium")
+
+PATHS = ("/", "/questions", "/groups", "/pairs", "/trainings", "/prompts", "/coverage", "/q/q1", "/q/q1/s0", "/q/q3")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def viewer(shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(app, "sources", lambda run: None)
+    one = app.Viewer([shared[0]], tmp_path)
+    one.runs["run"].use(shared[1])
+    return one
+
+
+@pytest.fixture
+def url(viewer):
+    with listening(viewer.application(), 1.0) as server:
+        yield server.url
+
+
+@pytest.fixture
+def page(browser):
+    """A page; at the end, nothing was logged and no request went to another host."""
+    context = browser.new_context()
+    page, seen, requests = context.new_page(), [], []
+    page.on("console", lambda message: seen.append(message.text))
+    page.on("pageerror", lambda error: seen.append(str(error)))
+    page.on("request", lambda request: requests.append(request.url))
+    yield page
+    assert seen == []
+    assert [one for one in requests if not one.startswith(("http://127.0.0.1:", "file:///"))] == []
+    context.close()
+
+
+@pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (390, "dark")])
+def test_hostile_texts_are_shown_and_pages_fit(page, url, width, theme):
+    page.set_viewport_size({"width": width, "height": 800})
+    page.emulate_media(color_scheme=theme)
+    for path in PATHS:
+        page.goto(f"{url}{path}")
+        for details in page.locator("details").all():
+            details.evaluate("one => { one.open = true; }")
+        assert page.evaluate("document.documentElement.scrollWidth") == width
+        assert page.title() != "hacked"
+        assert page.locator("main script, main [onclick], main iframe").count() == 0
+    page.goto(f"{url}/q/q1?policy=P1")
+    assert (
+        page.locator("#b .query").inner_text()
+        == "<script>document.title = 'hacked'</script>[U+0007][U+202E]txet[U+202C]"
+    )
+
+
+def test_keys_move_open_search_and_help(page, url):
+    page.goto(f"{url}/questions")
+    page.keyboard.press("/")
+    page.keyboard.type("q1")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/questions?search=q1*")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/q/q1")
+    page.goto(f"{url}/q/q1?policy=P1")
+    for key, selected in (("j", "a"), ("j", "b"), ("k", "a"), ("Enter", "a"), ("?", "a")):
+        page.keyboard.press(key)
+        assert page.locator(".selected").get_attribute("id") == selected
+    assert page.locator("#p-a").get_attribute("open") == ""
+    assert page.locator("#help").is_visible()
+    page.keyboard.press("Escape")
+    assert not page.locator("#help").is_visible()
+    page.locator("#keys").click()
+    assert page.locator("#help").is_visible()
+
+
+def test_arcs_lead_from_chosen_to_rejected_samples(page, url):
+    page.goto(f"{url}/q/q1?policy=P1#b2")
+    ends = [path.get_attribute("data-ends") for path in page.locator(".arcs path").all()]
+    assert ends == ["1 2", "1 2"]
+    page.locator("#a").hover()
+    assert page.locator(".arcs path.on").count() == 1
+
+
+def test_a_change_of_the_run_replaces_the_content_and_keeps_what_is_open(page, url, viewer):
+    page.goto(f"{url}/prompts")
+    page.locator("#prompt-2").evaluate("one => { one.open = true; }")
+    before = page.locator("main").get_attribute("data-version")
+    viewer.runs["run"].version += 1
+    page.wait_for_selector(f"main:not([data-version='{before}'])")
+    assert page.locator("#prompt-2").get_attribute("open") == ""
+
+
+def test_a_static_page_filters_its_rows(page, viewer, shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(static.subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(type(viewer.runs["run"]), "use", lambda self, file: None)
+    static.write_site(viewer.runs, tmp_path / "site", 10, tmp_path)
+    page.goto(Path(tmp_path / "site" / "questions" / "index.html").as_uri() + "?failures=yes")
+    assert page.locator("#count").inner_text() == "1"
+    page.locator("select[name=failures]").select_option("")
+    page.locator("select[name=change]").select_option("improved")
+    page.locator("#filters button").click()
+    assert page.locator("tr.row:visible").count() == 1
+    page.locator("tr.row:visible a").click()
+    assert page.locator("h1").inner_text().startswith("q3 ")

@@ -1,0 +1,73 @@
+import json
+import re
+import shutil
+import sqlite3
+from contextlib import closing
+
+from leret.evaluation.results import ScoredHop, write_rows
+from leret.viewer.collect import collect, sources
+from leret.viewer.index import RunIndex
+from leret.viewer.pages import Pages
+
+
+def test_facts_come_from_data_results_pairs_and_trainings(index):
+    def rows(sql):
+        return {tuple(row) for row in index.read(sql)}
+
+    assert {("q1", "d1", 1), ("q2", "gone", 0)} < rows("SELECT * FROM gold")
+    assert ("d1", "Title 1") in rows("SELECT doc_id, title FROM documents")
+    assert rows("SELECT * FROM ends") == {("base", "q3", 0.5), ("ipo", "q3", 1.0)}
+    assert rows("SELECT chosen_id, rejected_id, margin FROM pairs") >= {("a", "b", 0.5), ("e", "ff", 1.0)}
+    assert rows("SELECT page, title FROM figures") == {("overview", "recall by hop"), ("trainings", "ipo")}
+    assert rows("SELECT * FROM notes") == set()
+
+
+def test_plots_of_several_evaluations_share_no_ids(run, tmp_path):
+    shutil.copytree(run.eval, tmp_path / "dev")
+    shutil.move(tmp_path / "dev", run.eval / "dev")
+    collect(run, tmp_path / "facts.db")
+    with closing(sqlite3.connect(tmp_path / "facts.db")) as facts:
+        ids = [re.findall(r' id="([^"]+)"', svg) for [svg] in facts.execute("SELECT svg FROM figures")]
+    assert [len(one) > 0 for one in ids] == [True] * 3
+    assert sum(map(len, ids)) == len(set().union(*ids))
+
+
+def test_a_part_that_cannot_be_read_is_a_note(run, tmp_path):
+    (tmp_path / "questions.jsonl").unlink()
+    collect(run, tmp_path / "facts.db")
+    index = RunIndex(run, tmp_path / "i.db")
+    index.use(tmp_path / "facts.db")
+    [[note]] = index.read("SELECT text FROM notes")
+    assert note.startswith("questions and gold documents: ")
+    assert "questions.jsonl" in note
+    assert index.one("SELECT count(*) FROM ends") == 2
+
+
+def test_a_new_training_changes_the_sources(run):
+    before = sources(run)
+    (run.policies / "grpo").mkdir()
+    (run.policies / "grpo" / "training.json").write_text("{}")
+    assert len(sources(run)) == len(before) + 1
+
+
+def test_a_run_without_a_recipe_has_no_gold_documents_and_no_note(run, tmp_path):
+    run.update(sampling=None)
+    collect(run, tmp_path / "facts.db")
+    index = RunIndex(run, tmp_path / "i.db")
+    index.use(tmp_path / "facts.db")
+    assert [index.one(f"SELECT count(*) FROM {table}") for table in ("gold", "notes", "pairs")] == [0, 0, 2]
+
+
+def test_systems_without_gold_documents_are_compared_by_their_first_measure(run, tmp_path):
+    for system in ("base", "ipo"):
+        row = ScoredHop("q3", None, 0, 1, "x", "x", (), (), {"em": 0.25})
+        write_rows(run.eval / system / "per_question.parquet", [row], ["em"])
+    summary = json.loads((run.eval / "summary.json").read_text(encoding="utf-8"))
+    rows = [row | {"hops": [{"hop": 1, "em": 0.25, "em_ci": [None, None]}]} for row in summary["rows"]]
+    (run.eval / "summary.json").write_text(json.dumps(summary | {"measures": ["em"], "rows": rows}))
+    collect(run, tmp_path / "facts.db")
+    index = RunIndex(run, tmp_path / "i.db")
+    index.use(tmp_path / "facts.db")
+    assert [tuple(row) for row in index.read("SELECT * FROM ends")] == [("base", "q3", 0.25), ("ipo", "q3", 0.25)]
+    assert index.one("SELECT count(*) FROM notes") == 0
+    assert "em, minus base" in Pages({"run": index}, {}).page((), {})

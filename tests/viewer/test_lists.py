@@ -1,0 +1,84 @@
+import pytest
+
+from leret.core.errors import ConfigError
+from leret.viewer.lists import LISTS, csv_lines, select
+
+DEFAULTS = {"a": "ipo", "b": "base"}
+
+
+def rows(index, kind, **query):
+    selection = select(kind, query, ["base", "ipo"], DEFAULTS)
+    return selection.rows(index, selection.ids(index)[selection.page * 50 :])
+
+
+def ids(index, kind, **query):
+    return [row["question_id"] for row in rows(index, kind, **query)]
+
+
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ({}, ["q1", "q2", "q3"]),
+        ({"search": "Q2 <SCRIPT"}, ["q2"]),
+        ({"search": "%"}, []),
+        ({"steps": "2"}, ["q1"]),
+        ({"min": "0.5", "max": "1"}, ["q1"]),
+        ({"spread": "no"}, ["q2"]),
+        ({"failures": "yes"}, ["q1"]),
+        ({"change": "improved"}, ["q3"]),
+        ({"change": "improved", "a": "base", "b": "ipo"}, []),
+        ({"sort": "best"}, ["q2", "q1", "q3"]),
+        ({"sort": "best", "desc": "1"}, ["q1", "q2", "q3"]),
+        ({"page": "2"}, []),
+    ],
+)
+def test_questions_are_filtered_sorted_and_paged(index, query, expected):
+    assert ids(index, "questions", **query) == expected
+    assert len(select("questions", query, ["base", "ipo"], DEFAULTS).ids(index)) in {len(expected), 3}
+
+
+@pytest.mark.parametrize(
+    ("query", "value"),
+    [
+        ({"min": "x"}, "min: 'x'"),
+        ({"sort": "q.text; --"}, "sort: "),
+        ({"spread": "maybe"}, "spread: "),
+        ({"page": "0"}, "page: '0'"),
+    ],
+)
+def test_an_invalid_filter_is_an_error_that_names_it(query, value):
+    with pytest.raises(ConfigError, match=value):
+        select("questions", query, [], {})
+
+
+def test_systems_are_compared_after_the_last_hop(index):
+    [row] = rows(index, "questions", search="q3 ")
+    assert (row["a"], row["b"], row["difference"]) == (1.0, 0.5, 0.5)
+
+
+def test_a_group_without_spread_has_a_reason(index):
+    reasons = {row["state_id"]: row["reason"] for row in rows(index, "groups")}
+    assert reasons == {"s0": "equal completions", "t0": "equal completions"}
+    assert ids(index, "groups", reason="no rewards") == []
+
+
+def test_pairs_have_texts_and_margins(index):
+    chosen = {(row["chosen"], row["rejected"], row["margin"]) for row in rows(index, "pairs", step="1")}
+    assert chosen == {("query e", "query ff", 1.0)}
+
+
+def test_coverage_names_documents_that_nothing_retrieved(index):
+    [row] = rows(index, "coverage")
+    assert (row["question_id"], row["missing"]) == ("q2", "Title 2; gone (not in the corpus)")
+
+
+@pytest.mark.parametrize("kind", LISTS)
+def test_every_list_is_a_csv_file(index, kind):
+    selection = select(kind, {}, ["base", "ipo"], DEFAULTS)
+    lines = "".join(selection.csv(index)).splitlines()
+    assert lines[0].startswith("question_id,")
+    assert len(lines) == len(selection.ids(index)) + 1
+
+
+def test_a_formula_is_text_in_a_csv_file():
+    assert csv_lines([["=1+1", -1, "a,b"]]) == '\'=1+1,-1,"a,b"\n'

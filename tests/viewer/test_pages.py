@@ -1,0 +1,103 @@
+import csv
+import io
+import re
+
+import pytest
+
+from leret.viewer.index import RunIndex
+from leret.viewer.pages import Pages, server_url, visible
+from tests.viewer.conftest import EVIL, LINK, SHOWN
+
+PAGES = [
+    (),
+    ("questions",),
+    ("groups",),
+    ("pairs",),
+    ("trainings",),
+    ("prompts",),
+    ("coverage",),
+    ("q", "q1"),
+    ("q", "q3"),
+]
+
+
+@pytest.fixture
+def pages(index):
+    return Pages({"run": index}, {})
+
+
+def text(html):
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", html))
+
+
+@pytest.mark.parametrize("parts", [*PAGES, ("q", "q1", "s0")], ids="/".join)
+def test_no_text_of_a_run_becomes_markup(pages, parts):
+    html = pages.page(parts, {})
+    assert html.count("<script") == 1  # view.js
+    assert not re.search("[\x00-\x08\x0b-\x1f\u202a-\u202e]", html)
+    assert not re.search(r'(href|src|action)="(?!/|#)', html)
+    assert not re.search(r"\son\w+=", html)
+
+
+def test_a_tree_shows_queries_rewards_gold_documents_and_pairs(pages):
+    html = pages.page(("q", "q1"), {"policy": "P1"})
+    assert f'<p class="query">{SHOWN}</p>' in html
+    assert LINK.replace("'", "&#39;") in html
+    assert re.findall(r'class="card row([\w ]*)" id="(\w+)" data-n="(\d)" data-beats="([\d ]*)"', html) == [
+        ("", "a", "1", "2"), (" chosen", "b", "2", ""), (" failed", "cc", "3", ""),
+        (" chosen", "e", "1", "2"), ("", "ff", "2", ""),
+    ]  # fmt: skip
+    chips = [
+        " ".join(chip) for chip in re.findall(r'<li class="(\w+)"><span.*?</span> (.*?) <small>(.*?)</small>', html)
+    ]
+    assert chips == [
+        "new Title 1 new at 1", "new Title 2 new at 2", "new Title 1 new at 2", "missing Title 2 not found",
+        "missing Title 1 not found", "missing Title 2 not found", "found Title 1 2 → 1", "new Title 2 new at 3",
+        "lost Title 1 lost, was 2", "missing Title 2 not found",
+    ]  # fmt: skip
+    assert 'href="/q/q1/s0"' in html
+
+
+def test_a_state_is_shown_under_every_policy_and_run(index, shared, tmp_path):
+    other = RunIndex(shared[0], tmp_path / "other.db")
+    pages = Pages({"run": index, "other": other}, {})
+    titles = re.findall(r'<h2 id="s-\d">(.*?)</h2>', pages.page(("q", "q1", "s0"), {}))
+    assert titles == ["run · base P1", "run · sft P2", "other · base P1", "other · sft P2"]
+    assert '<a href="/r/other/q/q1">other</a>' in pages.page(("q", "q1", "s0"), {})
+    assert '<a href="/r/other">other</a>' in pages.page(("q", "q3"), {})  # evaluated in the facts of the first run
+    other.close()
+
+
+def test_systems_are_shown_side_by_side_with_differences(pages):
+    html = pages.page(("q", "q3"), {})
+    side = text(html[html.index('id="side"') :])
+    assert "1 base find base 2 ipo find base ipo 1 +1" in side
+
+
+def test_missing_pages_questions_and_states_are_none(pages):
+    assert [pages.page(parts, {}) for parts in (("x",), ("q",), ("q", "x"), ("q", "q1", "x"), ("groups", "x"))] == [
+        None
+    ] * 5
+
+
+def test_the_overview_is_a_csv_file(pages):
+    rows = list(csv.DictReader(io.StringIO("".join(pages.page(("overview.csv",), {})))))
+    assert (rows[0]["system"], rows[0]["measure"], rows[0]["low"], rows[1]["high"]) == ("base", "recall", "0.4", "")
+
+
+def test_a_page_has_a_version_of_its_own_question(index, pages):
+    before = [pages.version(parts) for parts in (("questions",), ("q", "q1"))]
+    index.version += 1
+    after = [pages.version(parts) for parts in (("questions",), ("q", "q1"))]
+    assert [a == b for a, b in zip(before, after, strict=True)] == [False, True]
+
+
+def test_ids_of_any_form_have_addresses():
+    assert server_url("q", "a/b c?", "s", anchor="x", page="") == "/q/a%2Fb%20c%3F/s#x"
+    assert server_url("questions", search="a&b", sort=None) == "/questions?search=a%26b"
+
+
+def test_invisible_characters_are_shown_and_others_kept():
+    assert visible("é\t漢\nعربي") == "é\t漢\nعربي"
+    assert visible(EVIL) == "<script>document.title = 'hacked'</script>[U+0007][U+202E]txet[U+202C]"
+    assert visible("\ud800\u200b") == "[U+D800][U+200B]"

@@ -1,0 +1,40 @@
+import re
+import subprocess
+from urllib.parse import unquote
+
+import pytest
+
+from leret.core.errors import ConfigError
+from leret.viewer import static
+from leret.viewer.index import RunIndex
+
+
+def test_pages_are_written_and_every_link_leads_to_a_file(shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(RunIndex, "use", lambda self, file, use=RunIndex.use: use(self, shared[1]))
+    runs = {name: RunIndex(shared[0], tmp_path / f"{name}.db") for name in ("a", "b")}
+    n = static.write_site(runs, tmp_path / "site", 10, tmp_path)
+    pages = [file for file in (tmp_path / "site").rglob("*") if file.suffix in {".html", ".csv"}]
+    assert len(pages) == n == 2 * (1 + 1 + 6 + 4 + 3 + 3)
+    for page in pages:
+        for link in re.findall(r'(?:href|src|action)="([^"#?]+)', page.read_text(encoding="utf-8")):
+            assert (page.parent / unquote(link)).is_file(), (page, link)
+    with pytest.raises(ConfigError, match="already exists"):
+        static.write_site(runs, tmp_path / "site", 10, tmp_path)
+
+
+def test_only_the_first_questions_have_pages_and_links(shared, tmp_path, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(RunIndex, "use", lambda self, file: None)
+    static.write_site({"a": RunIndex(shared[0], tmp_path / "a.db")}, tmp_path / "site", 1, tmp_path)
+    assert [path.name for path in (tmp_path / "site" / "q").iterdir()] == ["q1"]
+    for name in ("questions", "groups"):
+        html = (tmp_path / "site" / name / "index.html").read_text(encoding="utf-8")
+        assert set(re.findall(r"q/(q\d)/", html)) == {"q1"}
+        assert '<th scope="row" class="text">find' in html
+
+
+def test_a_long_or_odd_id_is_a_short_file_name():
+    names = [static._file(("q", name)).parts[1] for name in ("a/b", "é" * 100, "é" * 99 + "e")]
+    assert (names[0], len(set(names)), max(map(len, names))) == ("a%2Fb", 3, 77)
+    assert static._file(("q", "x.csv")).name == "index.html"
