@@ -12,7 +12,6 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
 
 from leret.viewer.collect import main_measure, summaries
 from leret.viewer.index import RunIndex
@@ -39,7 +38,7 @@ _COUNTS = (
 
 def visible(value: Any) -> Any:
     """Show control, direction and surrogate characters of a text as [U+XXXX]; used for every value in a template."""
-    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+    if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():  # __html__: markup
         return value
     return "".join(char if char.isprintable() or char in "\n\t\xa0\u3000" else f"[U+{ord(char):04X}]" for char in value)
 
