@@ -61,16 +61,16 @@ def build(
     planned = plan_index(settings, documents)
     if _exists(out, planned, force):
         console.say(f"nothing to do: {out} is already built")
-        console.facts(planned.model_dump(), {})
+        console.facts(planned.model_dump(exclude_none=True), {})
         return
     if dry_run:
         console.say(f"would build {out}")
-        console.facts(planned.model_dump(), _rows(planned))
+        console.facts(planned.model_dump(exclude_none=True), _rows(planned))
         return
     with shown() as progress:
         manifest = build_index(settings, documents, out, progress)
     console.done(f"{out}: {manifest.size}, {_megabytes(manifest):.1f} MB")
-    console.facts(manifest.model_dump(), {})
+    console.facts(manifest.model_dump(exclude_none=True), {})
 
 
 @app.command("info", epilog="Example: leret index info indexes/mine")
@@ -81,7 +81,7 @@ def info(index: IndexArgument, as_json: AsJson = False) -> None:
     manifest = read_manifest(index)
     console.say(str(index))
     size = f"{_megabytes(manifest):.1f} MB in {len(manifest.files)} files"
-    console.facts(manifest.model_dump(), {**_rows(manifest), "size": size})
+    console.facts(manifest.model_dump(exclude_none=True), {**_rows(manifest), "size": size})
 
 
 @app.command("check", epilog="Example: leret index check indexes/mine --corpus c.jsonl")
