@@ -79,8 +79,8 @@ def alternate(run: Run, seed: int, smaller: list[str]) -> Path:
             key: getattr(joint, key) for key in ("questions_per_round", "num_train_epochs", "logging_steps", "seed")
         }
         if name == "pick":
-            rate = joint.picker.learning_rate
-            train(PickRecipe(num_generations=joint.picker.num_generations, learning_rate=rate, **shared), out)
+            keys = joint.picker.model_dump(include={"num_generations", "learning_rate", "entropy_coef"})
+            train(PickRecipe(**keys, **shared), out)
             policies["pick"] = str(out.policies / "pick")
         else:
             n = joint.picker.num_generations * joint.writer.num_generations
@@ -131,9 +131,13 @@ def main() -> None:
         print(f"seed {seed}: {time.process_time() - began:.0f} CPU-seconds")
         for name, value in values.items():
             row = f"{name:12} f1 {value['f1'].mean():.3f}  right story {value['recall'].mean():.3f}"
-            low, high = bootstrap_intervals((value["f1"] - values["sft"]["f1"])[:, None])[0]
-            row += f"  f1 - sft {np.mean(value['f1'] - values['sft']['f1']):+.3f} [{low:+.3f}, {high:+.3f}]"
             print(row, f" completions {replies(directories[name]):,.0f}" if name in directories else "")
+        pairs = [("joint", "sft"), ("writer", "sft"), ("joint", "writer"), ("joint", "alternating")]
+        for one, other in (pair for pair in pairs if set(pair) <= values.keys()):
+            for measure in ("f1", "recall"):
+                difference = values[one][measure] - values[other][measure]
+                low, high = bootstrap_intervals(difference[:, None])[0]
+                print(f"{one} - {other}, {measure}: {difference.mean():+.3f} [{low:+.3f}, {high:+.3f}]", flush=True)
 
 
 if __name__ == "__main__":
