@@ -5,7 +5,8 @@
 For each of 500 training questions, the untrained model finds 20 passages, and a picker without features makes 32 picks
 among them, each rewarded by recall. The models are compared on the 487 test questions, in a corpus of their gold
 documents and random others, `--documents` in all. Prints the recall of both, and the difference with its bootstrapped
-95 % interval over questions. WORK keeps the run and the indexes; DATA is the folder of HotpotQA, next to the checkout by default.
+95 % interval over questions. WORK keeps the run and the indexes; DATA is the folder of HotpotQA, by default next to
+the checkout.
 """
 
 from __future__ import annotations
