@@ -3,8 +3,8 @@
 A ConvAI2 line starts with its number in the dialogue. Lines of the persona (``1 your persona: i like tea .``) come
 before turns (``4 the partner's utterance<TAB>reply``). The partner's persona and candidates after further tabs are
 ignored. Each turn is a task. A JSON object has ``persona``, ``history`` (utterances, the partner's last), ``reply``,
-and optionally ``stories`` (texts, or objects with ``id``, ``title`` and ``text``), ``id``, ``dialogue`` and ``split``. A
-task's inputs are ``persona`` and ``history``; the stories of all records are the corpus, unless `data.corpus` names
+and optionally ``stories`` (texts, or objects with ``id``, ``title`` and ``text``), ``id``, ``dialogue`` and ``split``.
+A task's inputs are ``persona`` and ``history``; the stories of all records are the corpus, unless `data.corpus` names
 another.
 
 The tasks of a dialogue are in one split. Without the field ``dialogue``, tasks with the same persona are in one split.
