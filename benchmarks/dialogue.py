@@ -2,9 +2,10 @@
 
     python benchmarks/dialogue.py --seeds 0 1 2 --out runs/bench/dialogue --arms joint writer alternating beta reinforce
 
-Every arm starts from the SFT policy of `sampling/dialogue.yaml`. `writer` is GRPO with as many replies per turn and the
-untrained picker, which takes BM25's first story. `alternating` trains the picker against the SFT writer, then the
-writer with that picker. `beta` holds both actors with `beta: 10`. `reinforce` has the reward itself as the advantage.
+Every arm starts from the SFT policy of `sampling/dialogue.yaml`. `writer` is GRPO of the writer alone, with as many
+replies per turn as `joint` and the untrained picker. `alternating` trains the picker with the SFT writer, then the
+writer with that picker. `beta` is joint training with `beta: 10` for both. `reinforce` trains the writer with the
+reward itself as the advantage.
 The table shows F1, the share of turns with the right story (recall) and the completions that an arm sampled;
 differences have paired 95 % intervals.
 """

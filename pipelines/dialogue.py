@@ -1,7 +1,7 @@
 """Retrieval-augmented dialogue: search stories by the persona, pick one, and reply with it, as in LAPDOG.
 
-`Dialogue` has a policy for the reply and a picker for the story; `algorithm: joint` trains both from the quality of the
-reply (https://arxiv.org/abs/2406.18847). Copy this file and edit it; a recipe refers to it as
+A policy writes the reply and a picker chooses the story; `algorithm: joint` trains both on the quality of the reply
+(https://arxiv.org/abs/2406.18847). Copy this file and edit it; a recipe refers to it as
 ``program: {path: "dialogue.py:Dialogue"}``.
 """
 
@@ -23,8 +23,9 @@ class Dialogue(dspy.Module):
     """Replies in a dialogue.
 
     Args:
-        k: stories found for the persona, from which the picker chooses one.
-        turns: last utterances that the writer sees. The picker sees the last one, because the search knows the persona.
+        k: number of stories found for the persona; the picker chooses one of them.
+        turns: number of last utterances that the writer sees. The picker sees only the last one, because the search
+            already uses the persona.
         closed_book: reply from the persona and the history alone, without search and pick.
     """
 

@@ -180,7 +180,7 @@ def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: 
 
 
 def raw_question(path: Path) -> str | None:
-    """Describe BM25's recall if each question is one query for as many passages as a run of the recipe retrieves.
+    """Describe BM25's recall with each question as one query, for as many passages as the recipe's program returns.
 
     Return None if no question has gold documents.
     """
@@ -200,7 +200,7 @@ def raw_question(path: Path) -> str | None:
         )
     arguments, k = recipe.program.arguments, recipe.retriever.k
     n = k * arguments["hops"] if "hops" in arguments else k + arguments.get("picks", arguments.get("additions", 0))
-    n = arguments.get("budget", n)  # the passages that a picker keeps of one search
+    n = arguments.get("budget", n)  # passages of the search that a picker keeps
     with shown() as progress:
         report = evaluate_retriever(BM25.build(data.corpus), tasks, [f"R@{n}"], progress=progress)
     ((recall,), ((low, high),)) = report.measures.values(), report.intervals.values()
@@ -230,13 +230,13 @@ def _is_small(model: str) -> bool:
 
 
 def _only_answers(report: DataReport, road: str | None, questions: str) -> bool:
-    """Return whether only answers can be scored. Raise ConfigError if the policy then has nothing to learn from."""
+    """Return True if only answers can be scored. Raise ConfigError if the policy cannot answer questions."""
     if any(report.gold):
         return False
     if road not in ("local", "served"):
         raise ConfigError(
-            f"{questions}: no question has relevant_doc_ids to score a search with; add them, use --field, or pass "
-            "--policy NAME with a language model that answers the questions, which are then scored by f1"
+            f"{questions}: no question has relevant_doc_ids, so searches cannot be scored; add them, name their column "
+            "with --field, or pass --policy NAME: a language model then answers the questions, scored by f1"
         )
     return True
 

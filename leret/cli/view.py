@@ -18,11 +18,11 @@ def view(
     host: Host = "127.0.0.1",
     port: Port = 0,
     static: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the pages to a new directory and exit.")
+        Path | None, typer.Option(metavar="DIR", help="Write the pages to a new directory instead.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Sampled and evaluated questions with pages, with --static.")] = 500,
+    limit: Annotated[int, typer.Option(min=1, help="With --static: maximum questions, sampled and evaluated.")] = 500,
 ) -> None:
-    """Show questions with the tree of their samples, pairs, trainings and evaluated systems in a browser."""
+    """Show runs in a browser: the tree of samples of each question, pairs, trainings and evaluated systems."""
     from leret.core.runs import Run
     from leret.viewer.app import Viewer
     from leret.viewer.static import write_site
@@ -40,7 +40,7 @@ def view(
 
         def ready(url: str) -> None:
             names, secret = ", ".join(viewer.runs), f"token={token}&" if token else ""
-            say(f"{names} at {url}/{secret and f'?{secret[:-1]}'} (Ctrl-C ends)")
+            say(f"{names} at {url}/{secret and f'?{secret[:-1]}'} (Ctrl-C stops it)")
             say(f"  most improved: {url}/questions?{secret}change=improved&sort=difference&desc=1")
             say(f"  with failures: {url}/questions?{secret}failures=yes")
 

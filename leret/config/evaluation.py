@@ -75,7 +75,7 @@ class EvalRecipe(Settings):
         for section in self.measures:
             for name, part in {} if isinstance(section, str) else section.parts.items():
                 if part.weight != 1 or part.factor or part.gain:
-                    raise ValueError(f"measures: {name} has weight, factor or gain, which are for rewards; remove it")
+                    raise ValueError(f"measures: {name} has weight, factor or gain, which only rewards have; remove it")
         return self
 
     @property

@@ -207,7 +207,7 @@ class EncoderSettings(PickerSettings):
         "dot", description="dot: inner product divided by the square root of the dimension; cosine suits reranking"
     )
     score_weight: float = Field(
-        0.0, ge=0, description="weight of the retriever's scores, standardised within each choice, added to similarity"
+        0.0, ge=0, description="weight of the retriever's scores, which are standardised within each choice"
     )
     positions: Literal["none", "absolute", "relative"] = Field(
         "none", description="rotate candidate embeddings by position in the document, or relative to earlier picks"

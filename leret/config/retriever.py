@@ -151,7 +151,7 @@ class ColbertSettings(EngineSettings):
     kind: Literal["colbert"] = "colbert"
     checkpoint: ModelPath = Field(min_length=1, description="ColBERT directory or name on the hub")
     candidates: Annotated[PositiveInt | None, BeforeValidator(lambda value: None if value == "all" else value)] = Field(
-        200, description="results of `engine` to score, at least k; all or null: score all documents"
+        200, description="number of results of `engine` to score, at least k; all or null: score all documents"
     )
     engine: BM25Settings | DenseSettings = Field(
         BM25Settings(), discriminator="kind", description="engine that finds the candidates"

@@ -197,7 +197,7 @@ class RoundRecipe(TrainingRecipe):
 
     @property
     def branches(self) -> bool:
-        """True if each pick of a state is continued, and is rewarded by what follows it."""
+        """True if each pick of a state is continued and rewarded by its continuation."""
         return False
 
     @property
@@ -299,7 +299,7 @@ class TRLKeys(Settings):
 
 
 class TinkerKeys(Settings):
-    """Checks of ``engine: tinker``, which trains LoRA adapters with AdamW on token losses."""
+    """Checks for ``engine: tinker``, which trains LoRA adapters with AdamW on token losses."""
 
     @model_validator(mode="after")
     def _fits_the_server(self) -> TinkerKeys:
@@ -308,14 +308,14 @@ class TinkerKeys(Settings):
             return self
         names = [name for name in ("optim", "dtype", "served", "entropy_coef") if name in type(self).model_fields]
         if wrong := changed_keys(self, names):
-            raise ValueError(f"engine tinker has no {' or '.join(wrong)}; remove it, or remove engine")
+            raise ValueError(f"engine tinker does not support {' or '.join(wrong)}; remove it, or remove engine")
         if recipe.lora is None or changed_keys(recipe.lora, ("alpha", "target_modules", "quantization")):
-            raise ValueError("engine tinker trains a LoRA adapter; set lora: {r: 16}, without other keys of lora")
+            raise ValueError("engine tinker trains a LoRA adapter; set lora: {r: 16} and no other keys of lora")
         several = isinstance(self, RoundRecipe) and self.num_iterations * self.num_mini_batches > 1
         if several and (recipe.algorithm != "grpo" or recipe.beta):
             raise ValueError(
                 "engine tinker takes one step per round, except for grpo without beta, because the server clips the "
-                "ratios of tokens; set num_iterations and num_mini_batches to 1"
+                "ratio of each token; set num_iterations and num_mini_batches to 1"
             )
         return self
 

@@ -82,7 +82,7 @@ def label_notes(measures: Measures, tasks: Sequence[Task]) -> list[str]:
 
 
 def scores_search(measures: Measures, tasks: Sequence[Task]) -> bool:
-    """Return whether any measure scores what a search found in one of the tasks, and not a completion or an answer."""
+    """Return True if any measure scores the documents found for one of the tasks, not a completion or an answer."""
     functions = [
         one for one in scorings(measures).values() if any(p.function not in _OF_TEXT for p in one.parts.values())
     ]
@@ -124,7 +124,7 @@ class Scorer:
         return rows
 
     def _values(self, outcome: Outcome, unparsed: bool) -> dict[str, float]:
-        # An unparsed completion is an empty answer. Users' functions may expect the program's own return value.
+        # An unparsed completion counts as an empty answer. Users' functions may expect the program's return value.
         ended = replace(outcome, prediction="") if unparsed else outcome
         values = {name: one(outcome if one.calls_users else ended) for name, one in self._rewards.items()}
         if hidden := self._hidden.get(outcome.task.id):

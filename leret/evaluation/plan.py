@@ -173,7 +173,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
 def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Task], str]:
     """Return the recipe's questions to which a requested measure applies, and a digest of all questions of the split.
 
-    DataError if there are none; ConfigError for systems that only search, if no measure applies to what they find.
+    DataError if there are none; ConfigError for systems that only search, if no measure applies to the documents found.
     """
     recipe, run, data = evaluation.recipe, evaluation.run, environment.recipe.data
     if recipe.questions is not None and data.kind in GENERATED:
@@ -191,7 +191,9 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     tasks = scorable(recipe.specs, chosen)
     if not tasks:
         source = recipe.questions or f"split {recipe.split} of the run's data"
-        cause = f"{', '.join(recipe.specs)} apply to none of its {len(chosen)} questions" if chosen else "it is empty"
+        cause = (
+            f"none of its {len(chosen)} questions has labels for {', '.join(recipe.specs)}" if chosen else "it is empty"
+        )
         advice = "rankings are measured by gold documents, and answers by reference answers (measures: [f1])"
         raise DataError(
             f"no questions to evaluate in {source} ({cause}); choose other measures, another split or question file: "
@@ -233,7 +235,7 @@ def _functions(measures: Measures) -> list[str]:
 
 
 def _refuse_search_alone(evaluation: Evaluation, tasks: Sequence[Task]) -> None:
-    """Raise an error for systems without answers of their own if no measure applies to what they find."""
+    """Raise ConfigError for systems that only search, if no measure applies to the documents that they find."""
     if any(task.gold for task in tasks):
         return
     useful = scores_search(evaluation.recipe.specs, tasks)

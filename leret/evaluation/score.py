@@ -1,4 +1,4 @@
-"""`leret score`: measures of the answers in a file, compared with the references in another file.
+"""`leret score`: compare the answers in a file with the references in another file.
 
 A file is text with one answer per line, or has records (JSON lines, a JSON array, CSV, Parquet), such as
 ``eval/SYSTEM/answers.jsonl``. Records are matched by ``id`` if both files have ids, and otherwise by their order.
@@ -31,7 +31,7 @@ _RECORDS = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """Values of the measures with their intervals. ``n_failed`` answers are null, and not scored."""
+    """Values of the measures with their intervals. ``n_failed`` answers are null and therefore not scored."""
 
     n_answers: int
     n_failed: int
@@ -134,6 +134,6 @@ def _matched(answers: list[_Entry], references: list[_Entry], predictions: Path,
     for one, other, path, place in ((mine, theirs, predictions, source), (theirs, mine, source, predictions)):
         if missing := [id for id in one if id not in other]:
             raise DataError(
-                f"{len(missing)} ids of {path} are not in {place}, for example {missing[0]!r}; score the same tasks"
+                f"{len(missing)} ids of {path} are not in {place}, for example {missing[0]!r}; add or remove them"
             )
     return [(answer, theirs[id]) for id, answer in answers]

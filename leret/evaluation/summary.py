@@ -153,7 +153,7 @@ def _headline_of_answers(summary: Mapping[str, Any]) -> str | None:
 
 
 def main_measure(measures: Sequence[str]) -> str:
-    """Return the measure that chooses policies and orders examples: recall, or without gold documents the first one."""
+    """Return the measure that chooses policies and orders examples: recall, or the first without gold documents."""
     return "recall" if "recall" in measures else measures[0]
 
 
@@ -195,7 +195,7 @@ def format_figure(hop: Mapping[str, Any], measure: str, with_interval: bool) -> 
 
 
 def _counts(results: Sequence[SystemResults], measures: Sequence[str]) -> dict[str, int]:
-    """Return the number of questions with a value, by measure, without measures that have none (unless all have)."""
+    """Return the number of questions with a value by measure, without measures that have none (unless none has any)."""
     pairs = {(name, row.question_id) for one in results for row in one.rows for name in row.measures}
     counts = Counter(name for name, _ in pairs)
     return {name: counts[name] for name in measures if counts[name] or not counts}

@@ -53,11 +53,11 @@ class System:
     control: bool = False  # trained only to explain the gains of other policies
     parts: tuple[System, ...] = ()  # systems whose rankings this system fuses, evaluated before it
     directories: Mapping[Path, Sequence[str]] = field(default_factory=dict)
-    """Predictors that each trained policy answers, by directory; none named: all predictors."""
+    """Predictors of each trained policy, by its directory; empty: all predictors."""
 
     @property
     def searches(self) -> bool:
-        """True if the system only writes queries, so that answers of the program mean nothing."""
+        """True if the system only writes queries, so that the program's answers have no meaning."""
         return self.kind == "baseline" or self.name == HYDE
 
 

@@ -101,7 +101,7 @@ def _problems(
     if not sampling and not run.manifest_path.is_file():
         yield f"{run.path} is not a run yet; add a sampling recipe"
     if rounds > 1 and not (sampling and any(recipe.folder == "policies" for recipe in trainings)):
-        yield f"--rounds {rounds} needs a sampling recipe and a training recipe of a policy"
+        yield f"--rounds {rounds} needs a sampling recipe and a training recipe for a policy"
     names = [recipe.policy_name for recipe in trainings]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         yield f"two training recipes have the name {', '.join(twice)}; set `name` in one of them"
@@ -112,7 +112,7 @@ def _problems(
             loads = isinstance(settings, LocalPolicySettings | PickerSettings | TinkerPolicySettings)
             if _actor_of(recipe, trainings, key) and not (loads or (not key and settings.kind == "openai")):
                 name = f"policies.{key}" if key else "policy"
-                remedy = "use local, use openai with a vLLM server as `policy`, or remove --rounds"
+                remedy = "use kind local, use kind openai with a vLLM server as `policy`, or remove --rounds"
                 yield f"{name}.kind: {settings.kind} cannot load new weights; {remedy}"
 
 
@@ -141,7 +141,7 @@ def _name(name: str, number: int) -> str:
 
 
 def _actor_of(recipe: SamplingRecipe, trainings: Sequence[TrainingRecipe], key: str) -> tuple[str, str] | None:
-    """Return the last trained policy that is not a control and its part, for a key of `by_predictor`."""
+    """Return the last policy, not a control, that is trained for ``key``, and its part ("" unless trained jointly)."""
     is_picker = isinstance(recipe.by_predictor[key], PickerSettings)
     part = "picker" if is_picker else "writer"
     policies = [one for one in trainings if one.folder == "policies"]

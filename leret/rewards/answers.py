@@ -86,7 +86,7 @@ def answer_of(outcome: Outcome, field: str | None = None) -> str | None:
 
 
 def answer_texts(prediction: Any) -> str | dict[str, str] | None:
-    """Return the part of a program's return value that answers can be read from: its texts by field, or a text.
+    """Return the texts in a program's return value, by field, or its text if it is one; answers are read from these.
 
     None if there are none, because the program has not ended or only returned documents.
     """
@@ -187,7 +187,7 @@ def length_ratio(outcome: Outcome, field: str | None = None) -> float | None:
 
 
 def distinct(n: int) -> Callable[..., float | None]:
-    """Return the reward function for the share of different n-grams among an answer's n-grams; 0 if it has none."""
+    """Return a reward function: the share of different n-grams among all n-grams of an answer; 0 if it has none."""
 
     def value(outcome: Outcome, field: str | None = None) -> float | None:
         answer = answer_of(outcome, field)

@@ -20,7 +20,7 @@ NAME = "answer_likelihood"
 def answer_likelihood(outcome: Outcome, model: str, passages: int = 6, words: int = 100) -> float | None:
     """Return the geometric mean probability of the tokens of the likeliest reference answer.
 
-    ``model`` is a causal LM: a directory (such as the policy's, with the weights before training) or a name on the
+    ``model`` is a causal LM: a directory (such as the policy's, with its weights from before training) or a name on the
     Hugging Face Hub. It runs on the CPU and reads the first ``words`` words of the best ``passages``. If they are too
     long for the model, the last ones are left out. None if the task has no reference answers.
 

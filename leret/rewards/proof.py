@@ -12,7 +12,7 @@ from leret.rewards import Scoring
 UNPROVEN = frozenset(
     {"similarity", "answer_likelihood", "length_ratio", "corpus_length_ratio", "distinct1", "distinct2"}
 )
-"""Rewards that need a model, or of which more is not better."""
+"""Rewards that need a model, or for which a higher value is not always better."""
 
 _ANSWER = "in the hills above Los Angeles"
 

@@ -46,10 +46,11 @@ def distinct(groups: Sequence[Group]) -> float:
 
 
 def word_facts(groups: Sequence[Group], tasks: Sequence[Task], replies: bool) -> dict[str, float]:
-    """Return the metrics that fall or rise when a writer collapses.
+    """Return metrics that show when a writer collapses.
 
     ``completions/distinct_1`` is the share of distinct words among all words. With ``replies``, samples that write one
-    text are answers, and ``completions/length_ratio`` is their number of words over that of the nearest references.
+    text are answers; ``completions/length_ratio`` is their number of words divided by that of the references with the
+    closest lengths.
     """
     answers = {task.id: [len(answer.split()) for answer in task.answers] for task in tasks}
     samples = [sample for _, group in groups for sample in group if sample.completion and sample.is_sampled]

@@ -171,9 +171,9 @@ def round_of(n_tasks: int, size: int, seed: int, number: int) -> list[int]:
 class RoundSampler:
     """Samples rounds of a run's tasks.
 
-    ``policies`` holds the policies in training by predictor (``""``: all predictors), and ``keys`` their sampling keys
-    (of `Role`) where they differ. The trainer may change these and ``temperature``. Rounds follow ``paths``; if None, a
-    path continues with one of the round's samples.
+    ``policies`` holds the policies in training by predictor (``""``: all predictors), and ``keys`` holds their sampling
+    keys (fields of `Role`) that differ from the plan's. The trainer may change these and ``temperature``. Rounds follow
+    ``paths``; if None, a path continues with one of the round's samples.
     """
 
     def __init__(
@@ -315,7 +315,7 @@ class RoundSampler:
         if self.recipe.branches and not set(predictors) - set(picks) and not self.stats.n_failed:
             raise ConfigError(
                 f"algorithm: {self.recipe.algorithm} rewards a pick by the writer's completions after it, but no "
-                "writer's step follows the program's picks; use algorithm: pick"
+                "step of the program writes after a pick; use algorithm: pick"
             )
         written = [group for group in groups if group[0].predictor not in picks]
         groups = written if self.recipe.branches else groups  # a joint training's facts are the writer's

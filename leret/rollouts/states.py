@@ -313,7 +313,7 @@ class StateSampler:
         return values
 
     async def _add_baselines(self, point: Point) -> None:
-        """Add the outcomes that parts with ``gain`` subtract, unless an earlier point of the path has added them."""
+        """Add the outcomes that parts with ``gain`` subtract, unless an earlier point of the path did."""
         for kind in sorted(self._gains - point.baselines.keys()):
             make = self._raw_question if kind == RAW_QUESTION else self._closed_book
             point.baselines[kind] = await make(point.task)

@@ -1,4 +1,4 @@
-"""Trees of picks: each pick of a state is continued, and is worth what its continuation earns."""
+"""Trees of picks: each pick of a state is continued and gets the reward of its continuation."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ async def sample_tree(
 ) -> list[Group]:
     """Draw picks at a state and follow each distinct pick once; return the groups of the state and of all branches.
 
-    A pick's reward is the mean reward of the samples at the next state that is sampled. So the replies that reward a
-    pick are also the group that trains the writer. ``follow`` samples the states from a point on. If an outage ends a
-    branch before a reward, its picks have no reward.
+    A pick's reward is the mean reward of the samples at the next state that is sampled. The replies that reward a
+    pick are therefore also the group that trains the writer. ``follow`` samples a point's state and those after it. If
+    an outage ends a branch before there is a reward, its picks have no reward.
     """
     picks = await sampler.draw(point, state)
     first: dict[str, Sample] = {}

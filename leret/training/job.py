@@ -276,7 +276,7 @@ class TrainingRecord:
         write_atomically(directory / "training.json", json.dumps(value, indent=1, ensure_ascii=False))
 
 
-_LOAD = "`leret.load` of the run's `program` directory gives the program with a policy."
+_LOAD = "`leret.load` opens the run's `program` directory: the program and a policy."
 _USE = {
     "policy that writes search queries": "It answers prompts in the format of the program's adapter. Any "
     f"OpenAI-compatible server can serve it. {_LOAD}",

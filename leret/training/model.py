@@ -89,7 +89,7 @@ def find_tinker(run: Run, recipe: TrainingRecipe) -> InitialPolicy:
     if not isinstance(settings, TinkerPolicySettings):
         raise TrainingError(f"engine: tinker needs a run with policy.kind tinker, not {settings.kind}; remove engine")
     if trained is None and recipe.init_from != "base":
-        raise TrainingError(f"init_from: {recipe.init_from!r} is not 'base' or a policy trained with engine: tinker")
+        raise TrainingError(f"init_from: {recipe.init_from!r} was not trained with engine: tinker; use base")
     directory = trained or Path(settings.model)
     refuse_changed_weights(directory)
     digest = tinker_digest(settings.model_copy(update={"model": str(directory)}))

@@ -28,7 +28,7 @@ _LOG = logging.getLogger("leret")
 Log = Sequence[Mapping[str, Any]]
 
 PICKER = "pick/"
-"""Start of the names of a picker's metrics that is trained together with a writer (`joint`)."""
+"""Prefix of the metrics of a picker that is trained together with a writer (`joint`)."""
 
 ROW = 3
 """Number of consecutive logged values that must be beyond a limit to raise an alarm, so that one noisy batch raises
@@ -111,8 +111,8 @@ RULES = (
         "length_ratio",
         ("completions/length_ratio",),
         lambda value, start: not 0.5 <= value <= 2,
-        "the completions have {value:.3g} times the words of the references; lower learning_rate, raise beta, or add "
-        "the reward `length`",
+        "the completions have {value:.3g} times as many words as the references; lower learning_rate, raise beta, or "
+        "add the reward `length`",
     ),
     Rule(
         "distinct_1",

@@ -34,7 +34,7 @@ _POLL_S = 0.5
 
 
 class Viewer:
-    """Server of the pages of runs. ``directory`` is for temporary files; nothing in a run is written.
+    """Server of the pages of runs. ``directory`` is for temporary files; nothing is written to a run.
 
     With ``token``, requests need it in the URL once, and then in a cookie; without, their Host must be ``host`` or
     an IP address.
@@ -43,7 +43,7 @@ class Viewer:
     def __init__(self, runs: Sequence[Run], directory: Path, host: str = "localhost", token: str | None = None) -> None:
         self._directory, self._host, self._token = directory, host, token
         self._cookie = f"leret-view-{digest(token)[:8]}"  # browsers share cookies between the ports of a host
-        self._lock = asyncio.Lock()  # of all indexes: pages of a question read several
+        self._lock = asyncio.Lock()  # for all indexes, because the page of a question reads several
         self.runs: dict[str, RunIndex] = {}
         for number, run in enumerate(runs, start=1):
             name = run.path.resolve().name
@@ -70,7 +70,7 @@ class Viewer:
             index.close()
 
     async def _follow(self, name: str) -> None:
-        """Index what the store has, and then what is added."""
+        """Index the samples in the store, and then each sample that is added."""
         index = self.runs[name]
         while True:
             try:
@@ -81,7 +81,7 @@ class Viewer:
                 await asyncio.sleep(_POLL_S)
 
     async def _recollect(self, name: str) -> None:
-        """Collect facts when the files that they are in change."""
+        """Collect the facts whenever their files change."""
         before = None
         while True:
             with suppress(OSError):  # a file that is being replaced

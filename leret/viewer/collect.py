@@ -1,4 +1,4 @@
-"""Facts of a run that its store does not have: gold documents, titles, evaluated systems, pairs, and plots.
+"""Facts about a run that are not in its store: gold documents, titles, evaluated systems, pairs, and plots.
 
 `leret view` collects them in another process, so that the server never holds a corpus, NumPy or matplotlib.
 """
@@ -21,12 +21,12 @@ Row = tuple[str, Sequence[Any]]
 """(table, values)."""
 
 MAX_DOCUMENTS = 200_000
-"""Corpora of more documents are shown by id, except for gold documents."""
+"""In larger corpora, documents are shown by id, except gold documents."""
 _LENGTH = 500
 
 
 def sources(run: Run) -> list[tuple[str, int]]:
-    """Return the files that facts are read from, with their times of change."""
+    """Return the files that the facts are read from, with their modification times."""
     files = {run.preferences / "train.parquet", *run.policies.glob("*/training.json"), *run.eval.rglob("summary.json")}
     return sorted((str(file), file.stat().st_mtime_ns) for file in files if file.is_file())
 
@@ -39,7 +39,7 @@ def summaries(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def main_measure(summary: Mapping[str, Any]) -> str:
-    """Return the measure of plots and differences: recall, or without gold documents the first one."""
+    """Return the measure of plots and differences: recall, or the first measure if there are no gold documents."""
     measures = summary["measures"]
     return "recall" if "recall" in measures else next(iter(measures), "")
 
@@ -73,7 +73,7 @@ def _results(run: Run) -> Iterator[Row]:
         for system in (row["system"] for row in summary["rows"]):
             shown = f"{name}/{system}" if name else system
             for question_id, hops in first_runs(read_rows(run.eval / name / system / "per_question.parquet")).items():
-                end: float | None = 0.0  # of a run that ended before it had a ranking
+                end: float | None = 0.0  # stays 0 if the run ended before it had a ranking
                 for hop in hops:
                     end = hop.measures.get(measure) if hop.failure or hop.measures else end
                     values = shown, question_id, hop.hop, hop.query, hop.completion, json.dumps(hop.doc_ids)

@@ -1,7 +1,7 @@
 """Index of a run's store: a row per question and per group, in a temporary file, so that every page is one fast query.
 
-The store is attached read-only. It is read in small batches, between which pages are answered; later batches add what
-a running `leret sample` commits.
+The store is attached read-only. It is read in small batches, and requests are answered between them; later batches add
+the samples that a running `leret sample` commits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CREATE INDEX pairs_of_a_state ON pairs (question_id, state_id);
 CREATE TABLE figures (page TEXT, title TEXT, svg TEXT);
 CREATE TABLE notes (text TEXT);
 """
-"""Tables that `leret.viewer.collect` fills: what the store does not have."""
+"""Tables that `leret.viewer.collect` fills with facts that are not in the store."""
 
 _GROUPS = f"""
 INSERT OR REPLACE INTO groups

@@ -23,7 +23,7 @@ _SORTABLE = ("question", "policy", "reason")  # and numbers
 
 @dataclass(frozen=True)
 class Filter:
-    """A field of the form. ``sql`` has the condition, by option if there are options; no condition if it is empty."""
+    """A field of the filter form. ``sql`` is its condition, or the condition of each option; empty: no condition."""
 
     name: str
     label: str
@@ -33,15 +33,15 @@ class Filter:
 
 @dataclass(frozen=True)
 class Listing:
-    """A list. ``columns`` map a name to its label and SQL; a label that starts with ``#`` is a number's."""
+    """A list. ``columns`` map a name to its label and SQL; a label that starts with ``#`` marks a number."""
 
     title: str
     note: str
     source: str
     columns: Mapping[str, tuple[str, str]]
     filters: Sequence[Filter]
-    key: str  # row id, and the order by default
-    links: str  # columns for links
+    key: str  # row id, and the default order
+    links: str  # columns that links need
     where: str = "true"
 
     @property
@@ -108,7 +108,7 @@ LISTS = {
     ),
     "groups": Listing(
         "Groups without spread",
-        "States where all samples of a policy have the same reward, so that they teach nothing.",
+        "States at which all samples of a policy have the same reward, so that they teach nothing.",
         "groups g LEFT JOIN questions q ON q.question_id = g.question_id "
         "LEFT JOIN policies p ON p.digest = g.policy_digest",
         {

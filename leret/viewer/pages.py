@@ -52,7 +52,7 @@ def server_url(*parts: str, anchor: str = "", **query: Any) -> str:
 
 @dataclass
 class Pages:
-    """Pages of several runs; in a static site, only the questions ``static`` have pages."""
+    """Pages of several runs; in a static site, only the questions in ``static`` have pages."""
 
     runs: Mapping[str, RunIndex]
     notes: Mapping[str, str]  # by run
@@ -111,7 +111,7 @@ class Pages:
         return " ".join(str(index.one(sql, ("".join(local[1:2]),))) for index in self.runs.values())
 
     def _twin(self, run: str, local: Parts) -> Parts:
-        """Return the page of another run that corresponds to a page: its question, or the overview without it."""
+        """Return the page of another run that corresponds to a page: the same question, or else the overview."""
         exists = "SELECT 1 FROM questions WHERE question_id = ?"
         return local if local[:1] != ("q",) else local[:2] if self.runs[run].one(exists, local[1:2] or ("",)) else ()
 
@@ -178,7 +178,7 @@ def _trainings(index: RunIndex) -> dict[str, Any]:
 
 
 def _prompts(index: RunIndex) -> dict[str, Any]:
-    """Return the text of each prompt of the bank, and line differences of each pair."""
+    """Return the text of each prompt of the bank, and the line differences of each pair of prompts."""
     paths = sorted(index.run.prompts.glob("*.json"), key=lambda path: (len(path.name), path.name))
     texts = {path.stem: path.read_text(encoding="utf-8").replace("\\n", "\n") for path in paths}
     lines = {name: text.splitlines() for name, text in texts.items()}

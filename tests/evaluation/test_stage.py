@@ -179,5 +179,5 @@ def test_a_users_measure_of_rankings_needs_no_gold_documents(answer_run, tmp_pat
 
 
 def test_measures_that_apply_to_no_question_are_refused_with_others(answer_run):
-    with pytest.raises(DataError, match=r"recall, ap apply to none of its \d+ questions.*measures: \[f1\]"):
+    with pytest.raises(DataError, match=r"none of its \d+ questions has labels for recall, ap.*measures: \[f1\]"):
         evaluate(asks("base"), answer_run)

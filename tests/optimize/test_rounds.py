@@ -62,7 +62,7 @@ def test_a_retriever_is_no_policy_of_a_later_round(tmp_path):
     steps = schedule([SAMPLING, SFT, RetrieverKLRecipe()], Run(tmp_path), rounds=2)
     named = [(step.recipe.policy_name, step.recipe.init_from) for step in steps if step.stage == "train"]
     assert named[2:] == [("sft-2", "sft"), ("retriever-kl-2", "base")]
-    with pytest.raises(ConfigError, match="training recipe of a policy"):
+    with pytest.raises(ConfigError, match="training recipe for a policy"):
         schedule([SAMPLING, RetrieverKLRecipe()], Run(tmp_path), rounds=2)
 
 

@@ -1,12 +1,13 @@
 """Dialogues with personas: ConvAI2's text files, and JSON lines.
 
-A ConvAI2 line starts with its number in the dialogue: ``1 your persona: i like tea .``, and then turns ``4 utterance of
-the partner<TAB>reply``, with candidates after more tabs, which are ignored like the partner's persona. Each turn is a
-task. A JSON object has ``persona``, ``history`` (utterances, the partner's last), ``reply``, and optionally ``stories``
-(texts, or objects with ``id``, ``title`` and ``text``), ``id``, ``dialogue`` and ``split``. A task's inputs are
-``persona`` and ``history``; the stories of all records are the corpus, unless `data.corpus` names another.
+A ConvAI2 line starts with its number in the dialogue. Lines of the persona (``1 your persona: i like tea .``) come
+before turns (``4 the partner's utterance<TAB>reply``). The partner's persona and candidates after further tabs are
+ignored. Each turn is a task. A JSON object has ``persona``, ``history`` (utterances, the partner's last), ``reply``,
+and optionally ``stories`` (texts, or objects with ``id``, ``title`` and ``text``), ``id``, ``dialogue`` and ``split``.
+A task's inputs are ``persona`` and ``history``; the stories of all records are the corpus, unless `data.corpus` names
+another.
 
-The tasks of a dialogue are in one split. Without the field ``dialogue``, those with the same persona are.
+The tasks of a dialogue are in one split. Without the field ``dialogue``, tasks with the same persona are in one split.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.records import BadRecord, Problems, Record, lines, open_compressed
 from leret.datasets.splits import SPLITS, split_of
 
-_SILENCE = "__SILENCE__"  # the partner's utterance where the other speaker begins
+_SILENCE = "__SILENCE__"  # stands for the partner's utterance if the other speaker begins
 
 
 class DialogueReader(FileReader):

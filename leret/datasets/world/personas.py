@@ -1,10 +1,10 @@
-"""A generated persona world: dialogues with a person, and stories that tell more about the person's facts.
+"""A generated persona world: dialogues with a person, and stories that tell more about the facts in the persona.
 
 A persona is five sentences. Each names a film, a novel, a company, a teacher or a mother, and one story tells more
 about it. A partner asks about one fact per turn, and the reply needs the story of this fact. Searching for the persona
-finds the stories of all five facts, and for some personas a gazette that names two of them but answers nothing, so a
-picker has to choose. A task's gold document is the right story. It is for checking; the example recipes do not train on
-it. Names belong to one split each. All words are in the vocabulary of policy `demo`.
+finds the stories of all five facts and, for some personas, a gazette that names two of the facts but answers no
+question, so a picker has to choose. A task's gold document is the right story; it is only for checking, and the example
+recipes do not train on it. No name occurs in two splits. All words are in the vocabulary of policy `demo`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Policy on a server of the Tinker API: leret renders prompts and decodes text, the server samples token ids."""
+"""Policy on a server of the Tinker API: leret renders prompts and decodes text, and the server samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _opening = threading.RLock()
 
 
 class TinkerServer:
-    """A session with a server; ``context`` is the maximum length of each model that the server offers."""
+    """A session with a server; ``context`` maps each model on the server to its maximum length."""
 
     def __init__(self, url: str, api_key_env: str | None, timeout_s: float) -> None:
         tinker = import_optional("tinker", "tinker", "tinker")

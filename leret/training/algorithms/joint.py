@@ -1,8 +1,8 @@
 """`joint`: train a picker and a writer together, from one tree of samples per task.
 
 A round draws ``picker.num_generations`` picks at a state and follows each distinct one with
-``writer.num_generations`` completions. A pick is worth the mean reward of its completions, and the same completions are
-the group that trains the writer.
+``writer.num_generations`` completions. A pick's reward is the mean reward of its completions, and the same completions
+are the group that trains the writer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class JointRecipe(RoundRecipe):
     algorithm: Literal["joint"] = "joint"
     picker: PickRecipe = Field(PickRecipe(num_generations=4), description="keys of pick for the picker")
     writer: GRPORecipe = Field(GRPORecipe(num_generations=4), description="keys of grpo for the writer")
-    credit: Literal["step", "final", "both", "return"] | None = Field("final", description="final")
+    credit: Literal["step", "final", "both", "return"] | None = Field("final", description="always final")
 
     @property
     def branches(self) -> bool:
@@ -84,7 +84,7 @@ class JointRecipe(RoundRecipe):
                 "joint samples trees from fresh states with the final reward; remove groups, states, credit"
             )
         if self.picker.num_generations * self.writer.num_generations < 2:
-            raise ValueError("one pick with one completion leaves nothing to compare; raise num_generations of either")
+            raise ValueError("one pick with one completion leaves nothing to compare; raise either num_generations")
         return self
 
 

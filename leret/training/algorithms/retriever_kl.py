@@ -1,4 +1,4 @@
-"""KL training of a retriever: the softmax of its scores approaches the softmax of the rewards that documents earned.
+"""KL training of a retriever: the softmax of its scores moves towards that of the rewards that documents earned.
 
 The rows need no gold documents: a document's score is the mean reward of the samples that found it. Models are dense
 or multi-vector models of sentence-transformers, trained by that library's trainer and KL loss. REPLUG (arXiv
@@ -50,7 +50,9 @@ class RetrieverKLRecipe(TrainingRecipe):
     """KL training of a dense or multi-vector retriever."""
 
     algorithm: Literal["retriever-kl"] = "retriever-kl"
-    init_from: str = Field("base", description="base: the run's retriever; a trained retriever, a directory, hub name")
+    init_from: str = Field(
+        "base", description="base (the run's retriever), a trained retriever, a directory, or a hub name"
+    )
     num_documents: int = Field(8, ge=2, description="documents per row; a short row gets documents of other rows")
     temperature: float | None = Field(
         None, gt=0, description="divides the model's scores; None: 0.05 for dense, 1 for multi-vector models"
@@ -84,7 +86,7 @@ class RetrieverKLRecipe(TrainingRecipe):
 
 
 def document_scores(samples: Sequence[Sample], unparsed_reward: float | None) -> dict[str, float]:
-    """Return the mean reward of the samples that found each document; documents of all samples are left out."""
+    """Return the mean reward of the samples that found each document, without documents that all samples found."""
     scored = training_rewards(samples, unparsed_reward)
     rewards = defaultdict(list)
     for sample, reward in scored:
@@ -98,7 +100,7 @@ def retriever_rows(
 ) -> Iterator[dict[str, Any]]:
     """Yield one row per state with documents of different scores: the question, the documents, and their scores.
 
-    ``settings`` (of kind dense or colbert) add the prefixes and the separator with which an index has the texts.
+    ``settings`` (of kind dense or colbert) add the prefixes and the separator that an index adds to the texts.
 
     Raises:
         RunError: a question or document of the samples is not in the run's data.
@@ -134,8 +136,8 @@ def _text(document: Document, settings: Any) -> str:
 def examples(recipe: RetrieverKLRecipe, rows: Sequence[Mapping[str, Any]]) -> list[TrainingExample]:
     """Return rows of ``num_documents`` documents each; ``completions`` are the documents, ``scores`` their scores.
 
-    A long row is cut to its better half and a random choice of the others. A short row gets random documents of other
-    questions with its lowest score.
+    A row that is too long keeps its best documents as one half, and a random choice of the others. A short row gets
+    random documents of other questions, with its lowest score.
     """
     rng, n = random.Random(recipe.seed), recipe.num_documents
     texts_by_id = {key: text for row in rows for key, text in zip(row["doc_ids"], row["documents"], strict=True)}
@@ -247,7 +249,7 @@ def _columns(rows: Any, recipe: RetrieverKLRecipe, tokenizer: Any) -> dict[str, 
 
 
 def _shorten(tokenizer: Any, texts: list[str], max_length: int) -> list[str]:
-    """Cut texts, not the model's limit, which is saved with the model."""
+    """Shorten the texts, because a lower limit of the model would be saved with the model."""
     encoded = tokenizer(texts, truncation=True, max_length=max_length, return_offsets_mapping=True)
     return [text[: max(end for _, end in ends)] for text, ends in zip(texts, encoded["offset_mapping"], strict=True)]
 

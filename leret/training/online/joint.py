@@ -19,7 +19,7 @@ from leret.training.watch import PICKER
 
 
 class JointLearner:
-    """Trains two policies; each reads its part of a round. Both are in one log and one checkpoint.
+    """Trains two policies, each on its part of a round. They share one log and one checkpoint.
 
     A picker from scratch takes its vocabulary from the first round, so its updates begin in the second.
     """

@@ -27,9 +27,9 @@ from leret.training.validation import Validation
 class TinkerUpdate:
     """Takes optimizer steps on a server; it has the methods of `leret.training.online.update.Update` that rounds need.
 
-    The API's losses sum ``-ratio * advantage`` over tokens (``ppo`` clips the ratio). The advantages that they get are
-    minus the gradient of leret's loss by the log-probabilities, at those of the sampler: there, both losses have the
-    same gradient by the weights.
+    The API's losses sum ``-ratio * advantage`` over tokens (``ppo`` clips the ratio). The advantages sent to
+    them are minus the gradient of leret's loss with respect to the log-probabilities, at the sampler's. There, both
+    losses have the same gradient with respect to the weights.
     """
 
     device = torch.device("cpu")

@@ -1,6 +1,6 @@
 "use strict";
 // Keyboard, arcs from chosen to rejected samples, updates of a growing run, and filters of static pages.
-// Pages work without it. It never builds HTML from data: what it replaces was escaped by the server.
+// Pages work without it. It never builds HTML from data: all HTML that it inserts was escaped by the server.
 
 const main = () => document.getElementById("main");
 const rows = () => [...main().querySelectorAll(".row")].filter((row) => !row.hidden && row.getClientRects().length);
