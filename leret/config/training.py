@@ -308,7 +308,7 @@ class TinkerKeys(Settings):
             return self
         names = [name for name in ("optim", "dtype", "served", "entropy_coef") if name in type(self).model_fields]
         if wrong := changed_keys(self, names):
-            raise ValueError(f"engine tinker does not support {' or '.join(wrong)}; remove it, or remove engine")
+            raise ValueError(f"engine tinker has no {' or '.join(wrong)}; remove it, or remove engine")
         if recipe.lora is None or changed_keys(recipe.lora, ("alpha", "target_modules", "quantization")):
             raise ValueError("engine tinker trains a LoRA adapter; set lora: {r: 16} and no other keys of lora")
         several = isinstance(self, RoundRecipe) and self.num_iterations * self.num_mini_batches > 1

@@ -84,7 +84,7 @@ class JointRecipe(RoundRecipe):
                 "joint samples trees from fresh states with the final reward; remove groups, states, credit"
             )
         if self.picker.num_generations * self.writer.num_generations < 2:
-            raise ValueError("one pick with one completion leaves nothing to compare; raise either num_generations")
+            raise ValueError("one pick with one completion leaves nothing to compare; raise num_generations of one")
         return self
 
 

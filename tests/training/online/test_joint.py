@@ -90,6 +90,6 @@ def test_a_program_without_a_writer_after_the_pick_is_refused(dialogue_run):
     job = job_in(recipe.model_copy(update={"writer": only, "predictors": ("pick",)}), dialogue_run)
     with (
         closing(RoundLoop(job, ALGORITHMS["joint"].learner, "cpu")) as loop,
-        pytest.raises(ConfigError, match="step follows the program"),
+        pytest.raises(ConfigError, match="writes after a pick"),
     ):
         loop._sample(0)

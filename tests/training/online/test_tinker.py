@@ -111,7 +111,7 @@ def test_a_lost_checkpoint_and_what_the_server_cannot_train_are_said(tinker_run,
         train(GRPO, tinker_run)
     with pytest.raises(TrainingError, match=r"temperature 0\.5"):
         train(changed(GRPO, name="cold", temperature=0.5), tinker_run)
-    with pytest.raises(TrainingError, match="init_from: 'demo' is not"):
+    with pytest.raises(TrainingError, match="init_from: 'demo' was not"):
         train(changed(GRPO, name="other", init_from="demo"), tinker_run)
 
 
