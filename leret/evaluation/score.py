@@ -52,8 +52,9 @@ def score(predictions: Path, references: Path, recipe: EvalRecipe, field: str | 
     pairs = _matched(answers, known, predictions, references)
     tasks = [Task(str(i), {}, answers=texts) for i, (_, texts) in enumerate(pairs)]
     outcomes = [Outcome(task, prediction=answer) for task, (answer, _) in zip(tasks, pairs, strict=True)]
+    measures = scorings(recipe.specs, "--measures")
     corpus, values, intervals = corpus_measures(recipe.specs), dict[str, float | None](), dict[str, Any]()
-    for name, measure in scorings(recipe.specs, "--measures").items():
+    for name, measure in measures.items():
         if not any(map(measure.applies, tasks)):
             raise ConfigError(f"--measures: {name} does not apply to answers and references; choose another measure")
         scores = [measure(outcome) for outcome in outcomes]

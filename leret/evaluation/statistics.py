@@ -36,11 +36,6 @@ def bootstrap_intervals(values: Array, resamples: int = 10_000, confidence: floa
 
     Source: Efron (1979), Bootstrap methods; Sakai (SIGIR 2006) for retrieval measures.
     """
-    return _percentiles(_resampled_means(values, resamples, seed), confidence)
-
-
-def _resampled_means(values: Array, resamples: int, seed: int) -> Array:
-    """Return the (resamples, n_columns) column means of bootstrap resamples, without NaN."""
     n_questions, n_columns = values.shape
     present = (~np.isnan(values)).astype(np.float64)
     filled = np.nan_to_num(values)
@@ -48,7 +43,7 @@ def _resampled_means(values: Array, resamples: int, seed: int) -> Array:
     for start, stop, weights in _resamples(n_questions, resamples, seed):
         with np.errstate(invalid="ignore", divide="ignore"):
             means[start:stop] = (weights @ filled) / (weights @ present)
-    return means
+    return _percentiles(means, confidence)
 
 
 def _resamples(n_questions: int, resamples: int, seed: int) -> Iterator[tuple[int, int, Array]]:
@@ -193,51 +188,21 @@ def compare(
     ]
 
 
-def compare_unpaired(a: Array, b: Array, recipe: EvalRecipe) -> dict[str, Any]:
-    """Compute the difference of means, a minus b, of scores on different questions; NaN if not scored.
+def effect(differences: Array, confidence: float = 0.95, power: float = 0.8) -> dict[str, float | None]:
+    """Compute the effect size of paired differences, and the smallest mean that a test detects with chance ``power``.
 
-    The permutation test draws ``recipe.resamples`` assignments of the questions to a and b; p is never 0.
-
-    Source: Efron and Tibshirani (1993), An introduction to the bootstrap, chapters 8 and 15.
-    """
-    a, b = a[~np.isnan(a)], b[~np.isnan(b)]
-    if not (len(a) and len(b)):
-        return {"n": 0, "difference": None, "ci": [None, None], "p": None}
-    values, n, n_as_large = np.concatenate([a, b]), len(a), 0
-    observed = abs(a.mean() - b.mean()) - _TIE
-    rng = np.random.default_rng(recipe.seed)
-    for start, stop in _chunks(recipe.resamples, len(values)):
-        sums = rng.permuted(np.tile(values, (stop - start, 1)), axis=1)[:, :n].sum(axis=1)
-        n_as_large += int((np.abs(sums / n - (values.sum() - sums) / len(b)) >= observed).sum())
-    means = [_resampled_means(x[:, None], recipe.resamples, recipe.seed + i) for i, x in enumerate((a, b))]
-    return {
-        "n": len(values),
-        "difference": json_number(a.mean() - b.mean()),
-        "ci": list(map(json_number, _percentiles(means[0] - means[1], recipe.confidence)[0])),
-        "p": json_number((n_as_large + 1) / (recipe.resamples + 1)),
-    }
-
-
-def effect(a: Array, b: Array, paired: bool, confidence: float = 0.95, power: float = 0.8) -> dict[str, float | None]:
-    """Compute Cohen's d of a minus b, and the smallest difference that a test detects with probability ``power``.
-
-    d divides the difference of means by the standard deviation of the differences or, unpaired, of a and b pooled. The
-    detectable difference is for one two-sided test at level 1 - ``confidence``, by the normal approximation. None
-    without variation or with less than two questions.
+    The effect size is the mean divided by the standard deviation (Cohen's d of pairs). ``detectable`` is for one
+    two-sided test at level 1 - ``confidence``, by the normal approximation. None without variation.
 
     Source: Cohen (1988), Statistical power analysis; Sakai (2018), Laboratory experiments in information retrieval.
     """
-    sets = [x[~np.isnan(x)] for x in ((a - b,) if paired else (a, b))]
-    if min(map(len, sets)) < 2:
-        return {"effect_size": None, "detectable": None}
-    variances = [x.var(ddof=1) for x in sets]
-    deviation = math.sqrt(np.average(variances, weights=[len(x) - 1 for x in sets]))
-    error = math.sqrt(sum(variance / len(x) for variance, x in zip(variances, sets, strict=True)))
-    mean = sets[0].mean() - (0.0 if paired else sets[1].mean())
-    factor = NormalDist().inv_cdf((1 + confidence) / 2) + NormalDist().inv_cdf(power)
+    known = differences[~np.isnan(differences)]
+    deviation = known.std(ddof=1) if len(known) > 1 else 0.0
     if deviation < _TIE:
         return {"effect_size": None, "detectable": None}
-    return {"effect_size": json_number(mean / deviation), "detectable": json_number(factor * error)}
+    factor = NormalDist().inv_cdf((1 + confidence) / 2) + NormalDist().inv_cdf(power)
+    detectable = factor * deviation / math.sqrt(len(known))
+    return {"effect_size": json_number(known.mean() / deviation), "detectable": json_number(detectable)}
 
 
 def with_holm(comparisons: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

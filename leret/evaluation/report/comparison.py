@@ -1,9 +1,10 @@
 """Comparison of evaluated runs, for `leret compare`.
 
-Runs with equal recipes, except for seeds, form a group. The scores of a question are averaged over the runs of its group
-before the tests. So intervals and p-values are about questions, for these trainings; the scores by run show how much the
+Runs with equal recipes, except for seeds, form a group. The scores of a question are averaged over the runs of a group
+before the tests. So intervals and p-values are about questions, for these trainings; the means by run show how much the
 trainings differ. In one group, systems are compared in the pairs of its evaluation. Otherwise each system is compared
-with the same system of the first group, and the delivered policy with the delivered policy.
+with the same system of the first group, and the delivered policy with the delivered policy. Differences are paired, on
+the questions that both sides have.
 """
 
 from __future__ import annotations
@@ -35,17 +36,15 @@ _FREE = {"seed", "limit", "part", "split", "skip_invalid"}  # keys of data that 
 def compare_runs(runs: Sequence[Run], measure: str | None = None, evaluation: str | None = None) -> dict[str, Any]:
     """Compare systems by a measure, by default the main one.
 
-    Differences are paired if the questions are equal, or if the questions of one side are part of the other's.
-
     Returns:
         ``measure``, ``measures``, ``groups`` (paths by name), and the rows of `tables`: ``systems``, ``comparisons``.
 
     Raises:
         RunError: a run is not evaluated.
-        ConfigError: data, corpus, split or k differ, or the runs do not share the measure.
+        ConfigError: data, corpus, split or k differ, or the runs do not share the measure or any question.
     """
     summaries, groups = [read_summary(run, evaluation) for run in runs], _groups(runs)
-    _refuse_differences(runs, summaries, groups)
+    _refuse_differences(runs, summaries)
     measures = [m for m in summaries[0]["measures"] if m not in CORPUS and all(m in s["measures"] for s in summaries)]
     if not measures or (measure or measures[0]) not in measures:
         known = ", ".join(measures) or "none"
@@ -96,24 +95,15 @@ def _groups(runs: Sequence[Run]) -> dict[str, list[int]]:
     return {names[members[0]] if unique else str(runs[members[0]].path): members for members in groups.values()}
 
 
-def _refuse_differences(
-    runs: Sequence[Run], summaries: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[int]]
-) -> None:
-    """Raise a ConfigError with each difference in data, corpus, split and k, or in the worlds of groups."""
+def _refuse_differences(runs: Sequence[Run], summaries: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a ConfigError with each difference in data, corpus, split and k."""
     first, *others = [_facts(run, summary) for run, summary in zip(runs, summaries, strict=True)]
     problems = [
-        f"{key} is {first.get(key)!r} in {runs[0].path} but {its.get(key)!r} in {run.path}; compare runs with equal values"
+        f"{key} is {first.get(key)!r} in {runs[0].path} but {its.get(key)!r} in {run.path}; compare runs that agree"
         for run, summary, its in zip(runs[1:], summaries[1:], others, strict=True)
         for key in sorted(first.keys() | its.keys())
         if its.get(key) != first.get(key) and not (key.startswith("data.") and summary["data"] == summaries[0]["data"])
     ]
-    if not problems:
-        worlds = {g: {runs[i].manifest.digests.get("corpus") for i in members} for g, members in groups.items()}
-        one, *rest = worlds.items()
-        differ = (name for name, corpora in rest if corpora != one[1])
-        problems = [
-            f"{name} and {one[0]} are of different worlds; compare groups with equal data.seed" for name in differ
-        ]
     if problems:
         raise ConfigError(problems)
 
@@ -162,14 +152,12 @@ def _difference(a: str, b: str, entries: Mapping[str, Sequence[_Scores]], recipe
     """Compute the difference of the first measure, without ``p_holm``."""
     ours, theirs = _means(entries[a]), _means(entries[b])
     common = [question for question in ours if question in theirs]
-    paired = len(common) == min(len(ours), len(theirs))
-    x, y = (np.array([scores[q][0] for q in (common if paired else scores)]) for scores in (ours, theirs))
-    if paired:
-        [row] = statistics.compare([(a, b)], {a: x[:, None, None], b: y[:, None, None]}, [""], recipe)
-        del row["hop"]
-    else:
-        row = {"a": a, "b": b, **statistics.compare_unpaired(x, y, recipe)}
-    return row | {"paired": paired, **statistics.effect(x, y, paired, recipe.confidence)}
+    if not common:
+        raise ConfigError(f"{a} and {b} have no questions in common; compare runs with the same data.seed")
+    x, y = (np.array([scores[question][0] for question in common]) for scores in (ours, theirs))
+    [row] = statistics.compare([(a, b)], {a: x[:, None, None], b: y[:, None, None]}, [""], recipe)
+    del row["hop"]
+    return row | statistics.effect(x - y, recipe.confidence)
 
 
 def _system(label: str, entry: Sequence[_Scores], measures: Sequence[str], recipe: EvalRecipe) -> dict[str, Any]:
@@ -200,8 +188,7 @@ def tables(result: Mapping[str, Any]) -> list[tuple[str, list[str], list[list[st
         difference = format_figure({"x": row["difference"], "x_ci": row["ci"]}, "x", with_interval=True)
         digits = {"p_holm": 4, "effect_size": 2, "detectable": 3}
         figures = ["-" if row[name] is None else f"{row[name]:.{n}f}" for name, n in digits.items()]
-        count = f"{row['n']:,}{'' if row['paired'] else ' unpaired'}"
-        lines.append([f"{row['a']} - {row['b']}", difference, *figures, count])
+        lines.append([f"{row['a']} - {row['b']}", difference, *figures, f"{row['n']:,}"])
     differences = (f"differences in {LABELS.get(measure, measure)}", heads, lines)
     return [("after the last hop", columns, rows), *[differences] * bool(lines)]
 
