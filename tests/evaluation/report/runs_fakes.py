@@ -19,27 +19,18 @@ def sampled(path, seed=0, k=3, corpus="C", beta=0.1, file="a.jsonl", **data):
     return run
 
 
+def hop(question, value):
+    fault = "down" if value is None else None
+    return ScoredHop(question, None, 0, 1, "x", "x", (), (), {} if fault else {"recall": value}, failure=fault)
+
+
 def evaluated(path, scores, questions="Q", first=0, **settings):
     """Write a run with evaluated systems; ``scores`` has one value per question, None if the question failed."""
     run = sampled(path, **settings)
     names = [f"q{first + i}" for i in range(len(next(iter(scores.values()))))]
     results = {}
     for system, values in scores.items():
-        hops = [
-            ScoredHop(
-                n,
-                None,
-                0,
-                1,
-                "x",
-                "x",
-                (),
-                (),
-                {} if v is None else {"recall": v},
-                failure=None if v is not None else "down",
-            )
-            for n, v in zip(names, values, strict=True)
-        ]
+        hops = [hop(name, value) for name, value in zip(names, values, strict=True)]
         results[system] = SystemResults("key", hops)
         (run.eval / system).mkdir(parents=True)
         write_rows(run.eval / system / "per_question.parquet", hops, ["recall"])
