@@ -18,7 +18,7 @@ import typer
 import typer.core
 
 import leret
-from leret.cli import data, demo, index, rewards, run, sample, search, serve, view
+from leret.cli import compare, data, demo, index, rewards, run, sample, search, serve, view
 from leret.cli.console import as_json, complain
 from leret.core.errors import ConfigError, LeretError, MissingDependency
 from leret.core.memory import tune_malloc
@@ -91,6 +91,8 @@ for panel, name, function, example in (
     (_LOOP, "merge", run.merge, "runs/mine/policies/ipo --out policies/merged"),
     (_LOOP, "eval", run.evaluate, "demo --run runs/mine --set limit=100"),
     (_LOOP, "view", view.view, "runs/mine"),
+    (_LOOP, "runs", compare.runs, "runs"),
+    (_LOOP, "compare", compare.compare, "runs/seed-0 runs/seed-1 runs/seed-2"),
     (_LOOP, "run", run.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),
     (_LOOP, "pretrain", demo.pretrain, "sample.yaml"),
     (_DATA, "score", rewards.score, "answers.jsonl --references questions.jsonl --measures f1,bleu,rougeL"),

@@ -153,7 +153,7 @@ def check_resumable(
     Keys in ``free`` (without list indices, as in ``engines.model``; ``*`` is a wildcard) and their subkeys may differ.
     ``otherwise`` ends the message "use the same values, or ...".
     """
-    before, now = dict(_flat(old)), dict(_flat(new))
+    before, now = dict(flat(old)), dict(flat(new))
     changed = [
         f"  {key.removeprefix('digest.')}: its content has changed since then"
         if key.startswith("digest.")
@@ -187,7 +187,7 @@ def _is_free(key: str, free: Collection[str]) -> bool:
     return any(fnmatchcase(plain, pattern) or fnmatchcase(plain, f"{pattern}.*") for pattern in free)
 
 
-def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Json]]:
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Json]]:
     """Yield leaves by dotted key. Sections in a list are numbered; None and {} count as absent."""
     if hasattr(value, "model_dump"):
         value = value.model_dump(mode="json")
@@ -195,6 +195,6 @@ def _flat(value: Any, key: str = "") -> Iterator[tuple[str, Json]]:
         value = dict(enumerate(value))
     if isinstance(value, Mapping) and value:
         for name, inner in value.items():
-            yield from _flat(inner, f"{key}.{name}" if key else str(name))
+            yield from flat(inner, f"{key}.{name}" if key else str(name))
     elif value not in ({}, None):
         yield key, list(value) if isinstance(value, tuple) else value

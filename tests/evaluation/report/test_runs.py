@@ -1,0 +1,50 @@
+import json
+
+import pytest
+
+from leret.core.errors import RunError
+from leret.evaluation.report.runs import list_runs, table
+from tests.evaluation.report.runs_fakes import evaluated, sampled
+
+
+def train(run, name):
+    (run.policies / name).mkdir(parents=True)
+    (run.policies / name / "training.json").write_text(json.dumps({"algorithm": "grpo"}))
+
+
+def finish_sampling(run):
+    report = {"policy": "demo", "questions": 1200, "samples": 9600}
+    (run.path / "sample.done").write_text(json.dumps({"report": report}))
+    return run
+
+
+def test_runs_of_all_subdirectories_are_listed_with_state_and_figures(tmp_path):
+    sampled(tmp_path / "a")
+    for name in ("b", "c", "deep/d", "deep/e"):
+        finish_sampling(evaluated(tmp_path / name, {"base": [0.0, 1.0], "ipo": [1.0, 1.0]}))
+    run = finish_sampling(sampled(tmp_path / "f"))
+    train(run, "ipo")
+    (run.policies / "next").mkdir()
+    for folder, name in (("c", "ipo"), ("deep/d", "grpo")):
+        (run := sampled(tmp_path / folder)) and train(run, name)
+    (tmp_path / "deep/e/run.yaml").write_text("schema: 1\n")
+    listed = {row["run"]: row for row in list_runs(tmp_path)}
+    states = {name: listed[str(tmp_path / name)]["state"] for name in ("a", "b", "c", "deep/d", "deep/e", "f")}
+    assert states == {
+        "a": "sampling unfinished",
+        "b": "evaluated",
+        "c": "evaluated",
+        "deep/d": "not evaluated: grpo",
+        "deep/e": "unreadable",
+        "f": "training unfinished: next",
+    }
+    assert len(listed) == 6
+    columns, rows = table(list(listed.values()))
+    values = dict(zip(columns, next(row for row in rows if row[0].endswith("c")), strict=True))
+    assert values["sampled"] == "1,200 questions, 9,600 samples"
+    assert (values["trained"], values["main figures"]) == ("ipo", "recall: ipo 1.000, base 0.500")
+
+
+def test_a_directory_without_runs_is_refused(tmp_path):
+    with pytest.raises(RunError, match="no runs"):
+        list_runs(tmp_path / "missing")
