@@ -48,13 +48,14 @@ def distinct(groups: Sequence[Group]) -> float:
 def word_facts(groups: Sequence[Group], tasks: Sequence[Task], replies: bool) -> dict[str, float]:
     """Return metrics that show when a writer collapses.
 
-    ``completions/distinct_1`` is the share of distinct words among all words. With ``replies``, samples that write one
-    text are answers; ``completions/length_ratio`` is their number of words divided by that of the references with the
-    closest lengths.
+    ``completions/distinct_1`` is the share of distinct words among all words of one completion per state, because the
+    completions of a state may agree. With ``replies``, samples that write one text are answers;
+    ``completions/length_ratio`` is their number of words divided by that of the references with the closest lengths.
     """
     answers = {task.id: [len(answer.split()) for answer in task.answers] for task in tasks}
-    samples = [sample for _, group in groups for sample in group if sample.completion and sample.is_sampled]
-    words = [word for sample in samples for word in (sample.completion or "").lower().split()]
+    written = [[one for one in group if one.completion and one.is_sampled] for _, group in groups]
+    samples = [sample for group in written for sample in group]
+    words = [word for group in written for one in group[:1] for word in (one.completion or "").lower().split()]
     facts = {"completions/distinct_1": len(set(words)) / len(words)} if words else {}
     n_written = n_expected = 0
     for sample in samples if replies else ():
