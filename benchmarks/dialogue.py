@@ -6,8 +6,8 @@ Every arm starts from the SFT policy of `sampling/dialogue.yaml`. `writer` is GR
 replies per turn as `joint` and the untrained picker. `alternating` trains the picker with the SFT writer, then the
 writer with that picker. `beta` is joint training with `beta: 10` for both. `reinforce` trains the writer with the
 reward itself as the advantage.
-The table shows F1, the share of turns with the right story (recall) and the completions that an arm sampled;
-differences have paired 95 % intervals.
+The table shows F1, the share of turns with the right story (recall) and the completions that an arm sampled (picks
+included; of `alternating`, only those of the writer's training); differences have paired 95 % intervals.
 """
 
 from __future__ import annotations
@@ -108,8 +108,10 @@ def scores(run: Run, evaluation: EvalRecipe) -> dict[str, dict[str, np.ndarray[A
 
 
 def replies(directory: Path) -> float:
+    """Return the number of completions sampled in training, picks included; log entries are means over rounds."""
     record = json.loads((directory / "training.json").read_text(encoding="utf-8"))
-    return sum(entry.get("num_completions", 0.0) for entry in record["log_history"])
+    n = sum(entry.get("num_completions", 0.0) for entry in record["log_history"])
+    return float(n * record["key"]["recipe"]["logging_steps"])
 
 
 def main() -> None:
