@@ -299,7 +299,7 @@ class TRLKeys(Settings):
 
 
 class TinkerKeys(Settings):
-    """Checks for ``engine: tinker``, which trains LoRA adapters with AdamW on token losses."""
+    """Checks for ``engine: tinker``, which trains LoRA adapters with AdamW on log-probabilities of tokens."""
 
     @model_validator(mode="after")
     def _fits_the_server(self) -> TinkerKeys:

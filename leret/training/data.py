@@ -182,6 +182,11 @@ class Encoded:
         """Number of tokens in the prompt plus the longest completion."""
         return len(self.prompt) + max(len(ids) for ids in self.completions)
 
+    @property
+    def gain(self) -> float:
+        """Difference of the rewards in a pair; 0 if the pair has no rewards."""
+        return self.scores[0] - self.scores[1] if self.scores else 0.0
+
 
 class TokenEncoder:
     """Encodes examples for one policy; ``end`` is the id that `end_token` returns."""

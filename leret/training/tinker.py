@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 Ids = Sequence[int]
 Row = tuple[Ids, Ids, Mapping[str, Any]]
 """A prompt, its completion, and inputs of a loss for the completion's tokens."""
+Loss = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
 class TinkerAdapter:
@@ -66,8 +67,11 @@ class TinkerAdapter:
     def learning_rate(self) -> float:
         return float(self.schedule.get_last_lr()[0])
 
-    def step(self, rows: Sequence[Row], loss: str, **settings: float) -> list[torch.Tensor]:
-        """Take one optimizer step on the sum of a loss of the API; return the completions' earlier log-probabilities.
+    def step(self, rows: Sequence[Row], loss: str | Loss, **settings: float) -> list[torch.Tensor]:
+        """Take one optimizer step; return the completions' earlier log-probabilities.
+
+        The step is on the sum of a loss of the API, or on a function of the completions' log-probabilities. For a
+        function, the client asks for the log-probabilities first, and sends the function's gradient.
 
         Raises:
             TrainingError: a log-probability is not finite.
@@ -83,11 +87,19 @@ class TinkerAdapter:
             values = {name: torch.cat([before, torch.as_tensor(row)]) for name, row in inputs.items()}
             values["target_tokens"] = torch.tensor(ids[1:])
             data.append(types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=values))
+
+        def completions(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+            return [value[-len(completion) :] for value, (_, completion, _) in zip(values, rows, strict=True)]
+
         with self._server.errors():
-            futures = [self._client.forward_backward(data, loss, settings or None), self._client.optim_step(adam)]
+            if callable(loss):
+                custom: Any = lambda _, values: (loss(completions(values)), {})  # noqa: E731
+                gradient = self._client.forward_backward_custom(data, custom)
+            else:
+                gradient = self._client.forward_backward(data, loss, settings or None)
+            futures = [gradient, self._client.optim_step(adam)]
             output, _ = [future.result(self._server.timeout_s) for future in futures]
-        outputs = zip(output.loss_fn_outputs, rows, strict=True)
-        logps = [one["logprobs"].to_torch()[-len(completion) :] for one, (_, completion, _) in outputs]
+        logps = completions([one["logprobs"].to_torch() for one in output.loss_fn_outputs])
         if not all(row.isfinite().all() for row in logps):
             raise TrainingError(f"{self._server.url}: some log-probabilities are not finite; lower learning_rate")
         return logps
@@ -156,10 +168,43 @@ class ExampleLoop(RoundLoop):
 
     def _round(self) -> dict[str, float]:
         adapter, rate = self.learner, self.learner.learning_rate
-        places = round_of(self.examples, self.size, self.recipe.seed, self.steps)
+        figures = self._step(round_of(self.examples, self.size, self.recipe.seed, self.steps))
+        adapter.schedule.step()
+        return {**figures, "learning_rate": rate}
+
+    def _step(self, places: Sequence[int]) -> dict[str, float]:
         rows = [(self.tasks[place].prompt, self.tasks[place].completions[0]) for place in places]
         n = sum(len(target) for _, target in rows)
         data = [(prompt, target, {"weights": torch.full((len(target),), 1 / n)}) for prompt, target in rows]
-        logps = adapter.step(data, "cross_entropy")
-        adapter.schedule.step()
-        return {"loss": -float(torch.cat(logps).sum()) / n, "learning_rate": rate}
+        return {"loss": -float(torch.cat(self.learner.step(data, "cross_entropy")).sum()) / n}
+
+
+class PairLoop(ExampleLoop):
+    """Engine that trains on stored pairs; the reference log-probabilities of a pair are computed in its first step.
+
+    ``terms`` computes the loss and the other logged figures, as `leret.training.algorithms.preference.pair_terms`.
+    """
+
+    def __init__(self, job: TrainingJob, encode: Any, terms: Callable[..., dict[str, torch.Tensor]]) -> None:
+        super().__init__(job, encode)
+        self._terms, self._references = terms, dict[int, torch.Tensor]()
+
+    def _step(self, places: Sequence[int]) -> dict[str, float]:
+        adapter, pairs = self.learner, [self.tasks[place] for place in places]
+        if new := [place for place in places if place not in self._references]:
+            logps = adapter.initial_logps(_sequences([self.tasks[place] for place in new]))
+            sums = torch.stack([row.sum() for row in logps]).view(-1, 2)
+            self._references.update(zip(new, sums, strict=True))
+        references = torch.stack([self._references[place] for place in places], dim=1)
+        gains = [pair.gain for pair in pairs]
+
+        def terms(logps: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+            return self._terms(self.recipe, (logps[::2], logps[1::2]), references, gains)
+
+        rows = [(prompt, ids, {}) for prompt, ids in _sequences(pairs)]
+        logps = adapter.step(rows, lambda logps: terms(logps)["loss"])
+        return {name: float(term) for name, term in terms(logps).items()}
+
+
+def _sequences(pairs: Sequence[Encoded]) -> list[tuple[Ids, Ids]]:
+    return [(pair.prompt, ids) for pair in pairs for ids in pair.completions]

@@ -119,9 +119,9 @@ class TinkerStub:
         from tinker.proto import tinker_public_pb2 as proto
 
         request = proto.ForwardBackwardRequest.FromString(body["proto"])
-        self.losses.append(request.loss_fn)
-        rows = [self._backward(request, datum) for datum in request.data]
-        output = proto.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord")
+        self.losses.append("forward" if request.forward_only else request.loss_fn)
+        rows, losses = zip(*(self._backward(request, datum) for datum in request.data), strict=True)
+        output = proto.ForwardBackwardOutput(loss_fn_output_type="ArrayRecord", metrics={"loss:sum": sum(losses)})
         field = output.loss_fn_outputs.add(num_datums=len(rows)).fields["logprobs"]
         field.data, field.dtype = b"".join(row.tobytes() for row in rows), proto.DTYPE_FLOAT32
         field.offsets = np.cumsum([0, *(row.nbytes for row in rows)], dtype=np.int64).tobytes()
@@ -133,7 +133,6 @@ class TinkerStub:
         ids = [*np.frombuffer(datum.model_input[0].encoded_text.tokens, np.int32).tolist(), targets[-1]]
         inputs = {name: torch.tensor(np.frombuffer(one.dense, np.float32)) for name, one in inputs.items()}
         assert ids[1:] == targets
-        self.trained.append((ids, {name: one.tolist() for name, one in inputs.items()}))
         logps = self.runs[request.model_id].logps(ids)
         if request.loss_fn == "cross_entropy":
             gain = logps * inputs["weights"]
@@ -143,8 +142,10 @@ class TinkerStub:
             if request.loss_fn == "ppo":
                 low, high = bounds["clip_low_threshold"], bounds["clip_high_threshold"]
                 gain = torch.min(gain, ratio.clamp(low, high) * advantages)
-        (-gain.sum()).backward()
-        return logps.detach().numpy()
+        if not request.forward_only:
+            self.trained.append((ids, {name: one.tolist() for name, one in inputs.items()}))
+            (-gain.sum()).backward()
+        return logps.detach().numpy(), -float(gain.detach().sum())
 
     def optim_step(self, body):
         model, adam = self.runs[body["model_id"]], body["adam_params"]

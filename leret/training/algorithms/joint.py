@@ -77,8 +77,8 @@ class JointRecipe(RoundRecipe):
                 raise ValueError(f"{name}.{wrong[0]} applies to both actors; remove it, or set {wrong[0]}")
         if self.picker.top_p is not None:
             raise ValueError("picker.top_p: the ratio and the KL are over all candidates; remove it")
-        if self.writer.uses_trl:
-            raise ValueError("writer.engine: trl trains one policy; remove it")
+        if self.writer.uses_trl or self.writer.uses_tinker:
+            raise ValueError(f"writer.engine: {self.writer.engine} trains one policy; remove it")
         if (self.groups, self.states, self.credit) != ("state", "live", "final"):
             raise ValueError(
                 "joint samples trees from fresh states with the final reward; remove groups, states, credit"

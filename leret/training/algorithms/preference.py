@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from leret.config.training import ExampleRecipe
+from leret.config.training import ExampleRecipe, TinkerKeys
 from leret.training.algorithms.base import (
     StoredAlgorithm,
     TrainerInputs,
@@ -21,16 +21,20 @@ from leret.training.data import Encoded, Samples, TrainingExample
 if TYPE_CHECKING:
     import torch
 
+    from leret.training.driver import Engine
+    from leret.training.job import TrainingJob
+
 Weight = Annotated[float, Field(gt=0)]
 
 _SIDES = ("chosen", "rejected")
 
 
-class PairRecipe(ExampleRecipe):
+class PairRecipe(TinkerKeys, ExampleRecipe):
     """Keys for algorithms that train on pairs."""
 
     learning_rates: ClassVar[tuple[float, float]] = (5e-4, 5e-7)
 
+    engine: Literal["trl", "tinker"] = Field("trl", description="TRL's trainer, or a server of the Tinker API")
     beta: float = Field(0.05, gt=0, description="strength of the regularization toward the initial policy")
     reward_margin: float = Field(0.0, ge=0, description="margin in nats per unit of reward difference in a pair")
 
@@ -132,7 +136,41 @@ def preference_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:
         "prompt_tokens": [example.prompt for example in encoded],
         "chosen_tokens": [example.completions[0] for example in encoded],
         "rejected_tokens": [example.completions[1] for example in encoded],
-        "gain": [example.scores[0] - example.scores[1] if example.scores else 0.0 for example in encoded],
+        "gain": [example.gain for example in encoded],
+    }
+
+
+def pair_terms(
+    recipe: DPORecipe | IPORecipe,
+    logps: Sequence[Sequence[torch.Tensor]],
+    references: torch.Tensor,
+    gains: Sequence[float],
+) -> dict[str, torch.Tensor]:
+    """Return the recipe's weighted loss, and the implicit rewards of the pairs under TRL's names.
+
+    ``logps`` holds the token log-probabilities of the chosen completions, then of the rejected ones. ``references``,
+    (2, n_pairs), holds their sums under the reference model, and ``gains`` the difference of rewards in each pair.
+    """
+    import torch
+
+    sums = torch.stack([torch.stack([row.sum() for row in side]) for side in logps])
+    lengths = torch.tensor([[len(row) for row in side] for side in logps], device=sums.device)
+    margin = recipe.reward_margin * torch.tensor([gains, [0.0] * len(gains)], device=sums.device)
+    ratios = sums - references.to(sums.device) - margin
+    by_token = isinstance(recipe, IPORecipe) and recipe.reduction == "token"
+    margins, ipo_margins = (ahead - behind for ahead, behind in (ratios, ratios / lengths if by_token else ratios))
+    losses = {
+        "dpo": pair_loss("dpo", margins, recipe.beta).mean(),
+        "ipo": pair_loss("ipo", ipo_margins, recipe.beta).mean(),
+        "sft": -sums[0].sum() / lengths[0].sum(),
+    }
+    rewards = recipe.beta * ratios.detach()
+    return {
+        "loss": torch.stack([weight * losses[name] for name, weight in recipe.loss_weights.items()]).sum(),
+        "rewards/chosen": rewards[0].mean(),
+        "rewards/rejected": rewards[1].mean(),
+        "rewards/accuracies": (rewards[0] > rewards[1]).float().mean(),
+        "rewards/margins": (rewards[0] - rewards[1]).mean(),
     }
 
 
@@ -140,27 +178,9 @@ def oracle_loss(recipe: DPORecipe | IPORecipe, model: Any, rows: Sequence[Mappin
     """Return the recipe's weighted loss on summed log-probabilities; IPO with reduction ``token`` averages them."""
     import torch
 
-    device = next(model.parameters()).device
-    by_side = [
-        [completion_logps(model, row["prompt_tokens"], row[f"{side}_tokens"]) for row in rows] for side in _SIDES
-    ]
-    chosen, rejected = (torch.stack([logps.sum() for logps in side]) for side in by_side)
-    ref_chosen, ref_rejected = (
-        torch.tensor([row[f"ref_{side}_logps"] for row in rows], device=device) for side in _SIDES
-    )
-    ref_chosen = ref_chosen + recipe.reward_margin * torch.tensor([row["gain"] for row in rows], device=device)
-    n_chosen, n_rejected = (torch.tensor([len(logps) for logps in side], device=device) for side in by_side)
-    ahead, behind = chosen - ref_chosen, rejected - ref_rejected
-    margins = ahead - behind
-    by_token = isinstance(recipe, IPORecipe) and recipe.reduction == "token"
-    losses = {
-        "dpo": lambda: pair_loss("dpo", margins, recipe.beta).mean(),
-        "ipo": lambda: pair_loss(
-            "ipo", ahead / n_chosen - behind / n_rejected if by_token else margins, recipe.beta
-        ).mean(),
-        "sft": lambda: -chosen.sum() / n_chosen.sum(),
-    }
-    return float(sum(weight * losses[name]() for name, weight in recipe.loss_weights.items()))
+    logps = [[completion_logps(model, row["prompt_tokens"], row[f"{side}_tokens"]) for row in rows] for side in _SIDES]
+    references = torch.tensor([[row[f"ref_{side}_logps"] for row in rows] for side in _SIDES])
+    return float(pair_terms(recipe, logps, references, [row["gain"] for row in rows])["loss"])
 
 
 def _describe(recipe: DPORecipe | IPORecipe) -> str:
@@ -176,5 +196,11 @@ def _describe(recipe: DPORecipe | IPORecipe) -> str:
     return f"{text}, with losses {mixture}" if recipe.losses else text
 
 
-DPO = StoredAlgorithm(DPORecipe, examples, make_trainer, oracle_loss, _describe)
-IPO = StoredAlgorithm(IPORecipe, examples, make_trainer, oracle_loss, _describe)
+def _loop(job: TrainingJob, encode: Any) -> Engine:
+    from leret.training.tinker import PairLoop
+
+    return PairLoop(job, encode, pair_terms)
+
+
+DPO = StoredAlgorithm(DPORecipe, examples, make_trainer, oracle_loss, _describe, _loop)
+IPO = StoredAlgorithm(IPORecipe, examples, make_trainer, oracle_loss, _describe, _loop)
