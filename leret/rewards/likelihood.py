@@ -60,7 +60,6 @@ def _prompt(tokenizer: Any, passages: Sequence[str], task: str) -> list[int]:
     if not tokenizer.chat_template:
         return list(tokenizer.encode(text))
     messages = [{"role": "user", "content": text}]
-    messages = [{"role": "user", "content": text}]
     text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
     return list(tokenizer.encode(text, add_special_tokens=False))
 
