@@ -201,7 +201,7 @@ class PairLoop(ExampleLoop):
         def terms(logps: list[torch.Tensor]) -> dict[str, torch.Tensor]:
             return self._terms(self.recipe, (logps[::2], logps[1::2]), references, gains)
 
-        rows = [(prompt, ids, {}) for prompt, ids in _sequences(pairs)]
+        rows: list[Row] = [(prompt, ids, {}) for prompt, ids in _sequences(pairs)]
         logps = adapter.step(rows, lambda logps: terms(logps)["loss"])
         return {name: float(term) for name, term in terms(logps).items()}
 
