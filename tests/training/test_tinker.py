@@ -49,7 +49,7 @@ def test_steps_equal_those_of_trl(tinker_run, base, stub, name):
     assert asked == (0 if name == "sft" else 2 * remote.examples)  # the reference, once per completion
 
 
-@pytest.mark.parametrize(("recipe", "examples"), [(SFT, 24), (DPO, 72)])
+@pytest.mark.parametrize(("recipe", "examples"), [(SFT, 24), (DPO, 48)])
 def test_a_stopped_training_resumes(tinker_run, stub, recipe, examples):
     with pytest.raises(ZeroDivisionError):
         train(recipe, tinker_run, progress=Stopper(3, fail))
