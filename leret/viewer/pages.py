@@ -37,7 +37,7 @@ _COUNTS = (
 
 
 def visible(value: Any) -> Any:
-    """Show control, direction and surrogate characters of a text as [U+XXXX]; used for every value in a template."""
+    """Replace control, direction and surrogate characters of a template value by [U+XXXX]."""
     if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():  # __html__: markup
         return value
     return "".join(char if char.isprintable() or char in "\n\t\xa0\u3000" else f"[U+{ord(char):04X}]" for char in value)
