@@ -69,6 +69,8 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
     """The recipe of `leret train`: keys shared by all algorithms. Data, program and retriever come from the run."""
 
     tag = "algorithm"
+    folder: ClassVar[str] = "policies"  # folder of the run for the trained model
+    in_one_process: ClassVar[bool] = False  # True if the algorithm cannot train in several processes
 
     algorithm: str
     name: str | None = Field(None, description="name of the policy in R/policies; None: the algorithm's name")
@@ -101,18 +103,8 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
         return self.name or self.algorithm
 
     @property
-    def folder(self) -> str:
-        """Folder of the run for the trained model."""
-        return "policies"
-
-    @property
     def is_control(self) -> bool:
         """True if the policy is only for comparison. Later rounds never start from a control."""
-        return False
-
-    @property
-    def in_one_process(self) -> bool:
-        """True if the algorithm cannot train in several processes."""
         return False
 
     @property
@@ -170,6 +162,9 @@ class RoundRecipe(TrainingRecipe):
     Keys that TRL has too are named as in TRL.
     """
 
+    branches: ClassVar[bool] = False  # True if each pick of a state is continued and rewarded by its continuation
+    sums_steps: ClassVar[bool] = False  # True if it adds up step rewards along a path: credit auto stays step
+
     groups: Literal["state", "question"] = Field(
         "state", description="compare the samples of a state, or whole rollouts of a question (GRPO as in papers)"
     )
@@ -196,18 +191,8 @@ class RoundRecipe(TrainingRecipe):
         return False
 
     @property
-    def branches(self) -> bool:
-        """True if each pick of a state is continued and rewarded by its continuation."""
-        return False
-
-    @property
     def steps_per_round(self) -> int:
         return self.num_iterations * self.num_mini_batches
-
-    @property
-    def sums_steps(self) -> bool:
-        """True if the algorithm adds up step rewards along a path itself, so that credit ``auto`` stays ``step``."""
-        return False
 
     @model_validator(mode="after")
     def _compares_rollouts_by_their_outcome(self) -> Self:
@@ -323,6 +308,8 @@ class TinkerKeys(Settings):
 class PickingRecipe(RoundRecipe):
     """Keys of algorithms that train pickers, starting from the run's picker or a trained picker."""
 
+    in_one_process = True
+
     learning_rate: float = Field(1e-3, gt=0)
     adam_beta1: float = Field(0.9, ge=0, lt=1)
     adam_beta2: float = Field(0.999, ge=0, lt=1)
@@ -332,10 +319,6 @@ class PickingRecipe(RoundRecipe):
 
     def with_predictors(self, picks: Sequence[str], writers: Sequence[str]) -> Self:
         return self.model_copy(update={"predictors": tuple(picks)})
-
-    @property
-    def in_one_process(self) -> bool:
-        return True
 
 
 def changed_keys(settings: Settings, names: Sequence[str]) -> list[str]:

@@ -37,18 +37,12 @@ Actor = Literal["picker", "writer"]
 class JointRecipe(RoundRecipe):
     """Train a picker and a writer together, from one tree of samples per task."""
 
+    branches = in_one_process = True
+
     algorithm: Literal["joint"] = "joint"
     picker: PickRecipe = Field(PickRecipe(num_generations=4), description="keys of pick for the picker")
     writer: GRPORecipe = Field(GRPORecipe(num_generations=4), description="keys of grpo for the writer")
     credit: Literal["step", "final", "both", "return"] | None = Field("final", description="always final")
-
-    @property
-    def branches(self) -> bool:
-        return True
-
-    @property
-    def in_one_process(self) -> bool:
-        return True
 
     @property
     def steps_per_round(self) -> int:

@@ -23,6 +23,8 @@ _UNIFORM = 1e9
 class PQNRecipe(PickingRecipe):
     """Parallel Q-learning with Q-RAG's settings for E5 on HotpotQA (12 environments x 8 steps = 96 tasks a round)."""
 
+    sums_steps = True
+
     algorithm: Literal["pqn"] = "pqn"
     learning_rate: float = Field(1.5e-5, gt=0)
     lr_scheduler_type: Literal["linear", "cosine", "constant", "constant_with_warmup"] = "cosine"
@@ -44,10 +46,6 @@ class PQNRecipe(PickingRecipe):
     )
     soft_value: bool = Field(True, description="true: a state's value is the soft maximum; false: the maximum")
     twin: bool = Field(True, description="estimate values with two heads, one per half of the network")
-
-    @property
-    def sums_steps(self) -> bool:
-        return True
 
     @model_validator(mode="after")
     def _falls_to_a_share(self) -> PQNRecipe:

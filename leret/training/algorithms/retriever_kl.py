@@ -49,6 +49,9 @@ _MIN_SPREAD = 1e-9
 class RetrieverKLRecipe(TrainingRecipe):
     """KL training of a dense or multi-vector retriever."""
 
+    folder = "retrievers"
+    in_one_process = True
+
     algorithm: Literal["retriever-kl"] = "retriever-kl"
     init_from: str = Field(
         "base", description="base (the run's retriever), a trained retriever, a directory, or a hub name"
@@ -63,16 +66,8 @@ class RetrieverKLRecipe(TrainingRecipe):
     gradient_accumulation_steps: PositiveInt = Field(1, description="batches per step")
 
     @property
-    def folder(self) -> str:
-        return "retrievers"
-
-    @property
     def is_control(self) -> bool:
         return True  # no later round starts from a retriever
-
-    @property
-    def in_one_process(self) -> bool:
-        return True
 
     def n_steps(self, n_inputs: int) -> int:
         batches = -(-n_inputs // (self.per_device_train_batch_size * self.gradient_accumulation_steps))
