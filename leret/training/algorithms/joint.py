@@ -22,6 +22,7 @@ from leret.training.online.algorithm import OnlineAlgorithm
 
 if TYPE_CHECKING:
     from leret.core.runs import Run
+    from leret.training.job import TrainingJob
     from leret.training.online.joint import JointLearner
 
 OF_ACTORS = (
@@ -97,10 +98,10 @@ class JointAlgorithm(OnlineAlgorithm):
         whole = digest(*(one.digest for one in actors.values()))
         return InitialPolicy(writer.name, writer.directory, whole, total, writer.template, actors)
 
-    def learner(self, *arguments: Any) -> JointLearner:
+    def learner(self, job: TrainingJob, device: str) -> JointLearner:
         from leret.training.online.joint import JointLearner
 
-        return JointLearner(self.objective, *arguments)
+        return JointLearner(self.objective, job, device)
 
 
 def _describe(recipe: JointRecipe) -> str:

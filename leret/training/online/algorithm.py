@@ -42,19 +42,19 @@ class OnlineAlgorithm:
             return find_initial(run, recipe.init_from, recipe.predictors)
         return find_picker(run, recipe)
 
-    def learner(self, *arguments: Any) -> WriterLearner | PickLearner | JointLearner:
+    def learner(self, job: TrainingJob, device: str) -> WriterLearner | PickLearner | JointLearner:
         """Return a `PickLearner` if the algorithm trains a picker, otherwise the `WriterLearner` of the engine."""
         if self.picks:
             from leret.training.online.picking import PickLearner
 
-            return PickLearner(self.objective, *arguments)
-        if arguments[0].uses_tinker:
+            return PickLearner(self.objective, job, device)
+        if job.recipe.uses_tinker:
             from leret.training.online.tinker import TinkerLearner
 
-            return TinkerLearner(self.objective, *arguments)
+            return TinkerLearner(self.objective, job, device)
         from leret.training.online.writing import WriterLearner
 
-        return WriterLearner(self.objective, *arguments)
+        return WriterLearner(self.objective, job, device)
 
     def inputs(self, recipe: Any, run: Run, environment: Environment | None) -> list[Task]:
         assert environment is not None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from leret.policies.load import PolicySet
 from leret.policies.local.policy import LocalPolicy
-from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
-from leret.training.model import InitialPolicy
+from leret.training.job import TrainingJob
 from leret.training.online.base import Objective
 from leret.training.online.picking import Method, PickLearner
 from leret.training.online.writing import WriterLearner
@@ -25,23 +25,24 @@ class JointLearner:
     """
 
     def __init__(
-        self, objectives: tuple[Callable[[Any, float], Method], Objective], recipe: Any, initial: InitialPolicy,
-        environment: Environment, n_tasks: int, device: str,
-    ) -> None:  # fmt: skip
-        self.recipe, self._sampling = recipe, environment.recipe
-        picker, writer = initial.actors["picker"], initial.actors["writer"]
-        rest = environment, n_tasks, device
-        self.picker = PickLearner(objectives[0], recipe.actor("picker", n_tasks), picker, *rest)
-        self.writer = WriterLearner(objectives[1], recipe.actor("writer", n_tasks), writer, *rest)
-
-    @property
-    def actors(self) -> tuple[PickLearner, WriterLearner]:
-        return self.picker, self.writer
+        self, objectives: tuple[Callable[[Any, float], Method], Objective], job: TrainingJob, device: str
+    ) -> None:
+        assert job.environment is not None
+        recipe: Any = job.recipe
+        self.recipe, self._sampling = recipe, job.environment.recipe
+        jobs = {
+            actor: replace(job, recipe=recipe.actor(actor, len(job.inputs)), initial=initial)
+            for actor, initial in job.initial.actors.items()
+        }
+        self.picker = PickLearner(objectives[0], jobs["picker"], device)
+        self.writer = WriterLearner(objectives[1], jobs["writer"], device)
+        self.actors = self.picker, self.writer
 
     @property
     def learning_rate(self) -> float:
         return self.writer.learning_rate
 
+    @property
     def sampling_keys(self) -> dict[str, dict[str, Any]]:
         """Return the next round's keys of `leret.rollouts.actors.Role` by predictor."""
         keys: dict[str, dict[str, Any]] = {}

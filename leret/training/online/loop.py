@@ -48,7 +48,7 @@ class RoundLoop(StepLoop):
         self.examples, self.size = 0, min(int(recipe.questions_per_round), len(self.tasks))
         self._initial, self._device, self._directory = job.initial.digest, device, job.directory.path
         super().__init__(self._directory, recipe.logging_steps, recipe.save_steps, recipe.n_rounds(len(self.tasks)))
-        self.learner = learner(recipe, job.initial, job.environment, len(self.tasks), device)
+        self.learner = learner(job, device)
         self.sampler: RoundSampler | None = None
         if self.is_main:
             paths = stored_paths(job.run) if recipe.states == "stored" else None
@@ -105,7 +105,7 @@ class RoundLoop(StepLoop):
         for actor in actors:
             actor.policy.renew(digest(self._initial, self.recipe.model_dump(mode="json"), number))
         sampler.policies = {name: actor.policy for actor in actors for name in actor.recipe.predictors or [""]}
-        sampler.keys, sampler.temperature = self.learner.sampling_keys(), actors[0].temperature
+        sampler.keys, sampler.temperature = self.learner.sampling_keys, actors[0].temperature
         places = round_of(len(self.tasks), self.recipe.questions_per_round, self.recipe.seed, number)
         is_last = number + 1 == self.state.max_steps
         return sampler.sample([self.tasks[place] for place in places], number, last=is_last)

@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from leret.config.training import PickingRecipe
 from leret.core.errors import TrainingError
 from leret.core.types import Choice, digest
 from leret.policies.pickers.picker import Picker, open_picker
-from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
-from leret.training.model import InitialPolicy, sampled_picker
+from leret.training.job import TrainingJob
+from leret.training.model import sampled_picker
 from leret.training.online.advantages import Comparison, mini_batches
 from leret.training.online.update import LOGGED, make_optimizer, make_schedule
 from leret.training.validation import Validation
@@ -96,15 +95,16 @@ class Method(Protocol):
 class PickLearner:
     """Trains a picker; `temperature` and `learning_rate` apply to the next round."""
 
-    def __init__(
-        self, method: Callable[[Any, float], Method], recipe: PickingRecipe, initial: InitialPolicy,
-        environment: Environment, n_tasks: int, device: str,
-    ) -> None:  # fmt: skip
-        sampled = sampled_picker(environment.recipe, recipe)
-        self.recipe, self._n_steps, self._rounds = recipe, recipe.n_steps(n_tasks), 0
+    sampling_keys: Mapping[str, Mapping[str, Any]] = {}
+
+    def __init__(self, method: Callable[[Any, float], Method], job: TrainingJob, device: str) -> None:
+        assert job.environment is not None
+        recipe: Any = job.recipe
+        sampled = sampled_picker(job.environment.recipe, recipe)
+        self.recipe, self.actors, self._n_steps, self._rounds = recipe, (self,), recipe.n_steps(len(job.inputs)), 0
         self.method = method(recipe, recipe.temperature or sampled.temperature)
         self._settings = sampled.model_copy(
-            update={"model": str(initial.directory)} | ({"device": device} if hasattr(sampled, "device") else {})
+            update={"model": str(job.initial.directory)} | ({"device": device} if hasattr(sampled, "device") else {})
         )
         self._optimizer: Any = None
         self._schedule: Any = None
@@ -113,15 +113,8 @@ class PickLearner:
         self._next_round()
 
     @property
-    def actors(self) -> tuple[PickLearner, ...]:
-        return (self,)
-
-    def sampling_keys(self) -> dict[str, dict[str, Any]]:
-        return {}
-
-    @property
     def learning_rate(self) -> float:
-        return self.recipe.learning_rate if self._schedule is None else float(self._schedule.get_last_lr()[0])
+        return float(self.recipe.learning_rate if self._schedule is None else self._schedule.get_last_lr()[0])
 
     def learn(self, sampled: Sampled, number: int) -> dict[str, float]:
         recipe, batch = self.recipe, PickBatch.of(sampled)

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from leret.config.training import WritingRecipe
 from leret.core.errors import TrainingError
-from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
-from leret.training.model import InitialPolicy
+from leret.training.job import TrainingJob
 from leret.training.online.base import Objective
 from leret.training.online.losses import KLController
 from leret.training.online.update import Forward, RolloutBatch
@@ -76,19 +74,18 @@ class TinkerLearner(WriterLearner):
     update: Any
     policy: Any
 
-    def __init__(
-        self, objective: Objective, recipe: WritingRecipe, initial: InitialPolicy, environment: Environment,
-        n_tasks: int, device: str,
-    ) -> None:  # fmt: skip
-        sampled = environment.recipe.policy_of(recipe.predictors)
+    def __init__(self, objective: Objective, job: TrainingJob, device: str) -> None:
+        assert job.environment is not None
+        recipe: Any = job.recipe
+        sampled = job.environment.recipe.policy_of(recipe.predictors)
         self.temperature, top_p = recipe.temperature or sampled.temperature, recipe.top_p or sampled.top_p
         if (self.temperature, top_p) != (1, 1):
             raise TrainingError(
                 f"temperature {self.temperature:g}, top_p {top_p:g}: engine: tinker computes log-probabilities for "
                 "temperature 1 and top_p 1; set both to 1"
             )
-        self.recipe, self.objective = recipe, objective
-        self.adapter = TinkerAdapter(sampled, initial, recipe, recipe.n_steps(n_tasks))
+        self.recipe, self.objective, self.actors = recipe, objective, (self,)
+        self.adapter = TinkerAdapter(sampled, job.initial, recipe, recipe.n_steps(len(job.inputs)))
         self.policy, self._schedule = self.adapter.policy, self.adapter.schedule
         self.update = TinkerUpdate(self.adapter, recipe, objective)
         self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from leret.config.policy import OpenAIPolicySettings, PolicySettings
-from leret.config.training import WritingRecipe
 from leret.core.aio import submit
 from leret.core.errors import TrainingError
 from leret.policies.base import Completion, Messages, Request
@@ -22,10 +21,10 @@ from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.serving.model import refresh, resolve_policy
 from leret.policies.tool_calls import read_calls
-from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.data import end_token
-from leret.training.model import InitialPolicy, library_of, save_policy, stop_ids
+from leret.training.job import TrainingJob
+from leret.training.model import library_of, save_policy, stop_ids
 from leret.training.online.advantages import Comparison, group_statistics, mini_batches, same_side_of_mean
 from leret.training.online.base import Objective
 from leret.training.online.losses import KL, KLController
@@ -36,39 +35,33 @@ from leret.training.validation import Validation
 class WriterLearner:
     """Trains a writing policy; `temperature` and `learning_rate` apply to the next round."""
 
-    def __init__(
-        self, objective: Objective, recipe: WritingRecipe, initial: InitialPolicy, environment: Environment,
-        n_tasks: int, device: str,
-    ) -> None:  # fmt: skip
-        self.recipe, self.objective, self._initial = recipe, objective, initial
-        self.model, self.tokenizer = load_trainable(initial, recipe.lora, recipe.dtype, device)
-        reference = Reference(self.model, initial, recipe.lora) if recipe.beta else None
-        sampled = environment.recipe.policy_of(recipe.predictors)
+    sampling_keys: Mapping[str, Mapping[str, Any]] = {}
+
+    def __init__(self, objective: Objective, job: TrainingJob, device: str) -> None:
+        assert job.environment is not None
+        recipe: Any = job.recipe
+        self.recipe, self.objective, self.actors, self._initial = recipe, objective, (self,), job.initial
+        self.model, self.tokenizer = load_trainable(job.initial, recipe.lora, recipe.dtype, device)
+        reference = Reference(self.model, job.initial, recipe.lora) if recipe.beta else None
+        sampled = job.environment.recipe.policy_of(recipe.predictors)
         self.temperature = recipe.temperature or sampled.temperature
-        self.policy = self._live_policy(sampled, environment)
+        self.policy = self._live_policy(sampled, job.environment.cache)
         self.update = Update(
             self.model, self.tokenizer.pad_token_id, recipe, objective,
             temperature=self.temperature, reference=reference,
         )  # fmt: skip
         self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
-        self._schedule = make_schedule(recipe, self.update.optimizer, recipe.n_steps(n_tasks))
+        self._schedule = make_schedule(recipe, self.update.optimizer, recipe.n_steps(len(job.inputs)))
 
-    def _live_policy(self, sampled: PolicySettings, environment: Environment) -> LocalPolicy | ServedPolicy:
+    def _live_policy(self, sampled: PolicySettings, cache: Path) -> LocalPolicy | ServedPolicy:
         identity = {"name": self.recipe.policy_name, "digest": self._initial.digest}
         if not self.recipe.served:
             thinking = getattr(sampled, "enable_thinking", None)
             return LocalPolicy.over(self.model, self.tokenizer, enable_thinking=thinking, **identity)
         if not isinstance(sampled, OpenAIPolicySettings):
             raise TrainingError(f"served: needs a run with policy kind openai, not {sampled.kind}; remove served")
-        directory = environment.cache / f"served-{self.recipe.policy_name}"
+        directory = cache / f"served-{self.recipe.policy_name}"
         return ServedPolicy(sampled, self.model, self.tokenizer, directory, **identity)
-
-    @property
-    def actors(self) -> tuple[WriterLearner, ...]:
-        return (self,)
-
-    def sampling_keys(self) -> dict[str, dict[str, Any]]:
-        return {}
 
     @property
     def learning_rate(self) -> float:

@@ -12,6 +12,7 @@ from leret.rollouts.rounds import Sampled
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.rloo import RLOORecipe
+from leret.training.job import TrainingJob
 from leret.training.model import InitialPolicy
 from leret.training.online.tinker import TinkerLearner
 from leret.training.online.writing import WriterLearner
@@ -36,7 +37,8 @@ UPDATES = {
 def learner(kind, recipe, base, settings):
     environment = SimpleNamespace(recipe=SimpleNamespace(policy_of=lambda names: settings))
     initial = InitialPolicy("base", base if kind is WriterLearner else settings.model, "")
-    return kind(ALGORITHMS[recipe.algorithm].objective, recipe, initial, environment, 12, "cpu")
+    job = TrainingJob(recipe, initial, [None] * 12, None, {}, environment=environment)
+    return kind(ALGORITHMS[recipe.algorithm].objective, job, "cpu")
 
 
 @pytest.mark.parametrize("name", UPDATES)
