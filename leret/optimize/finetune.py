@@ -134,11 +134,11 @@ def _training(
 
 def _train(training: LocalTraining, job: FinetuneJob | None, progress: Progress | None) -> TrainReport:
     if job is None:
-        return train_job(training, progress)[0]
+        return train_job(training, progress)
     job.training = True
     try:
         if not job.cancelled():
-            return train_job(training, progress, interrupt=job.interrupt)[0]
+            return train_job(training, progress, interrupt=job.interrupt)
     except KeyboardInterrupt:
         if not job.cancelled():
             raise

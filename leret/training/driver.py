@@ -22,6 +22,7 @@ from transformers.trainer_utils import rotate_checkpoints
 from leret.core.progress import Progress
 from leret.core.runs import versions
 from leret.training.job import Interrupt, TrainingJob, TrainingRecord, checkpoint_step
+from leret.training.processes import is_main
 from leret.training.validation import Validation
 from leret.training.watch import Monitor, best_step, first_alarms, monitored
 
@@ -43,7 +44,6 @@ class Engine(Protocol):
 
     Attributes:
         state: step, log and best step, as in transformers.
-        is_main: True in the process that writes files.
         steps: optimizer steps so far.
         preflight: relative error of the trainer's loss (`leret.training.algorithms.base.check_loss`); None if unknown.
     """
@@ -52,9 +52,6 @@ class Engine(Protocol):
     examples: int
     dropped: int
     preflight: float | None
-
-    @property
-    def is_main(self) -> bool: ...
 
     @property
     def steps(self) -> int: ...
@@ -179,7 +176,7 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
         Step of the checkpoint at which training resumed; 0 for a fresh start.
     """
     recipe, directory = job.recipe, job.directory
-    if engine.is_main:
+    if is_main():
         directory.drop_broken()
     checkpoint = directory.checkpoint()
     state = checkpoint and TrainerState.load_from_json(str(checkpoint / "trainer_state.json"))
@@ -188,7 +185,7 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
         engine.state = state
     else:
         event = None if job.run is None else partial(job.run.event, "train")
-        with monitored(recipe, directory.path, event, writes=engine.is_main) as monitor, interrupt.handled():
+        with monitored(recipe, directory.path, event) as monitor, interrupt.handled():
             stage, validation = f"train {recipe.policy_name}", job.validation
             validate = None if validation is None else partial(engine.validate, validation)
             driver = Driver(engine.log, monitor, stage, progress, interrupt, validate, recipe.eval_steps)
@@ -223,7 +220,7 @@ def publish(engine: Engine, job: TrainingJob, method: str, seconds: float) -> Tr
         validation=sorted(job.validation.ids) if job.validation else (),
     )
     base_model, library = engine.save(final)
-    if engine.is_main:
+    if is_main():
         engine.state.save_to_json(str(final / "trainer_state.json"))
         record.write(final, method, base_model, library)
         job.directory.publish()

@@ -35,6 +35,7 @@ from leret.training.job import (
     training_process,
 )
 from leret.training.model import InitialPolicy, training_record, with_learning_rate
+from leret.training.processes import is_main
 from leret.training.validation import open_validation
 from leret.training.watch import check_trackers
 
@@ -63,8 +64,8 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
     """
     with open_environment(recipe, run) as environment:
         job = make_job(recipe, run, environment)
-        report, is_main = train_job(job, progress)
-    if is_main and not report.already:
+        report = train_job(job, progress)
+    if is_main() and not report.already:
         facts = {name: getattr(report, name) for name in ("steps", "total_steps", "examples", "dropped")}
         facts |= {"seconds": round(report.seconds, 3), "loss": report.loss_last}
         name = job.recipe.policy_name
@@ -74,17 +75,15 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
     return report
 
 
-def train_job(
-    job: TrainingJob, progress: Progress | None = None, *, interrupt: Interrupt | None = None
-) -> tuple[TrainReport, bool]:
-    """Train a prepared job; return the report, and whether this process writes files."""
+def train_job(job: TrainingJob, progress: Progress | None = None, *, interrupt: Interrupt | None = None) -> TrainReport:
+    """Train a prepared job, or report the finished policy if it exists."""
     began = time.monotonic()
     directory = job.directory
     with nullcontext() if directory.policy.is_dir() else directory.lock():
         if directory.policy.is_dir():
             record = _finished_record(job)
             directory.clear()
-            return record.report(directory.policy, time.monotonic() - began, already=True), True
+            return record.report(directory.policy, time.monotonic() - began, already=True)
         with nullcontext() if job.run is None else job.run.writing():
             before = directory.begun_with()
             if before is None:
@@ -102,8 +101,8 @@ def train_job(
                 ) from error
 
 
-def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> tuple[TrainReport, bool]:
-    """Train and publish one policy, from its last checkpoint if there is one; return the same values as `train_job`."""
+def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> TrainReport:
+    """Train and publish one policy, from its last checkpoint if there is one."""
     from leret.training.driver import drive, publish
 
     began = time.monotonic()
@@ -112,8 +111,7 @@ def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> tuple[Tra
     with training_process(threads), algorithm.engine(job, device) as engine:
         resumed_from = 0 if job.max_steps == 0 else drive(engine, job, progress, interrupt)
         record = publish(engine, job, algorithm.describe(job.recipe), time.monotonic() - began)
-        is_main = engine.is_main
-    return record.report(job.directory.policy, time.monotonic() - began, resumed_from=resumed_from), is_main
+    return record.report(job.directory.policy, time.monotonic() - began, resumed_from=resumed_from)
 
 
 def estimate(recipe: TrainingRecipe, run: Run) -> TrainEstimate:

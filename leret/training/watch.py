@@ -284,19 +284,17 @@ class Monitor:
 
 
 @contextmanager
-def monitored(
-    recipe: TrainingRecipe, directory: Path, event: Callable[..., None] | None = None, *, writes: bool = True
-) -> Iterator[Monitor]:
+def monitored(recipe: TrainingRecipe, directory: Path, event: Callable[..., None] | None = None) -> Iterator[Monitor]:
     """Yield a monitor with the trackers in ``report_to``; close the trackers when the block ends.
 
-    TensorBoard and W&B write to ``directory/logs``. Pass ``writes`` only in the main process: others get no trackers.
+    TensorBoard and W&B write to ``directory/logs``. Only the main process has trackers and writes events.
     """
     trackers: list[Any] = []
     try:
-        for name in recipe.report_to if writes else ():
+        for name in recipe.report_to if is_main() else ():
             trackers.append(_tracker(name, recipe, directory / "logs"))
         measure, on_alarm = recipe.metric_for_best_model, recipe.on_alarm
-        yield Monitor(recipe.policy_name, measure, on_alarm, event if writes else None, trackers)
+        yield Monitor(recipe.policy_name, measure, on_alarm, event if is_main() else None, trackers)
     finally:
         for tracker in trackers:
             tracker.finish()

@@ -50,7 +50,7 @@ def job_of(run, recipe, *figures):
 
 
 def trained(run, recipe, *figures, progress=None):
-    report, _ = train_job(job_of(run, recipe, *figures), progress)
+    report = train_job(job_of(run, recipe, *figures), progress)
     return weights_of(report.path), record(report)
 
 

@@ -26,7 +26,7 @@ from leret.training.model import (
     save_policy,
     stop_ids,
 )
-from leret.training.processes import from_main, n_processes
+from leret.training.processes import from_main, is_main, n_processes
 
 if TYPE_CHECKING:
     import torch
@@ -208,10 +208,6 @@ class TRLEngine:
         self.trainer.state = state
 
     @property
-    def is_main(self) -> bool:
-        return bool(self.trainer.is_world_process_zero())
-
-    @property
     def steps(self) -> int:
         return int(self.state.global_step)
 
@@ -245,7 +241,7 @@ class TRLEngine:
             model.save_pretrained(str(directory), create_model_card=False)
             return self._base_model, "sentence-transformers"
         state = accelerator.get_state_dict(self.trainer.model_wrapped)
-        if self.is_main:
+        if is_main():
             save_policy(model, self._tokenizer, directory, state)
         return self._base_model, library_of(model)
 

@@ -50,13 +50,9 @@ class RoundLoop(StepLoop):
         super().__init__(self._directory, recipe.logging_steps, recipe.save_steps, recipe.n_rounds(len(self.tasks)))
         self.learner = learner(job, device)
         self.sampler: RoundSampler | None = None
-        if self.is_main:
+        if is_main():
             paths = stored_paths(job.run) if recipe.states == "stored" else None
             self.sampler = RoundSampler(recipe, job.environment, job.run, self.learner.actors[0].policy, paths)
-
-    @property
-    def is_main(self) -> bool:
-        return is_main()
 
     @property
     def steps(self) -> int:
