@@ -175,7 +175,7 @@ class PickLearner:
         warmup = self.recipe.warmup_steps or math.ceil(self.recipe.warmup_ratio * self._n_steps)
         if self._schedule is None or self._schedule.last_epoch < warmup:
             return 1.0
-        return self.learning_rate / self.recipe.learning_rate
+        return self.learning_rate / float(self.recipe.learning_rate)
 
     def _next_round(self) -> None:
         """Set the next round's temperature and top-k, and drop cached embeddings, which old weights computed."""

@@ -7,6 +7,7 @@ from leret.rollouts.environment import Environment, training_tasks
 from leret.rollouts.rounds import RoundSampler
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.grpo import GRPORecipe
+from leret.training.job import TrainingJob
 from leret.training.model import find_initial
 from tests.training.training_runs import ONLINE
 
@@ -15,7 +16,8 @@ from tests.training.training_runs import ONLINE
 def test_what_the_filter_leaves_out_is_not_learnt(run, monkeypatch, second, kept):
     recipe = GRPORecipe(**ONLINE | {"num_generations": 2}, max_steps=4, keep_rollouts="above")
     with Environment.open(run) as environment:
-        learner = ALGORITHMS["grpo"].learner(recipe, find_initial(run, "base"), environment, 12, "cpu")
+        job = TrainingJob(recipe, find_initial(run, "base"), [None] * 12, None, {}, environment=environment)
+        learner = ALGORITHMS["grpo"].learner(job, "cpu")
         sampler = RoundSampler(recipe, environment, run, learner.policy)
         sampled = sampler.sample(training_tasks(environment, recipe)[:2], 0)
         n_groups = len(sampled.rewards) // 2
