@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from leret.training.job import TrainingJob
 
 Ids = Sequence[int]
-Row = tuple[Ids, Ids, Mapping[str, Any]]
-"""A prompt, its completion, and inputs of a loss for the completion's tokens."""
-Loss = Callable[[list[torch.Tensor]], torch.Tensor]
+Terms = Callable[[list[torch.Tensor]], dict[str, torch.Tensor]]
+"""A function of the completions' log-probabilities that returns ``loss``, which is minimized, and logged figures."""
 
 
 class TinkerAdapter:
@@ -67,11 +66,19 @@ class TinkerAdapter:
     def learning_rate(self) -> float:
         return float(self.schedule.get_last_lr()[0])
 
-    def step(self, rows: Sequence[Row], loss: str | Loss, **settings: float) -> list[torch.Tensor]:
-        """Take one optimizer step; return the completions' earlier log-probabilities.
+    def step(
+        self, sequences: Sequence[tuple[Ids, Ids]], terms: Terms, loss: str | None = None,
+        at: Sequence[torch.Tensor] | None = None, **settings: float,
+    ) -> dict[str, float]:  # fmt: skip
+        """Take one optimizer step on the loss in ``terms``; return the terms, computed before the step.
 
-        The step is on the sum of a loss of the API, or on a function of the completions' log-probabilities. For a
-        function, the client asks for the log-probabilities first, and sends the function's gradient.
+        Args:
+            sequences: prompts with completions.
+            terms: computes the loss and the logged figures from the log-probabilities of each completion's tokens.
+            loss: loss of the API with the same gradient: ``cross_entropy`` (linear loss), or one on ratios to ``at``.
+                None: the client asks for the log-probabilities first, and sends the gradient of ``terms``.
+            at: log-probabilities of the completions' tokens when they were sampled.
+            settings: settings of the API's loss.
 
         Raises:
             TrainingError: a log-probability is not finite.
@@ -82,18 +89,19 @@ class TinkerAdapter:
             weight_decay=self._recipe.weight_decay, grad_clip_norm=self._recipe.max_grad_norm,
         )  # fmt: skip
         data = []
-        for prompt, completion, inputs in rows:
+        inputs = _loss_inputs(sequences, terms, at) if loss else [dict[str, torch.Tensor]() for _ in sequences]
+        for (prompt, completion), row in zip(sequences, inputs, strict=True):
             ids, before = [*prompt, *completion], torch.zeros(len(prompt) - 1)
-            values = {name: torch.cat([before, torch.as_tensor(row)]) for name, row in inputs.items()}
+            values = {name: torch.cat([before, value]) for name, value in row.items()}
             values["target_tokens"] = torch.tensor(ids[1:])
             data.append(types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=values))
 
         def completions(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-            return [value[-len(completion) :] for value, (_, completion, _) in zip(values, rows, strict=True)]
+            return [value[-len(completion) :] for value, (_, completion) in zip(values, sequences, strict=True)]
 
         with self._server.errors():
-            if callable(loss):
-                custom: Any = lambda _, values: (loss(completions(values)), {})  # noqa: E731
+            if loss is None:
+                custom: Any = lambda _, values: (terms(completions(values))["loss"], {})  # noqa: E731
                 gradient = self._client.forward_backward_custom(data, custom)
             else:
                 gradient = self._client.forward_backward(data, loss, settings or None)
@@ -102,7 +110,7 @@ class TinkerAdapter:
         logps = completions([one["logprobs"].to_torch() for one in output.loss_fn_outputs])
         if not all(row.isfinite().all() for row in logps):
             raise TrainingError(f"{self._server.url}: some log-probabilities are not finite; lower learning_rate")
-        return logps
+        return {name: float(term) for name, term in terms(logps).items()}
 
     def initial_logps(self, sequences: Sequence[tuple[Ids, Ids]]) -> list[torch.Tensor]:
         """Return the log-probabilities of each completion's tokens under the initial weights."""
@@ -142,13 +150,31 @@ class TinkerAdapter:
         return base, "tinker"
 
 
-class ExampleLoop(RoundLoop):
-    """Engine that trains on stored examples; the loss of a step is the mean over its target tokens.
+def _loss_inputs(
+    sequences: Sequence[tuple[Ids, Ids]], terms: Terms, at: Sequence[torch.Tensor] | None
+) -> list[dict[str, torch.Tensor]]:
+    """Return the inputs, per completion, of a loss of the API with the gradient of ``terms`` at ``at``."""
+    points = [torch.zeros(len(ids)) for _, ids in sequences] if at is None else [row.clone() for row in at]
+    loss = terms([row.requires_grad_() for row in points])["loss"]
+    gains = [-gradient for gradient in torch.autograd.grad(loss, points)]
+    if at is None:
+        return [{"weights": gain} for gain in gains]
+    return [{"logprobs": row, "advantages": gain} for row, gain in zip(at, gains, strict=True)]
 
-    ``encode`` returns the examples that fit, for a tokenizer, its end tokens and the model's maximum length.
+
+class ExampleLoop(RoundLoop):
+    """Engine that trains on stored examples.
+
+    Args:
+        encode: returns the examples that fit, for a tokenizer, its end tokens and the model's maximum length.
+        pair_terms: computes the loss and the other logged figures of pairs, as
+            `leret.training.algorithms.preference.pair_terms`. None: the loss is the mean over a step's target tokens.
     """
 
-    def __init__(self, job: TrainingJob, encode: Callable[[Any, Ids, int | None], list[Encoded]]) -> None:
+    def __init__(
+        self, job: TrainingJob, encode: Callable[[Any, Ids, int | None], list[Encoded]],
+        pair_terms: Callable[..., dict[str, torch.Tensor]] | None,
+    ) -> None:  # fmt: skip
         if job.run is None:
             raise TrainingError("engine: tinker needs a run of `leret sample`; remove engine")
         recipe: Any = job.recipe
@@ -159,6 +185,7 @@ class ExampleLoop(RoundLoop):
         policy = self.learner.policy
         self.tasks: Any = encode(policy.tokenizer, policy.ends, policy.encoder.n_positions)
         self.examples, self.dropped = len(self.tasks), len(job.inputs) - len(self.tasks)
+        self._pair_terms, self._references = pair_terms, dict[int, torch.Tensor]()
         self.size = min(recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps, self.examples)
         StepLoop.__init__(self, self._directory, recipe.logging_steps, recipe.save_steps, n)
 
@@ -173,38 +200,25 @@ class ExampleLoop(RoundLoop):
         return {**figures, "learning_rate": rate}
 
     def _step(self, places: Sequence[int]) -> dict[str, float]:
-        rows = [(self.tasks[place].prompt, self.tasks[place].completions[0]) for place in places]
-        n = sum(len(target) for _, target in rows)
-        data = [(prompt, target, {"weights": torch.full((len(target),), 1 / n)}) for prompt, target in rows]
-        return {"loss": -float(torch.cat(self.learner.step(data, "cross_entropy")).sum()) / n}
+        rows = [self.tasks[place] for place in places]
+        if self._pair_terms is None:
+            return dict(self.learner.step(_sequences(rows), _mean_loss, "cross_entropy"))
+        references = torch.stack(self._reference_logps(places), dim=1)
+        terms = partial(self._pair_terms, self.recipe, references=references, gains=[row.gain for row in rows])
+        return dict(self.learner.step(_sequences(rows), lambda logps: terms((logps[::2], logps[1::2]))))
 
-
-class PairLoop(ExampleLoop):
-    """Engine that trains on stored pairs; the reference log-probabilities of a pair are computed in its first step.
-
-    ``terms`` computes the loss and the other logged figures, as `leret.training.algorithms.preference.pair_terms`.
-    """
-
-    def __init__(self, job: TrainingJob, encode: Any, terms: Callable[..., dict[str, torch.Tensor]]) -> None:
-        super().__init__(job, encode)
-        self._terms, self._references = terms, dict[int, torch.Tensor]()
-
-    def _step(self, places: Sequence[int]) -> dict[str, float]:
-        adapter, pairs = self.learner, [self.tasks[place] for place in places]
+    def _reference_logps(self, places: Sequence[int]) -> list[torch.Tensor]:
+        """Return the summed log-probabilities of pairs under the initial weights; they are computed once per pair."""
         if new := [place for place in places if place not in self._references]:
-            logps = adapter.initial_logps(_sequences([self.tasks[place] for place in new]))
+            logps = self.learner.initial_logps(_sequences([self.tasks[place] for place in new]))
             sums = torch.stack([row.sum() for row in logps]).view(-1, 2)
             self._references.update(zip(new, sums, strict=True))
-        references = torch.stack([self._references[place] for place in places], dim=1)
-        gains = [pair.gain for pair in pairs]
-
-        def terms(logps: list[torch.Tensor]) -> dict[str, torch.Tensor]:
-            return self._terms(self.recipe, (logps[::2], logps[1::2]), references, gains)
-
-        rows: list[Row] = [(prompt, ids, {}) for prompt, ids in _sequences(pairs)]
-        logps = adapter.step(rows, lambda logps: terms(logps)["loss"])
-        return {name: float(term) for name, term in terms(logps).items()}
+        return [self._references[place] for place in places]
 
 
-def _sequences(pairs: Sequence[Encoded]) -> list[tuple[Ids, Ids]]:
-    return [(pair.prompt, ids) for pair in pairs for ids in pair.completions]
+def _mean_loss(logps: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"loss": -torch.cat(logps).mean()}
+
+
+def _sequences(examples: Sequence[Encoded]) -> list[tuple[Ids, Ids]]:
+    return [(example.prompt, ids) for example in examples for ids in example.completions]

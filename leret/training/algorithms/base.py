@@ -70,7 +70,7 @@ class StoredAlgorithm:
         make_trainer: builds a `transformers.Trainer` over token ids.
         oracle_loss: computes the loss of dataset rows with the model's plain forward pass, one sequence at a time.
         describe: describes a recipe and cites its source, for the model card.
-        make_loop: makes the engine for ``engine: tinker`` from a job and a function that encodes the examples.
+        pair_terms: computes the loss of pairs for ``engine: tinker``; None for algorithms on single completions.
     """
 
     settings: type[ExampleRecipe]
@@ -78,7 +78,7 @@ class StoredAlgorithm:
     make_trainer: Callable[[Any, TrainerInputs], Any]
     oracle_loss: Callable[[Any, Any, Sequence[Mapping[str, Any]]], float]
     describe: Callable[[Any], str]
-    make_loop: Callable[[TrainingJob, Callable[..., list[Encoded]]], Engine] | None = None
+    pair_terms: Callable[..., dict[str, torch.Tensor]] | None = None
 
     is_online: ClassVar[bool] = False
     picks: ClassVar[bool] = False
@@ -94,8 +94,10 @@ class StoredAlgorithm:
     @contextmanager
     def engine(self, job: TrainingJob, device: str) -> Iterator[Engine]:
         recipe: Any = job.recipe
-        if recipe.uses_tinker and self.make_loop is not None:
-            yield self.make_loop(job, partial(self._encode, job))
+        if recipe.uses_tinker:
+            from leret.training.tinker import ExampleLoop
+
+            yield ExampleLoop(job, partial(self._encode, job), self.pair_terms)
             return
         model, tokenizer = load_for_training(job.initial, recipe.lora, recipe.dtype)
         examples = self._encode(job, tokenizer, stop_ids(model), positions(model))

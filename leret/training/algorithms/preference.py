@@ -21,9 +21,6 @@ from leret.training.data import Encoded, Samples, TrainingExample
 if TYPE_CHECKING:
     import torch
 
-    from leret.training.driver import Engine
-    from leret.training.job import TrainingJob
-
 Weight = Annotated[float, Field(gt=0)]
 
 _SIDES = ("chosen", "rejected")
@@ -196,11 +193,5 @@ def _describe(recipe: DPORecipe | IPORecipe) -> str:
     return f"{text}, with losses {mixture}" if recipe.losses else text
 
 
-def _loop(job: TrainingJob, encode: Any) -> Engine:
-    from leret.training.tinker import PairLoop
-
-    return PairLoop(job, encode, pair_terms)
-
-
-DPO = StoredAlgorithm(DPORecipe, examples, make_trainer, oracle_loss, _describe, _loop)
-IPO = StoredAlgorithm(IPORecipe, examples, make_trainer, oracle_loss, _describe, _loop)
+DPO = StoredAlgorithm(DPORecipe, examples, make_trainer, oracle_loss, _describe, pair_terms)
+IPO = StoredAlgorithm(IPORecipe, examples, make_trainer, oracle_loss, _describe, pair_terms)

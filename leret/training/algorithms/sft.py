@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, PositiveInt
 
@@ -19,10 +19,6 @@ from leret.training.algorithms.base import (
     trainer_arguments,
 )
 from leret.training.data import Encoded, RunSamples, Samples, TrainingExample, plain
-
-if TYPE_CHECKING:
-    from leret.training.driver import Engine
-    from leret.training.job import TrainingJob
 
 IGNORED = -100  # label that torch and transformers exclude from the loss
 
@@ -140,10 +136,4 @@ def _describe(recipe: SFTRecipe) -> str:
     return f"supervised fine-tuning on {what}"
 
 
-def _loop(job: TrainingJob, encode: Any) -> Engine:
-    from leret.training.tinker import ExampleLoop
-
-    return ExampleLoop(job, encode)
-
-
-SFT = StoredAlgorithm(SFTRecipe, examples, make_trainer, oracle_loss, _describe, _loop)
+SFT = StoredAlgorithm(SFTRecipe, examples, make_trainer, oracle_loss, _describe)

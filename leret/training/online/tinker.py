@@ -45,23 +45,16 @@ class TinkerUpdate:
         recipe, counted = self._recipe, batch.counted(round_tokens, bool(beta))
         if counted is None or counted.old_logps is None:
             return {}
-        at = counted.old_logps.clone().requires_grad_()
-        torch.autograd.backward(self._terms(counted, at, beta)["loss"])
-        assert at.grad is not None
-        rows = [
-            (prompt, ids, {"logprobs": counted.old_logps[i, : len(ids)], "advantages": -at.grad[i, : len(ids)]})
-            for i, (prompt, ids) in enumerate(counted.sequences)
-        ]
-        if recipe.num_iterations * recipe.num_mini_batches > 1:
-            high = recipe.epsilon if recipe.epsilon_high is None else recipe.epsilon_high
-            bounds = {"clip_low_threshold": 1 - recipe.epsilon, "clip_high_threshold": 1 + high}
-            logps = self._adapter.step(rows, "ppo", **bounds)
-        else:
-            logps = self._adapter.step(rows, "importance_sampling")
-        return {name: float(term) for name, term in self._terms(counted, _table(logps, counted), beta).items()}
 
-    def _terms(self, batch: RolloutBatch, logps: Tensor, beta: float) -> dict[str, Tensor]:
-        return self._objective.loss(self._recipe, batch, Forward(torch.empty(0), logps, None), beta)
+        def terms(logps: list[Tensor]) -> dict[str, Tensor]:
+            return self._objective.loss(recipe, counted, Forward(torch.empty(0), _table(logps, counted), None), beta)
+
+        at = [row[: len(ids)] for row, (_, ids) in zip(counted.old_logps, counted.sequences, strict=True)]
+        if recipe.num_iterations * recipe.num_mini_batches == 1:
+            return self._adapter.step(counted.sequences, terms, "importance_sampling", at)
+        high = recipe.epsilon if recipe.epsilon_high is None else recipe.epsilon_high
+        bounds = {"clip_low_threshold": 1 - recipe.epsilon, "clip_high_threshold": 1 + high}
+        return self._adapter.step(counted.sequences, terms, "ppo", at, **bounds)
 
 
 def _table(logps: list[Tensor], batch: RolloutBatch) -> Tensor:

@@ -21,6 +21,7 @@ from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.serving.model import refresh, resolve_policy
 from leret.policies.tool_calls import read_calls
+from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.data import end_token
 from leret.training.job import TrainingJob
@@ -45,7 +46,7 @@ class WriterLearner:
         reference = Reference(self.model, job.initial, recipe.lora) if recipe.beta else None
         sampled = job.environment.recipe.policy_of(recipe.predictors)
         self.temperature = recipe.temperature or sampled.temperature
-        self.policy = self._live_policy(sampled, job.environment.cache)
+        self.policy = self._live_policy(sampled, job.environment)
         self.update = Update(
             self.model, self.tokenizer.pad_token_id, recipe, objective,
             temperature=self.temperature, reference=reference,
@@ -53,14 +54,14 @@ class WriterLearner:
         self.kl = KLController(recipe.beta, recipe.target_kl, recipe.kl_horizon)
         self._schedule = make_schedule(recipe, self.update.optimizer, recipe.n_steps(len(job.inputs)))
 
-    def _live_policy(self, sampled: PolicySettings, cache: Path) -> LocalPolicy | ServedPolicy:
+    def _live_policy(self, sampled: PolicySettings, environment: Environment) -> LocalPolicy | ServedPolicy:
         identity = {"name": self.recipe.policy_name, "digest": self._initial.digest}
         if not self.recipe.served:
             thinking = getattr(sampled, "enable_thinking", None)
             return LocalPolicy.over(self.model, self.tokenizer, enable_thinking=thinking, **identity)
         if not isinstance(sampled, OpenAIPolicySettings):
             raise TrainingError(f"served: needs a run with policy kind openai, not {sampled.kind}; remove served")
-        directory = cache / f"served-{self.recipe.policy_name}"
+        directory = environment.cache / f"served-{self.recipe.policy_name}"
         return ServedPolicy(sampled, self.model, self.tokenizer, directory, **identity)
 
     @property
