@@ -80,12 +80,10 @@ def add_up(tensors: Iterable[Tensor]) -> None:
 def add_up_gradients(weights: Iterable[torch.nn.Parameter]) -> None:
     """Replace each gradient by its sum over the processes; a process without completions has no gradients."""
     if n_processes() > 1:
-        import torch
-
         for weight in weights:
             if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-            torch.distributed.all_reduce(weight.grad)
+                weight.grad = weight.new_zeros(weight.shape)
+            add_up([weight.grad])
 
 
 def add_up_figures(figures: Mapping[str, float]) -> dict[str, float]:

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from leret.core.errors import TrainingError
 from leret.core.types import Choice, digest
 from leret.policies.pickers.picker import Picker, open_picker
 from leret.rollouts.rounds import Sampled
 from leret.training.job import TrainingJob
 from leret.training.model import sampled_picker
 from leret.training.online.advantages import Comparison, mini_batches
-from leret.training.online.update import LOGGED, make_optimizer, make_schedule
+from leret.training.online.update import LOGGED, make_optimizer, make_schedule, take_step
 from leret.training.validation import Validation
 
 _PICKER = "picker"  # folder name in a checkpoint
@@ -163,10 +162,8 @@ class PickLearner:
         """Make the optimizer, and the network of a picker from scratch, which takes its vocabulary from ``choices``."""
         self.policy.fit(choices)
         recipe = self.recipe
-        adam = {name: getattr(recipe, name) for name in ("adam_beta1", "adam_beta2", "adam_epsilon")}
-        kind, more = make_optimizer(recipe, **adam)
-        self._optimizer = kind(self.policy.model.parameters(), **{**more, "lr": recipe.learning_rate})
-        self._schedule = make_schedule(recipe, self._optimizer, self._n_steps, getattr(recipe, "min_lr_rate", 0.0))
+        self._optimizer = make_optimizer(recipe, self.policy.model.parameters())
+        self._schedule = make_schedule(recipe, self._optimizer, self._n_steps)
         self.method.begin(self.policy)
 
     @property
@@ -185,21 +182,14 @@ class PickLearner:
 
     def _step(self, batch: PickBatch) -> dict[str, float]:
         """Take one optimizer step on the mean loss over states."""
-        self._optimizer.zero_grad()
-        n, picker, sums = len(batch.choices), self.policy, dict[str, float]()
-        for states in torch.arange(n).split(self.recipe.per_device_train_batch_size):
-            terms = self.method.losses(picker, batch.at(states))
-            (terms["loss"].sum() / n).backward()
-            for name, value in terms.items():
-                sums[name] = sums.get(name, 0.0) + float(value.detach().sum()) / n
-        total = sums.pop("loss")
-        norm = float(torch.nn.utils.clip_grad_norm_(picker.model.parameters(), self.recipe.max_grad_norm))
-        if not math.isfinite(total + norm):
-            raise TrainingError(f"the loss is {total} and the gradient norm is {norm}; lower learning_rate")
-        self._optimizer.step()
+        n = len(batch.choices)
+        parts = (batch.at(states) for states in torch.arange(n).split(self.recipe.per_device_train_batch_size))
+        losses = (self.method.losses(self.policy, part) for part in parts)
+        means = ({name: value.sum() / n for name, value in terms.items()} for terms in losses)
+        figures = take_step(self._optimizer, means, self.recipe)
         self._schedule.step()
-        self.method.after_step(picker)
-        return {"loss": total, "grad_norm": norm, **{LOGGED[name]: value for name, value in sums.items()}}
+        self.method.after_step(self.policy)
+        return {LOGGED[name]: value for name, value in figures.items()}
 
 
 def values_of(picker: Picker, choices: Sequence[Choice], twin: bool = False) -> Tensor:

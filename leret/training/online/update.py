@@ -7,7 +7,7 @@ model on its share of the completions, and log-probabilities and gradients are a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -214,8 +214,7 @@ class Update:
             torch.nn.init.zeros_(self.value_head.weight)
             torch.nn.init.zeros_(self.value_head.bias)
             inner.get_decoder().register_forward_hook(self._keep_hidden)
-        kind, more = make_optimizer(recipe)
-        self.optimizer = kind(list(self.trainable_parameters().values()), **{**more, "lr": recipe.learning_rate})
+        self.optimizer = make_optimizer(recipe, list(self.trainable_parameters().values()))
 
     def trainable_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return trainable parameters by name, including the value head."""
@@ -250,27 +249,14 @@ class Update:
         """
         has_other_terms = bool(beta or self.recipe.entropy_coef or self.value_head is not None)
         counted = batch.counted(round_tokens, has_other_terms)
-        if counted is None:
-            return {}
-        batch = counted
-        self.optimizer.zero_grad()
-        sums: dict[str, float] = {}
+        return {} if counted is None else take_step(self.optimizer, self._terms(counted, beta), self.recipe)
+
+    def _terms(self, batch: RolloutBatch, beta: float) -> Iterator[dict[str, Tensor]]:
         for index in self._micro_batches(batch):
             rows = batch.rows(index)
             now = self._forward(self.model, rows)
             part = rows if rows.old_logps is not None else replace(rows, old_logps=now.logps.detach())
-            terms = self.objective.loss(self.recipe, part, now, beta)
-            terms["loss"].backward()
-            for name, value in terms.items():
-                sums[name] = sums.get(name, 0.0) + float(value.detach())
-        sums = add_up_figures(sums)
-        weights = list(self.trainable_parameters().values())
-        add_up_gradients(weights)
-        norm = float(torch.nn.utils.clip_grad_norm_(weights, self.recipe.max_grad_norm))
-        if not math.isfinite(sums["loss"] + norm):
-            raise TrainingError(f"the loss is {sums['loss']} and the gradient norm is {norm}; lower learning_rate")
-        self.optimizer.step()
-        return {**sums, "grad_norm": norm}
+            yield self.objective.loss(self.recipe, part, now, beta)
 
     def _forward(self, model: Any, batch: RolloutBatch, reference: bool = False) -> Forward:
         if reference:
@@ -304,26 +290,47 @@ class Update:
         self._hidden = output.last_hidden_state
 
 
-def make_optimizer(recipe: Any, **adam: float) -> tuple[Any, Mapping[str, Any]]:
-    """Return the optimizer class and arguments in transformers for ``optim``; ``adam`` may set ``adam_beta1`` etc."""
+def take_step(
+    optimizer: torch.optim.Optimizer, micro_batches: Iterable[Mapping[str, Tensor]], recipe: Any
+) -> dict[str, float]:
+    """Take one optimizer step on the sum of the micro-batches' ``loss``; return all summed terms and ``grad_norm``.
+
+    Raise `TrainingError` if the loss or the gradient norm is not finite.
+    """
+    optimizer.zero_grad()
+    sums: dict[str, float] = {}
+    for terms in micro_batches:
+        terms["loss"].backward()
+        for name, value in terms.items():
+            sums[name] = sums.get(name, 0.0) + float(value.detach())
+    sums = add_up_figures(sums)
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    add_up_gradients(weights)
+    norm = float(torch.nn.utils.clip_grad_norm_(weights, recipe.max_grad_norm))
+    if not math.isfinite(sums["loss"] + norm):
+        raise TrainingError(f"the loss is {sums['loss']} and the gradient norm is {norm}; lower learning_rate")
+    optimizer.step()
+    return {**sums, "grad_norm": norm}
+
+
+def make_optimizer(recipe: Any, weights: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Return the optimizer in transformers for the recipe's ``optim``, ``learning_rate``, ``adam_beta1`` etc."""
     from transformers import Trainer, TrainingArguments
 
-    arguments = TrainingArguments(
-        output_dir="unused", optim=recipe.optim, learning_rate=recipe.learning_rate, report_to=[], use_cpu=True,
-        **adam,
-    )  # fmt: skip
+    names = ("optim", "learning_rate", "adam_beta1", "adam_beta2", "adam_epsilon")
+    keys = {name: getattr(recipe, name) for name in names if hasattr(recipe, name)}
+    arguments = TrainingArguments(output_dir="unused", report_to=[], use_cpu=True, **keys)
     kind, more = Trainer.get_optimizer_cls_and_kwargs(arguments)
-    return kind, {**more, "weight_decay": recipe.weight_decay} if recipe.optim != "adafactor" else more
+    decay = {} if recipe.optim == "adafactor" else {"weight_decay": recipe.weight_decay}
+    optimizer: torch.optim.Optimizer = kind(weights, **more, **decay)
+    return optimizer
 
 
-def make_schedule(recipe: RoundRecipe, optimizer: torch.optim.Optimizer, n: int, floor: float = 0.0) -> Any:
-    """Return a learning rate schedule over ``n`` steps; a cosine schedule ends at ``floor`` times the peak rate."""
+def make_schedule(recipe: RoundRecipe, optimizer: torch.optim.Optimizer, n: int) -> Any:
+    """Return a learning rate schedule over ``n`` steps; with ``min_lr_rate``, it ends at this share of the peak."""
     from transformers import get_scheduler
 
-    warmup = recipe.warmup_steps or math.ceil(recipe.warmup_ratio * n)
-    name, more = (
-        (f"{recipe.lr_scheduler_type}_with_min_lr", {"min_lr_rate": floor})
-        if floor
-        else (recipe.lr_scheduler_type, None)
-    )
+    warmup, floor = recipe.warmup_steps or math.ceil(recipe.warmup_ratio * n), getattr(recipe, "min_lr_rate", 0.0)
+    name = f"{recipe.lr_scheduler_type}_with_min_lr" if floor else recipe.lr_scheduler_type
+    more = {"min_lr_rate": floor} if floor else None
     return get_scheduler(name, optimizer, num_warmup_steps=warmup, num_training_steps=n, scheduler_specific_kwargs=more)
