@@ -239,6 +239,21 @@ def _with_adapter(model: Any, directory: Path, settings: LoraSettings | None) ->
     return loaded
 
 
+def new_adapter(settings: LoraSettings | None, model: Any) -> Any:
+    """Return the peft configuration for a new adapter; None for full weights or a model that already has an adapter."""
+    if settings is None or hasattr(model, "peft_config"):
+        return None
+    from peft import LoraConfig
+
+    targets = settings.target_modules
+    return LoraConfig(
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        task_type="CAUSAL_LM",
+    )
+
+
 def save_policy(model: Any, tokenizer: Any, directory: Path, state: Mapping[str, Any] | None = None) -> None:
     """Write a model or adapter as safetensors, with its tokenizer; ``state``, if given, is written as the weights."""
     peft = hasattr(model, "peft_config")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from leret.config.training import ExampleRecipe, LoraSettings, TrainingRecipe, WriterKeys
+from leret.config.training import ExampleRecipe, TrainingRecipe, WriterKeys
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import positions
@@ -23,6 +23,7 @@ from leret.training.model import (
     find_tinker,
     library_of,
     load_for_training,
+    new_adapter,
     save_policy,
     stop_ids,
 )
@@ -322,21 +323,6 @@ def _rows_dataset(rows: Mapping[str, list[Any]], directory: Path, arguments: Any
         if arguments.process_index == 0:
             Dataset.from_dict(rows).save_to_disk(path)
         return load_from_disk(str(path))
-
-
-def new_adapter(settings: LoraSettings | None, model: Any) -> Any:
-    """Return the peft configuration for a new adapter; None for full weights or a model that already has an adapter."""
-    if settings is None or hasattr(model, "peft_config"):
-        return None
-    from peft import LoraConfig
-
-    targets = settings.target_modules
-    return LoraConfig(
-        r=settings.r,
-        lora_alpha=settings.alpha,
-        target_modules=targets if isinstance(targets, str) else list(targets),
-        task_type="CAUSAL_LM",
-    )
 
 
 def completion_logps(model: Any, prompt: Sequence[int], completion: Sequence[int]) -> torch.Tensor:

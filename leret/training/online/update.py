@@ -18,8 +18,7 @@ from torch import Tensor
 
 from leret.config.training import LoraSettings, RoundRecipe
 from leret.core.errors import TrainingError
-from leret.training.algorithms.base import new_adapter
-from leret.training.model import InitialPolicy, load_for_training
+from leret.training.model import InitialPolicy, load_for_training, new_adapter
 from leret.training.online.base import Objective
 from leret.training.online.losses import KL, LossType, entropy, reduce_loss
 from leret.training.packing import collate, share_prompts
