@@ -88,13 +88,8 @@ class TinkerAdapter:
             learning_rate=self.learning_rate, beta1=0.9, beta2=0.999, eps=1e-8,  # as in leret's loop
             weight_decay=self._recipe.weight_decay, grad_clip_norm=self._recipe.max_grad_norm,
         )  # fmt: skip
-        data = []
-        inputs = _loss_inputs(sequences, terms, at) if loss else [dict[str, torch.Tensor]() for _ in sequences]
-        for (prompt, completion), row in zip(sequences, inputs, strict=True):
-            ids, before = [*prompt, *completion], torch.zeros(len(prompt) - 1)
-            values = {name: torch.cat([before, value]) for name, value in row.items()}
-            values["target_tokens"] = torch.tensor(ids[1:])
-            data.append(types.Datum(model_input=types.ModelInput.from_ints(ids[:-1]), loss_fn_inputs=values))
+        inputs = _loss_inputs(sequences, terms, at) if loss else [{} for _ in sequences]
+        data = [_datum(types, *one, row) for one, row in zip(sequences, inputs, strict=True)]
 
         def completions(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
             return [value[-len(completion) :] for value, (_, completion) in zip(values, sequences, strict=True)]
@@ -148,6 +143,13 @@ class TinkerAdapter:
         GenerationConfig(eos_token_id=self.policy.ends).save_pretrained(directory)
         write_atomically(directory / TINKER_RECORD, json.dumps({"base_model": base, **paths}, indent=1))
         return base, "tinker"
+
+
+def _datum(types: Any, prompt: Ids, completion: Ids, inputs: Mapping[str, torch.Tensor]) -> Any:
+    ids, before = [*prompt, *completion], torch.zeros(len(prompt) - 1)
+    values = {name: torch.cat([before, value]) for name, value in inputs.items()}
+    model_input = types.ModelInput.from_ints(ids[:-1])
+    return types.Datum(model_input=model_input, loss_fn_inputs={**values, "target_tokens": torch.tensor(ids[1:])})
 
 
 def _loss_inputs(
