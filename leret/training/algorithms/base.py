@@ -96,7 +96,7 @@ class StoredAlgorithm:
     def engine(self, job: TrainingJob, device: str) -> Iterator[Engine]:
         recipe: Any = job.recipe
         if recipe.uses_tinker:
-            from leret.training.tinker import ExampleLoop
+            from leret.training.online.tinker import ExampleLoop
 
             yield ExampleLoop(job, partial(self._encode, job), self.pair_terms)
             return

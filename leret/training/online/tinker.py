@@ -1,25 +1,171 @@
-"""Online training on a server of the Tinker API: leret's advantages and losses, and the server's gradients."""
+"""Training on a server of the Tinker API (``engine: tinker``): leret's losses, and the server's gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationConfig
 
-from leret.core.errors import TrainingError
-from leret.rollouts.rounds import Sampled
+from leret.config.policy import PolicySettings
+from leret.core.errors import PolicyError, TrainingError
+from leret.core.files import write_atomically
+from leret.core.types import digest
+from leret.policies.checkpoints import TINKER_RECORD, sampled_settings
+from leret.policies.remote.tinker import TinkerPolicy
+from leret.rollouts.rounds import Sampled, round_of
+from leret.training.data import Encoded
+from leret.training.driver import StepLoop
 from leret.training.job import TrainingJob
+from leret.training.model import InitialPolicy
 from leret.training.online.base import Objective
+from leret.training.online.loop import RoundLoop
 from leret.training.online.losses import KLController
-from leret.training.online.update import Forward, RolloutBatch
+from leret.training.online.update import Forward, RolloutBatch, make_schedule
 from leret.training.online.writing import WriterLearner
-from leret.training.tinker import TinkerAdapter
+from leret.training.processes import refuse_processes
 from leret.training.validation import Validation
+
+Ids = Sequence[int]
+Terms = Callable[[list[Tensor]], dict[str, Tensor]]
+"""A function of the completions' log-probabilities that returns ``loss``, which is minimized, and logged figures."""
+
+
+class TinkerAdapter:
+    """A LoRA adapter in training on a server, with its learning rate schedule.
+
+    ``policy`` samples from the current weights. Checkpoints are on the server; their paths are stored here.
+    """
+
+    def __init__(self, sampled: PolicySettings, initial: InitialPolicy, recipe: Any, n_steps: int) -> None:
+        refuse_processes(recipe)
+        settings: Any = sampled.in_process(str(initial.directory))
+        self.policy = TinkerPolicy(settings, lambda: self._call(self._client.save_weights_and_get_sampling_client))
+        self._server, self._recipe = self.policy.connect(), recipe
+        self._call = self._server.call
+        rate = torch.optim.SGD([torch.zeros(1)], lr=recipe.learning_rate)
+        self.schedule = make_schedule(recipe, rate, n_steps)
+        rate.step()  # a schedule warns if its optimizer has not stepped
+
+    @cached_property
+    def _client(self) -> Any:
+        service, record = self._server.service, self.policy.record
+        if path := record.get("weights"):
+            return self._call(service.create_training_client_from_state, path)
+        lora = (record["base_model"], self._recipe.lora.r, self._recipe.seed)
+        return self._call(service.create_lora_training_client, *lora)
+
+    @cached_property
+    def _reference(self) -> Any:
+        return self.policy.initial_sampler()
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.schedule.get_last_lr()[0])
+
+    def step(
+        self, sequences: Sequence[tuple[Ids, Ids]], terms: Terms, loss: str | None = None,
+        at: Sequence[Tensor] | None = None, **settings: float,
+    ) -> dict[str, float]:  # fmt: skip
+        """Take one optimizer step on the loss in ``terms``; return the terms, computed before the step.
+
+        Args:
+            sequences: prompts with completions.
+            terms: computes the loss and the logged figures from the log-probabilities of each completion's tokens.
+            loss: loss of the API with the same gradient: ``cross_entropy`` (linear loss), or one on ratios to ``at``.
+                None: the client asks for the log-probabilities first, and sends the gradient of ``terms``.
+            at: log-probabilities of the completions' tokens when they were sampled.
+            settings: settings of the API's loss.
+
+        Raises:
+            TrainingError: a log-probability is not finite.
+        """
+        types = self._server.types
+        adam = types.AdamParams(
+            learning_rate=self.learning_rate, beta1=0.9, beta2=0.999, eps=1e-8,  # as in leret's loop
+            weight_decay=self._recipe.weight_decay, grad_clip_norm=self._recipe.max_grad_norm,
+        )  # fmt: skip
+        inputs = _loss_inputs(sequences, terms, at) if loss else [{} for _ in sequences]
+        data = [_datum(types, *one, row) for one, row in zip(sequences, inputs, strict=True)]
+
+        def completions(values: Sequence[Tensor]) -> list[Tensor]:
+            return [value[-len(completion) :] for value, (_, completion) in zip(values, sequences, strict=True)]
+
+        with self._server.errors():
+            if loss is None:
+                custom: Any = lambda _, values: (terms(completions(values))["loss"], {})  # noqa: E731
+                gradient = self._client.forward_backward_custom(data, custom)
+            else:
+                gradient = self._client.forward_backward(data, loss, settings or None)
+            futures = [gradient, self._client.optim_step(adam)]
+            output, _ = [future.result(self._server.timeout_s) for future in futures]
+        logps = completions([one["logprobs"].to_torch() for one in output.loss_fn_outputs])
+        if not all(row.isfinite().all() for row in logps):
+            raise TrainingError(f"{self._server.url}: some log-probabilities are not finite; lower learning_rate")
+        return {name: float(term) for name, term in terms(logps).items()}
+
+    def initial_logps(self, sequences: Sequence[tuple[Ids, Ids]]) -> list[Tensor]:
+        """Return the log-probabilities of each completion's tokens under the initial weights."""
+        ask, types = self._reference.compute_logprobs, self._server.types
+        with self._server.errors():
+            futures = [ask(types.ModelInput.from_ints([*prompt, *completion])) for prompt, completion in sequences]
+            answers = [future.result(self._server.timeout_s) for future in futures]
+        return [torch.tensor(row[-len(ids) :]) for row, (_, ids) in zip(answers, sequences, strict=True)]
+
+    def validate(self, validation: Validation, step: int) -> dict[str, float]:
+        self.policy.renew(digest("step", step))
+        return validation.run_policy(self.policy)
+
+    def state(self, directory: Path) -> dict[str, Any]:
+        path = str(self._call(self._client.save_state, directory.name).path)
+        return {"weights": path, "schedule": self.schedule.state_dict()}
+
+    def load_state(self, state: Mapping[str, Any], directory: Path) -> None:
+        load = self._server.service.create_training_client_from_state_with_optimizer
+        try:
+            self._client = self._call(load, state["weights"])
+        except PolicyError as error:
+            raise TrainingError(
+                f"the checkpoint {state['weights']} of {directory} cannot be loaded ({error}); use the server that "
+                f"saved it, or remove {directory.parent} to train again from the start"
+            ) from error
+        self.schedule.load_state_dict(state["schedule"])
+
+    def save(self, directory: Path) -> tuple[str, str]:
+        names = {"weights": self._client.save_state, "sampler_weights": self._client.save_weights_for_sampler}
+        paths = {name: self._call(save, "final").path for name, save in names.items()}
+        base = self.policy.record["base_model"]
+        directory.mkdir(parents=True, exist_ok=True)
+        self.policy.tokenizer.save_pretrained(directory)
+        GenerationConfig(eos_token_id=self.policy.ends).save_pretrained(directory)
+        write_atomically(directory / TINKER_RECORD, json.dumps({"base_model": base, **paths}, indent=1))
+        return base, "tinker"
+
+
+def _datum(types: Any, prompt: Ids, completion: Ids, inputs: Mapping[str, Tensor]) -> Any:
+    ids, before = [*prompt, *completion], torch.zeros(len(prompt) - 1)
+    values = {name: torch.cat([before, value]) for name, value in inputs.items()}
+    model_input = types.ModelInput.from_ints(ids[:-1])
+    return types.Datum(model_input=model_input, loss_fn_inputs={**values, "target_tokens": torch.tensor(ids[1:])})
+
+
+def _loss_inputs(
+    sequences: Sequence[tuple[Ids, Ids]], terms: Terms, at: Sequence[Tensor] | None
+) -> list[dict[str, Tensor]]:
+    """Return the inputs, per completion, of a loss of the API with the gradient of ``terms`` at ``at``."""
+    points = [torch.zeros(len(ids)) for _, ids in sequences] if at is None else [row.clone() for row in at]
+    loss = terms([row.requires_grad_() for row in points])["loss"]
+    gains = [-gradient for gradient in torch.autograd.grad(loss, points)]
+    if at is None:
+        return [{"weights": gain} for gain in gains]
+    return [{"logprobs": row, "advantages": gain} for row, gain in zip(at, gains, strict=True)]
 
 
 class TinkerUpdate:
@@ -99,3 +245,65 @@ class TinkerLearner(WriterLearner):
     def _batch(self, sampled: Sampled) -> RolloutBatch:
         batch = RolloutBatch.of(sampled.sequences, sampled.groups)
         return replace(batch, old_logps=_table([torch.tensor(row) for row in sampled.logps], batch))
+
+
+class ExampleLoop(RoundLoop):
+    """Engine that trains on stored examples.
+
+    Args:
+        encode: returns the examples that fit, for a tokenizer, its end tokens and the model's maximum length.
+        pair_terms: computes the loss and the other logged figures of pairs, as
+            `leret.training.algorithms.preference.pair_terms`. None: the loss is the mean over a step's target tokens.
+    """
+
+    def __init__(
+        self, job: TrainingJob, encode: Callable[[Any, Ids, int | None], list[Encoded]],
+        pair_terms: Callable[..., dict[str, Tensor]] | None,
+    ) -> None:  # fmt: skip
+        if job.run is None:
+            raise TrainingError("engine: tinker needs a run of `leret sample`; remove engine")
+        recipe: Any = job.recipe
+        self.recipe, self.sampler, self._device, self._directory = recipe, None, "cpu", job.directory.path
+        sampled = PolicySettings.model_validate(sampled_settings(job.run, recipe.predictors))
+        n = recipe.n_steps(len(job.inputs)) if job.max_steps is None else job.max_steps
+        self.learner: Any = TinkerAdapter(sampled, job.initial, recipe, n)
+        policy = self.learner.policy
+        self.tasks: Any = encode(policy.tokenizer, policy.ends, policy.encoder.n_positions)
+        self.examples, self.dropped = len(self.tasks), len(job.inputs) - len(self.tasks)
+        self._pair_terms, self._references = pair_terms, dict[int, Tensor]()
+        self.size = min(recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps, self.examples)
+        StepLoop.__init__(self, self._directory, recipe.logging_steps, recipe.save_steps, n)
+
+    @property
+    def steps(self) -> int:
+        return int(self.state.global_step)
+
+    def _round(self) -> dict[str, float]:
+        adapter, rate = self.learner, self.learner.learning_rate
+        figures = self._step(round_of(self.examples, self.size, self.recipe.seed, self.steps))
+        adapter.schedule.step()
+        return {**figures, "learning_rate": rate}
+
+    def _step(self, places: Sequence[int]) -> dict[str, float]:
+        rows = [self.tasks[place] for place in places]
+        if self._pair_terms is None:
+            return dict(self.learner.step(_sequences(rows), _mean_loss, "cross_entropy"))
+        references = torch.stack(self._reference_logps(places), dim=1)
+        terms = partial(self._pair_terms, self.recipe, references=references, gains=[row.gain for row in rows])
+        return dict(self.learner.step(_sequences(rows), lambda logps: terms((logps[::2], logps[1::2]))))
+
+    def _reference_logps(self, places: Sequence[int]) -> list[Tensor]:
+        """Return the summed log-probabilities of pairs under the initial weights; they are computed once per pair."""
+        if new := [place for place in places if place not in self._references]:
+            logps = self.learner.initial_logps(_sequences([self.tasks[place] for place in new]))
+            sums = torch.stack([row.sum() for row in logps]).view(-1, 2)
+            self._references.update(zip(new, sums, strict=True))
+        return [self._references[place] for place in places]
+
+
+def _mean_loss(logps: list[Tensor]) -> dict[str, Tensor]:
+    return {"loss": -torch.cat(logps).mean()}
+
+
+def _sequences(examples: Sequence[Encoded]) -> list[tuple[Ids, Ids]]:
+    return [(example.prompt, ids) for example in examples for ids in example.completions]
