@@ -15,9 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from functools import cached_property, partial
-from itertools import count
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlencode
 
 from leret.core.errors import LeretError
@@ -26,7 +25,6 @@ from leret.http.endpoints import ApiKey, Clock, Endpoint, EndpointPool, RateLimi
 
 if TYPE_CHECKING:
     import aiohttp
-    from tenacity import AsyncRetrying, RetryCallState
 
     from leret.http.usage import UsageMeter
 
@@ -196,20 +194,26 @@ class Client:
         An attempt also fails if ``read`` raises `HttpError` or one of `MALFORMED`.
         """
         local, began = self._loops.get(asyncio.get_running_loop()) or self._open(), self._clock()
-        once = partial(self._attempt, local, call, read, timeout_s or self._timeout_s)
-        try:
-            return await once()  # tenacity would take a third of the CPU time of a successful request
-        except RetryableError as error:
-            first = [error]
-
-        async def attempt() -> T:
-            if first:
-                raise first.pop()
-            return await once()
-
-        # In an outage, most requests of a large batch wait for a slot, so the deadline counts from the last answer.
-        left_s = self._retry_for_s if retry_for_s is None else retry_for_s
-        return await self._retrying(local.pool, max(began, self._answered_at) + left_s)(attempt)
+        n, n_unusable, deadline = 0, 0, math.inf
+        while True:
+            n += 1
+            try:
+                return await self._attempt(local, call, read, timeout_s or self._timeout_s)
+            except RetryableError as error:
+                failure = error
+            if n == 1:  # in an outage, most requests of a large batch wait for a slot: count from the last answer
+                left_s = self._retry_for_s if retry_for_s is None else retry_for_s
+                deadline = max(began, self._answered_at) + left_s
+            backoff_s = min(_LONGEST_BACKOFF_S, _BACKOFF_S * 2.0 ** min(n - 1, 16))
+            wait_s = max(backoff_s * random.uniform(0.5, 1.5), local.pool.opens_in_s())
+            n_unusable += failure.kind in _UNUSABLE
+            if n_unusable == _MAX_UNUSABLE or self._clock() + wait_s > deadline:
+                why = f"{failure}; gave up after {n} attempt{'s'[: n > 1]}; check that the server is up, then run again"
+                raise RetryableError(why, failure.kind, failure.wait_s) from failure
+            if self._meter is not None:
+                self._meter.retried()
+            _LOG.info("%s; attempt %d in %.3g s", failure, n + 1, wait_s)
+            await self._sleep(wait_s)
 
     async def aclose(self) -> None:
         """Close the connections of the running event loop. A second call does nothing."""
@@ -248,30 +252,6 @@ class Client:
         while (endpoint := pool.take()) is None:
             await self._sleep(pool.opens_in_s())
         return endpoint
-
-    def _retrying(self, pool: EndpointPool, deadline: float) -> AsyncRetrying:
-        """Return a tenacity retrier that stops at ``deadline`` (client's clock), or after too many unusable answers."""
-        from tenacity import AsyncRetrying, retry_if_exception_type, wait_exponential
-
-        backoff_s, unusable = wait_exponential(_BACKOFF_S, _LONGEST_BACKOFF_S), count(1)
-
-        def too_late(state: RetryCallState) -> bool:
-            useless = _failure(state).kind in _UNUSABLE and next(unusable) >= _MAX_UNUSABLE
-            return useless or self._clock() + state.upcoming_sleep > deadline
-
-        return AsyncRetrying(
-            retry=retry_if_exception_type(RetryableError),
-            wait=lambda state: max(backoff_s(state) * random.uniform(0.5, 1.5), pool.opens_in_s()),
-            stop=too_late,
-            before_sleep=self._log_retry,
-            retry_error_callback=_give_up,
-            sleep=self._sleep,
-        )
-
-    def _log_retry(self, state: RetryCallState) -> None:
-        if self._meter is not None:
-            self._meter.retried()
-        _LOG.info("%s; attempt %d in %.3g s", _failure(state), state.attempt_number + 1, state.upcoming_sleep)
 
     def _open(self) -> _PerLoop:
         import aiohttp
@@ -354,18 +334,6 @@ def one_line(text: str | bytes) -> str:
         text = text[:2000].decode(errors="replace")
     line = " ".join(text[:2000].split())
     return line if len(line) <= 300 else f"{line[:300]}..."
-
-
-def _failure(state: RetryCallState) -> RetryableError:
-    failure = state.outcome.exception() if state.outcome else None
-    assert isinstance(failure, RetryableError)
-    return failure
-
-
-def _give_up(state: RetryCallState) -> NoReturn:
-    failure, n = _failure(state), state.attempt_number
-    message = f"{failure}; gave up after {n} attempt{'s'[: n > 1]}; check that the server is up, then run again"
-    raise RetryableError(message, failure.kind, failure.wait_s) from failure
 
 
 def _close_all(loops: Mapping[asyncio.AbstractEventLoop, _PerLoop], pid: int) -> None:
