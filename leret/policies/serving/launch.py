@@ -172,21 +172,11 @@ def free_port(host: str) -> int:
 
 def _bound(host: str, port: int) -> socket.socket:
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        held = socket.socket(family, kind, protocol)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            held.bind(address)
-        except OSError:
-            held.close()
-            raise
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(f"--port {port} is in use on {host}; choose another port, or 0 for a free one") from error
         raise ConfigError(f"cannot listen on --host {host} --port {port}: {error.strerror or error}") from error
-    return held
 
 
 def _new_log(name: str) -> Path:
