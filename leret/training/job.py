@@ -19,7 +19,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -52,32 +52,26 @@ def training_process(threads: int | None) -> Iterator[None]:
     import torch
     import transformers
 
-    n_threads, verbosity = torch.get_num_threads(), transformers.logging.get_verbosity()
-    shown = not datasets.are_progress_bars_disabled(), transformers.logging.is_progress_bar_enabled()
-    state = random.getstate()  # trainers reseed this generator, but other code draws ids from it
-    bars = os.environ.get("TQDM_DISABLE")
-    os.environ["TQDM_DISABLE"] = "1"  # hides TRL's progress bar for reference log-probabilities
-    with warnings.catch_warnings(), _disk_errors():
+    logging, bars = transformers.logging, os.environ.get("TQDM_DISABLE")
+    with ExitStack() as before, warnings.catch_warnings(), _disk_errors():
+        # Trainers reseed this generator, but other code draws ids from it.
+        before.callback(random.setstate, random.getstate())
+        before.callback(torch.set_num_threads, torch.get_num_threads())
+        before.callback(logging.set_verbosity, logging.get_verbosity())
+        if not datasets.are_progress_bars_disabled():
+            before.callback(datasets.enable_progress_bars)
+        if logging.is_progress_bar_enabled():
+            before.callback(logging.enable_progress_bar)
+        restore: Any = os.environ.pop if bars is None else os.environ.__setitem__
+        before.callback(restore, "TQDM_DISABLE", bars)
+        os.environ["TQDM_DISABLE"] = "1"  # hides TRL's progress bar for reference log-probabilities
         warnings.simplefilter("ignore", FutureWarning)
         datasets.disable_progress_bars()
-        transformers.logging.disable_progress_bar()
-        transformers.logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        logging.set_verbosity_error()
         if threads is not None:
             torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            random.setstate(state)
-            if bars is None:
-                del os.environ["TQDM_DISABLE"]
-            else:
-                os.environ["TQDM_DISABLE"] = bars
-            torch.set_num_threads(n_threads)
-            transformers.logging.set_verbosity(verbosity)
-            if shown[0]:
-                datasets.enable_progress_bars()
-            if shown[1]:
-                transformers.logging.enable_progress_bar()
+        yield
 
 
 @contextmanager
