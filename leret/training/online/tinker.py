@@ -287,7 +287,8 @@ class ExampleLoop(RoundLoop):
     def _step(self, places: Sequence[int]) -> dict[str, float]:
         rows = [self.tasks[place] for place in places]
         if self._pair_terms is None:
-            return dict(self.learner.step(_sequences(rows), _mean_loss, "cross_entropy"))
+            mean = lambda logps: {"loss": -torch.cat(logps).mean()}  # noqa: E731
+            return dict(self.learner.step(_sequences(rows), mean, "cross_entropy"))
         references = torch.stack(self._reference_logps(places), dim=1)
         terms = partial(self._pair_terms, self.recipe, references=references, gains=[row.gain for row in rows])
         return dict(self.learner.step(_sequences(rows), lambda logps: terms((logps[::2], logps[1::2]))))
@@ -299,10 +300,6 @@ class ExampleLoop(RoundLoop):
             sums = torch.stack([row.sum() for row in logps]).view(-1, 2)
             self._references.update(zip(new, sums, strict=True))
         return [self._references[place] for place in places]
-
-
-def _mean_loss(logps: list[Tensor]) -> dict[str, Tensor]:
-    return {"loss": -torch.cat(logps).mean()}
 
 
 def _sequences(examples: Sequence[Encoded]) -> list[tuple[Ids, Ids]]:
