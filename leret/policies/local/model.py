@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError, reason
-from leret.policies.base import Completion, Messages
+from leret.policies.base import Completion
 from leret.policies.checkpoints import (
     adapter_base,
     check_finite,
@@ -17,7 +18,7 @@ from leret.policies.checkpoints import (
     positions,
     read_model_json,
 )
-from leret.policies.local.chat_template import EncodedPrompt, PromptEncoder
+from leret.policies.local.chat_template import PromptEncoder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,10 +59,6 @@ class CausalModel:
             # Padding follows a shared prefix, and a sliding window would count it as tokens: do not share prefixes.
             prefixes=None if sliding else PrefixCache(_PREFIX_BYTES),
         )
-
-    def encode(self, messages: Messages) -> EncodedPrompt:
-        """Return the prompt's tokens; raise `PromptTooLongError` if no completion token fits."""
-        return self.encoder.encode(messages)
 
     def generate(self, jobs: Sequence[Job]) -> list[list[Completion]]:
         """Complete all prompts in one batch; return one completion per seed for each job, in order."""
@@ -123,6 +120,19 @@ def load_model(path: Path, settings: LocalPolicySettings, name: str = "") -> Cau
     tokenizer.model_max_length = 2**62  # PromptEncoder checks lengths against the model's limit
     network.eval().requires_grad_(False)
     return architecture_of(network)(network.to(place), tokenizer, name or str(path), settings.enable_thinking)
+
+
+@contextmanager
+def evaluation_mode(network: Any) -> Iterator[None]:
+    """Switch a network to evaluation mode; the end of the block restores its mode."""
+    in_training = network.training
+    try:
+        if in_training:
+            network.eval()
+        yield
+    finally:
+        if in_training:
+            network.train()
 
 
 def load_weights(path: Path, dtype: str, **settings: Any) -> Any:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import find_model, model_digest, policy_directory
 from leret.policies.local.batching import BatchWorker
-from leret.policies.local.model import CausalModel, architecture_of, load_model
+from leret.policies.local.model import CausalModel, architecture_of, evaluation_mode, load_model
 
 if TYPE_CHECKING:
     from leret.policies.local.decoder import Job
@@ -112,7 +111,7 @@ class LocalPolicy(SharedInstance):
 
     def prompt_ids(self, messages: Messages) -> tuple[int, ...]:
         """Return the prompt's tokens; raise `PromptTooLongError` if no completion token fits."""
-        return self.model.encode(messages).token_ids
+        return self.model.encoder.encode(messages).token_ids
 
     def close(self) -> None:
         self._worker.close()
@@ -139,7 +138,7 @@ class LocalPolicy(SharedInstance):
                 f"the request has {len(request.seeds)} seeds and max_tokens={request.max_tokens}; "
                 "pass at least one seed, and max_tokens of at least 1"
             )
-        prompt = self.model.encode(request.messages)
+        prompt = self.model.encoder.encode(request.messages)
         return Job(
             prompt.token_ids,
             prompt.n_shared,
@@ -167,7 +166,7 @@ class LocalPolicy(SharedInstance):
 
     def _process(self, jobs: Sequence[Job]) -> Sequence[list[Completion] | Exception]:
         try:
-            with _evaluation_mode(self.model.network):
+            with evaluation_mode(self.model.network):
                 return self.model.generate(jobs)
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
@@ -191,18 +190,6 @@ class LocalPolicy(SharedInstance):
         half = len(jobs) // 2
         self.max_batch_tokens = max(256, self.max_batch_tokens // 2)  # for later batches
         return [*self._process(jobs[:half]), *self._process(jobs[half:])]
-
-
-@contextmanager
-def _evaluation_mode(network: Any) -> Iterator[None]:
-    in_training = network.training
-    try:
-        if in_training:
-            network.eval()
-        yield
-    finally:
-        if in_training:
-            network.train()
 
 
 def out_of_memory(error: Exception) -> bool:

@@ -23,6 +23,7 @@ from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.base import Completion, Request
 from leret.policies.checkpoints import PICKER_RECORD, PICKER_VERSION, check_finite, picker_digest, read_picker
 from leret.policies.local.batching import BatchWorker
+from leret.policies.local.model import evaluation_mode
 from leret.policies.local.sampling import exponentials, step_keys
 from leret.policies.pickers.encoder import EncoderQ
 from leret.policies.pickers.features import FeatureQ
@@ -104,17 +105,12 @@ class Picker(SharedInstance):
         """Return each choice's Q-values without gradients, in evaluation mode: (n_candidates,) float32 on the CPU."""
         if not self.fitted:
             return [torch.zeros(len(choice.candidates)) for choice in choices]
-        with self._lock, torch.no_grad():
-            training = self.model.training
-            self.model.eval()
-            try:
-                sizes, values = accumulate(len(choice.candidates) for choice in choices), list[Tensor]()
-                for _, group in groupby(zip(sizes, choices, strict=True), lambda one: one[0] // _AT_ONCE):
-                    part = [choice for _, choice in group]
-                    values += _split(self._function.q(part, cached=True).mean(0).cpu(), part)
-                return values
-            finally:
-                self.model.train(training)
+        with self._lock, torch.no_grad(), evaluation_mode(self.model):
+            sizes, values = accumulate(len(choice.candidates) for choice in choices), list[Tensor]()
+            for _, group in groupby(zip(sizes, choices, strict=True), lambda one: one[0] // _AT_ONCE):
+                part = [choice for _, choice in group]
+                values += _split(self._function.q(part, cached=True).mean(0).cpu(), part)
+            return values
 
     async def complete(self, request: Request) -> list[Completion]:
         self._choice(request)

@@ -15,7 +15,7 @@ from leret.config.training import ExampleRecipe, TrainingRecipe, WriterKeys
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import positions
-from leret.policies.local.model import architecture_of
+from leret.policies.local.model import architecture_of, evaluation_mode
 from leret.training.data import RunSamples, Samples, TokenEncoder, TrainingExample, check_ids, check_parity, end_token
 from leret.training.model import (
     InitialPolicy,
@@ -150,13 +150,9 @@ def check_loss(trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., f
     shortest = sorted(range(len(data)), key=lengths.__getitem__)
     rows = [data[i] for i in shortest[:_ROWS]]
     batch = send_to_device(trainer.data_collator(rows), next(model.parameters()).device)
-    model.eval()
-    try:
-        with torch.no_grad(), _moved(model):
-            computed = float(trainer.compute_loss(model, dict(batch)))
-            expected = oracle_loss(recipe, model, rows)
-    finally:
-        model.train()
+    with torch.no_grad(), evaluation_mode(model), _moved(model):
+        computed = float(trainer.compute_loss(model, dict(batch)))
+        expected = oracle_loss(recipe, model, rows)
     difference = abs(computed - expected) / max(1.0, abs(expected))
     if not difference <= (1e-4 if recipe.dtype == "float32" else 5e-2):
         raise TrainingError(
