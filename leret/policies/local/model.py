@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError, reason
-from leret.policies.base import Completion
+from leret.policies.base import Completion, Messages
 from leret.policies.checkpoints import (
     adapter_base,
     check_finite,
@@ -18,7 +18,7 @@ from leret.policies.checkpoints import (
     positions,
     read_model_json,
 )
-from leret.policies.local.chat_template import PromptEncoder
+from leret.policies.local.chat_template import EncodedPrompt, PromptEncoder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,6 +59,10 @@ class CausalModel:
             # Padding follows a shared prefix, and a sliding window would count it as tokens: do not share prefixes.
             prefixes=None if sliding else PrefixCache(_PREFIX_BYTES),
         )
+
+    def encode(self, messages: Messages) -> EncodedPrompt:
+        """Return the prompt's tokens; raise `PromptTooLongError` if no completion token fits."""
+        return self.encoder.encode(messages)
 
     def generate(self, jobs: Sequence[Job]) -> list[list[Completion]]:
         """Complete all prompts in one batch; return one completion per seed for each job, in order."""

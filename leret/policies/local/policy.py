@@ -111,7 +111,7 @@ class LocalPolicy(SharedInstance):
 
     def prompt_ids(self, messages: Messages) -> tuple[int, ...]:
         """Return the prompt's tokens; raise `PromptTooLongError` if no completion token fits."""
-        return self.model.encoder.encode(messages).token_ids
+        return self.model.encode(messages).token_ids
 
     def close(self) -> None:
         self._worker.close()
@@ -138,7 +138,7 @@ class LocalPolicy(SharedInstance):
                 f"the request has {len(request.seeds)} seeds and max_tokens={request.max_tokens}; "
                 "pass at least one seed, and max_tokens of at least 1"
             )
-        prompt = self.model.encoder.encode(request.messages)
+        prompt = self.model.encode(request.messages)
         return Job(
             prompt.token_ids,
             prompt.n_shared,

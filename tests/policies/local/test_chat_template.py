@@ -64,9 +64,7 @@ def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of, tmp_pa
     settings = LocalPolicySettings(model=str(base), enable_thinking=thinking)
     policy = make_policy(settings)
     policy.close()
-    assert ("<think>" in policy.model.tokenizer.decode(policy.model.encoder.encode(MESSAGES).token_ids)) is (
-        thinking is False
-    )
+    assert ("<think>" in policy.model.tokenizer.decode(policy.model.encode(MESSAGES).token_ids)) is (thinking is False)
     assert policy_state(policy).get("enable_thinking") is thinking
     assert settings.in_process("other").enable_thinking is thinking  # a trained policy of the run, and leret.load
     run = sampled_run(tmp_path / "run", base)
@@ -74,7 +72,7 @@ def test_enable_thinking_reaches_sampler_trainer_and_evaluation(model_of, tmp_pa
     run.update(sampling={**section, "policy": {**section["policy"], "enable_thinking": thinking}})
     with sqlite3.connect(run.store) as store:  # the sampler's own counts, which the trainer's must equal
         for state, messages in store.execute("SELECT id, messages FROM states").fetchall():
-            n = len(policy.model.encoder.encode(tuple(json.loads(messages))).token_ids)
+            n = len(policy.model.encode(tuple(json.loads(messages))).token_ids)
             store.execute("UPDATE samples SET n_prompt_tokens = ? WHERE state_id = ?", (n, state))
     assert train(SFTRecipe(per_device_train_batch_size=8), run).examples == 24
     section["policy"]["enable_thinking"] = None if thinking is False else False
@@ -103,14 +101,14 @@ def test_system_text_joins_the_users_turn_if_refused(model_of, tmp_path):
     [[completion]] = policy.complete_many([Request(FEW_SHOT, (1,), 1.0, 4)])
     policy.close()
     assert completion.n_prompt_tokens > 10
-    assert policy.model.encoder.encode(FEW_SHOT).n_shared > 5  # a demo's turns are still shared
+    assert policy.model.encode(FEW_SHOT).n_shared > 5  # a demo's turns are still shared
     run = sampled_run(tmp_path / "run", base, system="write a query")
     assert train(IPORecipe(per_device_train_batch_size=8), run).examples == 48
 
 
 def test_demonstrations_are_a_shared_beginning(policy):
     demo = ({"role": "user", "content": "the city"}, {"role": "assistant", "content": "london"})
-    first = policy.model.encoder.encode((*demo, {"role": "user", "content": "who wrote the book"}))
+    first = policy.model.encode((*demo, {"role": "user", "content": "who wrote the book"}))
     # <|user|> the city <|assistant|> london <|end|>, and the next turn's <|user|> is not part of it.
     assert first.n_shared == 6
-    assert policy.model.encoder.encode(demo[:1]).n_shared == 0
+    assert policy.model.encode(demo[:1]).n_shared == 0
