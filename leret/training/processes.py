@@ -52,8 +52,6 @@ def start_processes(device: str) -> None:
     """Connect the processes of leret's own loop; raise `TrainingError` if accelerate would shard the model."""
     from accelerate import PartialState
 
-    if n_processes() == 1:
-        return
     if is_sharded():
         raise TrainingError(
             "leret's own loop copies the whole policy to each process, but fsdp and zero3 shard it; use --launch "

@@ -287,23 +287,35 @@ def build_trainer(
     )
 
 
-def build_with_reference(
-    kind: Any, recipe: Any, inputs: TrainerInputs, arguments: Any, rows: Mapping[str, list[Any]], **more: Any
+def stored_trainer(
+    name: str,
+    recipe: Any,
+    inputs: TrainerInputs,
+    rows: Mapping[str, list[Any]],
+    collate: Callable[..., Any],
+    **keys: Any,
 ) -> Any:
-    """Return a TRL trainer whose rows include the initial policy's log-probabilities.
+    """Return TRL's trainer ``name`` (SFT, DPO, KTO) over rows of token ids that ``collate`` joins to batches.
 
-    Under FSDP, TRL would load the reference model by name, and a merged adapter still has the base model's name. So
-    this function passes a copy of the policy. With ``lora`` it fails: TRL would leave weights on the CPU.
+    ``keys`` are for the trainer's configuration. With ``precompute_ref_log_probs``, the rows include the initial
+    policy's log-probabilities. Under FSDP, TRL would load the reference model by name, and a merged adapter still has
+    the base model's name. So this function passes a copy of the policy. With ``lora`` it fails: TRL would leave weights
+    on the CPU.
     """
-    reference = None
-    if n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
+    import trl
+
+    more: dict[str, Any] = {}
+    if "precompute_ref_log_probs" in keys and n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
         if recipe.lora is not None:
             raise TrainingError(
                 f"lora: FSDP cannot train an adapter with {recipe.algorithm} (TRL issue 6470); use --launch zero3 "
                 "(shards the base model) or --launch multi (copies the base model to each GPU)"
             )
-        reference = copy.deepcopy(inputs.model)
-    trainer = build_trainer(kind, recipe, inputs, arguments, rows, ref_model=reference, **more)
+        more["ref_model"] = copy.deepcopy(inputs.model)
+    arguments = getattr(trl, f"{name}Config")(**trainer_arguments(recipe, inputs), **keys)
+    collator = partial(collate, pad=inputs.tokenizer.pad_token_id, packed=inputs.share_prompts())
+    kind = getattr(trl, f"{name}Trainer")
+    trainer = build_trainer(kind, recipe, inputs, arguments, rows, data_collator=collator, **more)
     trainer.ref_model = None  # its log-probabilities are stored in the rows
     return trainer
 

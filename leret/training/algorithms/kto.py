@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -18,13 +17,7 @@ from leret.core.errors import TrainingError
 from leret.core.types import Sample
 from leret.rollouts.credit import with_unparsed_reward
 from leret.sampling.preferences.dataset import distinct
-from leret.training.algorithms.base import (
-    StoredAlgorithm,
-    TrainerInputs,
-    build_with_reference,
-    completion_logps,
-    trainer_arguments,
-)
+from leret.training.algorithms.base import StoredAlgorithm, TrainerInputs, completion_logps, stored_trainer
 from leret.training.data import Encoded, Samples, TrainingExample, plain
 
 if TYPE_CHECKING:
@@ -124,18 +117,9 @@ def collate_completions(rows: list[dict[str, Any]], pad: int, *, packed: bool = 
 
 def make_trainer(recipe: KTORecipe, inputs: TrainerInputs) -> Any:
     """Return TRL's KTOTrainer; its rows hold token ids and the reference model's log-probabilities."""
-    from trl import KTOConfig, KTOTrainer
-
-    arguments = KTOConfig(
-        **trainer_arguments(recipe, inputs),
-        beta=recipe.beta,
-        desirable_weight=recipe.desirable_weight,
-        undesirable_weight=recipe.undesirable_weight,
-        precompute_ref_log_probs=True,
-    )
-    pad, packed, rows = inputs.tokenizer.pad_token_id, inputs.share_prompts(), kto_rows(inputs.examples)
-    collator = partial(collate_completions, pad=pad, packed=packed)
-    return build_with_reference(KTOTrainer, recipe, inputs, arguments, rows, data_collator=collator)
+    keys = {name: getattr(recipe, name) for name in ("beta", "desirable_weight", "undesirable_weight")}
+    keys["precompute_ref_log_probs"] = True
+    return stored_trainer("KTO", recipe, inputs, kto_rows(inputs.examples), collate_completions, **keys)
 
 
 def kto_rows(encoded: Sequence[Encoded]) -> dict[str, list[Any]]:

@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from leret.config.training import ExampleRecipe, TinkerKeys
-from leret.training.algorithms.base import (
-    StoredAlgorithm,
-    TrainerInputs,
-    build_with_reference,
-    completion_logps,
-    trainer_arguments,
-)
+from leret.training.algorithms.base import StoredAlgorithm, TrainerInputs, completion_logps, stored_trainer
 from leret.training.data import Encoded, Samples, TrainingExample
 
 if TYPE_CHECKING:
@@ -108,20 +102,15 @@ def examples(recipe: PairRecipe, samples: Samples) -> list[TrainingExample]:
 
 def make_trainer(recipe: DPORecipe | IPORecipe, inputs: TrainerInputs) -> Any:
     """Return TRL's DPOTrainer; its rows hold the pairs' token ids and the reference model's log-probabilities."""
-    from trl import DPOConfig, DPOTrainer
-
-    arguments = DPOConfig(
-        **trainer_arguments(recipe, inputs),
-        beta=recipe.beta,
-        loss_type=[_TRL_NAMES[name] for name in recipe.loss_weights],
-        loss_weights=list(recipe.loss_weights.values()),
-        precompute_ref_log_probs=True,
-    )
-    packed = inputs.share_prompts()
+    keys = {
+        "beta": recipe.beta,
+        "loss_type": [_TRL_NAMES[name] for name in recipe.loss_weights],
+        "loss_weights": list(recipe.loss_weights.values()),
+        "precompute_ref_log_probs": True,
+    }
     sequence = isinstance(recipe, IPORecipe) and recipe.reduction == "sequence"
-    rows, pad = preference_rows(inputs.examples), inputs.tokenizer.pad_token_id
-    collator = partial(collate_pairs, pad=pad, sequence=sequence, packed=packed, margin=recipe.reward_margin)
-    return build_with_reference(DPOTrainer, recipe, inputs, arguments, rows, data_collator=collator)
+    collate = partial(collate_pairs, sequence=sequence, margin=recipe.reward_margin)
+    return stored_trainer("DPO", recipe, inputs, preference_rows(inputs.examples), collate, **keys)
 
 
 _TRL_NAMES = {"dpo": "sigmoid", "ipo": "ipo", "sft": "sft"}

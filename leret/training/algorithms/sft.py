@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field, PositiveInt
@@ -11,13 +10,7 @@ from pydantic import Field, PositiveInt
 from leret.config.training import ExampleRecipe, TinkerKeys
 from leret.core.errors import TrainingError
 from leret.sampling.preferences.dataset import state_targets
-from leret.training.algorithms.base import (
-    StoredAlgorithm,
-    TrainerInputs,
-    build_trainer,
-    completion_logps,
-    trainer_arguments,
-)
+from leret.training.algorithms.base import StoredAlgorithm, TrainerInputs, completion_logps, stored_trainer
 from leret.training.data import Encoded, RunSamples, Samples, TrainingExample, plain
 
 IGNORED = -100  # label that torch and transformers exclude from the loss
@@ -100,15 +93,8 @@ def collate_targets(rows: list[dict[str, Any]], pad: int, *, packed: bool = Fals
 
 def make_trainer(recipe: SFTRecipe, inputs: TrainerInputs) -> Any:
     """Return TRL's SFTTrainer; its rows hold token ids, and the loss covers the completion and its end token."""
-    from trl import SFTConfig, SFTTrainer
-
-    arguments = SFTConfig(
-        **trainer_arguments(recipe, inputs),
-        completion_only_loss=False,
-        dataset_kwargs={"skip_prepare_dataset": True},
-    )
-    collator = partial(collate_targets, pad=inputs.tokenizer.pad_token_id, packed=inputs.share_prompts())
-    return build_trainer(SFTTrainer, recipe, inputs, arguments, sft_rows(inputs.examples), data_collator=collator)
+    keys = {"completion_only_loss": False, "dataset_kwargs": {"skip_prepare_dataset": True}}
+    return stored_trainer("SFT", recipe, inputs, sft_rows(inputs.examples), collate_targets, **keys)
 
 
 def sft_rows(encoded: Sequence[Encoded]) -> dict[str, list[list[int]]]:

@@ -56,7 +56,7 @@ class RoundLoop(StepLoop):
 
     @property
     def steps(self) -> int:
-        return int(self.state.global_step * self.recipe.steps_per_round)
+        return int(self.state.global_step * getattr(self.recipe, "steps_per_round", 1))
 
     def train(self, checkpoint: Path | None) -> None:
         if checkpoint is not None:

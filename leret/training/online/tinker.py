@@ -274,10 +274,6 @@ class ExampleLoop(RoundLoop):
         self.size = min(recipe.per_device_train_batch_size * recipe.gradient_accumulation_steps, self.examples)
         StepLoop.__init__(self, self._directory, recipe.logging_steps, recipe.save_steps, n)
 
-    @property
-    def steps(self) -> int:
-        return int(self.state.global_step)
-
     def _round(self) -> dict[str, float]:
         adapter, rate = self.learner, self.learner.learning_rate
         figures = self._step(round_of(self.examples, self.size, self.recipe.seed, self.steps))

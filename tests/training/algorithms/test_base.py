@@ -9,7 +9,7 @@ from leret.config.load import load_recipe
 from leret.config.training import ExampleRecipe, TrainingRecipe
 from leret.core.errors import ConfigError, TrainingError
 from leret.training.algorithms import ALGORITHMS, sft
-from leret.training.algorithms.base import TrainerInputs, build_with_reference
+from leret.training.algorithms.base import TrainerInputs, stored_trainer
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
 from leret.training.data import Encoded
@@ -93,4 +93,4 @@ def test_an_adapter_with_a_reference_is_refused_under_fsdp(tmp_path, monkeypatch
         monkeypatch.setenv(name, value)
     inputs = TrainerInputs(None, None, (), tmp_path, "cuda")
     with pytest.raises(TrainingError, match=r"FSDP cannot train an adapter with ipo.*zero3"):
-        build_with_reference(None, IPORecipe(lora={"r": 4, "alpha": 8}), inputs, None, {})
+        stored_trainer("DPO", IPORecipe(lora={"r": 4, "alpha": 8}), inputs, {}, None, precompute_ref_log_probs=True)
