@@ -55,12 +55,6 @@ class TrainerInputs:
     device: str  # cpu, cuda ...
     max_steps: int | None = None  # optimizer steps instead of the recipe's epochs
 
-    def share_prompts(self) -> bool:
-        """Prepare the model for packed batches if possible (only on a CPU, in one process); return True if prepared."""
-        from leret.training.packing import share_prompts
-
-        return self.device == "cpu" and n_processes() == 1 and share_prompts(self.model)
-
 
 @dataclass(frozen=True, slots=True)
 class StoredAlgorithm:
@@ -304,6 +298,8 @@ def stored_trainer(
     """
     import trl
 
+    from leret.training.packing import share_prompts
+
     more: dict[str, Any] = {}
     if "precompute_ref_log_probs" in keys and n_processes() > 1 and os.environ.get("ACCELERATE_USE_FSDP") == "true":
         if recipe.lora is not None:
@@ -313,7 +309,8 @@ def stored_trainer(
             )
         more["ref_model"] = copy.deepcopy(inputs.model)
     arguments = getattr(trl, f"{name}Config")(**trainer_arguments(recipe, inputs), **keys)
-    collator = partial(collate, pad=inputs.tokenizer.pad_token_id, packed=inputs.share_prompts())
+    packed = inputs.device == "cpu" and n_processes() == 1 and share_prompts(inputs.model)
+    collator = partial(collate, pad=inputs.tokenizer.pad_token_id, packed=packed)
     kind = getattr(trl, f"{name}Trainer")
     trainer = build_trainer(kind, recipe, inputs, arguments, rows, data_collator=collator, **more)
     trainer.ref_model = None  # its log-probabilities are stored in the rows
