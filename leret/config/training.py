@@ -188,7 +188,7 @@ class RoundRecipe(TrainingRecipe):
     @property
     def uses_trl(self) -> bool:
         """True if TRL's trainer runs the algorithm instead of leret's loop."""
-        return False
+        return getattr(self, "engine", None) == "trl"
 
     @property
     def steps_per_round(self) -> int:
@@ -239,13 +239,9 @@ class WritingRecipe(RoundRecipe, WriterKeys, ClipKeys):
     kl_horizon: float = Field(10_000, gt=0, description="completions in which beta changes by up to 20 %")
 
     @model_validator(mode="after")
-    def _has_a_penalty_to_move(self) -> WritingRecipe:
+    def _adapts_a_penalty_and_serves_an_adapter(self) -> WritingRecipe:
         if self.target_kl is not None and not self.beta:
             raise ValueError("target_kl adapts beta, but beta is 0; set an initial beta above 0")
-        return self
-
-    @model_validator(mode="after")
-    def _serves_adapters(self) -> WritingRecipe:
         if self.served and self.lora is None:
             raise ValueError("served: servers can only load LoRA adapters; set lora too")
         return self
@@ -268,16 +264,13 @@ class TRLKeys(Settings):
     vllm_gpu_memory_utilization: float = Field(0.3, gt=0, le=1, description="for vllm_mode colocate")
     vllm_tensor_parallel_size: PositiveInt = 1
 
-    @property
-    def uses_trl(self) -> bool:
-        return self.engine == "trl"
-
     @model_validator(mode="after")
     def _fits_the_engine(self) -> TRLKeys:
-        if self.uses_trl and getattr(self, "states", "stored") != "stored":
+        uses_trl = self.engine == "trl"
+        if uses_trl and getattr(self, "states", "stored") != "stored":
             raise ValueError("engine trl only trains on the run's stored states; set states: stored")
         in_trl_only = ("gradient_accumulation_steps", "use_vllm")
-        other, names = ("leret", self.not_in_trl) if self.uses_trl else ("trl", in_trl_only)
+        other, names = ("leret", self.not_in_trl) if uses_trl else ("trl", in_trl_only)
         if wrong := changed_keys(self, names):
             raise ValueError(f"engine {self.engine} has no {' or '.join(wrong)}; remove it, or set engine: {other}")
         return self
