@@ -66,13 +66,12 @@ class FinetuneJob(TrainingJob):
 
 def train_examples(
     model: str,
-    examples: Sequence[TrainingExample],
+    inputs: Sequence[TrainingExample] | Sequence[Task],
     keys: Mapping[str, Any],
     run_dir: str | Path,
     *,
     job: FinetuneJob | None = None,
     progress: Progress | None = None,
-    tasks: Sequence[Task] = (),
     environment: Environment | None = None,
     run: Run | None = None,
 ) -> Path:
@@ -80,12 +79,12 @@ def train_examples(
 
     Args:
         model: model name of an LM, such as ``leret/DIRECTORY`` or ``leret/demo``; the prefix ``leret/`` is optional.
-        examples: examples with one completion (sft, kto), or with a chosen and a rejected completion (ipo, dpo).
+        inputs: examples with one completion (sft, kto), or with a chosen and a rejected completion (ipo, dpo); for an
+            online algorithm, tasks to sample.
         keys: ``algorithm``, keys from the algorithm's recipe, and optionally the keys described in `_training`.
         run_dir: run directory; the policy is written to its ``policies`` folder.
         job: job that receives the training's status and can stop the training.
         progress: shows the training steps.
-        tasks: tasks that an online algorithm samples; such an algorithm needs no examples.
         environment: environment for the tasks.
         run: run that the tasks belong to.
 
@@ -94,11 +93,11 @@ def train_examples(
         PolicyError: the model cannot be loaded.
         RunError: the directory holds a different training with this name.
     """
-    training = _training(model, tasks or examples, keys, Path(run_dir).resolve(), run, environment)
+    training = _training(model, inputs, keys, Path(run_dir).resolve(), run, environment)
     with ONE_TRAINING:
         report = _train(training, job, progress)
     if report.dropped:
-        _LOG.warning("%s: %d of %d examples were too long and were dropped", report.path, report.dropped, len(examples))
+        _LOG.warning("%s: %d of %d examples were too long and were dropped", report.path, report.dropped, len(inputs))
     return report.path
 
 

@@ -399,8 +399,8 @@ class CompileJob:
         )  # fmt: skip
         with dspy.context(callbacks=[], _leret_spend=self.budget.spend):
             return _in_thread(
-                train_examples, start, (), {**keys, "predictors": names}, self.run.path, progress=self.progress,
-                tasks=list(self.examples), environment=environment, run=self.run,
+                train_examples, start, list(self.examples), {**keys, "predictors": names}, self.run.path,
+                progress=self.progress, environment=environment, run=self.run,
             )  # fmt: skip
 
     def _live_role(self, names: Sequence[str], need: NeedsCompletion, live: Policy) -> Role:
