@@ -58,7 +58,7 @@ class JointRecipe(RoundRecipe):
     def actor(self, name: Actor, n_tasks: int) -> Any:
         """Return the recipe of an actor, with the keys that apply to both actors."""
         section: RoundRecipe = getattr(self, name)
-        shared = {key: getattr(self, key) for key in RoundRecipe.model_fields if key not in _OF_SECTIONS}
+        shared = {key: getattr(self, key) for key in _SHARED}
         steps = self.n_rounds(n_tasks) * section.steps_per_round
         return section.model_copy(update={**shared, "name": self.policy_name, "max_steps": steps})
 
@@ -67,8 +67,7 @@ class JointRecipe(RoundRecipe):
         if wrong := changed_keys(self, OF_ACTORS):
             raise ValueError(f"{wrong[0]} is a key of each actor; set picker.{wrong[0]} or writer.{wrong[0]}")
         for name, section in (("picker", self.picker), ("writer", self.writer)):
-            shared = [key for key in RoundRecipe.model_fields if key not in _OF_SECTIONS]
-            if wrong := changed_keys(section, shared):
+            if wrong := changed_keys(section, _SHARED):
                 raise ValueError(f"{name}.{wrong[0]} applies to both actors; remove it, or set {wrong[0]}")
         if self.picker.top_p is not None:
             raise ValueError("picker.top_p: the ratio and the KL are over all candidates; remove it")
@@ -83,7 +82,7 @@ class JointRecipe(RoundRecipe):
         return self
 
 
-_OF_SECTIONS = frozenset({*OF_ACTORS, "algorithm", "predictors", "credit"})
+_SHARED = [key for key in RoundRecipe.model_fields if key not in {*OF_ACTORS, "algorithm", "predictors", "credit"}]
 
 
 @dataclass(frozen=True, slots=True)
