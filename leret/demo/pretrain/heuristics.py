@@ -127,18 +127,9 @@ def mention_near(draft: Draft) -> str | None:
     return _with_question(draft, _pick(draft, matches), known=shown, rarest=True)
 
 
-STYLES: dict[str, Style] = {
-    "copy": copy,
-    "entity": entity,
-    "keywords": keywords,
-    "generic": generic,
-    # The styles below need passages.
-    "entity_left": entity_left,
-    "title": title,
-    "mention_random": mention_random,
-    "mention_matched": mention_matched,
-    "mention_near": mention_near,
-}
+_FIRST_HOP = (copy, entity, keywords, generic)
+_WITH_PASSAGES = (entity_left, title, mention_random, mention_matched, mention_near)
+STYLES: dict[str, Style] = {style.__name__: style for style in (*_FIRST_HOP, *_WITH_PASSAGES)}
 
 
 def draw(rng: random.Random, styles: Mapping[str, float]) -> str:

@@ -255,14 +255,11 @@ def trainer_arguments(recipe: TrainingRecipe, inputs: TrainerInputs) -> dict[str
         "bf16": isinstance(recipe, WriterKeys) and recipe.dtype == "bfloat16",
         "gradient_checkpointing": not cpu,
         "dataloader_pin_memory": not cpu,
-        "save_strategy": "steps",
         "save_total_limit": 2,
-        "logging_strategy": "steps",
         "logging_first_step": True,
         "logging_nan_inf_filter": False,
         "report_to": [],
         "disable_tqdm": True,
-        "max_length": None,
         "remove_unused_columns": False,
     }
 
@@ -308,7 +305,7 @@ def stored_trainer(
                 "(shards the base model) or --launch multi (copies the base model to each GPU)"
             )
         more["ref_model"] = copy.deepcopy(inputs.model)
-    arguments = getattr(trl, f"{name}Config")(**trainer_arguments(recipe, inputs), **keys)
+    arguments = getattr(trl, f"{name}Config")(**trainer_arguments(recipe, inputs), max_length=None, **keys)
     packed = inputs.device == "cpu" and n_processes() == 1 and share_prompts(inputs.model)
     collator = partial(collate, pad=inputs.tokenizer.pad_token_id, packed=packed)
     kind = getattr(trl, f"{name}Trainer")

@@ -44,6 +44,7 @@ ROW_COLUMNS = {
 """Columns of `retriever_rows`."""
 
 _MIN_SPREAD = 1e-9
+_KEYS: dict[type, str] = {DenseSettings: "model", ColbertSettings: "checkpoint"}  # key with the model
 
 
 class RetrieverKLRecipe(TrainingRecipe):
@@ -177,7 +178,7 @@ class RetrieverAlgorithm:
                 )
             if isinstance(settings, DenseSettings) and settings.query_model:
                 raise TrainingError("retriever.query_model: retriever-kl trains one model; set init_from")
-            directory = find_model(_model(settings), "retriever")
+            directory = find_model(getattr(settings, _KEYS[type(settings)]), "retriever")
         else:
             directory = find_model(recipe.init_from, "init_from")
         total = int(training_record(directory).get("total_steps", 0))
@@ -187,8 +188,7 @@ class RetrieverAlgorithm:
         directory = self.find_initial(run, recipe).directory
         kind = ColbertSettings if is_multi_vector(directory) else DenseSettings
         fitting = (one for one in _models_of(sampling_recipe_of(run).retriever) if isinstance(one, kind))
-        key = "checkpoint" if kind is ColbertSettings else "model"
-        settings = next(fitting, None) or kind.model_validate({key: str(directory)})
+        settings = next(fitting, None) or kind.model_validate({_KEYS[kind]: str(directory)})
         with Environment.open(run) as data:
             rows = list(retriever_rows(run, data, recipe.predictors, settings))
         targets = examples(recipe, rows)
@@ -216,7 +216,6 @@ def make_trainer(job: TrainingJob, device: str) -> Any:
     name = "MultiVectorEncoder" if is_multi_vector(job.initial.directory) else "SentenceTransformer"
     model = open_model(name, job.initial.directory, device, "dense")
     arguments = trainer_arguments(recipe, TrainerInputs(model, None, (), job.directory.path, device, recipe.max_steps))
-    del arguments["max_length"]
     columns = _columns(job.inputs, recipe, model.tokenizer)
     temperatures = {"student_temperature": recipe.temperature, "teacher_temperature": recipe.reward_temperature}
     if name == "SentenceTransformer":
@@ -254,10 +253,6 @@ def _models_of(settings: RetrieverSettings) -> Iterator[DenseSettings | ColbertS
     for one in settings.engines if isinstance(settings, HybridSettings) else (settings,):
         if isinstance(one, DenseSettings | ColbertSettings):
             yield one
-
-
-def _model(settings: DenseSettings | ColbertSettings) -> str:
-    return settings.model if isinstance(settings, DenseSettings) else settings.checkpoint
 
 
 RETRIEVER_KL = RetrieverAlgorithm()

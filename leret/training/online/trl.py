@@ -156,7 +156,6 @@ def _arguments(recipe: Any, inputs: TrainerInputs, environment: Environment) -> 
     same = ["num_generations", "num_iterations", "epsilon", "epsilon_high", "beta"]
     same += [name for name in TRLKeys.model_fields if name.startswith(("use_vllm", "vllm_"))]
     arguments = trainer_arguments(recipe, inputs) | {name: getattr(recipe, name) for name in same}
-    del arguments["max_length"]
     arguments |= recipe.trl_arguments()
     return arguments | {
         "steps_per_generation": recipe.gradient_accumulation_steps * recipe.num_mini_batches,
