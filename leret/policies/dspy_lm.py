@@ -277,15 +277,8 @@ def _response(request: lm15.Request, call: _Call, read: ToolReader | None) -> lm
 
 def _refuse_unsupported(request: lm15.Request, extensions: dict[str, Any]) -> None:
     config = request.config
-    asked = {
-        "response_format": config.response_format,
-        "top_k": config.top_k,
-        "frequency_penalty": config.frequency_penalty,
-        "presence_penalty": config.presence_penalty,
-        "logprobs": config.logprobs is not None,
-        "reasoning": config.reasoning,
-        **extensions,
-    }
+    names = ("response_format", "top_k", "frequency_penalty", "presence_penalty", "reasoning")
+    asked = {name: getattr(config, name) for name in names} | {"logprobs": config.logprobs is not None} | extensions
     refused = sorted(name for name, value in asked.items() if value)
     if refused:
         raise lm15.UnsupportedFeatureError(
