@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
@@ -314,19 +315,15 @@ class CompileJob:
 
     async def _sample(self, plan: SamplingPlan) -> None:
         program = self.program.deepcopy()
-        search = None if self.retriever is None else SearchBatcher(self.retriever)
+        searches = nullcontext() if self.retriever is None else closing(SearchBatcher(self.retriever))
         settings = SamplingSettings(samples=plan.n_samples, seed=plan.seed, max_unparsed_rate=1.0)
         self.progress.start("sampling", len(self.examples))
         lm = next(iter(self.trained.values()))
-        try:
-            with Store(self.run.store) as store:
-                stats = await sample_tasks(
-                    list(self.examples), program, self.adapter, search, plan, store, settings,
-                    rm=self.rm, read=lm.engine.reader(lm.model), run=self.run, progress=self.progress,
-                )  # fmt: skip
-        finally:
-            if search is not None:
-                search.close()
+        with searches as search, Store(self.run.store) as store:
+            stats = await sample_tasks(
+                list(self.examples), program, self.adapter, search, plan, store, settings,
+                rm=self.rm, read=lm.engine.reader(lm.model), run=self.run, progress=self.progress,
+            )  # fmt: skip
         failure, n_outages = stats.last_failure, stats.failures["policy"] + stats.failures["retrieval"]
         if failure is not None and n_outages:
             raise BOUNDARIES.get(failure.kind, PolicyError)(

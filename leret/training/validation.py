@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -83,16 +83,13 @@ class Validation:
         from leret.rollouts.walk import RolloutRunner
 
         environment = self.environment
-        searches = SearchBatcher(environment.retriever)
         policy = environment.policies(policy, self.predictors)
         recipe = environment.recipe
         limits = {name: one.max_tokens for name, one in recipe.policies.items()}
         actor = PolicyActor(policy, environment.formatter, Decoding(recipe.policy.max_tokens, limits=limits))
-        try:
+        with closing(SearchBatcher(environment.retriever)) as searches:
             async with aclosing(policy):
                 return await RolloutRunner(environment.runner(searches), actor).run(self.tasks)
-        finally:
-            searches.close()
 
 
 def open_validation(recipe: TrainingRecipe, environment: Environment, trained: Collection[str]) -> Validation:

@@ -130,13 +130,11 @@ def load_model(path: Path, settings: LocalPolicySettings, name: str = "") -> Cau
 def evaluation_mode(network: Any) -> Iterator[None]:
     """Switch a network to evaluation mode; the end of the block restores its mode."""
     in_training = network.training
+    network.eval()
     try:
-        if in_training:
-            network.eval()
         yield
     finally:
-        if in_training:
-            network.train()
+        network.train(in_training)
 
 
 def load_weights(path: Path, dtype: str, **settings: Any) -> Any:
