@@ -104,16 +104,21 @@ def _train(
     used += pseudo_questions(documents, settings.pseudo_questions, settings.seed)
     idf = corpus_idf(f"{document.title} {document.text}" for document in documents)
     tokenizer, model = build_tokenizer(), build_model()
-    stream = _with_exercises(
-        rows(examples(used, retriever, idf, adapter, k=k, seed=settings.seed), tokenizer), tokenizer, settings
-    )
+    pieces = sorted(i for piece, i in tokenizer.get_vocab().items() if piece.removeprefix("##").isalnum())
+    rng, rng_mix = (random.Random(f"{name} {settings.seed}") for name in ("exercises", "interleaved"))
+    exercise = partial(copying, rng, pieces, around(tokenizer), tokenizer.eos_token_id)
+    stream = rows(examples(used, retriever, idf, adapter, k=k, seed=settings.seed), tokenizer)
+    stream = interleaved(stream, exercise, settings.exercises, settings.constant_after, rng_mix)
     probe = probe_on(held, retriever, tokenizer, adapter, k)
     data = data_names(settings, k, [*held, *used], retriever, adapter)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
+    shared = {field.name for field in fields(LoopSettings)} & set(MiniLMSettings.model_fields)
+    log_every = gcd(settings.checkpoint_every, 25)
+    loop = LoopSettings(pool_rows=512, log_every=log_every, **settings.model_dump(include=shared))
     # Autocast's cache would reuse the bfloat16 weights of the first step.
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if settings.bf16 else nullcontext():
-        return train(model, stream, _loop(settings), out, progress, probe=probe, data=data)
+        return train(model, stream, loop, out, progress, probe=probe, data=data)
 
 
 def minilm_settings(settings: PretrainSettings) -> MiniLMSettings:
@@ -135,27 +140,12 @@ def data_names(
     return {name: repr(value) for name, value in (options | content).items()}
 
 
-def _loop(settings: MiniLMSettings) -> LoopSettings:
-    shared = {field.name for field in fields(LoopSettings)} & set(MiniLMSettings.model_fields)
-    log_every = gcd(settings.checkpoint_every, 25)
-    return LoopSettings(pool_rows=512, log_every=log_every, **settings.model_dump(include=shared))
-
-
 def rows(stream: Iterable[Example], tokenizer: PreTrainedTokenizerFast, longest: int = POSITIONS) -> Iterator[Row]:
     """Encode examples as token ids, and drop examples of more than ``longest`` tokens."""
     for example in stream:
         row = encoded(tokenizer, example.messages, example.targets)
         if len(row.prompt) + max(map(len, row.targets)) <= longest:
             yield row
-
-
-def _with_exercises(
-    stream: Iterator[Row], tokenizer: PreTrainedTokenizerFast, settings: MiniLMSettings
-) -> Iterator[Row]:
-    pieces = sorted(i for piece, i in tokenizer.get_vocab().items() if piece.removeprefix("##").isalnum())
-    rng, rng_mix = (random.Random(f"{name} {settings.seed}") for name in ("exercises", "interleaved"))
-    exercise = partial(copying, rng, pieces, around(tokenizer), tokenizer.eos_token_id)
-    return interleaved(stream, exercise, settings.exercises, settings.constant_after, rng_mix)
 
 
 _SPANS = 6
