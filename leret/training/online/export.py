@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from itertools import groupby
 from operator import attrgetter
@@ -81,10 +81,6 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
     Raises:
         RunError: no sample has token ids. TrainingError: the tokenizer disagrees with the sampler's token counts.
     """
-    import torch
-
-    from leret.training.online.advantages import group_relative
-
     samples, prompts, n = RunSamples(run), _Prompts(run, tokenizer), 0
     unparsed_reward = samples.unparsed_reward
     for group in samples.groups():
@@ -92,8 +88,7 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
             scored = training_rewards(list(members), unparsed_reward)
             if all(sample.token_ids is None for sample, _ in scored):
                 continue
-            rewards = torch.tensor([reward for _, reward in scored], dtype=torch.float64)
-            advantages = group_relative(rewards, torch.zeros(len(scored), dtype=torch.int64), "group").tolist()
+            advantages = _advantages([reward for _, reward in scored])
             prompt = prompts.ids(group.state, name, [sample.n_prompt_tokens for sample, _ in scored])
             for (sample, reward), advantage in zip(scored, advantages, strict=True):
                 if sample.token_ids is None:  # sampled without `sampling.token_ids`
@@ -115,6 +110,15 @@ def rl_rows(run: Run, tokenizer: Path | None = None) -> Iterator[dict[str, Any]]
                 }
     if not n:
         raise RunError(f"{run.store} has no token ids; sample into a new run with --set sampling.token_ids=true")
+
+
+def _advantages(rewards: Sequence[float]) -> list[float]:
+    import torch
+
+    from leret.training.online.advantages import group_relative
+
+    one_group = torch.zeros(len(rewards), dtype=torch.int64)
+    return list(group_relative(torch.tensor(rewards, dtype=torch.float64), one_group, "group").tolist())
 
 
 def grpo_rows(run: Run) -> Iterator[dict[str, Any]]:
