@@ -164,8 +164,7 @@ def examples_digest(examples: Sequence[TrainingExample]) -> str:
     name = hashlib.blake2b(digest_size=16)
     for example in examples:
         row = json.dumps([example.task_id, example.prompt, example.completions, example.scores], sort_keys=True)
-        name.update(row.encode())
-        name.update(b"\n")
+        name.update(f"{row}\n".encode())
     return name.hexdigest()
 
 
@@ -200,11 +199,8 @@ class TokenEncoder:
         messages = {str(example.prompt): example.prompt for example in examples}  # pairs of a state share a prompt
         rendered = {key: self.render(prompt) for key, prompt in messages.items()}
         prompts = [rendered[str(example.prompt)] for example in examples]
-        texts = dict.fromkeys(prompts) | {
-            prompt + text: None
-            for prompt, example in zip(prompts, examples, strict=True)
-            for text in example.completions
-        }
+        both = zip(prompts, examples, strict=True)
+        texts = dict.fromkeys([*prompts, *(prompt + text for prompt, one in both for text in one.completions)])
         ids = dict(zip(texts, self._ids(list(texts)), strict=True))
         return [
             Encoded(
@@ -265,16 +261,16 @@ def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
 
 
 def check_parity(
-    run: Run,
+    run: Run | None,
     initial: InitialPolicy,
     examples: Sequence[TrainingExample],
     encoder: TokenEncoder,
     encoded: Sequence[Encoded],
     predictors: Collection[str] | None = None,
 ) -> None:
-    """Compare some training prompts with the sampled prompts; raise `TrainingError` at the first difference."""
-    check_ids(examples, encoder, encoded)
-    if not run.store.is_file():
+    """Compare some training prompts with those of the run, if any; raise `TrainingError` at the first difference."""
+    _check_ids(examples, encoder, encoded)
+    if run is None or not run.store.is_file():
         return
     from leret.sampling.store.store import Store
 
@@ -287,7 +283,7 @@ def check_parity(
     _check_program(run, states)
 
 
-def check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encoded: Sequence[Encoded]) -> None:
+def _check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encoded: Sequence[Encoded]) -> None:
     """Compare the token ids of some prompts with the sampler's; raise `TrainingError` at the first difference."""
     engine = PromptEncoder(encoder.tokenizer, None, str(encoder.tokenizer.name_or_path), encoder.enable_thinking)
     for index in range(0, len(examples), max(1, len(examples) // _EXAMPLES)):

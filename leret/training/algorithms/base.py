@@ -16,7 +16,7 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import positions
 from leret.policies.local.model import architecture_of, evaluation_mode
-from leret.training.data import RunSamples, Samples, TokenEncoder, TrainingExample, check_ids, check_parity, end_token
+from leret.training.data import RunSamples, Samples, TokenEncoder, TrainingExample, check_parity, end_token
 from leret.training.model import (
     InitialPolicy,
     find_initial,
@@ -109,10 +109,7 @@ class StoredAlgorithm:
         examples: Any = job.inputs
         encoder = TokenEncoder(tokenizer, end_token(tokenizer, stops), job.enable_thinking)
         encoded = encoder.encode(examples)
-        if job.run is None:
-            check_ids(examples, encoder, encoded)
-        else:
-            check_parity(job.run, job.initial, examples, encoder, encoded, recipe.predictors)
+        check_parity(job.run, job.initial, examples, encoder, encoded, recipe.predictors)
         limit = min(recipe.max_length, n_positions or recipe.max_length)
         fitting = [example for example in encoded if example.length <= limit]
         if not fitting:

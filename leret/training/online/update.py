@@ -246,8 +246,7 @@ class Update:
         Raises:
             TrainingError: the loss or the gradient norm is not finite.
         """
-        has_other_terms = bool(beta or self.recipe.entropy_coef or self.value_head is not None)
-        counted = batch.counted(round_tokens, has_other_terms)
+        counted = batch.counted(round_tokens, bool(beta or self.recipe.entropy_coef or self.value_head is not None))
         return {} if counted is None else take_step(self.optimizer, self._terms(counted, beta), self.recipe)
 
     def _terms(self, batch: RolloutBatch, beta: float) -> Iterator[dict[str, Tensor]]:
