@@ -141,7 +141,7 @@ def check_loss(trainer: Any, recipe: ExampleRecipe, oracle_loss: Callable[..., f
     shortest = sorted(range(len(data)), key=lengths.__getitem__)
     rows = [data[i] for i in shortest[:_ROWS]]
     batch = send_to_device(trainer.data_collator(rows), next(model.parameters()).device)
-    with torch.no_grad(), evaluation_mode(model), _moved(model):
+    with torch.no_grad(), evaluation_mode(model.train()), _moved(model):
         computed = float(trainer.compute_loss(model, dict(batch)))
         expected = oracle_loss(recipe, model, rows)
     difference = abs(computed - expected) / max(1.0, abs(expected))
