@@ -61,7 +61,6 @@ def _beside(run: Run, seed: int) -> Iterator[None]:
     words = ["run", *recipes, "--run", str(run.path), *seeds]
     log = run.cache / f"{TRAININGS[-1]}.log"
     process = ServerProcess([sys.executable, "-m", "leret", *words], os.environ, log, ApiKey())
-    process.start()
     try:
         yield
         while process.exit_code() is None:

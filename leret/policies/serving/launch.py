@@ -120,10 +120,9 @@ def run_server(
         environment[plan.kind.key_variable] = secret
     with _bound(plan.at.host, plan.at.port):
         pass  # raise if the port is in use: another server would answer our requests
-    server = ServerProcess(plan.command, environment, log or _new_log(plan.served.name), key)
     began = time.monotonic()
+    server = ServerProcess(plan.command, environment, log or _new_log(plan.served.name), key)
     try:
-        server.start()
         tell(f"log: {server.log}")
         wait_until_ready(server, plan.settings, timeout_s=timeout_s, tell=tell)
         tell(f"ready after {time.monotonic() - began:.1f} s")

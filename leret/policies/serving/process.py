@@ -28,31 +28,26 @@ _REPORT_S, _ANSWER_S, _DYING_S = 15.0, 5.0, 2.0
 
 
 class ServerProcess:
-    """A server process with a log of its output. Start it once and stop it once.
+    """A server process, started by the constructor, with a log of its output. Stop it once.
 
     The process has a separate process group: Ctrl-C at a terminal reaches only leret, which then stops the group. On
     Linux, the kernel stops the process when leret is killed. Log lines are returned without the API key.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, key: ApiKey) -> None:
-        self.log, self.key = log, key
-        self._command = list(command)
-        self._environment = dict(environment)
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
         """Start the process; raise PolicyError if the program or the log cannot be opened."""
+        self.log, self.key = log, key
         # Look it up before the fork: few calls are safe between fork and exec.
         prctl = ctypes.CDLL(None).prctl if sys.platform.startswith("linux") else None
         try:
             self.log.parent.mkdir(parents=True, exist_ok=True)
-            with self.log.open("ab") as log:
+            with self.log.open("ab") as stdout:
                 self._process = subprocess.Popen(
-                    self._command,
+                    command,
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
+                    stdout=stdout,
                     stderr=subprocess.STDOUT,
-                    env=self._environment,
+                    env=environment,
                     # A new group keeps Ctrl-C from the server. A new session would too, but Linux divides CPU time
                     # between sessions, so that a busy-waiting server (vLLM on CPUs) would starve its client.
                     process_group=0,
@@ -60,22 +55,19 @@ class ServerProcess:
                 )
         except OSError as error:
             raise PolicyError(
-                f"cannot open {error.filename or self._command[0]} ({error.strerror}); check that the program is "
+                f"cannot open {error.filename or command[0]} ({error.strerror}); check that the program is "
                 f"executable, and that {self.log.parent} is writable"
             ) from error
 
     def exit_code(self) -> int | None:
         """Return the exit code, negative if a signal ended the process; None while it runs."""
-        assert self._process is not None, "call start() first"
         return self._process.poll()
 
     def check_alive(self) -> None:
         """Raise a PolicyError with the last lines of the log if the process has ended."""
-        code = self.exit_code()
-        if code is not None:
-            raise self.failure(
-                "the server " + (f"was killed by signal {-code}" if code < 0 else f"exited with code {code}")
-            )
+        if (code := self.exit_code()) is not None:
+            what = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+            raise self.failure(f"the server {what}")
 
     def failure(self, what: str) -> PolicyError:
         lines = self.tail()
@@ -91,8 +83,6 @@ class ServerProcess:
 
     def stop(self, grace_s: float) -> bool:
         """Terminate the process group, and kill it after ``grace_s`` seconds; return False if it had to be killed."""
-        if self._process is None:
-            return True
         group, deadline = self._process.pid, time.monotonic() + grace_s
         _signal(group, signal.SIGTERM)
         try:
