@@ -96,10 +96,8 @@ class OpenAIPolicy(SharedInstance):
         """Return the names of the server's models; empty if it lists none. Raise PolicyError if it is unreachable."""
         try:
             return await self.client.request(Call("GET", "/models"), _model_names, timeout_s=LIST_S, retry_for_s=LIST_S)
-        except RejectedError:
-            return []
-        except RetryableError as error:
-            if error.kind == "malformed":
+        except HttpError as error:
+            if error.kind in {"rejected", "malformed"}:
                 return []
             raise policy_error(error) from error
 
