@@ -19,7 +19,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from leret.config.retriever import RetrieverSettings, RM3Settings
 from leret.core.errors import RetrievalError
@@ -77,13 +76,8 @@ class RM3(CallableRetriever):
         return n_documents < _FEW or frequency <= _COMMON * n_documents
 
     def _ranking(self, words: Mapping[str, float], k: int) -> Ranking:
-        index = self._bm25.index
-        scores = np.zeros(self._bm25.n_documents, np.float32)
-        for word, weight in words.items():
-            start, end = index.indptr[index.vocabulary[word]], index.indptr[index.vocabulary[word] + 1]
-            scores[index.indices[start:end]] += np.float32(weight) * index.data[start:end]  # one entry per document
-        rows = _best(scores, k)
-        return self._bm25.ranking(rows, [float(scores[row]) for row in rows])
+        columns = [self._bm25.index.vocabulary[word] for word in words]
+        return self._bm25.rankings(columns, np.array([*words.values()], np.float32), (0, len(columns)), k)[0]
 
 
 def relevance_model(
@@ -120,13 +114,3 @@ def interpolate(original: Mapping[str, int], model: Mapping[str, float], origina
     for word, weight in model.items():
         weights[word] = weights.get(word, 0.0) + (1.0 - share) * weight
     return {word: weight for word, weight in weights.items() if weight > 0}
-
-
-def _best(scores: NDArray[np.float32], k: int) -> list[int]:
-    """Return the rows of the ``k`` best positive scores, best first. Ties are in row order."""
-    rows = np.flatnonzero(scores > 0)
-    if len(rows) > k:
-        least = np.partition(scores[rows], len(rows) - k)[len(rows) - k]
-        rows = rows[scores[rows] >= least]
-    order = rows[np.argsort(-scores[rows], kind="stable")]
-    return [int(row) for row in order[:k]]
