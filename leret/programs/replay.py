@@ -187,24 +187,16 @@ class Replay:
         usual = len(run.needs) == 1 and not (run.left or run.errors or run.side_threads or len(steps) >= MAX_STEPS)
         need = run.needs[0] if usual else run.outcome(task)
         if check and not isinstance(need, NeedsSearch):
-            self._repeat(need, task, steps, results, retrieve, in_thread)
+            self._repeat(need, len(steps), lambda: self.run(task, steps, dict(results), retrieve, in_thread=in_thread))
         return need
 
-    def _repeat(
-        self,
-        need: NeedsCompletion | Finished,
-        task: Task,
-        steps: Sequence[Step],
-        results: SearchResults,
-        retrieve: Retrieve | None,
-        in_thread: bool,
-    ) -> None:
+    def _repeat(self, need: NeedsCompletion | Finished, n_steps: int, run: Callable[[], Need]) -> None:
         for _ in range(_REPEATS):
-            again = self.run(task, steps, dict(results), retrieve, in_thread=in_thread)
+            again = run()
             if place(again) != place(need):
                 raise ReplayError(
                     f"{type(self.program).__name__} is not deterministic given its completions: after the same "
-                    f"{len(steps)} completion(s), {difference(need, again)}. leret cannot compare completions at a "
+                    f"{n_steps} completion(s), {difference(need, again)}. leret cannot compare completions at a "
                     f"state that it cannot reproduce; {REPEATABLE}"
                 )
 
