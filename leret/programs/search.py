@@ -74,8 +74,7 @@ class Found:
 
     @property
     def passages(self) -> list[str]:
-        ranking = merge(self.searches) if self.searches else ()
-        return [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
+        return [f"{p.title} | {p.text}" if p.title else p.text for p in self.ranking]
 
 
 class Search(dspy.Module):

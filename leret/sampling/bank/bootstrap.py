@@ -82,7 +82,11 @@ def bootstrap_prompts(
     try:
         with suppress_output("dspy"), dspy.context(**_answered_by(lm), adapter=adapter, disable_history=True):
             if plan.threshold is None:
-                plan = replace(plan, threshold=_teacher_threshold(student, examples[0], teacher, reward))
+                metric = partial(_value, reward)
+                evaluate = dspy.Evaluate(devset=examples[0], metric=metric, num_threads=THREADS, max_errors=NEVER)
+                with dspy.context(**_answered_by(teacher)):
+                    scores = [float(score) for *_, score in evaluate(student).results]
+                plan = replace(plan, threshold=best_quarter(scores))
             optimizer = _optimizer(plan, reward, teacher, on_scored)
             best = optimizer.compile(student, trainset=examples[0], valset=examples[1], restrict=candidates)
     except Exception:
@@ -94,13 +98,6 @@ def bootstrap_prompts(
 
 def _answered_by(lms: LMs) -> dict[str, Any]:
     return {"lm": lms} if isinstance(lms, dspy.BaseLM) else {"_leret_lms": list(lms)}
-
-
-def _teacher_threshold(student: dspy.Module, train: list[dspy.Example], teacher: LMs, reward: Reward) -> float:
-    metric = partial(_value, reward)
-    evaluate = dspy.Evaluate(devset=train, metric=metric, num_threads=THREADS, max_errors=NEVER)
-    with dspy.context(**_answered_by(teacher)):
-        return best_quarter(float(score) for *_, score in evaluate(student).results)
 
 
 def best_quarter(rewards: Iterable[float]) -> float:
