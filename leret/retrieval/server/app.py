@@ -23,17 +23,8 @@ from leret.core.errors import LeretError, RetrievalError
 from leret.core.types import Ranking
 from leret.retrieval.batching import QueueFullError, SearchBatcher
 from leret.retrieval.load import OpenRetriever
-from leret.retrieval.server.schemas import (
-    BadRequestError,
-    BatchRequest,
-    ServerSettings,
-    SingleRequest,
-    colbert_answer,
-    encode,
-    leret_answer,
-    parse,
-    retrieve_answer,
-)
+from leret.retrieval.server import schemas
+from leret.retrieval.server.schemas import BadRequestError, ServerSettings
 
 _LOG = logging.getLogger("leret")
 
@@ -95,19 +86,21 @@ class RetrieverServer:
 
     async def _colbert(self, request: web.Request) -> web.Response:
         values = await self._json(request) if request.method == "POST" else request.query
-        asked = parse(values, SingleRequest, self.settings)
-        return _answer(colbert_answer((await self.batcher.search(asked.queries, asked.k))[0]))
+        asked = schemas.parse(values, schemas.SingleRequest, self.settings)
+        return _answer(schemas.colbert_answer((await self.batcher.search(asked.queries, asked.k))[0]))
 
     async def _search(self, request: web.Request) -> web.Response:
-        asked = parse(await self._json(request), BatchRequest, self.settings)
+        asked = schemas.parse(await self._json(request), schemas.BatchRequest, self.settings)
         rankings = await self.batcher.search(asked.queries, asked.k)
-        return _answer(await self._encode(leret_answer, rankings, self.index))
+        return _answer(await self._encode(schemas.leret_answer, rankings, self.index))
 
     async def _retrieve(self, request: web.Request) -> web.Response:
         values = await self._json(request)
-        asked = parse({"topk": 3, **values} if isinstance(values, dict) else values, BatchRequest, self.settings)
+        asked = schemas.parse(
+            {"topk": 3, **values} if isinstance(values, dict) else values, schemas.BatchRequest, self.settings
+        )
         rankings = await self.batcher.search(asked.queries, asked.k)
-        return _answer(await self._encode(retrieve_answer, rankings, asked.return_scores))
+        return _answer(await self._encode(schemas.retrieve_answer, rankings, asked.return_scores))
 
     async def _json(self, request: web.Request) -> Any:
         try:
@@ -131,7 +124,7 @@ class RetrieverServer:
         facts: dict[str, Any] = {"status": "ok"}
         if self._is_allowed(request):
             facts |= {**self._facts, "waiting": self.batcher.n_waiting}
-        return _answer(encode(facts))
+        return _answer(schemas.encode(facts))
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
         kind = "text/plain; version=0.0.4; charset=utf-8"
@@ -198,7 +191,7 @@ def _answer(body: bytes, status: int = 200) -> web.Response:
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    answer = _answer(encode({"error": True, "message": message}), status)
+    answer = _answer(schemas.encode({"error": True, "message": message}), status)
     answer.headers.update(headers or {})
     return answer
 
