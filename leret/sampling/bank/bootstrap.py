@@ -12,18 +12,8 @@ import dspy
 from dspy.teleprompt import BootstrapFewShotWithRandomSearch
 from pydantic_core import to_jsonable_python
 
-from leret.core.dspy_internals import (
-    AdapterParseError,
-    ContextWindowExceededError,
-    EngineLM,
-    LMError,
-    carrying,
-    lm15,
-    messages_of,
-    run_program,
-    suppress_output,
-    text_response,
-)
+from leret.core import dspy_internals as internals
+from leret.core.dspy_internals import AdapterParseError, EngineLM, lm15
 from leret.core.errors import LeretError, PolicyError, ProgramError, RunError
 from leret.core.types import Outcome, Rollout, Task, digest, merge
 from leret.policies.tool_calls import ToolReader, read_calls
@@ -80,7 +70,7 @@ def bootstrap_prompts(
     student, candidates = RetrievalStudent(program, monitor), range(-1, plan.candidates - 1)
     examples = [[dspy.Example(task=task).with_inputs("task") for task in tasks] for tasks in (train, dev)]
     try:
-        with suppress_output("dspy"), dspy.context(**_answered_by(lm), adapter=adapter, disable_history=True):
+        with internals.suppress_output("dspy"), dspy.context(**_answered_by(lm), adapter=adapter, disable_history=True):
             if plan.threshold is None:
                 metric = partial(_value, reward)
                 evaluate = dspy.Evaluate(devset=examples[0], metric=metric, num_threads=THREADS, max_errors=NEVER)
@@ -176,8 +166,8 @@ class RunMonitor:
             raise self.outage
         self.n_runs += 1
         try:
-            return run_program(program, **inputs), True
-        except (AdapterParseError, ContextWindowExceededError):
+            return internals.run_program(program, **inputs), True
+        except (AdapterParseError, internals.ContextWindowExceededError):
             return None, False
         except Exception as error:
             outage = outage_of(error)
@@ -204,7 +194,7 @@ def outage_of(error: BaseException) -> LeretError | None:
         if isinstance(cause, LeretError):
             return cause
         cause = cause.__cause__ or cause.__context__
-    return PolicyError(f"{type(error).__name__}: {error}") if isinstance(error, LMError) else None
+    return PolicyError(f"{type(error).__name__}: {error}") if isinstance(error, internals.LMError) else None
 
 
 class RetrievalStudent(dspy.Module):
@@ -219,7 +209,7 @@ class RetrievalStudent(dspy.Module):
         for predictor, lm in zip(self.program.predictors(), dspy.settings.get("_leret_lms", ()), strict=False):
             predictor.lm = lm
         memory = SearchMemory({}, self.monitor.retriever)
-        context = carrying(memory, {"rm": as_rm})
+        context = internals.carrying(memory, {"rm": as_rm})
         result, complete = context.run(self.monitor.run, self.program, bound_inputs(self.program, task))
         return dspy.Prediction(ranking=merge(memory.rankings), complete=complete, result=result)
 
@@ -231,9 +221,9 @@ def cached_completion_lm(
     completions = {digest(list(step.messages)): step.completion for rollout in rollouts for step in rollout.steps}
 
     def answer(request: lm15.Request) -> lm15.Response:
-        text = completions.get(digest(list(messages_of(request))))
+        text = completions.get(digest(list(internals.messages_of(request))))
         if text is not None:
-            return text_response(request, text, read=read)
+            return internals.text_response(request, text, read=read)
         return cast(lm15.Response, other(replace(request, model=other.model)))
 
     return EngineLM("cached", answer, **settings)
