@@ -15,7 +15,7 @@ from pydantic_core import to_jsonable_python
 from leret.core import dspy_internals as internals
 from leret.core.dspy_internals import AdapterParseError, EngineLM, lm15
 from leret.core.errors import LeretError, PolicyError, ProgramError, RunError
-from leret.core.types import Outcome, Rollout, Task, digest, merge
+from leret.core.types import Outcome, Rollout, SharedInstance, Task, digest, merge
 from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.checks import SearchMemory
 from leret.programs.load import bound_inputs
@@ -142,7 +142,7 @@ def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
 
 
 @dataclass
-class RunMonitor:
+class RunMonitor(SharedInstance):
     """Runs programs for DSPy's optimizers and evaluation, which would score every failure as 0.
 
     Deep copies of a student share its monitor. Setting ``stop`` counts as an outage; no run starts after an ``outage``.
@@ -154,9 +154,6 @@ class RunMonitor:
     crash: Exception | None = None
     n_runs: int = 0
     n_crashes: int = 0
-
-    def __deepcopy__(self, memo: dict[int, object]) -> RunMonitor:
-        return self
 
     def run(self, program: dspy.Module, inputs: Mapping[str, Any]) -> tuple[Any, bool]:
         """Run a program; return (prediction, True), or (None, False) if parsing fails or a prompt is too long."""
