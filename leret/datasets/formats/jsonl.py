@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import leret.datasets.formats.base as field
 from leret.core.types import Document, Task, digest
-from leret.datasets.formats import base as field
 from leret.datasets.formats.base import Fields, FileReader
 from leret.datasets.records import BadRecord
 from leret.datasets.splits import SPLITS

@@ -22,8 +22,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import leret.datasets.formats.base as field
 from leret.core.types import Document, Task, digest
-from leret.datasets.formats import base as field
 from leret.datasets.formats.base import Fields, FileReader
 from leret.datasets.formats.jsonl import JSONL, no_documents
 from leret.datasets.records import BadRecord
