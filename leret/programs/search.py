@@ -74,7 +74,8 @@ class Found:
 
     @property
     def passages(self) -> list[str]:
-        return [f"{p.title} | {p.text}" if p.title else p.text for p in self.ranking]
+        ranking = merge(self.searches) if self.searches else ()
+        return [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]
 
 
 class Search(dspy.Module):

@@ -33,7 +33,7 @@ from leret.policies.base import Completion, Messages, Request
 from leret.programs.needs import Finished, NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.runner import ProgramRunner
-from leret.rewards import RAW_QUESTION, values_of
+from leret.rewards import RAW_QUESTION
 from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.credit import REPORTED, Crediting
 from leret.rollouts.failures import FAILURES, failure_of, unparsed
@@ -270,7 +270,8 @@ class StateSampler:
                 known = (ranking, prediction, n_steps, deep, point.baselines)
                 outcome = Outcome(point.task, text, deepcopy(outputs), *known)
                 rewards = REPORTED if role.credit == "final" else self._rewards
-                values = values_of(rewards, outcome) | final
+                values = {name: value for name, part in rewards.items() if (value := part(outcome)) is not None}
+                values |= final
                 [(reward, components)] = self._crediting.mixed([values], role.credit, sample.task_id)
         if answer.value is not None:
             logp = {"logp": answer.logprobs[0]} if answer.logprobs else {}

@@ -83,32 +83,25 @@ class BM25(CallableRetriever):
         engine, corpus = self.source
         return partial(BM25.build, **engine.settings.ranking_keys()), (corpus,)
 
-    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+    def search(self, queries: Sequence[str | Mapping[str, float]], k: int) -> list[Ranking]:
+        """Rank documents for each query: a text, or words of the vocabulary with factors for their weights."""
         if not 1 <= k <= self.n_documents:
             k = clip_k(k, self.n_documents)
         at_once = max(1, _CELLS // k)
         if len(queries) > at_once:
             parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))
             return [ranking for part in parts for ranking in self.search(part, k)]
-        known, words, ends = self.index.vocabulary, self.words, [0]
-        columns: list[int] = []
+        index, known, words, ends = self.index, self.index.vocabulary, self.words, [0]
+        columns, factors = list[int](), list[float]()
         for query in queries:
-            columns += [known[word] for word in words(query) if word in known]
+            columns += [known[word] for word in (words(query) if isinstance(query, str) else query) if word in known]
+            factors += [1.0] * (len(columns) - ends[-1]) if isinstance(query, str) else query.values()
             ends.append(len(columns))
-        return self.rankings(columns, np.ones(len(columns), np.float32), ends, k)
-
-    def rankings(
-        self, columns: Sequence[int], factors: NDArray[np.float32], ends: Sequence[int], k: int
-    ) -> list[Ranking]:
-        """Rank documents for queries whose words are ``columns`` of the index, one after another.
-
-        A word's weights are multiplied by its factor. ``ends`` are 0 and the place where each query ends.
-        """
-        index, size = self.index, (len(ends) - 1, k)
+        size = (len(queries), k)
         documents, scores = np.zeros(size, np.int32), np.zeros(size, np.float32)
         top_k(
-            np.array(columns, np.int32), factors, np.array(ends, np.int64), index.data, index.indices, index.indptr,
-            documents, scores, self.n_documents,
+            np.array(columns, np.int32), np.array(factors, np.float32), np.array(ends, np.int64),
+            index.data, index.indices, index.indptr, documents, scores, self.n_documents,
         )  # fmt: skip
         if documents.size <= _FEW:  # Python sorts a few numbers ten times faster than NumPy
             pairs = [

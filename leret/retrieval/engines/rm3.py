@@ -18,8 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from leret.config.retriever import RetrieverSettings, RM3Settings
 from leret.core.errors import RetrievalError
 from leret.core.types import Ranking, digest
@@ -49,10 +47,8 @@ class RM3(CallableRetriever):
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         k = clip_k(k, self._bm25.n_documents)
         first = self._bm25.search(queries, self._settings.fb_docs)
-        return [
-            self._ranking(self.expanded(query, feedback), k) if feedback else ()
-            for query, feedback in zip(queries, first, strict=True)
-        ]
+        pairs = zip(queries, first, strict=True)
+        return self._bm25.search([self.expanded(*pair) if pair[1] else {} for pair in pairs], k)
 
     def expanded(self, query: str, feedback: Ranking) -> dict[str, float]:
         """Return the words for the second search with their weights; ``feedback`` is the first search's ranking."""
@@ -74,10 +70,6 @@ class RM3(CallableRetriever):
             return False
         frequency = int(index.indptr[column + 1] - index.indptr[column])
         return n_documents < _FEW or frequency <= _COMMON * n_documents
-
-    def _ranking(self, words: Mapping[str, float], k: int) -> Ranking:
-        columns = [self._bm25.index.vocabulary[word] for word in words]
-        return self._bm25.rankings(columns, np.array([*words.values()], np.float32), (0, len(columns)), k)[0]
 
 
 def relevance_model(
