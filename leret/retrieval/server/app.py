@@ -60,14 +60,14 @@ class _Metrics:
 class RetrieverServer:
     """Application for one retriever. GET /health reports ``engine``, ``corpus`` and ``documents``."""
 
-    def __init__(self, opened: OpenRetriever, settings: ServerSettings | None = None) -> None:
+    def __init__(self, source: OpenRetriever, settings: ServerSettings | None = None) -> None:
         self.settings = settings = settings or ServerSettings()
-        self.index = opened.retriever.digest
+        self.index = source.retriever.digest
         sizes = {"max_k": settings.max_k, "max_queries": settings.max_waiting, "max_documents": settings.max_documents}
-        served = {"engine": opened.engine, "index": self.index, "corpus": opened.corpus, "documents": opened.documents}
-        self._facts = {**served, **sizes, "version": leret.__version__}
+        index = {"engine": source.engine, "index": self.index, "corpus": source.corpus, "documents": source.documents}
+        self._facts = {**index, **sizes, "version": leret.__version__}
         self._metrics = _Metrics(lambda: self.batcher.n_waiting)
-        self.batcher = SearchBatcher(opened.retriever, settings.max_batch, settings.max_waiting, self._metrics.on_batch)
+        self.batcher = SearchBatcher(source.retriever, settings.max_batch, settings.max_waiting, self._metrics.on_batch)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._outermost])
