@@ -143,11 +143,7 @@ def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
     for note in getattr(values, "notes", ()):
         complain(note, "note: ")
     if _JSON.get():
-        print(
-            json.dumps(
-                _fields(values), default=lambda value: _fields(value) if dataclasses.is_dataclass(value) else str(value)
-            )
-        )
+        print(json.dumps(_fields(values), default=_plain))
         return
     items = _fields(values if shown is None else shown).items()
     pairs = [(_LABELS.get(n, n).replace("_", " "), v) for n, v in items if not _empty(v) and n != "notes"]

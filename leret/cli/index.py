@@ -61,12 +61,10 @@ def build(
     planned = plan_index(settings, documents)
     if _exists(out, planned, force):
         console.say(f"nothing to do: {out} is already built")
-        console.facts(planned.model_dump(exclude_none=True), {})
-        return
+        return console.facts(planned.model_dump(exclude_none=True), {})
     if dry_run:
         console.say(f"would build {out}")
-        console.facts(planned.model_dump(exclude_none=True), _rows(planned))
-        return
+        return console.facts(planned.model_dump(exclude_none=True), _rows(planned))
     with shown() as progress:
         manifest = build_index(settings, documents, out, progress)
     console.done(f"{out}: {manifest.size}, {_megabytes(manifest):.1f} MB")

@@ -50,8 +50,7 @@ def train(
     if launch is not None:
         refuse_processes(settings)
     if dry_run:
-        console.facts(stage.estimate(settings, directory))
-        return
+        return console.facts(stage.estimate(settings, directory))
     if launch is not None:
         debug = ["--debug"] * bool(context.find_root().params.get("debug"))
         command = [*_launched(launch), *debug, "train", recipe, "--run", str(run)]
@@ -141,8 +140,7 @@ def evaluate(
     from leret.evaluation.stage import evaluate as stage
 
     if dry_run:
-        console.facts(estimate(settings, directory))
-        return
+        return console.facts(estimate(settings, directory))
     with shown() as progress:
         report = stage(settings, directory, progress=progress)
     show(report, by_hop=all_)
@@ -197,8 +195,7 @@ def run(
     path = run or Path("runs") / Path(recipes[0]).stem
     steps = schedule(loaded, Run(path), rounds)
     if dry_run:
-        console.facts({str(n): step.title for n, step in enumerate(steps, 1)})
-        return
+        return console.facts({str(n): step.title for n, step in enumerate(steps, 1)})
     directory = Run.create(path)
     for step in steps:
         console.done(step.title)

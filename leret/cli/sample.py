@@ -56,15 +56,13 @@ def sample(
     from leret.sampling.stage import sample as stage
 
     if dry_run:
-        console.facts(estimate(settings, Run(run)))
-        return
+        return console.facts(estimate(settings, Run(run)))
     if shard is not None:
         part, directory = Shard.parse(shard), Run.create(run)
         with shown() as progress:
             stats = sample_shard(settings, directory, part, progress=progress)
         console.done(f"shard {shard}: {part.store(directory)}; merge all shards: leret sample {recipe} --run {run}")
-        console.facts(stats)
-        return
+        return console.facts(stats)
     with nullcontext() if workers is None else RayCluster(workers, address) as cluster, shown() as progress:
         report = stage(settings, Run.create(run), progress=progress, distribute=cluster)
     console.done(f"nothing to do: {run} is complete" if report.already else f"sampled into {run}")

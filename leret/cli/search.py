@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -60,8 +61,6 @@ def _show_ranking(ranking: Ranking, query: str) -> None:
 
 def _pattern(query: str) -> Any:
     """Compile a case-insensitive pattern for the query's words. It matches nothing if there are no words."""
-    import re
-
     words = {word for word in re.findall(r"\w+", query[:10_000]) if len(word) > 1}
     longest = sorted(words, key=lambda word: (-len(word), word))
     return re.compile(rf"\b(?:{'|'.join(map(re.escape, longest)) or '(?!)'})\b", re.IGNORECASE)

@@ -96,7 +96,8 @@ def retriever(
     """Serve an index to dspy.ColBERTv2, leret's remote retriever (kind: remote) and search-RL projects."""
     from leret.http.endpoints import ApiKey
     from leret.retrieval.load import open_retriever
-    from leret.retrieval.server.app import RetrieverServer, ServerSettings, serve
+    from leret.retrieval.server.app import RetrieverServer, serve
+    from leret.retrieval.server.schemas import ServerSettings
 
     token = ApiKey.from_env(token_env, "--token-env").reveal()
     if token is None and not is_loopback(host):
@@ -106,9 +107,7 @@ def retriever(
         token=token, host=host, max_waiting=max_waiting, max_batch=max_batch, max_k=max_k, max_documents=max_documents,
         max_body=int(max_body_mb * (1 << 20)),
     )  # fmt: skip
-    server = RetrieverServer(
-        loaded.retriever, settings, engine=loaded.engine, corpus=loaded.corpus, documents=loaded.documents
-    )
+    server = RetrieverServer(loaded, settings)
     loaded.retriever.search(["warm up"], 1)  # the first search is slow: it compiles code and maps files
 
     def ready(url: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, ModelWrapValidatorHandler, PositiveInt, field_validator, model_validator
 
@@ -54,9 +54,10 @@ class DataSettings(KindSettings):
     def _of_its_kind(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if cls is not DataSettings or not isinstance(values, Mapping):
             return handler(values)
-        kinds: dict[Any, type[Self]] = {kind.model_fields["kind"].default: kind for kind in cls.kinds()}
-        name = str(values.get("kind", cls.default_kind))
-        return kinds.get(name, kinds["jsonl"]).model_validate(values)
+        kinds = {name: kind for kind in cls.kinds() for name in get_args(kind.model_fields["kind"].annotation)}
+        settings: type[Any] = kinds.get(str(values.get("kind", cls.default_kind)), FileSettings)
+        kind: Self = settings.model_validate(values)
+        return kind
 
 
 class _Files(DataSettings):
@@ -124,18 +125,7 @@ class BabilongSettings(_Files):
 
 
 class GeneratedSettings(DataSettings):
-    """Keys shared by generated worlds, which need no files."""
+    """Generated data, which need no files: questions about a world, or dialogues with personas and stories."""
 
+    kind: Literal["world", "personas"] = "world"
     options: dict[str, Any] = Field(default_factory=dict, description="arguments for the generator")
-
-
-class WorldSettings(GeneratedSettings):
-    """Questions about invented people and works."""
-
-    kind: Literal["world"] = "world"
-
-
-class PersonasSettings(GeneratedSettings):
-    """Dialogues with invented people, and stories about the facts in their personas."""
-
-    kind: Literal["personas"] = "personas"

@@ -239,7 +239,7 @@ class WritingRecipe(RoundRecipe, WriterKeys, ClipKeys):
     kl_horizon: float = Field(10_000, gt=0, description="completions in which beta changes by up to 20 %")
 
     @model_validator(mode="after")
-    def _adapts_a_penalty_and_serves_an_adapter(self) -> WritingRecipe:
+    def _has_what_its_keys_need(self) -> WritingRecipe:
         if self.target_kl is not None and not self.beta:
             raise ValueError("target_kl adapts beta, but beta is 0; set an initial beta above 0")
         if self.served and self.lora is None:

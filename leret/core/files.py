@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
@@ -110,12 +111,8 @@ def _replace(new: Path, directory: Path) -> None:
     if not directory.exists():
         os.replace(new, directory)
         return
-    old = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}.old."))
-    try:
-        directory.rename(old)
-    except OSError:
-        old.rmdir()
-        raise
+    old = directory.with_name(f".{directory.name}.old.{uuid4().hex}")
+    directory.rename(old)
     try:
         os.replace(new, directory)
     except BaseException:

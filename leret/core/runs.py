@@ -145,9 +145,11 @@ class Run:
             raise RunError(f"{fault}; use the leret version that wrote the run, or start a new run")
         sections: dict[str, Any] = value
         prepared = sections.get("prepared")
-        if prepared and prepared["name"] == self._stored_name():
-            sections = {**sections, **prepared["sections"]}
-            del sections["prepared"]
+        if prepared and self.store.is_file():
+            with closing(sqlite3.connect(read_uri(self.store), uri=True)) as database:
+                [name] = database.execute("PRAGMA application_id").fetchone()
+            if name == prepared["name"]:
+                return {n: value for n, value in {**sections, **prepared["sections"]}.items() if n != "prepared"}
         return sections
 
     def prepare(self, sections: Mapping[str, Any]) -> int:
@@ -155,12 +157,6 @@ class Run:
         name = secrets.randbits(30) + 1
         self.update(prepared={"name": name, "sections": sections})
         return name
-
-    def _stored_name(self) -> int | None:
-        if not self.store.is_file():
-            return None
-        with closing(sqlite3.connect(read_uri(self.store), uri=True)) as database:
-            return int(database.execute("PRAGMA application_id").fetchone()[0])
 
     def update(self, *, keep: bool = False, **sections: Any) -> None:
         """Replace sections of run.yaml (``sampling``, ``digests`` ...); ``keep`` merges new keys into old sections."""

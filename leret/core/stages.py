@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.util
 import json
 import os
 import sys
@@ -27,6 +28,7 @@ from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import RunError
@@ -75,6 +77,26 @@ def forget_changed(file: Path) -> None:
             if (origin := getattr(module, "__file__", None)) and Path(origin).resolve() in now:
                 del sys.modules[name]
     _read.update(now)
+
+
+def run_file(file: Path, prefix: str) -> ModuleType:
+    """Run a Python file as a module with a name that starts with ``prefix``, unless neither it nor its imports changed.
+
+    OSError if the file cannot be read; ImportError if it is not a Python file; else what its code raises.
+    """
+    forget_changed(file)
+    name = f"{prefix}{digest(str(file.resolve()), source_digest(file))}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        if spec is None or spec.loader is None:
+            raise ImportError("it is not a Python file; name a file that ends in .py")
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
 
 
 def _imports(path: Path, roots: Collection[Path]) -> Iterator[Path]:

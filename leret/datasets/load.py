@@ -126,7 +126,7 @@ def _tasks(
     ids: Container[str] = {parents.get(one, one) for one in corpus or ()} if by_parent else corpus or ()
     hint = "; if gold documents are parents of its chunks, set data.gold: parent" if parents and not by_parent else ""
     for record, task in reader_of(data.kind).tasks(data, problems):
-        try:
+        with problems.at(record.place):
             words = hash(task.text) if data.merge_questions else record.number
             first, words_of_first = seen.setdefault(task.id, (record.number, words))
             if words != words_of_first:
@@ -134,8 +134,6 @@ def _tasks(
                 fault = f"duplicate id {task.id!r}, first used at line or item {first}{advice}"
                 raise BadRecord("duplicate id", fault)
             yield task if corpus is None else _with_gold(task, ids, parents if by_parent else {}, hint)
-        except BadRecord as problem:
-            problems.add(record.place, problem)
 
 
 def _merged(tasks: Iterable[Task]) -> tuple[Iterator[Task], int]:

@@ -59,6 +59,14 @@ class Problems:
             self._times[fault] += 1
             self._faults.setdefault(fault, []).extend([place] * (self._times[fault] <= _PLACES))
 
+    @contextmanager
+    def at(self, place: str) -> Iterator[None]:
+        """Add the bad record that the block raises, if any."""
+        try:
+            yield
+        except BadRecord as problem:
+            self.add(place, problem)
+
     @property
     def shown(self) -> list[str]:
         """First distinct faults, one line each, with their places and how many records have them."""

@@ -141,17 +141,13 @@ def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
 def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
     """Return a recipe's adapter. The chat adapter does not retry with JSON, which would be a silent second call."""
     tools = {"use_native_function_calling": settings.use_native_function_calling}
-    match settings.kind:
-        case "compact" if settings.use_native_function_calling:
+    if settings.kind == "compact":
+        if settings.use_native_function_calling:
             raise ConfigError("adapter: compact does not pass tools; use kind: chat, or xml")
-        case "compact":
-            return CompactAdapter(**settings.model_dump(exclude={"kind", *tools}))
-        case "json":
-            return PlainJSONAdapter(**tools)
-        case "xml":
-            return dspy.XMLAdapter(**tools)
-        case "chat":
-            return dspy.ChatAdapter(use_json_adapter_fallback=False, **tools)
+        return CompactAdapter(**settings.model_dump(exclude={"kind", *tools}))
+    if settings.kind == "chat":
+        return dspy.ChatAdapter(use_json_adapter_fallback=False, **tools)
+    return {"json": PlainJSONAdapter, "xml": dspy.XMLAdapter}[settings.kind](**tools)
 
 
 def adapter_record(adapter: dspy.Adapter) -> dict[str, Any]:

@@ -15,16 +15,8 @@ import dspy
 from dspy.utils.callback import BaseCallback
 from pydantic import BaseModel, ValidationError
 
-from leret.core.dspy_internals import (
-    QUIET,
-    AdapterProxy,
-    StandInLM,
-    carrying,
-    messages_of,
-    run_program,
-    suppress_output,
-    text_response,
-)
+from leret.core import dspy_internals as internals
+from leret.core.dspy_internals import QUIET, StandInLM, messages_of, text_response
 from leret.core.errors import ProgramError, ReplayError
 from leret.core.types import Candidate, Ranking, Task
 from leret.policies.base import Messages
@@ -99,7 +91,7 @@ def _run_stock(
     def answer(adapter: Any, lm_: Any, *call: Any) -> Any:
         return adapter(lm, *call) if isinstance(lm_, StandInLM) else whole(recorded_lm(lm_), *call)
 
-    proxy = AdapterProxy(formatter.adapter, answer)
+    proxy = internals.AdapterProxy(formatter.adapter, answer)
     record_lms(program)
     for name, predictor in program.named_predictors():
         predictor.lm = lm
@@ -110,8 +102,8 @@ def _run_stock(
     observer = SearchMemory(results, None if runner.searches is None else runner.searches.retriever, recorded)
     settings = {**QUIET, "trace": [], "callbacks": callbacks, "adapter": proxy, "lm": lm, "rm": runner.replay.rm}
     # Failures are ignored: the caller reports the calls that are missing.
-    with suppress(Stop, Exception), suppress_output("dspy"):
-        carrying(observer, settings).run(run_program, program, **bound_inputs(program, task))
+    with suppress(Stop, Exception), internals.suppress_output("dspy"):
+        internals.carrying(observer, settings).run(internals.run_program, program, **bound_inputs(program, task))
     return [messages for messages, _ in left], others[0] if others else None
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +10,8 @@ from typing import Any
 import dspy
 
 from leret.core.errors import USER_ERRORS, ProgramError, raised
-from leret.core.stages import forget_changed
-from leret.core.types import Task, digest
+from leret.core.stages import run_file
+from leret.core.types import Task
 from leret.programs.search import Search
 
 FILE_MODULE = "leret_program_"
@@ -22,20 +20,13 @@ FILE_MODULE = "leret_program_"
 def _load_class(path: Path, name: str) -> type[dspy.Module]:
     if not path.is_file():
         raise ProgramError(f"{path} does not exist; name the program as FILE.py:Class")
-    module_name = f"{FILE_MODULE}{digest(str(path.resolve()))}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    if spec is None or spec.loader is None:
-        raise ProgramError(f"{path} is not a Python file; name the program as FILE.py:Class")
-    module = importlib.util.module_from_spec(spec)
-    forget_changed(path)
-    sys.modules[module_name] = module
     try:
-        spec.loader.exec_module(module)
+        module = run_file(path, FILE_MODULE)
     except USER_ERRORS as error:
         raise ProgramError(f"{path} does not run: {raised(error)}") from error
     cls = getattr(module, name, None)
     if not (inspect.isclass(cls) and issubclass(cls, dspy.Module)):
-        classes = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module_name]
+        classes = [v for v in vars(module).values() if inspect.isclass(v) and v.__module__ == module.__name__]
         programs = ", ".join(v.__name__ for v in classes if issubclass(v, dspy.Module))
         raise ProgramError(f"{path} has no dspy.Module {name!r}; available: {programs or 'none'}")
     return cls

@@ -14,16 +14,8 @@ import dspy
 from jsonschema import Draft202012Validator
 from pydantic_core import to_jsonable_python
 
-from leret.core.dspy_internals import (
-    PART_MARKER,
-    AdapterParseError,
-    EngineLM,
-    is_turn_by_turn,
-    last_message,
-    lm15,
-    messages_of,
-    text_response,
-)
+from leret.core import dspy_internals as internals
+from leret.core.dspy_internals import AdapterParseError, EngineLM, lm15
 from leret.core.errors import ProgramError, RunError
 from leret.core.types import digest
 from leret.policies.base import Messages
@@ -86,7 +78,7 @@ class Formatter:
         self.adapter = replay.adapter
         self._predictors, self._read = replay.predictors, replay.read
         self.picks = replay.picks
-        self._splits = is_turn_by_turn(self.adapter, [CompactAdapter])
+        self._splits = internals.is_turn_by_turn(self.adapter, [CompactAdapter])
         self._native = getattr(self.adapter, "use_native_function_calling", False)
         # All messages but the last, and how often both ways gave the same result; None: the fast path is off.
         self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
@@ -127,8 +119,8 @@ class Formatter:
         elif isinstance(self.adapter, CompactAdapter):
             message = self.adapter.format(signature, (), need.inputs)[-1]
         else:
-            message = last_message(self.adapter, signature, need.inputs)
-        if not message["content"] or PART_MARKER in message["content"]:
+            message = internals.last_message(self.adapter, signature, need.inputs)
+        if not message["content"] or internals.PART_MARKER in message["content"]:
             return self._in_full(need, prompt)
         before, n_proofs = head
         messages = (*before, message)
@@ -182,14 +174,14 @@ class Formatter:
     def _in_full(self, need: NeedsCompletion, prompt: Prompt) -> Messages:
         call, name = need.call, need.predictor
         if call.request is not None:
-            return messages_of(call.request)
+            return internals.messages_of(call.request)
         demos = [dict(demo) for demo in prompt.demos.get(name, call.demos)]
         request = request_of(call, self._instructed(call.signature, name, prompt), demos)
         if request.config.response_format:
             raise ProgramError(
                 f"{name} calls its LM with a response format, which leret policies do not support; use another adapter"
             )
-        return messages_of(request)
+        return internals.messages_of(request)
 
 
 def request_of(
@@ -219,7 +211,7 @@ def outputs_of(
     faults: list[str] = []
 
     def answer(request: lm15.Request) -> lm15.Response:
-        response = text_response(request, completion, read=read)
+        response = internals.text_response(request, completion, read=read)
         faults.extend(_missing_call(request, response, call.signature))
         return response
 

@@ -23,43 +23,14 @@ from typing import Any, NoReturn, cast
 
 import dspy
 
-from leret.core.dspy_internals import (
-    QUIET,
-    AdapterParseError,
-    AdapterProxy,
-    StandInLM,
-    calling_predictor,
-    carrying,
-    current_adapter,
-    forward_of,
-    lm15,
-    messages_of,
-    muted,
-    one_call,
-    passes,
-    prediction_of,
-    settings_here,
-    text_response,
-    watching_run,
-)
+from leret.core import dspy_internals as internals
+from leret.core.dspy_internals import AdapterParseError, StandInLM, lm15
 from leret.core.errors import USER_ERRORS, ProgramError, ReplayError, raised
 from leret.core.types import Candidate, Ranking, Task
 from leret.policies.tool_calls import ToolReader, read_calls
+from leret.programs import needs
 from leret.programs.load import input_names
-from leret.programs.needs import (
-    REPEATABLE,
-    Finished,
-    Need,
-    NeedsCompletion,
-    NeedsSearch,
-    PredictorCall,
-    Step,
-    asked_instead,
-    difference,
-    order,
-    place,
-    tool_key,
-)
+from leret.programs.needs import Finished, Need, NeedsCompletion, NeedsSearch, PredictorCall, Step
 from leret.programs.pick import Candidates, ChoiceCall, Pick, candidates_of, named_picks
 from leret.programs.search import SearchCall, as_rm, record_lms, recorded_lm
 from leret.retrieval.base import Retriever
@@ -77,7 +48,7 @@ _SETTLE_S, _STARVED_S = 0.01, 0.1
 """Seconds without progress until older threads (first value) or the run's own threads (second) count as blocked."""
 
 _LONGEST_S = 1.0  # maximum wait for threads to use the recorded steps
-_MUTED = muted()  # otherwise every rerun would print the same output
+_MUTED = internals.muted()  # otherwise every rerun would print the same output
 _program_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
@@ -99,8 +70,8 @@ class Replay:
         self, program: dspy.Module, adapter: dspy.Adapter | None = None, rm: Any = None, read: ToolReader = read_calls
     ) -> None:
         self.program, self.read = program, read
-        self.whole_adapter = adapter or current_adapter()
-        self.adapter = one_call(self.whole_adapter)
+        self.whole_adapter = adapter or internals.current_adapter()
+        self.adapter = internals.one_call(self.whole_adapter)
         self.predictors: dict[str, dspy.Predict] = dict(program.named_predictors())
         self.picks = named_picks(program)
         self.names = (*self.predictors, *self.picks)
@@ -114,13 +85,13 @@ class Replay:
         self.stops = self._names_that_stop()
         self._inputs = input_names(program)
         self._fields = {name: predictor.signature.input_fields.keys() for name, predictor in self.predictors.items()}
-        self.proxy = AdapterProxy(self.adapter, lambda *call: watching_run().answer(*call))
+        self.proxy = internals.AdapterProxy(self.adapter, lambda *call: internals.watching_run().answer(*call))
         record_lms(program)
         self._stand_in()
         self.rm = as_rm if rm is None else rm
         self._forward = self._forward_of(program)
         guard = StandInLM.of("", "replay", partial(_answer_request, ""))
-        self._settings = {**QUIET, "adapter": self.proxy, "lm": guard, "rm": self.rm}
+        self._settings = {**internals.QUIET, "adapter": self.proxy, "lm": guard, "rm": self.rm}
         # These modules store a failure count, so each run needs a fresh copy.
         self._fresh = any(isinstance(m, dspy.Refine | dspy.BestOfN) for _, m in program.named_sub_modules())
         # A program with both methods may call asyncio.run, which needs a thread without an event loop.
@@ -169,43 +140,35 @@ class Replay:
             return self._thread.submit(copy_context().run, again).result()
         run = ProgramRun(self, steps, results, retrieve, self._predictor_names, list(steps), in_thread or self.is_async)
         program, forward = self._copy_for(run) if self._fresh else (self.program, self._forward)
-        context = carrying(run, {**self._settings, "caller_modules": [program], "trace": []})
+        context = internals.carrying(run, {**self._settings, "caller_modules": [program], "trace": []})
         inputs: Mapping[str, Any] = task.inputs
         if len(self._inputs) == len(inputs) == 1:  # a single input goes to the only argument
             inputs = dict(zip(self._inputs, inputs.values(), strict=True))
-        passes.append(run)
+        internals.passes.append(run)
         try:
             with suppress(Stop), _MUTED:
                 run.prediction = context.run(forward, **inputs)
         except USER_ERRORS as error:
             run.crash = error
         finally:
-            passes.remove(run)
+            internals.passes.remove(run)
         if not in_thread and isinstance(run.crash, RuntimeError) and "running event loop" in str(run.crash):
             self._thread = ThreadPoolExecutor(1, "leret-replay")  # for asyncio.run in forward
             return self.run(task, steps, results, retrieve, check)
         usual = len(run.needs) == 1 and not (run.left or run.errors or run.side_threads or len(steps) >= MAX_STEPS)
         need = run.needs[0] if usual else run.outcome(task)
         if check and not isinstance(need, NeedsSearch):
-            self._repeat(need, task, steps, results, retrieve, in_thread)
+            self._repeat(need, len(steps), lambda: self.run(task, steps, dict(results), retrieve, in_thread=in_thread))
         return need
 
-    def _repeat(
-        self,
-        need: NeedsCompletion | Finished,
-        task: Task,
-        steps: Sequence[Step],
-        results: SearchResults,
-        retrieve: Retrieve | None,
-        in_thread: bool,
-    ) -> None:
+    def _repeat(self, need: NeedsCompletion | Finished, n_steps: int, run: Callable[[], Need]) -> None:
         for _ in range(_REPEATS):
-            again = self.run(task, steps, dict(results), retrieve, in_thread=in_thread)
-            if place(again) != place(need):
+            again = run()
+            if needs.place(again) != needs.place(need):
                 raise ReplayError(
                     f"{type(self.program).__name__} is not deterministic given its completions: after the same "
-                    f"{len(steps)} completion(s), {difference(need, again)}. leret cannot compare completions at a "
-                    f"state that it cannot reproduce; {REPEATABLE}"
+                    f"{n_steps} completion(s), {needs.difference(need, again)}. leret cannot compare completions at a "
+                    f"state that it cannot reproduce; {needs.REPEATABLE}"
                 )
 
     def _copy_for(self, run: ProgramRun) -> tuple[dspy.Module, Callable[..., Any]]:
@@ -214,7 +177,9 @@ class Replay:
         return program, self._forward_of(program)
 
     def _forward_of(self, program: dspy.Module) -> Callable[..., Any]:
-        return (lambda **inputs: asyncio.run(program.acall(**inputs))) if self.is_async else forward_of(program)
+        if self.is_async:
+            return lambda **inputs: asyncio.run(program.acall(**inputs))
+        return internals.forward_of(program)
 
     def name_of(self, signature: Any) -> str:
         if signature is None:
@@ -227,7 +192,7 @@ class _QuickPredict(dspy.Predict):
     """A predictor that skips DSPy's bookkeeping when its arguments are exactly its input fields."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        settings = settings_here()
+        settings = internals.settings_here()
         run: Any = settings.get("_leret_run")
         watched = isinstance(run, ProgramRun) and not args and settings["send_stream"] is None
         name = run.names.get(id(self)) if watched else None
@@ -236,7 +201,7 @@ class _QuickPredict(dspy.Predict):
         fields = vars(self)  # attribute lookup on DSPy modules is slow
         signature = fields["signature"]
         call = PredictorCall(name, kwargs, True, run.replay.adapter, fields["lm"], {}, signature, demos=fields["demos"])
-        prediction = prediction_of(run.take(call).outputs, signature)
+        prediction = internals.prediction_of(run.take(call).outputs, signature)
         settings["trace"].append((self, kwargs, prediction))
         return prediction
 
@@ -279,7 +244,7 @@ class ProgramRun:
         if not isinstance(lm, StandInLM):
             whole = self.replay.whole_adapter if adapter is self.replay.adapter else adapter
             return cast(list[dict[str, Any]], whole(recorded_lm(lm), config, signature, demos, inputs))
-        replay, predictor = self.replay, calling_predictor()
+        replay, predictor = self.replay, internals.calling_predictor()
         name = self.names.get(id(predictor)) or replay.name_of(signature)
         unchanged = predictor is not None and signature is predictor.signature
         usual = unchanged and not config and adapter is replay.adapter and demos == predictor.demos and name[0] != "("
@@ -312,11 +277,11 @@ class ProgramRun:
 
     def answer_direct(self, request: lm15.Request, owner: str = "") -> lm15.Response:
         """Return the recorded text for a call to the LM of predictor ``owner`` that bypassed the adapter."""
-        predictor = calling_predictor()
+        predictor = internals.calling_predictor()
         name = self.names.get(id(predictor)) or self.replay.name_of(getattr(predictor, "signature", None))
-        call = PredictorCall(name, {"messages": list(messages_of(request))}, request=request)
-        call.lm = StandInLM.of(owner, "direct", lambda request: text_response(request, ""))
-        return text_response(request, self.take(call).text or "", read=self.replay.read)
+        call = PredictorCall(name, {"messages": list(internals.messages_of(request))}, request=request)
+        call.lm = StandInLM.of(owner, "direct", lambda request: internals.text_response(request, ""))
+        return internals.text_response(request, self.take(call).text or "", read=self.replay.read)
 
     def search(self, query: str, k: int, retriever: Retriever | None = None) -> Ranking:
         if self.stopped:
@@ -337,7 +302,7 @@ class ProgramRun:
 
     def call_tool(self, name: str, arguments: Any, ask: Callable[[], Any]) -> Any:
         self._raise_if_stopped()
-        key = tool_key(name, arguments)
+        key = needs.tool_key(name, arguments)
         if key not in self.results:
             self.stop(NeedsSearch(key, ask=ask))
         return copy.deepcopy(self.results[key])
@@ -373,7 +338,7 @@ class ProgramRun:
         missing = self.left
         program = type(self.replay.program).__name__
         if self.needs and not (missing and isinstance(self.needs[0], NeedsCompletion)):
-            need = self.needs[0] if len(self.needs) == 1 else min(self.needs, key=order)
+            need = self.needs[0] if len(self.needs) == 1 else min(self.needs, key=needs.order)
             if isinstance(need, NeedsSearch):
                 return need
             if len(self.steps) >= MAX_STEPS:
@@ -381,8 +346,8 @@ class ProgramRun:
             return NeedsCompletion(need.call, self._ordered()) if self.side_threads else need
         if missing and self.crash is None:
             raise ReplayError(
-                f"{program} is not deterministic given its completions: {asked_instead(missing[0], self.needs)}; "
-                f"{REPEATABLE}"
+                f"{program} is not deterministic given its completions: {needs.asked_instead(missing[0], self.needs)}; "
+                f"{needs.REPEATABLE}"
             )
         if isinstance(self.crash, AdapterParseError) and self.steps and self.steps[-1].outputs is self.crash:
             return Finished(self.crash, self._ordered())
@@ -437,7 +402,7 @@ class ProgramRun:
 
 
 def _answer_request(owner: str, request: lm15.Request) -> lm15.Response:
-    return cast(lm15.Response, watching_run().answer_direct(request, owner))
+    return cast(lm15.Response, internals.watching_run().answer_direct(request, owner))
 
 
 def _task() -> int | None:

@@ -10,20 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
 
+from leret.config import retriever as kinds
 from leret.config.base import RecipePath, mark_of, portable
-from leret.config.retriever import (
-    BM25Settings,
-    ClinicalTrialsSettings,
-    ColbertSettings,
-    DenseSettings,
-    HybridSettings,
-    NoRetrieverSettings,
-    PubMedSettings,
-    RemoteSettings,
-    RetrieverSettings,
-    RM3Settings,
-    TantivySettings,
-)
+from leret.config.retriever import RemoteSettings, RetrieverSettings
 from leret.core.errors import ConfigError, RetrievalError
 from leret.core.progress import Progress
 from leret.core.stages import completed, input_stamps, mark_completed, stage_key
@@ -68,16 +57,16 @@ class EngineKind:
 
 
 ENGINES = {
-    "bm25": EngineKind(BM25Settings, "engines.bm25:BM25Index", "index"),
-    "tantivy": EngineKind(TantivySettings, "engines.tantivy:TantivyIndex", "index"),
-    "dense": EngineKind(DenseSettings, "engines.dense:DenseIndex", "index"),
-    "colbert": EngineKind(ColbertSettings, "engines.colbert:ColbertIndex", "index"),
-    "hybrid": EngineKind(HybridSettings, "fusion:Hybrid", "composite"),
-    "rm3": EngineKind(RM3Settings, "engines.rm3:RM3", "view"),
-    "remote": EngineKind(RemoteSettings, "clients.leret:Remote", "corpus server"),
-    "pubmed": EngineKind(PubMedSettings, "clients.pubmed:PubMed", "server"),
-    "clinicaltrials": EngineKind(ClinicalTrialsSettings, "clients.clinicaltrials:ClinicalTrials", "server"),
-    "none": EngineKind(NoRetrieverSettings, "base:NoRetriever", "server"),
+    "bm25": EngineKind(kinds.BM25Settings, "engines.bm25:BM25Index", "index"),
+    "tantivy": EngineKind(kinds.TantivySettings, "engines.tantivy:TantivyIndex", "index"),
+    "dense": EngineKind(kinds.DenseSettings, "engines.dense:DenseIndex", "index"),
+    "colbert": EngineKind(kinds.ColbertSettings, "engines.colbert:ColbertIndex", "index"),
+    "hybrid": EngineKind(kinds.HybridSettings, "fusion:Hybrid", "composite"),
+    "rm3": EngineKind(kinds.RM3Settings, "engines.rm3:RM3", "view"),
+    "remote": EngineKind(kinds.RemoteSettings, "clients.leret:Remote", "corpus server"),
+    "pubmed": EngineKind(kinds.PubMedSettings, "clients.pubmed:PubMed", "server"),
+    "clinicaltrials": EngineKind(kinds.ClinicalTrialsSettings, "clients.clinicaltrials:ClinicalTrials", "server"),
+    "none": EngineKind(kinds.NoRetrieverSettings, "base:NoRetriever", "server"),
 }
 """Retriever kinds, by `retriever.kind`."""
 
@@ -215,7 +204,13 @@ def open_index(path: str | Path) -> Retriever:
         if role == "index":
             return _open(ENGINES[manifest.engine].load().from_manifest(manifest, directory), directory)
         if role == "composite":
-            return _open_composite(manifest, directory)
+            engine, folders = ENGINES[manifest.engine].load(), [directory / place for place in manifest.places.values()]
+            settings = engine.settings_of(manifest)
+            if manifest.equals(engine.manifest(list(map(read_manifest, folders)), settings, manifest.places)):
+                return _with_source(directory, engine(*map(open_index, folders), settings))
+            raise RetrievalError(
+                f"{directory / MANIFEST} does not match the indexes of its parts; build the index again"
+            )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise RetrievalError(
             f"{directory / MANIFEST} has invalid settings for an index of kind {manifest.engine} "
@@ -240,15 +235,6 @@ def _open(engine: IndexEngine, directory: Path) -> Retriever:
         with suppress(OSError):
             mark_completed(directory, "checked", key, {})
     return _with_source(directory, engine.open(directory, open_documents(manifest, engine, directory)))
-
-
-def _open_composite(manifest: Manifest, directory: Path) -> Retriever:
-    engine = ENGINES[manifest.engine].load()
-    settings = engine.settings_of(manifest)
-    folders = [directory / place for place in manifest.places.values()]
-    if not manifest.equals(engine.manifest(list(map(read_manifest, folders)), settings, manifest.places)):
-        raise RetrievalError(f"{directory / MANIFEST} does not match the indexes of its parts; build the index again")
-    return _with_source(directory, engine(*map(open_index, folders), settings))
 
 
 def _with_source(source: Path | RetrieverSettings | None, retriever: Any) -> Retriever:

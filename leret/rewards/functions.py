@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import ModuleType
 from typing import Any, cast
 
 from leret.core import stages
@@ -24,11 +22,11 @@ def load_function(name: str, key: str = "") -> Callable[..., Any]:
     """Run a function's module and return the function. A ConfigError begins with ``key``, the key in the recipe."""
     place = f"{key}: " if key else ""
     where, _, attribute = name.rpartition(":")
-    path = source_of(name)
     try:
-        if path is not None:
+        if path := source_of(name):
             stages.forget_changed(path)
-        module = _of_file(Path(where)) if where.endswith(".py") else importlib.import_module(where)
+        in_file = where.endswith(".py")
+        module = stages.run_file(Path(where), "leret_reward_") if in_file else importlib.import_module(where)
     except USER_ERRORS as error:
         advice = "fix it, or name the reward as FILE.py:function or module:function"
         raise ConfigError(f"{place}{where} cannot be loaded: {raised(error)}; {advice}") from error
@@ -64,19 +62,3 @@ def sources_digest(names: Iterable[str]) -> str | None:
     """Return one digest for all users' functions among ``names``; None if there are none."""
     sources = {name: source_digest(name) for name in names if is_function(name)}
     return digest(sorted(sources.values(), key=str)) if sources else None
-
-
-def _of_file(path: Path) -> ModuleType:
-    """Run a file as a module; run it again only if it or its imports have changed."""
-    name = f"leret_reward_{digest(str(path.resolve()), stages.source_digest(path))}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[name] = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except BaseException:
-            del sys.modules[name]
-            raise
-    return sys.modules[name]

@@ -23,6 +23,9 @@ from leret.datasets.corpus import Corpus
 from leret.datasets.load import has_corpus, load_corpus, load_tasks
 from leret.policies.base import Policy
 from leret.policies.load import combine_policies, shared_policy, tool_reader
+from leret.retrieval.base import Retriever
+from leret.retrieval.caching import with_cache
+from leret.retrieval.load import load_retriever
 from leret.rewards import function_names, scoring
 from leret.rewards.functions import source_of, sources_digest
 
@@ -35,7 +38,6 @@ if TYPE_CHECKING:
     from leret.programs.replay import Replay
     from leret.programs.runner import ProgramRunner
     from leret.programs.saved import ProgramSource
-    from leret.retrieval.base import Retriever
     from leret.retrieval.batching import SearchBatcher
     from leret.rollouts.actors import Role
 
@@ -89,14 +91,10 @@ class Environment:
     @cached_property
     def retriever(self) -> Retriever:
         """The retriever over `corpus`, with a cache; builds the index if it is missing."""
-        from leret.retrieval.caching import with_cache
-
         return with_cache(self.engine, self.recipe.retriever)
 
     @cached_property
     def engine(self) -> Retriever:
-        from leret.retrieval.load import load_retriever
-
         corpus = self.corpus if self._has_corpus else None
         return load_retriever(self.recipe.retriever, corpus, self.cache, self.progress)
 

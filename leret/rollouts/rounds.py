@@ -26,6 +26,7 @@ from leret.policies.load import policy_for
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import ZERO_SHOT
 from leret.retrieval.base import Retriever
+from leret.retrieval.batching import SearchBatcher
 from leret.rewards import scoring
 from leret.rollouts.actors import Role, SamplingPlan
 from leret.rollouts.credit import training_rewards
@@ -184,8 +185,6 @@ class RoundSampler:
         policy: LivePolicy,
         paths: StoredPaths | None = None,
     ) -> None:
-        from leret.retrieval.batching import SearchBatcher
-
         self.recipe, self.policy, self.stats = recipe, policy, SamplingStats()
         self.temperature = recipe.temperature or environment.recipe.policy_of(recipe.predictors).temperature
         self._environment, self._run, self._settings = environment, run, scored_by(environment, recipe)

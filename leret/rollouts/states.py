@@ -288,17 +288,18 @@ class StateSampler:
         state = visit.state
         after = await visit.point.after(self._runner, reached)
         n = 1 if isinstance(after.need, Finished) else self._plan.n_continuations
-        reward = self._return if visit.role.credit == "return" else self._end_reward
-        ends = [started(reward(after, "continuation", state.draw, state.step, key, index)) for index in range(n)]
+        reward = self._return if visit.role.credit == "return" else self.end_values
+
+        async def run_on(index: int) -> dict[str, float]:
+            return await reward(await self.run_on(after, "continuation", state.draw, state.step, key, index))
+
+        ends = [started(run_on(index)) for index in range(n)]
         await self.walks.wait(ends)
         runs = [await end for end in ends]
         names = dict.fromkeys(name for values in runs for name in values)
         known = {name: [values[name] for values in runs if name in values] for name in names}
         means = {name: sum(values) / len(values) for name, values in known.items()}
         return means if visit.role.credit == "return" else self._crediting.final_components(means)
-
-    async def _end_reward(self, start: Point, *seed: Any) -> dict[str, float]:
-        return await self.end_values(await self.run_on(start, *seed))
 
     async def end_values(self, path: Walk) -> dict[str, float]:
         """Return the parts of the final reward at a path's end; 0 if the program ended with an unparsed completion."""
@@ -315,11 +316,10 @@ class StateSampler:
     async def _add_baselines(self, point: Point) -> None:
         """Add the outcomes that parts with ``gain`` subtract, unless an earlier point of the path did."""
         for kind in sorted(self._gains - point.baselines.keys()):
-            make = self._raw_question if kind == RAW_QUESTION else self._closed_book
-            point.baselines[kind] = await make(point.task)
-
-    async def _raw_question(self, task: Task) -> Outcome:
-        return Outcome(task, ranking=await self._runner.raw_question(task))
+            if kind == RAW_QUESTION:
+                point.baselines[kind] = Outcome(point.task, ranking=await self._runner.raw_question(point.task))
+            else:
+                point.baselines[kind] = await self._closed_book(point.task)
 
     async def _closed_book(self, task: Task) -> Outcome:
         """Run the program greedily with searches that find nothing."""
@@ -338,8 +338,8 @@ class StateSampler:
     def final_components(self, values: Mapping[str, float]) -> dict[str, float]:
         return self._crediting.final_components(values) if values else {}
 
-    async def _return(self, start: Point, *seed: Any) -> dict[str, float]:
-        path, outcomes = await self.run_on(start, *seed), list[Outcome | None]()
+    async def _return(self, path: Walk) -> dict[str, float]:
+        outcomes = list[Outcome | None]()
         for point in (*path.points[:-1], path.end):
             deep = await self._runner.deep(point.need, len(point.steps), self._depth) if self._depth else ()
             outcomes.append(None if point.unparsed else point.outcome(deep))

@@ -15,7 +15,8 @@ from leret.config.policy import LocalPolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.core.types import Passage, Ranking, Task
-from leret.policies.checkpoints import policy_directory
+from leret.policies.checkpoints import load_tokenizer, policy_directory, read_model_json
+from leret.policies.local.chat_template import PromptEncoder
 from leret.programs.checks import made_up_path
 from leret.programs.needs import NeedsCompletion
 from leret.programs.prompts import Prompt
@@ -108,9 +109,6 @@ def _made_up_path(
 
 def _lengths(environment: Environment, questions: Sequence[Task]) -> tuple[int | None, int | None]:
     """Return the maximum length of prompts built with passages of the corpus, and the policy's context length."""
-    from leret.policies.checkpoints import load_tokenizer, read_model_json
-    from leret.policies.local.chat_template import PromptEncoder
-
     policy, formatter, settings = environment.recipe.policy, environment.formatter, environment.recipe.sampling
     path = policy_directory(policy.model) or Path(policy.model)
     config = read_model_json(path / "config.json") if path.is_dir() else {}

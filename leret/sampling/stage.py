@@ -118,7 +118,11 @@ async def sample_tasks(
         first = list(islice(rest, LOOKED_AT))
         plan = await with_credit(plan, runner, first, run)
     sampler, rates = StateSampler(runner, store, plan, usage), (settings.max_error_rate, settings.max_unparsed_rate)
-    check = _path_check(other, runner, plan.prompts)
+    unchecked = iter([plan.prompts])  # the first task checks all prompts, later ones only the first prompt
+
+    def check(task: Task, steps: Sequence[Step], results: SearchResults) -> Awaitable[None]:
+        return check_path(other, runner, task, steps, results, next(unchecked, plan.prompts[:1]))
+
     scheduler = Scheduler(runner, sampler, store, plan.seed, *rates, check, facts)
     stats = await scheduler.run(chain(first, rest), settings.concurrency, progress)
     stats.notes += _credit_notes(plan, runner)
@@ -139,14 +143,6 @@ def _credit_notes(plan: SamplingPlan, runner: ProgramRunner) -> Iterator[str]:
                 f"{name} decides when the program stops, so its credit is both: step alone would ignore the "
                 "results of later searches. To choose another credit, set sampling.credit"
             )
-
-
-def _path_check(
-    program: dspy.Module, runner: ProgramRunner, prompts: tuple[Prompt, ...]
-) -> Callable[[Task, Sequence[Step], SearchResults], Awaitable[None]]:
-    """Return `check_path` for ``program``; it checks all prompts on the first task, then only the first prompt."""
-    left = iter([prompts])
-    return lambda task, steps, results: check_path(program, runner, task, steps, results, next(left, prompts[:1]))
 
 
 def sample(

@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from leret.config.data import BabilongSettings, DataSettings, FileSettings, WorldSettings
+from leret.config.data import BabilongSettings, DataSettings, FileSettings, GeneratedSettings
 
 FILE = {"questions": "q.jsonl"}
 
@@ -12,7 +12,7 @@ FILE = {"questions": "q.jsonl"}
         (FILE, FileSettings(questions="q.jsonl")),
         ({"kind": "beir", **FILE}, FileSettings(kind="beir", questions="q.jsonl")),
         ({"kind": "babilong", **FILE}, BabilongSettings(questions="q.jsonl")),
-        ({"kind": "world", "part": "1/2"}, WorldSettings(part="1/2")),
+        ({"kind": "world", "part": "1/2"}, GeneratedSettings(part="1/2")),
     ],
 )
 def test_kind_decides_the_class(section, settings):

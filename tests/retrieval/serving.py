@@ -16,7 +16,9 @@ from anyio.from_thread import start_blocking_portal
 from leret.config.retriever import RemoteSettings
 from leret.core.types import Passage
 from leret.retrieval.clients.leret import Remote
-from leret.retrieval.server.app import RetrieverServer, ServerSettings, serve
+from leret.retrieval.load import OpenRetriever
+from leret.retrieval.server.app import RetrieverServer, serve
+from leret.retrieval.server.schemas import ServerSettings
 from tests.http.servers import Served, serving
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +72,7 @@ def listening(application, drain_s=10.0):
 @contextmanager
 def running(retriever, drain_s=10.0, **settings):
     """Run a server in a thread during the block: like `listening`, and its ``batcher``."""
-    server = RetrieverServer(retriever, ServerSettings(**settings), engine="echo", corpus="c", documents=3)
+    server = RetrieverServer(OpenRetriever(retriever, "echo", "c", 3), ServerSettings(**settings))
     with listening(server.application(), drain_s) as one:
         one.batcher = server.batcher
         yield one

@@ -93,12 +93,8 @@ class BabilongReader(Reader):
         with open_compressed(path) as file:
             is_json = file.peek(1)[:1] in (b"{", b"[")
         for record in records(path, problems) if is_json else babi_records(path, problems):
-            try:
-                task = _task(record.value, data, noise)
-            except BadRecord as problem:
-                problems.add(record.place, problem)
-            else:
-                if task is not None:
+            with problems.at(record.place):
+                if (task := _task(record.value, data, noise)) is not None:
                     yield record, task
 
     def documents(self, data: BabilongSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
@@ -149,25 +145,24 @@ def babi_records(path: Path, problems: Problems) -> Iterator[Record]:
     story: list[str] = []
     places: dict[str, int] = {}
     for number, line in lines(path, problems):
-        place = f"{path}:{number}"
-        head, _, rest = line.partition(" ")
-        if not head.isdigit() or not rest:
-            fault = f"{line[:60]!r} is not a bAbI line; each line is a number, a space and a sentence"
-            problems.add(place, BadRecord("broken line", fault))
-            continue
-        if head == "1":
-            story, places = [], {}
-        if "\t" not in rest:
-            places[head] = len(story)
-            story.append(rest.strip())
-            continue
-        question, answer, *support = (part.strip() for part in rest.split("\t"))
-        value = {
-            "id": f"{path.name.partition('.')[0]}-{number}",
-            "question": question,
-            "answer": answer,
-            "story": list(story),
-            "support": [places.get(n, -1) for n in " ".join(support).split()],
-            "split": split_of(digest(story[:2])),
-        }
-        yield Record(place, number, value)
+        with problems.at(f"{path}:{number}"):
+            head, _, rest = line.partition(" ")
+            if not head.isdigit() or not rest:
+                fault = f"{line[:60]!r} is not a bAbI line; each line is a number, a space and a sentence"
+                raise BadRecord("broken line", fault)
+            if head == "1":
+                story, places = [], {}
+            if "\t" not in rest:
+                places[head] = len(story)
+                story.append(rest.strip())
+                continue
+            question, answer, *support = (part.strip() for part in rest.split("\t"))
+            value = {
+                "id": f"{path.name.partition('.')[0]}-{number}",
+                "question": question,
+                "answer": answer,
+                "story": list(story),
+                "support": [places.get(n, -1) for n in " ".join(support).split()],
+                "split": split_of(digest(story[:2])),
+            }
+            yield Record(f"{path}:{number}", number, value)

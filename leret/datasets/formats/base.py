@@ -39,19 +39,14 @@ class FileReader(Reader):
 
     def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
         for record, reader in self._records(data, problems, documents=False):
-            try:
+            with problems.at(record.place):
                 task = reader.task(record.value)
-            except BadRecord as problem:
-                problems.add(record.place, problem)
-            else:
                 yield record, task if task.split or not record.split else replace(task, split=record.split)
 
     def documents(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
         for record, reader in self._records(data, problems, documents=True):
-            try:
+            with problems.at(record.place):
                 yield from ((record, document) for document in reader.in_record(record.value))
-            except BadRecord as problem:
-                problems.add(record.place, problem)
 
     def _records(self, data: FileSettings, problems: Problems, documents: bool) -> Iterator[tuple[Record, FileReader]]:
         reader: FileReader | None = None

@@ -30,15 +30,12 @@ class BeirReader(Reader):
         folder = Path(data.questions)
         judged = _judgements(folder, problems)
         for record in records(_file(folder, "queries.jsonl"), problems):
-            try:
+            with problems.at(record.place):
                 id, query = text(record.value, "_id", "id"), text(record.value, "text")
-            except BadRecord as problem:
-                problems.add(record.place, problem)
-                continue
-            if id in judged:
-                split, gold = judged.pop(id)
-                relevance = gold if set(gold.values()) - {1} else {}
-                yield record, Task.question(id, query, gold=gold, split=split, relevance=relevance)
+                if id in judged:
+                    split, gold = judged.pop(id)
+                    relevance = gold if set(gold.values()) - {1} else {}
+                    yield record, Task.question(id, query, gold=gold, split=split, relevance=relevance)
         for id in judged:
             fault = f"query {id!r} in qrels/ is not in queries.jsonl"
             problems.add(str(folder), BadRecord("no such query", fault))

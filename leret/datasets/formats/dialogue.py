@@ -47,27 +47,27 @@ def _turns(path: Path, problems: Problems) -> Iterator[Record]:
     """Yield each turn of a ConvAI2 file as a record with the fields of the JSON format."""
     persona, history, start = list[str](), list[str](), 0
     for number, line in lines(path, problems):
-        head, _, rest = line.partition(" ")
-        if not head.isdigit() or not rest:
-            fault = f"{line[:60]!r} is not a ConvAI2 line; each line is a number, a space and a text"
-            problems.add(f"{path}:{number}", BadRecord("broken line", fault))
-            continue
-        if head == "1":
-            persona, history, start = [], [], number
-        who, mark, fact = rest.partition(" persona: ")
-        if mark and who in {"your", "partner's"}:
-            persona += [fact.strip()] if who == "your" else []
-            continue
-        said, tab, reply = rest.partition("\t")
-        reply = reply.partition("\t")[0].strip()
-        if not tab or not reply:
-            fault = f"{line[:60]!r} has no reply; a turn is an utterance, a tab and a reply"
-            problems.add(f"{path}:{number}", BadRecord("broken line", fault))
-            continue
-        history += [said.strip()] if said.strip() not in {"", _SILENCE} else []
-        value = {"id": f"{path.name.partition('.')[0]}-{number}", "persona": persona, "history": [*history]}
-        yield Record(f"{path}:{number}", number, {**value, "reply": reply, "dialogue": None if persona else str(start)})
-        history.append(reply)
+        with problems.at(f"{path}:{number}"):
+            head, _, rest = line.partition(" ")
+            if not head.isdigit() or not rest:
+                fault = f"{line[:60]!r} is not a ConvAI2 line; each line is a number, a space and a text"
+                raise BadRecord("broken line", fault)
+            if head == "1":
+                persona, history, start = [], [], number
+            who, mark, fact = rest.partition(" persona: ")
+            if mark and who in {"your", "partner's"}:
+                persona += [fact.strip()] if who == "your" else []
+                continue
+            said, _, reply = rest.partition("\t")
+            reply = reply.partition("\t")[0].strip()
+            if not reply:
+                fault = f"{line[:60]!r} has no reply; a turn is an utterance, a tab and a reply"
+                raise BadRecord("broken line", fault)
+            history += [said.strip()] if said.strip() not in {"", _SILENCE} else []
+            value = {"id": f"{path.name.partition('.')[0]}-{number}", "persona": persona, "history": [*history]}
+            answered = {"reply": reply, "dialogue": None if persona else str(start)}
+            yield Record(f"{path}:{number}", number, {**value, **answered})
+            history.append(reply)
 
 
 def _task(record: Fields) -> Task:

@@ -19,41 +19,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import leret.datasets.formats.base as field
 from leret.core.types import Document, Task, digest
-from leret.datasets.formats.base import (
-    Fields,
-    FileReader,
-    optional_number,
-    optional_text,
-    sentences,
-    text,
-    text_list,
-    wrong,
-)
+from leret.datasets.formats.base import Fields, FileReader
 from leret.datasets.records import BadRecord
 from leret.datasets.splits import SPLITS
 
 
 def _task(record: Fields) -> Task:
     inputs = _inputs(record)
-    split = optional_text(record, "split")
+    split = field.optional_text(record, "split")
     if split is not None and split not in SPLITS:
         raise BadRecord("unknown split", f"field 'split' is {split!r}; it should be train, dev or test")
-    gold = text_list(record, "relevant_doc_ids")
+    gold = field.text_list(record, "relevant_doc_ids")
     answer = record.get("answer")
-    several = (answer,) if isinstance(answer, str) else text_list(record, "answer")
-    answers = dict.fromkeys([*several, *text_list(record, "answers")])
+    several = (answer,) if isinstance(answer, str) else field.text_list(record, "answer")
+    answers = dict.fromkeys([*several, *field.text_list(record, "answers")])
     if not gold and not answers:
         fields = ", ".join(map(repr, record))
         fault = "no 'relevant_doc_ids', 'answer' or 'answers' to score against"
         raise BadRecord("missing field", f"{fault}; the fields are {fields}")
     return Task(
-        id=text(record, "id") if "id" in record else digest(*inputs.values() if len(inputs) == 1 else [inputs]),
+        id=field.text(record, "id") if "id" in record else digest(*inputs.values() if len(inputs) == 1 else [inputs]),
         inputs=inputs,
         gold=gold,
         answers=tuple(answers),
-        type=optional_text(record, "type"),
-        hops=optional_number(record, "hops"),
+        type=field.optional_text(record, "type"),
+        hops=field.optional_number(record, "hops"),
         split=SPLITS[split] if split else None,
         relevance=_grades(record, gold),
     )
@@ -62,52 +54,53 @@ def _task(record: Fields) -> Task:
 def _inputs(record: Fields) -> dict[str, Any]:
     inputs = record.get("inputs") or {}
     if not isinstance(inputs, Mapping):
-        raise wrong("inputs", inputs, "an object with the program's inputs by name")
+        raise field.wrong("inputs", inputs, "an object with the program's inputs by name")
     if inputs and not ("question" in record or "query" in record):
         return dict(inputs)
     if "question" in inputs:
         raise BadRecord("field twice", "'question' is both in the record and in its 'inputs'; remove one")
-    return {"question": text(record, "question", "query"), **inputs}
+    return {"question": field.text(record, "question", "query"), **inputs}
 
 
 def _grades(record: Fields, gold: Sequence[str]) -> dict[str, int]:
     value = record.get("relevance") or {}
     if not isinstance(value, Mapping):
-        raise wrong("relevance", value, "whole numbers by document id")
+        raise field.wrong("relevance", value, "whole numbers by document id")
     for doc_id, grade in value.items():
         if not isinstance(grade, int) or isinstance(grade, bool) or (grade > 0) != (doc_id in gold):
-            raise wrong(f"relevance.{doc_id}", grade, "a whole number, above 0 only for relevant documents")
+            raise field.wrong(f"relevance.{doc_id}", grade, "a whole number, above 0 only for relevant documents")
     return dict(value) if set(value.values()) - {1} else {}
 
 
 def _documents(record: Fields) -> Iterable[Document]:
     if "relevant_doc_ids" in record:
         raise BadRecord("no documents", "this is a question, not a document; set data.corpus to the corpus file")
-    doc_id = text(record, "doc_id", "_id", "id")
-    title = optional_text(record, "title") or ""
+    doc_id = field.text(record, "doc_id", "_id", "id")
+    title = field.optional_text(record, "title") or ""
     if "text" not in record:
-        text(record, "text")  # raises with the available fields
-    body = sentences(record["text"], doc_id) if isinstance(record["text"], list) else optional_text(record, "text")
+        field.text(record, "text")  # raises with the available fields
+    is_list = isinstance(record["text"], list)
+    body = field.sentences(record["text"], doc_id) if is_list else field.optional_text(record, "text")
     if not (body or title).strip():
         raise BadRecord("empty field", f"field 'text' of document {doc_id!r} is empty, and it has no title")
-    yield Document(doc_id, title, body or "", optional_text(record, "parent"))
+    yield Document(doc_id, title, body or "", field.optional_text(record, "parent"))
 
 
 def _with_chunks(record: Fields) -> Task:
     chunks = record.get("chunks")
     if not isinstance(chunks, list) or not chunks:
-        raise wrong("chunks", chunks, "a list of texts, or of objects with id, title and text")
+        raise field.wrong("chunks", chunks, "a list of texts, or of objects with id, title and text")
     texts = [_chunk(chunk, place) for place, chunk in enumerate(chunks)]
     ids = [str(place) if isinstance(chunk, str) else chunk["id"] for place, chunk in enumerate(texts)]
     if len(set(ids)) < len(ids):
         raise BadRecord("duplicate id", "two of the 'chunks' have the same id; make ids unique")
     support = record.get("support") or []
     if not isinstance(support, list):
-        raise wrong("support", support, "a list of indices or ids of chunks")
+        raise field.wrong("support", support, "a list of indices or ids of chunks")
     gold = [ids[s] if type(s) is int and 0 <= s < len(ids) else s for s in support]
     for doc_id in gold:
         if doc_id not in ids:
-            raise wrong("support", doc_id, f"the id of a chunk, or an index from 0 to {len(ids) - 1}")
+            raise field.wrong("support", doc_id, f"the id of a chunk, or an index from 0 to {len(ids) - 1}")
     task = _task({**record, "relevant_doc_ids": gold})
     return replace(task, inputs={**task.inputs, "chunks": texts})
 
@@ -116,9 +109,9 @@ def _chunk(chunk: Any, place: int) -> str | dict[str, str]:
     if isinstance(chunk, str):
         return chunk
     if not isinstance(chunk, Mapping):
-        raise wrong("chunks", chunk, "a list of texts, or of objects with id, title and text")
+        raise field.wrong("chunks", chunk, "a list of texts, or of objects with id, title and text")
     title = chunk.get("title") or ""
-    return {"id": str(chunk.get("id", place)), "title": str(title), "text": text(chunk, "text")}
+    return {"id": str(chunk.get("id", place)), "title": str(title), "text": field.text(chunk, "text")}
 
 
 def no_documents(record: Fields) -> Iterable[Document]:

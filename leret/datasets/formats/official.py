@@ -22,23 +22,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+import leret.datasets.formats.base as field
 from leret.core.types import Document, Task, digest
-from leret.datasets.formats.base import (
-    Fields,
-    FileReader,
-    optional_number,
-    optional_text,
-    rows,
-    sentences,
-    text,
-    text_list,
-)
+from leret.datasets.formats.base import Fields, FileReader
 from leret.datasets.formats.jsonl import JSONL, no_documents
 from leret.datasets.records import BadRecord
 
 
 def _titles(record: Fields) -> tuple[str, ...]:
-    titles = [title for title, _ in rows(record, "supporting_facts", "title", "sent_id")]
+    titles = [title for title, _ in field.rows(record, "supporting_facts", "title", "sent_id")]
     if not titles:
         raise BadRecord("no gold", "field 'supporting_facts' is empty; add the titles of the gold documents")
     if not all(isinstance(title, str) and title for title in titles):
@@ -51,30 +43,30 @@ def _articles(record: Fields) -> Iterable[Document]:
     if "claim" in record:
         raise BadRecord("no documents", "HoVer files have no documents; set data.corpus to HotpotQA's corpus")
     if "context" not in record and "text" in record:
-        title = text(record, "title")
-        yield Document(title, title, sentences(record["text"], title))
+        title = field.text(record, "title")
+        yield Document(title, title, field.sentences(record["text"], title))
         return
-    for title, body in rows(record, "context", "title", "sentences"):
+    for title, body in field.rows(record, "context", "title", "sentences"):
         if not isinstance(title, str) or not title:
             raise BadRecord("wrong type", f"field 'context' has {title!r} in place of a title")
-        yield Document(title, title, sentences(body, title))
+        yield Document(title, title, field.sentences(body, title))
 
 
 def _hotpotqa(record: Fields) -> Task:
     return Task.question(
-        id=text(record, "_id", "id"),
-        text=text(record, "question"),
-        answer=optional_text(record, "answer"),
+        id=field.text(record, "_id", "id"),
+        text=field.text(record, "question"),
+        answer=field.optional_text(record, "answer"),
         gold=_titles(record),
-        type=optional_text(record, "type"),
-        hops=optional_number(record, "hops") or 2,
+        type=field.optional_text(record, "type"),
+        hops=field.optional_number(record, "hops") or 2,
     )
 
 
 def _hover(record: Fields) -> Task:
-    label = optional_text(record, "label") if isinstance(record.get("label"), str) else None
-    hops = optional_number(record, "num_hops")
-    return Task.question(text(record, "uid"), text(record, "claim"), label, _titles(record), label, hops)
+    label = field.optional_text(record, "label") if isinstance(record.get("label"), str) else None
+    hops = field.optional_number(record, "num_hops")
+    return Task.question(field.text(record, "uid"), field.text(record, "claim"), label, _titles(record), label, hops)
 
 
 def _paragraphs(record: Fields) -> list[tuple[Document, bool]]:
@@ -84,7 +76,7 @@ def _paragraphs(record: Fields) -> list[tuple[Document, bool]]:
         raise BadRecord("missing field", f"field 'paragraphs' should be a list of objects; the fields are {fields}")
     documents = []
     for item in value:
-        title, body = text(item, "title"), text(item, "paragraph_text")
+        title, body = field.text(item, "title"), field.text(item, "paragraph_text")
         documents.append((Document(f"{title} #{digest(body)[:6]}", title, body), bool(item.get("is_supporting"))))
     return documents
 
@@ -95,8 +87,10 @@ def _musique(record: Fields) -> Task:
         raise BadRecord("no gold", "no paragraph has 'is_supporting': true; mark the gold paragraphs")
     steps = record.get("question_decomposition")
     hops = len(steps) if isinstance(steps, Sequence) and steps else len(gold)
-    answer, aliases = optional_text(record, "answer"), text_list(record, "answer_aliases")
-    task = Task.question(text(record, "id"), text(record, "question"), gold=tuple(gold), type=f"{hops}hop", hops=hops)
+    answer, aliases = field.optional_text(record, "answer"), field.text_list(record, "answer_aliases")
+    task = Task.question(
+        field.text(record, "id"), field.text(record, "question"), gold=tuple(gold), type=f"{hops}hop", hops=hops
+    )
     return replace(task, answers=tuple(dict.fromkeys([answer, *aliases] if answer else aliases)))
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from importlib import resources
 
 _LINES = (resources.files("leret.datasets.world") / "lexicon.txt").read_text(encoding="utf-8").splitlines()
-_LISTS = {name: tuple(words) for name, *words in map(str.split, _LINES)}
-FIRST_NAMES, LAST_NAMES, CITIES = _LISTS["FIRST_NAMES"], _LISTS["LAST_NAMES"], _LISTS["CITIES"]
-ADJECTIVES, NOUNS, FIRMS, TRADES = (_LISTS[name] for name in ("ADJECTIVES", "NOUNS", "FIRMS", "TRADES"))
-AWARDS, INSTRUMENTS = _LISTS["AWARDS"], _LISTS["INSTRUMENTS"]
+LISTS = {name: tuple(words) for name, *words in map(str.split, _LINES)}
+FIRST_NAMES, LAST_NAMES, CITIES = LISTS["FIRST_NAMES"], LISTS["LAST_NAMES"], LISTS["CITIES"]
+ADJECTIVES, NOUNS, FIRMS, TRADES = (LISTS[name] for name in ("ADJECTIVES", "NOUNS", "FIRMS", "TRADES"))
+AWARDS, INSTRUMENTS = LISTS["AWARDS"], LISTS["INSTRUMENTS"]
 
 
 @dataclass(frozen=True, slots=True)

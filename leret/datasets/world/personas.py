@@ -10,12 +10,15 @@ recipes do not train on it. No name occurs in two splits. All words are in the v
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import resources
+from typing import Any
 
+from leret.core import yaml
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
-from leret.datasets.world.cast import AWARDS, CITIES, INSTRUMENTS, Names
+from leret.datasets.world.cast import CITIES, LISTS, Names
 
 _GAZETTES = 0.3  # share of personas with a gazette
 _MOST = 600  # dialogues; the lexicon has no more names of companies
@@ -32,67 +35,15 @@ class Fact:
     reply: str
 
 
-def _film(rng: random.Random, names: Names) -> Fact:
-    name, other = names.work(), names.person()
-    return Fact(
-        name,
-        f"I directed the film {name}.",
-        ("By whom was your film scored?", "Who was the composer of the film that you directed?"),
-        f"{name} is a {rng.choice(('drama', 'crime'))} film from {_year(rng)}. The film was scored by {other}.",
-        f"My film was scored by {other}.",
-    )
+_FACTS = yaml.load((resources.files("leret.datasets.world") / "facts.yaml").read_text(encoding="utf-8"))
+_LISTS: dict[str, Sequence[Any]] = {**LISTS, "YEARS": range(1930, 2000)}
 
 
-def _novel(rng: random.Random, names: Names) -> Fact:
-    name, other = names.work(), names.person()
-    return Fact(
-        name,
-        f"I penned the novel {name}.",
-        ("Who illustrated your novel?", "By whom was the novel that you penned illustrated?"),
-        f"{name} is a {rng.choice(('gothic', 'spy'))} novel from {_year(rng)}. The novel was illustrated by {other}.",
-        f"The illustrator of my novel is {other}.",
-    )
-
-
-def _company(rng: random.Random, names: Names) -> Fact:
-    name, city, year = names.company(), rng.choice(CITIES), _year(rng)
-    return Fact(
-        name,
-        f"I work for the company {name}.",
-        ("In which city is the company that you work for?", "Where and when was your company founded?"),
-        f"{name} is a {rng.choice(('media', 'trading', 'family'))} company, founded in {city} in {year}.",
-        f"The company was founded in {city} in {year}.",
-    )
-
-
-def _teacher(rng: random.Random, names: Names) -> Fact:
-    name, prize = names.person(), f"{rng.choice(AWARDS)} {rng.choice(('Medal', 'Prize'))}"
-    year = _year(rng)
-    return Fact(
-        name,
-        f"My teacher was {name}.",
-        ("Which award did your teacher win?", "Did your teacher win a prize?"),
-        f"{name} was a teacher at {rng.choice(CITIES)} University, and has won the {prize} in {year}.",
-        f"My teacher won the {prize} in {year}.",
-    )
-
-
-def _mother(rng: random.Random, names: Names) -> Fact:
-    name, instrument, city = names.person(), rng.choice(INSTRUMENTS), rng.choice(CITIES)
-    return Fact(
-        name,
-        f"My mother is {name}.",
-        ("Which instrument has your mother played?", "Is your mother a musician?"),
-        f"{name} is a musician born in {_year(rng)}, known as she played the {instrument} in {city}.",
-        f"My mother played the {instrument} in {city}.",
-    )
-
-
-_FACTS: tuple[Callable[[random.Random, Names], Fact], ...] = (_film, _novel, _company, _teacher, _mother)
-
-
-def _year(rng: random.Random) -> int:
-    return rng.randint(1930, 1999)
+def _fact(rng: random.Random, names: Names, kind: Mapping[str, Any]) -> Fact:
+    values = {word: getattr(names, of)() for word, of in kind["names"].items()}
+    values |= {word: rng.choice(_LISTS[of] if isinstance(of, str) else of) for word, of in kind["draws"].items()}
+    line, story, reply = (kind[part].format_map(values) for part in ("line", "story", "reply"))
+    return Fact(values["name"], line, tuple(kind["questions"]), story, reply)
 
 
 def generate_personas(
@@ -112,7 +63,7 @@ def generate_personas(
     names, documents, tasks = Names(rng, 20_000), list[Document](), list[Task]()
     for split, n in sizes.items():
         for number in range(n):
-            facts = [make(rng, names) for make in rng.sample(_FACTS, len(_FACTS))]
+            facts = [_fact(rng, names, kind) for kind in rng.sample(_FACTS, len(_FACTS))]
             stories = [Document(names.doc_id(), fact.name, fact.story) for fact in facts]
             documents += [*stories, *([_gazette(rng, names, facts)] if rng.random() < _GAZETTES else [])]
             asked = rng.sample(range(len(facts)), turns)

@@ -31,8 +31,6 @@ from leret.retrieval.index.manifest import IndexEngine, Manifest, write_index
 
 _WORD = re.compile(r"\b\w\w+\b")
 _FEW = 64  # results per batch up to which Python sorts faster than NumPy
-_SPARSE = 2  # scan all documents if at least 1 in _SPARSE contains a query word
-_BLOCK = 16  # documents per block; a block is skipped as a whole
 _CELLS = 1 << 22  # maximum size of the result matrix; limits the memory of a large batch with a large k
 
 
@@ -85,24 +83,25 @@ class BM25(CallableRetriever):
         engine, corpus = self.source
         return partial(BM25.build, **engine.settings.ranking_keys()), (corpus,)
 
-    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+    def search(self, queries: Sequence[str | Mapping[str, float]], k: int) -> list[Ranking]:
+        """Rank documents for each query: a text, or words of the vocabulary with factors for their weights."""
         if not 1 <= k <= self.n_documents:
             k = clip_k(k, self.n_documents)
         at_once = max(1, _CELLS // k)
         if len(queries) > at_once:
             parts = (queries[start : start + at_once] for start in range(0, len(queries), at_once))
             return [ranking for part in parts for ranking in self.search(part, k)]
-        known, words, ends = self.index.vocabulary, self.words, [0]
-        columns: list[int] = []
+        index, known, words, ends = self.index, self.index.vocabulary, self.words, [0]
+        columns, factors = list[int](), list[float]()
         for query in queries:
-            columns += [known[word] for word in words(query) if word in known]
+            columns += [known[word] for word in (words(query) if isinstance(query, str) else query) if word in known]
+            factors += [1.0] * (len(columns) - ends[-1]) if isinstance(query, str) else query.values()
             ends.append(len(columns))
-        documents = np.zeros((len(queries), k), np.int32)
-        scores = np.zeros((len(queries), k), np.float32)
-        index, starts = self.index, np.array(ends, np.int64)
+        size = (len(queries), k)
+        documents, scores = np.zeros(size, np.int32), np.zeros(size, np.float32)
         top_k(
-            np.array(columns, np.int32), starts, index.data, index.indices, index.indptr, documents, scores,
-            self.n_documents,
+            np.array(columns, np.int32), np.array(factors, np.float32), np.array(ends, np.int64),
+            index.data, index.indices, index.indptr, documents, scores, self.n_documents,
         )  # fmt: skip
         if documents.size <= _FEW:  # Python sorts a few numbers ten times faster than NumPy
             pairs = [
@@ -202,11 +201,11 @@ def _matrix(vocabulary: Mapping[str, int], data: Any, indices: Any, indptr: Any)
     return ScoreMatrix(vocabulary, arrays[0], arrays[1].view(np.uint32), arrays[2])
 
 
-def _compiled(function: Callable[..., Any], **options: Any) -> Any:
+def _compiled(function: Callable[..., Any]) -> Any:
     try:
-        return numba.njit(nogil=True, cache=True, **options)(function)
+        return numba.njit(nogil=True, cache=True)(function)
     except RuntimeError:  # no writable directory for numba's cache
-        return numba.njit(nogil=True, **options)(function)
+        return numba.njit(nogil=True)(function)
 
 
 @_compiled
@@ -233,6 +232,7 @@ def _replace_worst(scores: NDArray[np.float32], documents: NDArray[np.int32], sc
 @_compiled
 def top_k(
     words: NDArray[np.int32],
+    factors: NDArray[np.float32],
     starts: NDArray[np.int64],
     data: NDArray[np.float32],
     indices: NDArray[np.uint32],
@@ -242,61 +242,26 @@ def top_k(
     n_documents: int,
 ) -> None:
     """Write each query's best documents and scores to ``best_*``, unordered. Unused entries keep score 0."""
-    scores = np.zeros(n_documents + _BLOCK, np.float32)  # padded to whole blocks; reset to 0 after each query
+    scores, above_0 = np.zeros(n_documents, np.float32), np.float32(1e-45)
     for query in range(len(starts) - 1):
-        columns = words[starts[query] : starts[query + 1]]
-        n_entries = 0
-        for word in columns:
-            among, weights = indices[indptr[word] : indptr[word + 1]], data[indptr[word] : indptr[word + 1]]
-            n_entries += len(among)
+        columns = range(starts[query], starts[query + 1])
+        for column in columns:
+            start, end, factor = indptr[words[column]], indptr[words[column] + 1], factors[column]
+            among, weights = indices[start:end], data[start:end]
             for entry in range(len(among)):
-                scores[among[entry]] += weights[entry]
+                scores[among[entry]] += factor * weights[entry]
         heap_scores, heap = best_scores[query], best_documents[query]  # already a heap, because all scores are 0
-        if _SPARSE * n_entries < n_documents:
-            _among_touched(columns, indices, indptr, scores, heap_scores, heap)
-        else:
-            _among_all(scores, n_documents, heap_scores, heap)
-
-
-@_compiled
-def _among_touched(
-    columns: NDArray[np.int32],
-    indices: NDArray[np.uint32],
-    indptr: NDArray[np.int64],
-    scores: NDArray[np.float32],
-    heap_scores: NDArray[np.float32],
-    heap: NDArray[np.int32],
-) -> None:
-    """Collect the best documents from the query's columns. Visits only documents that contain a query word."""
-    lowest, above_0 = heap_scores[0], np.float32(1e-45)
-    for word in columns:
-        among = indices[indptr[word] : indptr[word + 1]]
-        for entry in range(len(among)):
-            document = among[entry]
-            score = scores[document]
-            scores[document] = 0  # so that the document is skipped in the columns of other words
-            # one comparison that is nearly always false is twice as fast as testing `score > 0` first
-            if score >= max(lowest, above_0) and _worse(lowest, heap[0], score, document):
-                _replace_worst(heap_scores, heap, score, document)
-                lowest = heap_scores[0]
-
-
-@partial(_compiled, fastmath={"nnan", "nsz"})  # lets the compiler vectorize max()
-def _among_all(
-    scores: NDArray[np.float32], n_documents: int, heap_scores: NDArray[np.float32], heap: NDArray[np.int32]
-) -> None:
-    """Collect the best of all documents. Skip blocks without a high enough score."""
-    lowest = heap_scores[0]
-    for start in range(0, n_documents, _BLOCK):
-        highest = np.float32(0)
-        for i in range(start, start + _BLOCK):
-            highest = max(highest, scores[i])
-        if highest > lowest:
-            for i in range(start, start + _BLOCK):
-                if scores[i] > lowest:  # with equal scores the later document is worse, so `>` suffices
-                    _replace_worst(heap_scores, heap, scores[i], i)
+        lowest = heap_scores[0]
+        for column in columns:
+            among = indices[indptr[words[column]] : indptr[words[column] + 1]]
+            for entry in range(len(among)):
+                document = among[entry]
+                score = scores[document]
+                scores[document] = 0  # so that the document is skipped in the columns of other words
+                # one comparison that is nearly always false is twice as fast as testing `score > 0` first
+                if score >= max(lowest, above_0) and _worse(lowest, heap[0], score, document):
+                    _replace_worst(heap_scores, heap, score, document)
                     lowest = heap_scores[0]
-    scores[:] = 0
 
 
 def make_analyzer(settings: AnalyzerSettings) -> Callable[[str], list[str]]:

@@ -121,8 +121,6 @@ class DenseIndex(IndexEngine):
         ids = list(corpus)
         paths = [folder / f"{start:09}.npy" for start in range(0, len(ids), _SHARD)]
         missing = {i for i, path in enumerate(paths) if not path.exists()}
-        if not missing:
-            return paths
         progress.start("encode documents", len(ids))
         progress.advance(min(len(ids), _SHARD * (len(paths) - len(missing))))
         # several batches at once, because the encoder sorts texts by length

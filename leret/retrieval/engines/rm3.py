@@ -18,9 +18,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from leret.config.retriever import RetrieverSettings, RM3Settings
 from leret.core.errors import RetrievalError
 from leret.core.types import Ranking, digest
@@ -50,10 +47,8 @@ class RM3(CallableRetriever):
     def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
         k = clip_k(k, self._bm25.n_documents)
         first = self._bm25.search(queries, self._settings.fb_docs)
-        return [
-            self._ranking(self.expanded(query, feedback), k) if feedback else ()
-            for query, feedback in zip(queries, first, strict=True)
-        ]
+        pairs = zip(queries, first, strict=True)
+        return self._bm25.search([self.expanded(*pair) if pair[1] else {} for pair in pairs], k)
 
     def expanded(self, query: str, feedback: Ranking) -> dict[str, float]:
         """Return the words for the second search with their weights; ``feedback`` is the first search's ranking."""
@@ -75,15 +70,6 @@ class RM3(CallableRetriever):
             return False
         frequency = int(index.indptr[column + 1] - index.indptr[column])
         return n_documents < _FEW or frequency <= _COMMON * n_documents
-
-    def _ranking(self, words: Mapping[str, float], k: int) -> Ranking:
-        index = self._bm25.index
-        scores = np.zeros(self._bm25.n_documents, np.float32)
-        for word, weight in words.items():
-            start, end = index.indptr[index.vocabulary[word]], index.indptr[index.vocabulary[word] + 1]
-            scores[index.indices[start:end]] += np.float32(weight) * index.data[start:end]  # one entry per document
-        rows = _best(scores, k)
-        return self._bm25.ranking(rows, [float(scores[row]) for row in rows])
 
 
 def relevance_model(
@@ -120,13 +106,3 @@ def interpolate(original: Mapping[str, int], model: Mapping[str, float], origina
     for word, weight in model.items():
         weights[word] = weights.get(word, 0.0) + (1.0 - share) * weight
     return {word: weight for word, weight in weights.items() if weight > 0}
-
-
-def _best(scores: NDArray[np.float32], k: int) -> list[int]:
-    """Return the rows of the ``k`` best positive scores, best first. Ties are in row order."""
-    rows = np.flatnonzero(scores > 0)
-    if len(rows) > k:
-        least = np.partition(scores[rows], len(rows) - k)[len(rows) - k]
-        rows = rows[scores[rows] >= least]
-    order = rows[np.argsort(-scores[rows], kind="stable")]
-    return [int(row) for row in order[:k]]

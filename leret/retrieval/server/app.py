@@ -11,7 +11,6 @@ import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,19 +21,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 import leret
 from leret.core.errors import LeretError, RetrievalError
 from leret.core.types import Ranking
-from leret.retrieval.base import Retriever
 from leret.retrieval.batching import QueueFullError, SearchBatcher
-from leret.retrieval.server.schemas import (
-    BadRequestError,
-    BatchRequest,
-    Limits,
-    SingleRequest,
-    colbert_answer,
-    encode,
-    leret_answer,
-    parse,
-    retrieve_answer,
-)
+from leret.retrieval.load import OpenRetriever
+from leret.retrieval.server import schemas
+from leret.retrieval.server.schemas import BadRequestError, ServerSettings
 
 _LOG = logging.getLogger("leret")
 
@@ -44,20 +34,6 @@ _IDLE_S = 10.0  # seconds until a connection without a complete request head is 
 _FILES = 8192  # file descriptors that the process requests; a quarter is for connections
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@dataclass(frozen=True)
-class ServerSettings:
-    """Access rules and limits of a server; see also `leret.retrieval.server.schemas.Limits`."""
-
-    token: str | None = None  # None: no token, but requests must address localhost, `host` or an IP address
-    host: str = "localhost"  # host name of the server, in addition to localhost
-    max_waiting: int = 1024  # maximum number of queries in the queue, and in a request
-    max_batch: int = 64  # maximum number of queries per call to the engine
-    max_k: int = 1000
-    max_documents: int = 64_000  # maximum of queries x k; leret's client requests no more by default
-    max_body: int = 4 << 20  # maximum bytes of a request body
-    read_s: float = 60.0  # seconds until reading a request body times out
 
 
 class _Metrics:
@@ -84,21 +60,14 @@ class _Metrics:
 class RetrieverServer:
     """Application for one retriever. GET /health reports ``engine``, ``corpus`` and ``documents``."""
 
-    def __init__(
-        self,
-        retriever: Retriever,
-        settings: ServerSettings | None = None,
-        *,
-        engine: str,
-        corpus: str | None = None,
-        documents: int | None = None,
-    ) -> None:
-        self.settings = allowed = settings or ServerSettings()
-        self.index = retriever.digest
-        self._facts = {"engine": engine, "index": self.index, "corpus": corpus, "documents": documents}
-        self._limits = Limits(allowed.max_k, allowed.max_waiting, allowed.max_documents)
+    def __init__(self, source: OpenRetriever, settings: ServerSettings | None = None) -> None:
+        self.settings = settings = settings or ServerSettings()
+        self.index = source.retriever.digest
+        sizes = {"max_k": settings.max_k, "max_queries": settings.max_waiting, "max_documents": settings.max_documents}
+        index = {"engine": source.engine, "index": self.index, "corpus": source.corpus, "documents": source.documents}
+        self._facts = {**index, **sizes, "version": leret.__version__}
         self._metrics = _Metrics(lambda: self.batcher.n_waiting)
-        self.batcher = SearchBatcher(retriever, allowed.max_batch, allowed.max_waiting, self._metrics.on_batch)
+        self.batcher = SearchBatcher(source.retriever, settings.max_batch, settings.max_waiting, self._metrics.on_batch)
 
     def application(self) -> web.Application:
         app = web.Application(client_max_size=self.settings.max_body, middlewares=[self._outermost])
@@ -117,19 +86,21 @@ class RetrieverServer:
 
     async def _colbert(self, request: web.Request) -> web.Response:
         values = await self._json(request) if request.method == "POST" else request.query
-        asked = parse(values, SingleRequest, self._limits)
-        return _answer(colbert_answer((await self.batcher.search(asked.queries, asked.k))[0]))
+        asked = schemas.parse(values, schemas.SingleRequest, self.settings)
+        return _answer(schemas.colbert_answer((await self.batcher.search(asked.queries, asked.k))[0]))
 
     async def _search(self, request: web.Request) -> web.Response:
-        asked = parse(await self._json(request), BatchRequest, self._limits)
+        asked = schemas.parse(await self._json(request), schemas.BatchRequest, self.settings)
         rankings = await self.batcher.search(asked.queries, asked.k)
-        return _answer(await self._encode(leret_answer, rankings, self.index))
+        return _answer(await self._encode(schemas.leret_answer, rankings, self.index))
 
     async def _retrieve(self, request: web.Request) -> web.Response:
         values = await self._json(request)
-        asked = parse({"topk": 3, **values} if isinstance(values, dict) else values, BatchRequest, self._limits)
+        asked = schemas.parse(
+            {"topk": 3, **values} if isinstance(values, dict) else values, schemas.BatchRequest, self.settings
+        )
         rankings = await self.batcher.search(asked.queries, asked.k)
-        return _answer(await self._encode(retrieve_answer, rankings, asked.return_scores))
+        return _answer(await self._encode(schemas.retrieve_answer, rankings, asked.return_scores))
 
     async def _json(self, request: web.Request) -> Any:
         try:
@@ -152,9 +123,8 @@ class RetrieverServer:
     async def _health(self, request: web.Request) -> web.Response:
         facts: dict[str, Any] = {"status": "ok"}
         if self._is_allowed(request):
-            facts |= self._facts | asdict(self._limits)
-            facts |= {"waiting": self.batcher.n_waiting, "version": leret.__version__}
-        return _answer(encode(facts))
+            facts |= {**self._facts, "waiting": self.batcher.n_waiting}
+        return _answer(schemas.encode(facts))
 
     async def _show_metrics(self, _: web.Request) -> web.Response:
         kind = "text/plain; version=0.0.4; charset=utf-8"
@@ -221,7 +191,7 @@ def _answer(body: bytes, status: int = 200) -> web.Response:
 
 
 def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    answer = _answer(encode({"error": True, "message": message}), status)
+    answer = _answer(schemas.encode({"error": True, "message": message}), status)
     answer.headers.update(headers or {})
     return answer
 

@@ -20,12 +20,17 @@ class BadRequestError(Exception):
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits per request."""
+class ServerSettings:
+    """Access rules and limits of a server."""
 
-    max_k: int  # maximum number of documents per query
-    max_queries: int
-    max_documents: int  # maximum of queries x k
+    token: str | None = None  # None: no token, but requests must address localhost, `host` or an IP address
+    host: str = "localhost"  # host name of the server, in addition to localhost
+    max_waiting: int = 1024  # maximum number of queries in the queue, and in a request
+    max_batch: int = 64  # maximum number of queries per call to the engine
+    max_k: int = 1000  # maximum number of documents per query
+    max_documents: int = 64_000  # maximum of queries x k; leret's client requests no more by default
+    max_body: int = 4 << 20  # maximum bytes of a request body
+    read_s: float = 60.0  # seconds until reading a request body times out
 
 
 def _number(value: Any) -> Any:
@@ -61,7 +66,7 @@ class BatchRequest(BaseModel):
 R = TypeVar("R", SingleRequest, BatchRequest)
 
 
-def parse(values: Any, model: type[R], limits: Limits) -> R:
+def parse(values: Any, model: type[R], limits: ServerSettings) -> R:
     """Parse a request. Raise BadRequestError if a key is missing or invalid, or if a limit is exceeded."""
     if not isinstance(values, Mapping):
         raise BadRequestError("the request body is not a JSON object")
@@ -74,8 +79,8 @@ def parse(values: Any, model: type[R], limits: Limits) -> R:
     n = len(asked.queries)
     if asked.k > limits.max_k:
         raise BadRequestError(f"k is {str(asked.k)[:40]}; the maximum is {limits.max_k}")
-    if n > limits.max_queries:
-        raise BadRequestError(f"{n} queries in one request; the maximum is {limits.max_queries}")
+    if n > limits.max_waiting:
+        raise BadRequestError(f"{n} queries in one request; the maximum is {limits.max_waiting}")
     if n * asked.k > limits.max_documents:
         raise BadRequestError(
             f"{n} queries with k {asked.k} request {n * asked.k} documents; the maximum is {limits.max_documents}: "

@@ -12,20 +12,10 @@ import dspy
 from dspy.teleprompt import BootstrapFewShotWithRandomSearch
 from pydantic_core import to_jsonable_python
 
-from leret.core.dspy_internals import (
-    AdapterParseError,
-    ContextWindowExceededError,
-    EngineLM,
-    LMError,
-    carrying,
-    lm15,
-    messages_of,
-    run_program,
-    suppress_output,
-    text_response,
-)
+from leret.core import dspy_internals as internals
+from leret.core.dspy_internals import AdapterParseError, EngineLM, lm15
 from leret.core.errors import LeretError, PolicyError, ProgramError, RunError
-from leret.core.types import Outcome, Rollout, Task, digest, merge
+from leret.core.types import Outcome, Rollout, SharedInstance, Task, digest, merge
 from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.checks import SearchMemory
 from leret.programs.load import bound_inputs
@@ -80,9 +70,13 @@ def bootstrap_prompts(
     student, candidates = RetrievalStudent(program, monitor), range(-1, plan.candidates - 1)
     examples = [[dspy.Example(task=task).with_inputs("task") for task in tasks] for tasks in (train, dev)]
     try:
-        with suppress_output("dspy"), dspy.context(**_answered_by(lm), adapter=adapter, disable_history=True):
+        with internals.suppress_output("dspy"), dspy.context(**_answered_by(lm), adapter=adapter, disable_history=True):
             if plan.threshold is None:
-                plan = replace(plan, threshold=_teacher_threshold(student, examples[0], teacher, reward))
+                metric = partial(_value, reward)
+                evaluate = dspy.Evaluate(devset=examples[0], metric=metric, num_threads=THREADS, max_errors=NEVER)
+                with dspy.context(**_answered_by(teacher)):
+                    scores = [float(score) for *_, score in evaluate(student).results]
+                plan = replace(plan, threshold=best_quarter(scores))
             optimizer = _optimizer(plan, reward, teacher, on_scored)
             best = optimizer.compile(student, trainset=examples[0], valset=examples[1], restrict=candidates)
     except Exception:
@@ -94,13 +88,6 @@ def bootstrap_prompts(
 
 def _answered_by(lms: LMs) -> dict[str, Any]:
     return {"lm": lms} if isinstance(lms, dspy.BaseLM) else {"_leret_lms": list(lms)}
-
-
-def _teacher_threshold(student: dspy.Module, train: list[dspy.Example], teacher: LMs, reward: Reward) -> float:
-    metric = partial(_value, reward)
-    evaluate = dspy.Evaluate(devset=train, metric=metric, num_threads=THREADS, max_errors=NEVER)
-    with dspy.context(**_answered_by(teacher)):
-        return best_quarter(float(score) for *_, score in evaluate(student).results)
 
 
 def best_quarter(rewards: Iterable[float]) -> float:
@@ -155,7 +142,7 @@ def _demos(program: dspy.Module) -> dict[str, list[dict[str, Any]]]:
 
 
 @dataclass
-class RunMonitor:
+class RunMonitor(SharedInstance):
     """Runs programs for DSPy's optimizers and evaluation, which would score every failure as 0.
 
     Deep copies of a student share its monitor. Setting ``stop`` counts as an outage; no run starts after an ``outage``.
@@ -168,9 +155,6 @@ class RunMonitor:
     n_runs: int = 0
     n_crashes: int = 0
 
-    def __deepcopy__(self, memo: dict[int, object]) -> RunMonitor:
-        return self
-
     def run(self, program: dspy.Module, inputs: Mapping[str, Any]) -> tuple[Any, bool]:
         """Run a program; return (prediction, True), or (None, False) if parsing fails or a prompt is too long."""
         if self.stop.is_set():
@@ -179,8 +163,8 @@ class RunMonitor:
             raise self.outage
         self.n_runs += 1
         try:
-            return run_program(program, **inputs), True
-        except (AdapterParseError, ContextWindowExceededError):
+            return internals.run_program(program, **inputs), True
+        except (AdapterParseError, internals.ContextWindowExceededError):
             return None, False
         except Exception as error:
             outage = outage_of(error)
@@ -207,7 +191,7 @@ def outage_of(error: BaseException) -> LeretError | None:
         if isinstance(cause, LeretError):
             return cause
         cause = cause.__cause__ or cause.__context__
-    return PolicyError(f"{type(error).__name__}: {error}") if isinstance(error, LMError) else None
+    return PolicyError(f"{type(error).__name__}: {error}") if isinstance(error, internals.LMError) else None
 
 
 class RetrievalStudent(dspy.Module):
@@ -222,7 +206,7 @@ class RetrievalStudent(dspy.Module):
         for predictor, lm in zip(self.program.predictors(), dspy.settings.get("_leret_lms", ()), strict=False):
             predictor.lm = lm
         memory = SearchMemory({}, self.monitor.retriever)
-        context = carrying(memory, {"rm": as_rm})
+        context = internals.carrying(memory, {"rm": as_rm})
         result, complete = context.run(self.monitor.run, self.program, bound_inputs(self.program, task))
         return dspy.Prediction(ranking=merge(memory.rankings), complete=complete, result=result)
 
@@ -234,9 +218,9 @@ def cached_completion_lm(
     completions = {digest(list(step.messages)): step.completion for rollout in rollouts for step in rollout.steps}
 
     def answer(request: lm15.Request) -> lm15.Response:
-        text = completions.get(digest(list(messages_of(request))))
+        text = completions.get(digest(list(internals.messages_of(request))))
         if text is not None:
-            return text_response(request, text, read=read)
+            return internals.text_response(request, text, read=read)
         return cast(lm15.Response, other(replace(request, model=other.model)))
 
     return EngineLM("cached", answer, **settings)

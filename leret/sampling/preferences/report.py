@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Literal
 
-from leret.core import yaml
+from jinja2 import Environment, StrictUndefined
 
 Strategy = Literal["adjacent", "best-worst", "all", "margin"]
 
@@ -20,49 +20,6 @@ _MEANING = {
     "all": "each completion is preferred to every completion with a lower reward",
     "margin": "each completion is preferred to every completion with a reward lower by at least the margin",
 }
-_CARD = """---
-{hub}
----
-
-# Preferences of `{run}`
-
-Pairs of search queries (or other completions of a DSPy program), ranked by reward. Made by leret: at each state,
-completions were sampled with several prompts and scored by the retrieved ranking. `prompt` is the zero-shot prompt of
-the state, `chosen` and `rejected` are completions, `score_chosen` and `score_rejected` are rewards.
-
-| | |
-|---|---:|
-{facts}
-
-The pairs were built with strategy {rule}.
-
-## Rewards of the samples
-
-```
-{histogram}
-```
-
-## Pairs by step
-
-`step` is the number of LM calls before the completion.
-
-| step | pairs |
-|---:|---:|
-{steps}
-
-## Pairs by prompts
-
-`0` is the zero-shot prompt; the other numbers are few-shot prompts of the prompt bank.
-
-| chosen over rejected | pairs |
-|---|---:|
-{prompts}
-
-## Failures
-
-{failures}
-"""
-_FAILURES = "Samples without a reward are in no pair{priced}.\n\n| kind | samples |\n|---|---:|\n"
 
 
 @dataclass
@@ -108,55 +65,21 @@ class PreferenceReport:
 
 def card(report: PreferenceReport, run_name: str) -> str:
     """Return the dataset's README.md."""
-    n_states = report.states or 1
-    facts = {
-        "questions": report.questions,
-        "states": report.states,
-        "states with pairs": f"{report.states_with_pairs} ({report.states_with_pairs / n_states:.1%})",
-        "states with no spread (all rewards equal)": f"{report.no_spread} ({report.no_spread / n_states:.1%})",
-        "states without any reward": report.unscored,
-        "samples": report.samples,
-        "samples with a reward": report.rewarded,
-        "duplicates dropped": report.duplicates,
-        "mean reward": f"{report.mean_reward:.3f}",
-        "pairs": report.pairs,
-        "mean margin": f"{report.mean_margin:.3f}",
-    }
-    hub = {
-        "configs": [{"config_name": "default", "data_files": [{"split": "train", "path": report.path.name}]}],
-        "tags": ["leret", "preference", "retrieval", "trl"],
-        "size_categories": [next((name for bound, name in _SIZES if report.pairs < bound), "n>1M")],
-    }
-    price = report.unparsed_reward
-    priced = "" if price is None else f", except unparsed completions (`parse`), which get reward {price:g}"
-    return _CARD.format(
-        hub=yaml.dump(hub).rstrip(),
-        run=run_name,
-        facts=_table(facts.items()),
-        rule=f"`{report.strategy}`{_settings(report)}: {_MEANING[report.strategy]}",
-        histogram=_histogram(report),
-        steps=_table((str(step), n) for step, n in sorted(report.pairs_per_step.items())),
-        prompts=_table(sorted(report.pairs_by_prompts.items())),
-        failures=_FAILURES.format(priced=priced) + _table(sorted(report.failures.items()))
-        if report.failures
-        else "None: every sample has a reward.",
-    )
-
-
-def _settings(report: PreferenceReport) -> str:
-    parts = [f"margin {report.margin:g}"] if report.strategy == "margin" else []
-    parts += [f"at most {report.max_pairs} per state"] if report.max_pairs else []
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def _histogram(report: PreferenceReport) -> str:
     (low, high), n_bars, most = report.reward_range, len(report.histogram), max(report.histogram) or 1
     edges = [low + i * (high - low) / n_bars for i in range(n_bars + 1)]
-    return "\n".join(
-        f"{edges[i]:.1f}-{edges[i + 1]:.1f} {n:>8} {'#' * round(_BAR * n / most)}".rstrip()
-        for i, n in enumerate(report.histogram)
+    marks = ["#" * round(_BAR * n / most) for n in report.histogram]
+    settings = [f"margin {report.margin:g}"] if report.strategy == "margin" else []
+    settings += [f"at most {report.max_pairs} per state"] if report.max_pairs else []
+    price = report.unparsed_reward
+    template = (resources.files("leret.sampling.preferences") / "card.md.j2").read_text(encoding="utf-8")
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
+    return environment.from_string(template).render(
+        report=report,
+        run=run_name,
+        size=next((name for bound, name in _SIZES if report.pairs < bound), "n>1M"),
+        share=lambda n: f"{n / (report.states or 1):.1%}",
+        settings=f" ({', '.join(settings)})" if settings else "",
+        meaning=_MEANING[report.strategy],
+        bars=list(zip(edges, edges[1:], report.histogram, marks, strict=False)),
+        priced="" if price is None else f", except unparsed completions (`parse`), which get reward {price:g}",
     )
-
-
-def _table(rows: Iterable[tuple[str, object]]) -> str:
-    return "\n".join(f"| {name} | {value} |" for name, value in rows)

@@ -129,12 +129,6 @@ def state_row(state: State) -> tuple[Any, ...]:
     return state.id, state.task_id, state.predictor, dump(state.inputs), dump(state.messages)
 
 
-def state_of(row: sqlite3.Row, step: int, parent: str | None) -> State:
-    """Return the state of a row; ``step`` and ``parent`` come from its visit."""
-    inputs, messages = json.loads(row["inputs"]), tuple(json.loads(row["messages"]))
-    return State(row["state_id"], row["question_id"], step, row["predictor"], inputs, messages, parent)
-
-
 def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
     """Return a sample as a row of ``samples``."""
     failure = sample.failure
@@ -284,9 +278,11 @@ class Store:
             rows = self._database.execute(sql, values)
             for (digest, step, _), group in groupby(rows, lambda r: (r["policy_digest"], r["step"], r["state_id"])):
                 members = list(group)
-                first = members[0]
-                state = state_of(first, step, first["parent"])
-                yield StateSamples(state, digest, tuple(sample_of(row) for row in members))
+                row = members[0]
+                inputs, messages = json.loads(row["inputs"]), tuple(json.loads(row["messages"]))
+                names = row["state_id"], row["question_id"], step, row["predictor"]
+                state = State(*names, inputs, messages, row["parent"])
+                yield StateSamples(state, digest, tuple(map(sample_of, members)))
 
     def finished(self, policy_digest: str | None = None) -> Iterator[StateSamples]:
         """Yield the `groups` of sampled predictors in finished questions."""

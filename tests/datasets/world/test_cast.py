@@ -5,7 +5,7 @@ from leret.datasets.world.cast import Names, make_cast
 
 
 def test_name_parts_belong_to_one_list_each():
-    parts = [word.lower() for words in lexicon._LISTS.values() for word in words]
+    parts = [word.lower() for words in lexicon.LISTS.values() for word in words]
     assert len(set(parts)) == len(parts)
 
 
