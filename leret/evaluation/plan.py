@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,19 @@ from leret.config.base import free_keys
 from leret.config.data import GENERATED
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import sampling_recipe_of
+from leret.config.policy import LocalPolicySettings, PickerSettings, PolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable, completed, input_stamps, stage_key
 from leret.core.types import Task, digest
+from leret.datasets.leaks import FINGERPRINTS, Leaks, find_leaks, refuse_doubles, refuse_leak
 from leret.datasets.load import limited, split_name
-from leret.datasets.splits import refuse_doubles, refuse_leak
 from leret.evaluation.measures import Measures, all_measures, scorable, scores_search
 from leret.evaluation.runner import Evaluator, Policies
 from leret.evaluation.systems import BASE, ORACLE, System, available, select, training_facts
+from leret.policies.checkpoints import find_model
 from leret.rewards import function_names
 from leret.rewards.functions import sources_digest
 from leret.rollouts.actors import Decoding
@@ -124,12 +126,13 @@ def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
     if before is not None:
         return EvalEstimate(before["n_questions"], names, (), None, 0, True)
     with Environment.open(run) as environment:
-        tasks, data = held_out(evaluation, environment)
+        questions = held_out(evaluation, environment)
+        tasks = questions.tasks
         steps = steps_of(environment)
         runs = {s.name: len(tasks) * (evaluation.samples if s.prompt is not None else 1) for s in evaluation.systems}
         index = environment.recipe.retriever.index_directory(environment.cache)
         if index is None or index.is_dir():  # without an index, no results are stored yet
-            evaluator = open_evaluator(evaluation, environment, tasks, data, Progress())
+            evaluator = open_evaluator(evaluation, environment, questions, Progress())
             runs = {s.name: sum(map(len, evaluator.missing(s)[1].values())) for s in evaluation.systems}
     n_calls = sum(runs[system.name] for system in evaluation.systems if system.prompt is not None)
     to_ask = tuple(name for name, n in runs.items() if n)
@@ -170,8 +173,17 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key)
 
 
-def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Task], str]:
-    """Return the recipe's questions to which a requested measure applies, and a digest of all questions of the split.
+@dataclass(frozen=True)
+class Questions:
+    """Questions to evaluate, the run's questions that training has seen, and a digest of all questions of the split."""
+
+    tasks: Sequence[Task]
+    trained: Sequence[Task]
+    digest: str
+
+
+def held_out(evaluation: Evaluation, environment: Environment) -> Questions:
+    """Return the recipe's questions to which a requested measure applies.
 
     DataError if there are none; ConfigError for systems that only search, if no measure applies to the documents found.
     """
@@ -191,30 +203,87 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     tasks = scorable(recipe.specs, chosen)
     if not tasks:
         source = recipe.questions or f"split {recipe.split} of the run's data"
-        cause = (
-            f"none of its {len(chosen)} questions has labels for {', '.join(recipe.specs)}" if chosen else "it is empty"
-        )
-        advice = "rankings are measured by gold documents, and answers by reference answers (measures: [f1])"
+        none = f"none of its {len(chosen)} questions has labels for {', '.join(recipe.specs)}"
         raise DataError(
-            f"no questions to evaluate in {source} ({cause}); choose other measures, another split or question file: "
-            f"{advice}"
+            f"no questions to evaluate in {source} ({none if chosen else 'it is empty'}); choose other measures, "
+            "another split or question file: rankings are measured by gold documents, and answers by reference "
+            "answers (measures: [f1])"
         )
     _refuse_search_alone(evaluation, tasks)
-    if run.store.is_file():
-        with Store(run.store, read_only=True) as store:
-            ids = store.question_ids()
-        ids |= {id for facts in training_facts(run).values() for id in facts.get("validation") or ()}
-        refuse_leak(ids, (task.id for task in tasks))
-        refuse_doubles((task for task in run_tasks if task.id in ids), tasks)
+    trained = trained_tasks(run, environment, run_tasks)
+    refuse_leak((task.id for task in trained), (task.id for task in tasks))
+    refuse_doubles(trained, tasks)
     data_digest = questions_digest(split)
     _refuse_other_results(evaluation, data_digest)
-    return tasks, data_digest
+    return Questions(tasks, trained, data_digest)
+
+
+def trained_tasks(run: Run, environment: Environment, tasks: Sequence[Task]) -> list[Task]:
+    """Return those of a run's tasks that were sampled, trained on, or used for validation."""
+    data, ids = environment.recipe.data, set[str]()
+    if run.store.is_file():
+        with Store(run.store, read_only=True) as store:
+            ids |= store.question_ids()
+    for facts in training_facts(run).values():
+        ids.update(facts.get("validation") or ())
+        recipe = (facts.get("key") or {}).get("recipe") or {}
+        if "limit" in recipe:  # online training also uses questions that are not in the store
+            split = (task for task in tasks if data.split in ("all", split_name(task, data.seed)))
+            chosen = limited(split, recipe["limit"] or data.limit, data.seed, data.part)
+            ids |= {task.id for task in chosen} - environment.held_out
+    return [task for task in tasks if task.id in ids]
+
+
+def check_leaks(evaluation: Evaluation, questions: Questions) -> Leaks:
+    """Compare the questions with all texts that the systems have learned from, as far as these are recorded."""
+    run, training, pretrained, unknown = evaluation.run, list(questions.trained), set[str](), dict[str, None]()
+    runs, models = {run.path.resolve()}, list[PolicySettings]()
+    for system in evaluation.systems:
+        if system.prompt is None:
+            continue
+        models += [evaluation.policies.base, *evaluation.policies.settings(system).values()]
+        demos = (demo for some in system.prompt.demos.values() for demo in some)
+        inputs = [{name: demo.get(name) for name in questions.tasks[0].inputs} for demo in demos]
+        training += [Task(f"a demo of {system.name}", one) for one in inputs if None not in one.values()]
+    for settings in models:  # grows during the loop
+        path = _directory(settings)
+        if isinstance(settings, PickerSettings) and settings.model == "scratch":
+            continue
+        home = next((parent for parent in path.parents if (parent / "run.yaml").is_file()), None) if path else None
+        if path is None or (home is None and not (path / FINGERPRINTS).is_file()):
+            unknown[Path(settings.model).name] = None
+        elif home is None:
+            pretrained.update((path / FINGERPRINTS).read_text(encoding="utf-8").split())
+        elif home not in runs:
+            runs.add(home)
+            try:
+                models.append(sampling_recipe_of(Run.open(home)).policy)
+                training += _trained_elsewhere(Run.open(home), run)
+            except (DataError, RunError):  # the other run was moved without its data
+                unknown[Path(settings.model).name] = None
+    return find_leaks(questions.tasks, training, pretrained, list(unknown))
+
+
+def _directory(settings: PolicySettings) -> Path | None:
+    """Return a policy's directory; None for a model on a server or a picker of the hub."""
+    if isinstance(settings, PickerSettings):
+        return Path(settings.model).resolve() if Path(settings.model).is_dir() else None
+    return find_model(settings.model).resolve() if isinstance(settings, LocalPolicySettings) else None
+
+
+def _trained_elsewhere(other: Run, run: Run) -> list[Task]:
+    """Return the trained tasks of another run; ids of another corpus mean other things, so they are dropped."""
+    same = other.manifest.digests.get("corpus") == run.manifest.digests.get("corpus")
+    with Environment.open(other) as environment:
+        tasks = trained_tasks(other, environment, environment.tasks("all", check=False))
+    return tasks if same else [replace(task, id=f"{other.path.name}: {task.id}", gold=()) for task in tasks]
 
 
 def open_evaluator(
-    evaluation: Evaluation, environment: Environment, tasks: Sequence[Task], data: str, progress: Progress
+    evaluation: Evaluation, environment: Environment, questions: Questions, progress: Progress
 ) -> Evaluator:
-    """Open the evaluator; ``tasks`` and ``data`` (a digest) come from `held_out`."""
+    """Open the evaluator on questions from `held_out`."""
+    tasks = questions.tasks
     recipe, policy, retriever = evaluation.recipe, environment.recipe.policy, environment.retriever
     refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
     limits = {name: settings.max_tokens for name, settings in evaluation.policies.others.items()}
@@ -225,7 +294,7 @@ def open_evaluator(
     measures = evaluation.measures
     answers = [task.answers for task in tasks]
     names = [one if isinstance(one, str) else [name, one.model_dump(mode="json")] for name, one in measures.items()]
-    key = digest(inputs, names, data, answers, *filter(None, [sources_digest(_functions(measures))]))
+    key = digest(inputs, names, questions.digest, answers, *filter(None, [sources_digest(_functions(measures))]))
     run, directory, policies, samples = evaluation.run, evaluation.directory, evaluation.policies, evaluation.samples
     return Evaluator(run, directory, environment, decoding, samples, policies, tasks, measures, key, progress)
 

@@ -13,8 +13,8 @@ A hop is one search of the program. `comparisons` compares systems after the las
 [0, 1]. A measure without a value for any question, such as recall without gold documents, is left out; `n_by_measure`
 counts the questions with a value. A difference is the mean of `a` minus the mean of `b`, over questions with scores for
 both. `p_holm` is adjusted separately for each measure and list of comparisons. Future versions may add keys, but never
-remove or redefine keys. `leret eval` adds its recipe's keys, `focus` (the delivered policy) and `chosen_on` (recall, or
-the first measure that applies, by policy on ``choose_on``).
+remove or redefine keys. `leret eval` adds its recipe's keys, `focus` (the delivered policy), `chosen_on` (recall, or
+the first measure that applies, by policy on ``choose_on``) and `leaks` (`leret.datasets.leaks`).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from leret.config.base import Settings
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
 from leret.core.types import Document, Ranking, Task, digest
+from leret.datasets.leaks import write_fingerprints
 from leret.demo.pretrain.decoder import POSITIONS, around, build_model, build_tokenizer
 from leret.demo.pretrain.examples import Example, call_messages, encoded, examples, prompt_ids, pseudo_questions
 from leret.demo.pretrain.heuristics import corpus_idf
@@ -87,6 +88,7 @@ def pretrain_minilm(
     probe = probe_on(held, retriever, tokenizer, adapter, k)
     data = data_names(settings, k, [*held, *used], retriever, adapter)
     out.mkdir(parents=True, exist_ok=True)
+    write_fingerprints(out, [*held, *used])
     tokenizer.save_pretrained(out)
     # Autocast's cache would reuse the bfloat16 weights of the first step.
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if settings.bf16 else nullcontext():

@@ -192,7 +192,8 @@ def _facts(
             f"reward {bank['reward']}, pairs {bank['strategy']}, seed {bank['seed']}",
         ),
     ]
-    facts += [("note", note) for note in summary.get("notes", ())]
+    leaks = summary.get("leaks")
+    facts += [("note", note) for note in (*summary.get("notes", ()), *([leaks["verdict"]] if leaks else []))]
     for name, value in training.items():
         recipe = value["key"]["recipe"]
         rate = (recipe.get("writer") or recipe)["learning_rate"]
