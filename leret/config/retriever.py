@@ -171,13 +171,14 @@ class ColbertSettings(EngineSettings):
             raise ValueError("candidates: all scores every document without an engine; remove engine or candidates")
         if value.index is not None:
             raise ValueError("the engine's files are part of the ColBERT index; remove engine.index")
-        return _without_shared_keys(value, "the engine of kind colbert")
+        return without_shared_keys(value, "the engine of kind colbert")
 
 
-E = TypeVar("E", bound=EngineSettings)
+E = TypeVar("E", bound=RetrieverSettings)
 
 
-def _without_shared_keys(engine: E, owner: str) -> E:
+def without_shared_keys(engine: E, owner: str) -> E:
+    """Return settings without the keys that only ``retriever`` has; raise ValueError if they set one of these."""
     for key in ("k", "exclude_seen", "cache"):
         if getattr(engine, key) != type(engine).model_fields[key].default:
             raise ValueError(f"{owner} cannot set {key}; set retriever.{key} instead")
@@ -217,7 +218,7 @@ class HybridSettings(IndexedSettings, FusionSettings):
     @field_validator("engines")
     @classmethod
     def _says_no_more(cls, value: tuple[LocalEngine, LocalEngine]) -> tuple[LocalEngine, LocalEngine]:
-        first, second = (_without_shared_keys(engine, "an engine of a hybrid") for engine in value)
+        first, second = (without_shared_keys(engine, "an engine of a hybrid") for engine in value)
         return first, second
 
 

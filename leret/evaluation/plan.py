@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from leret.config.base import free_keys
+from leret.config.base import free_keys, paths_in
 from leret.config.data import GENERATED
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import sampling_recipe_of
@@ -25,6 +25,7 @@ from leret.evaluation.measures import Measures, all_measures, scorable, scores_s
 from leret.evaluation.runner import Evaluator, Policies
 from leret.evaluation.systems import BASE, ORACLE, System, available, select, training_facts
 from leret.policies.checkpoints import find_model
+from leret.programs.prompts import ZERO_SHOT
 from leret.rewards import function_names
 from leret.rewards.functions import sources_digest
 from leret.rollouts.actors import Decoding
@@ -112,10 +113,11 @@ def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
 def choosing(evaluation: Evaluation) -> EvalRecipe | None:
     """Return the recipe for evaluating the policies on the split ``choose_on``; None if there is no choice to make."""
     recipe = evaluation.recipe
-    names = tuple(system.name for system in evaluation.systems if system.kind == "policy" and not system.control)
+    policies = [system for system in evaluation.systems if system.kind == "policy" and system.retriever is None]
+    names = tuple(system.name for system in policies if not system.control)
     if recipe.choose_on in (None, recipe.split) or len(names) < 2:
         return None
-    alone: dict[str, Any] = {"choose_on": None, "demos": {}, "actors": {}}
+    alone: dict[str, Any] = {"choose_on": None, "demos": {}, "actors": {}, "retrievers": {}}
     return recipe.model_copy(update={**alone, "split": recipe.choose_on, "systems": names})
 
 
@@ -130,19 +132,25 @@ def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
         tasks = questions.tasks
         steps = steps_of(environment)
         runs = {s.name: len(tasks) * (evaluation.samples if s.prompt is not None else 1) for s in evaluation.systems}
-        index = environment.recipe.retriever.index_directory(environment.cache)
-        if index is None or index.is_dir():  # without an index, no results are stored yet
+        if _has_index(environment):  # without an index, no results are stored yet
             evaluator = open_evaluator(evaluation, environment, questions, Progress())
-            runs = {s.name: sum(map(len, evaluator.missing(s)[1].values())) for s in evaluation.systems}
+            built = {None, *(name for name, other in evaluator.others.items() if _has_index(other))}
+            known = [system for system in evaluation.systems if system.retriever in built]
+            runs |= {system.name: sum(map(len, evaluator.missing(system)[1].values())) for system in known}
     n_calls = sum(runs[system.name] for system in evaluation.systems if system.prompt is not None)
     to_ask = tuple(name for name, n in runs.items() if n)
     return EvalEstimate(len(tasks), names, to_ask, steps, None if steps is None else steps * n_calls, done=False)
 
 
+def _has_index(environment: Environment) -> bool:
+    index = environment.recipe.retriever.index_directory(environment.cache)
+    return index is None or index.is_dir()
+
+
 def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     """Resolve a recipe without loading data or models; ConfigError for unknown systems, measures or baseline."""
     sampled = sampling_recipe_of(run)
-    known = available(run, recipe.demos, recipe.actors)
+    known = available(run, recipe.demos, recipe.actors, recipe.retrievers)
     systems = select(recipe.systems, known, (*recipe.demos, *recipe.actors))
     if recipe.baseline not in known:
         raise ConfigError(f"baseline: unknown system {recipe.baseline!r}; available: {', '.join(known)}")
@@ -160,6 +168,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
             f"policy.model: {sampled.policy.model} has changed since {run.path} was sampled; restore the "
             "model's files, or sample a new run"
         )
+    others = recipe.retrievers.values()
     key = stage_key(
         recipe,
         "a hop is a search",  # in older evaluations, a hop was an LM call
@@ -168,6 +177,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         input_stamps(*recipe_files(sampled)),
+        [input_stamps(*(path for _, path, mark in paths_in(one) if not mark.may_be_missing)) for one in others],
         *filter(None, [sources_digest(_functions(measures))]),
     )
     return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key)
@@ -288,6 +298,10 @@ def open_evaluator(
     refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
     limits = {name: settings.max_tokens for name, settings in evaluation.policies.others.items()}
     environment.check_policies(evaluation.policies.others)
+    for name, prompt in ((system.name, system.prompt or ZERO_SHOT) for system in evaluation.systems):
+        if unknown := {*prompt.demos, *prompt.instructions}.difference(environment.replay.names):
+            predictors = ", ".join(environment.replay.names)
+            raise ConfigError(f"demos.{name}: unknown predictor {min(unknown)!r}; in the program: {predictors}")
     decoding = Decoding(policy.max_tokens, recipe.temperature, policy.top_p, recipe.seed, limits)
     search = environment.recipe.retriever
     inputs = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]
@@ -296,7 +310,10 @@ def open_evaluator(
     names = [one if isinstance(one, str) else [name, one.model_dump(mode="json")] for name, one in measures.items()]
     key = digest(inputs, names, questions.digest, answers, *filter(None, [sources_digest(_functions(measures))]))
     run, directory, policies, samples = evaluation.run, evaluation.directory, evaluation.policies, evaluation.samples
-    return Evaluator(run, directory, environment, decoding, samples, policies, tasks, measures, key, progress)
+    shared = run, directory, environment, decoding, samples, policies, tasks, measures, key, progress
+    environment.progress = progress  # of building indexes
+    others = {name: environment.searching_with(one, name) for name, one in recipe.retrievers.items()}
+    return Evaluator(*shared, others)
 
 
 def _functions(measures: Measures) -> list[str]:
@@ -308,7 +325,9 @@ def _refuse_search_alone(evaluation: Evaluation, tasks: Sequence[Task]) -> None:
     if any(task.gold for task in tasks):
         return
     useful = scores_search(evaluation.recipe.specs, tasks)
-    names = [system.name for system in evaluation.systems if system.name == ORACLE or (system.searches and not useful)]
+    names = [
+        system.name for system in evaluation.systems if system.method == ORACLE or (system.searches and not useful)
+    ]
     if names:
         left = [name for name in evaluation.recipe.systems if name not in names]
         raise ConfigError(

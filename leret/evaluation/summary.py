@@ -3,7 +3,7 @@
 ::
 
     {"schema": 1, "measures": [...], "n_questions": N, "n_by_measure": {...}, "n_by_type": {...}, "n_hops": H, ...
-     "rows": [{"system", "kind", "policy", "prompt", "n", "failed", "unparsed", "seconds", "lm_calls",
+     "rows": [{"system", "kind", "policy", "prompt", "retriever", "n", "failed", "unparsed", "seconds", "lm_calls",
                "hops": [{"hop": 1, "recall": x, "recall_ci": [lo, hi], ...}, ...],
                "by_type": {"bridge": {"n": n, "hops": [...]}}, "answer": null}],
      "comparisons": [{"a", "b", "measure", "hop", "n", "difference", "ci", "p", "p_holm"}],
@@ -118,7 +118,9 @@ def headline(summary: Mapping[str, Any]) -> str | None:
     """
     if "recall" not in summary["measures"]:
         return _headline_of_answers(summary)
-    recall = {r["system"]: r["hops"][-1]["recall"] or 0.0 for r in summary["rows"] if r["system"] != ORACLE}
+    recall = {
+        r["system"]: r["hops"][-1]["recall"] or 0.0 for r in summary["rows"] if r["system"].partition("@")[0] != ORACLE
+    }
     if not any(recall.values()):
         return None
     with_lm = {r["system"] for r in summary["rows"] if r["kind"] != "baseline" or r["system"].startswith(FUSED)}
@@ -310,6 +312,7 @@ def _row(
         "kind": system.kind,
         "policy": system.policy,
         "prompt": None if system.prompt is None else system.prompt.name,
+        "retriever": system.retriever,
         "n": len(groups[None]) - scores.n_failed,
         "failed": scores.n_failed,
         "unparsed": scores.n_unparsed,

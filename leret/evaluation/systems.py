@@ -10,9 +10,13 @@
 ``hyde``           the base policy writes a passage that could answer the question; the passage is the query
 ``bank:1`` ...     the base policy with a few-shot prompt from the run's prompt bank
 a name             a trained policy of the run, zero-shot; the base policy with a prompt file from the recipe's
-                   ``demos``; or a policy of any kind from the recipe's ``actors``
+                   ``demos``; a saved program's prompt and policies, also from ``demos``; or a policy of any kind from
+                   the recipe's ``actors``
 ``fused:NAME``     the rankings of ``raw-question`` and NAME, fused by reciprocal rank at each hop; both are evaluated
 =================  ========================================================================
+
+``SYSTEM@NAME``, for every system except ``rm3`` and ``fused:NAME``, searches with a retriever from the recipe's
+``retrievers``. A retriever that no name in ``systems`` mentions is used with all selected systems.
 
 ``bank`` selects every prompt of the bank, ``policies`` every trained policy.
 """
@@ -20,7 +24,7 @@ a name             a trained policy of the run, zero-shot; the base policy with 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,6 +34,7 @@ from leret.config.policy import PolicySettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs.saved import saved_policies
 
 RAW = "raw-question"
 ORACLE = "oracle-titles"
@@ -47,21 +52,29 @@ class System:
     kind: Literal["baseline", "base", "prompt", "policy"]
     policy: str | None = None  # ``base``, a trained policy, or one of the recipe's ``actors``
     directory: Path | None = None  # for a trained policy
-    settings: PolicySettings | None = None  # for one of the recipe's ``actors``
+    settings: Mapping[str, PolicySettings] = field(default_factory=dict)  # of an actor or saved program, by predictor
     prompt: Prompt | None = None
     rivals: tuple[str, ...] = ()  # systems to compare with, in addition to the recipe's baseline
     control: bool = False  # trained only to explain the gains of other policies
+    retriever: str | None = None  # one of the recipe's ``retrievers``; None: the run's
     parts: tuple[System, ...] = ()  # systems whose rankings this system fuses, evaluated before it
     directories: Mapping[Path, Sequence[str]] = field(default_factory=dict)
     """Predictors of each trained policy, by its directory; empty: all predictors."""
 
     @property
+    def method(self) -> str:
+        """The name without the retriever."""
+        return self.name.removesuffix(f"@{self.retriever}") if self.retriever else self.name
+
+    @property
     def searches(self) -> bool:
         """True if the system only writes queries, so that the program's answers have no meaning."""
-        return self.kind == "baseline" or self.name == HYDE
+        return self.kind == "baseline" or self.method == HYDE
 
 
-def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings]) -> dict[str, System]:
+def available(
+    run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings], retrievers: Iterable[str] = ()
+) -> dict[str, System]:
     """Return all systems of a run by name, in the order of the report's table."""
     systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
     systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
@@ -75,9 +88,18 @@ def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySet
             if name in by_name or not name or "/" in name or name.startswith("."):
                 raise ConfigError(f"{key}: {name!r} is in use or invalid; choose a new name without '/' or leading '.'")
             by_name[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
-    by_name |= {name: replace(by_name[name], prompt=Prompt.load(Path(path))) for name, path in demos.items()}
-    by_name |= {n: replace(by_name[n], policy=n, settings=actor, rivals=(RAW,)) for n, actor in actors.items()}
-    return by_name
+    for name, path in demos.items():
+        saved = saved_policies(Path(path))
+        prompted = replace(by_name[name], prompt=Prompt.load(Path(path)))
+        by_name[name] = replace(prompted, policy=name, settings=saved) if saved else prompted
+    by_name |= {n: replace(by_name[n], policy=n, settings={"": actor}, rivals=(RAW,)) for n, actor in actors.items()}
+    others = [_searching_with(name, system) for name in retrievers for system in by_name.values() if system.name != RM3]
+    return by_name | {system.name: system for system in others}
+
+
+def _searching_with(retriever: str, system: System) -> System:
+    rivals = (system.name, *(f"{rival}@{retriever}" for rival in system.rivals))
+    return replace(system, name=f"{system.name}@{retriever}", retriever=retriever, rivals=rivals)
 
 
 def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:
@@ -87,9 +109,9 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
     problems = []
     for name in names:
         if name == "bank":
-            wanted |= {s.name for s in systems.values() if s.name.startswith("bank:")}
+            wanted |= {s.name for s in systems.values() if s.name.startswith("bank:") and s.retriever is None}
         elif name == "policies":
-            wanted |= {s.name for s in systems.values() if s.kind == "policy"}
+            wanted |= {s.name for s in systems.values() if s.kind == "policy" and s.retriever is None}
         elif name in systems:
             wanted.add(name)
         elif name.startswith(FUSED) and name.removeprefix(FUSED) in systems:
@@ -101,6 +123,8 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
             problems.append(f"systems: unknown system {name!r}{hint} available: {', '.join(systems)}")
     if problems:
         raise ConfigError(problems)
+    mentioned = {systems[name].retriever for name in wanted}
+    wanted |= {s.name for s in systems.values() if s.method in wanted and s.retriever not in mentioned}
     return [*(system for system in systems.values() if system.name in wanted), *fused.values()]
 
 
@@ -109,8 +133,8 @@ def focus(systems: Sequence[System], values: Mapping[str, float] | None = None) 
 
     A control is returned only if there are no other policies.
     """
-    policies = [system.name for system in systems if system.kind == "policy"]
-    heroes = [system.name for system in systems if system.kind == "policy" and not system.control] or policies
+    policies = [system for system in systems if system.kind == "policy" and system.retriever is None]
+    heroes = [system.name for system in policies if not system.control] or [system.name for system in policies]
     return max(reversed(heroes), key=lambda name: (values or {}).get(name, 0.0), default=None)
 
 
@@ -144,6 +168,6 @@ def _policies(run: Run) -> list[System]:
         joint = {actor: recipe[actor] for actor in ("picker", "writer") if (directory / actor).is_dir()}
         trained = {directory / actor: section for actor, section in joint.items()} or {directory: recipe}
         answered = {path: tuple(section.get("predictors") or ()) for path, section in trained.items()}
-        fields = directory, None, ZERO_SHOT, (*rivals, RAW), control
-        systems.append(System(name, "policy", name, *fields, directories=answered))
+        system = System(name, "policy", name, directory, prompt=ZERO_SHOT, rivals=(*rivals, RAW), control=control)
+        systems.append(replace(system, directories=answered))
     return systems

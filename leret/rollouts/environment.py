@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from leret.config.base import free_keys, paths_in
 from leret.config.load import sampling_recipe_of
 from leret.config.policy import by_predictor
+from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import SamplingRecipe, SamplingSettings
 from leret.config.training import RoundRecipe
 from leret.core.errors import ConfigError, DataError, ProgramError
@@ -85,6 +86,14 @@ class Environment:
     @property
     def _has_corpus(self) -> bool:
         return self.recipe.retriever.needs_corpus or has_corpus(self.recipe.data)
+
+    def searching_with(self, retriever: RetrieverSettings, name: str) -> Environment:
+        """Return this environment with another retriever; its index is in ``eval/NAME`` of the cache."""
+        recipe = self.recipe.model_copy(update={"retriever": retriever})
+        other = Environment(recipe, self.cache / "eval" / name, self.progress)
+        if self._has_corpus:
+            other.corpus = self.corpus
+        return other
 
     @cached_property
     def retriever(self) -> Retriever:

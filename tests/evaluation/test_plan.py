@@ -3,15 +3,20 @@ import os
 import re
 from pathlib import Path
 
+import dspy
 import pytest
+from pydantic import ValidationError
 
 from leret.config.evaluation import EvalRecipe
+from leret.config.retriever import TantivySettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.core.types import State
 from leret.datasets.leaks import FINGERPRINTS, write_fingerprints
+from leret.evaluation.plan import estimate
 from leret.evaluation.results import read_rows
 from leret.evaluation.stage import evaluate
+from leret.programs.load import load_program
 from leret.programs.prompts import Prompt
 from leret.sampling.stage import sample
 from leret.sampling.store.store import Store
@@ -162,3 +167,41 @@ def test_leaks_through_other_runs_demos_and_pretraining_are_reported(run, tmp_pa
     assert pairs == {first: ("text", "other: a"), second: ("words", "a demo of mine"), third: ("pretraining", None)}
     assert leaks["unknown"] == []
     assert leaks["verdict"] in run.report.read_text()
+
+
+def test_one_table_has_the_same_systems_on_several_retrievers(run):
+    pair = [{"kind": "bm25", "k1": 0.5}, {"kind": "tantivy"}]
+    recipe = asks("raw-question", "base", limit=4, retrievers={"both": {"kind": "hybrid", "engines": pair}})
+    assert estimate(recipe, run).to_ask == ("raw-question", "base", "raw-question@both", "base@both")
+    assert not (run.cache / "eval").exists()  # an estimate builds no index
+    rows = {row["system"]: row for row in evaluate(recipe, run).summary["rows"]}
+    assert {name: row["retriever"] for name, row in rows.items() if row["retriever"]} == {
+        "raw-question@both": "both",
+        "base@both": "both",
+    }
+    scores = [read_rows(run.eval / name / "per_question.parquet")[0].scores for name in list(rows)[::2]]
+    assert scores[0] != scores[1]
+    assert "hybrid" in run.report.read_text()
+    assert evaluate(recipe, run).already
+    changed = recipe.model_copy(update={"retrievers": {"both": TantivySettings()}})
+    assert evaluate(changed, run).asked == ("raw-question@both", "base@both")
+    with pytest.raises(ValidationError, match=r"cannot set k; set retriever\.k"):
+        asks("base", retrievers={"x": {"kind": "bm25", "k": 5}})
+
+
+def test_a_state_file_is_a_prompt_and_a_saved_program_brings_its_policy(run, tmp_path):
+    train(run, "sft", 1)
+    evaluate(asks("policies", limit=4), run)
+    program = load_program(tmp_path / "program.py", "MultiHop", {}, k=3, exclude_seen=False)
+    program.write_query.demos = [{"question": "who ?", "context": [], "query": "song"}]
+    program.save(tmp_path / "state.json")
+    dspy.ChainOfThought("question -> answer").save(tmp_path / "other.json")
+    demos = {"state": str(tmp_path / "state.json"), "saved": str(run.program)}
+    summary = evaluate(asks("base", "sft", limit=4, demos=demos, evaluation="more"), run).summary
+    rows = {row["system"]: row for row in summary["rows"]}
+    files = {name: run.eval / "more" / name / "per_question.parquet" for name in rows}
+    texts = {name: [row.completion for row in read_rows(file)] for name, file in files.items()}
+    assert texts["saved"] == texts["sft"] != texts["base"] != texts["state"]
+    assert (rows["saved"]["policy"], rows["state"]["policy"], rows["state"]["prompt"]) == ("saved", "base", "state")
+    with pytest.raises(ConfigError, match=r"demos\.x: unknown predictor 'predict'; in the program: write_query"):
+        evaluate(asks("base", demos={"x": str(tmp_path / "other.json")}, evaluation="y"), run)

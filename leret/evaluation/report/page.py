@@ -185,6 +185,7 @@ def _facts(
         ("evaluated", f"{summary['when']} on split {summary['split']}, {runs if summary['temperature'] else 'greedy'}"),
         *((section, _settings(sampling[section])) for section in ("program", "retriever", "data")),
         ("base policy", f"{policy['model']} ({policy['kind']}), at most {policy['max_tokens']} tokens per completion"),
+        *((f"retriever {name}", _settings(one)) for name, one in manifest["eval"].get("retrievers", {}).items()),
         *((f"policy of {name}", _settings(values)) for name, values in sampling.get("policies", {}).items()),
         (
             "sampling",
