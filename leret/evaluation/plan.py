@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from leret.config.base import free_keys, paths_in
 from leret.config.data import GENERATED
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import sampling_recipe_of
-from leret.config.policy import LocalPolicySettings, PickerSettings, PolicySettings
+from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.progress import Progress
@@ -24,7 +24,7 @@ from leret.datasets.load import limited, split_name
 from leret.evaluation.measures import Measures, all_measures, scorable, scores_search
 from leret.evaluation.runner import Evaluator, Policies
 from leret.evaluation.systems import BASE, ORACLE, System, available, select, training_facts
-from leret.policies.checkpoints import find_model
+from leret.policies.checkpoints import policy_directory
 from leret.programs.prompts import ZERO_SHOT
 from leret.rewards import function_names
 from leret.rewards.functions import sources_digest
@@ -185,11 +185,12 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
 
 @dataclass(frozen=True)
 class Questions:
-    """Questions to evaluate, the run's questions that training has seen, and a digest of all questions of the split."""
+    """Questions to evaluate (``tasks``)."""
 
     tasks: Sequence[Task]
-    trained: Sequence[Task]
-    digest: str
+    trained: Sequence[Task]  # the run's questions that training has seen
+    digest: str  # of all questions of the split
+    gold: Mapping[str, bool]  # gold documents of the data: True if in the corpus; empty if this is unknown
 
 
 def held_out(evaluation: Evaluation, environment: Environment) -> Questions:
@@ -206,16 +207,18 @@ def held_out(evaluation: Evaluation, environment: Environment) -> Questions:
     run_tasks = environment.tasks("all")
     if changes := recipe.changes | ({} if recipe.questions is None else {"questions": recipe.questions}):
         other = environment.recipe.model_copy(update={"data": data.model_copy(update=changes)})
-        split = Environment(other, environment.cache).tasks(recipe.split)
+        source = Environment(other, environment.cache)
+        split = source.tasks(recipe.split)
     else:
+        source = environment
         split = [t for t in run_tasks if recipe.split in ("all", split_name(t, data.seed))]
     chosen = limited(split, recipe.limit, data.seed)
     tasks = scorable(recipe.specs, chosen)
     if not tasks:
-        source = recipe.questions or f"split {recipe.split} of the run's data"
+        place = recipe.questions or f"split {recipe.split} of the run's data"
         none = f"none of its {len(chosen)} questions has labels for {', '.join(recipe.specs)}"
         raise DataError(
-            f"no questions to evaluate in {source} ({none if chosen else 'it is empty'}); choose other measures, "
+            f"no questions to evaluate in {place} ({none if chosen else 'it is empty'}); choose other measures, "
             "another split or question file: rankings are measured by gold documents, and answers by reference "
             "answers (measures: [f1])"
         )
@@ -225,7 +228,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> Questions:
     refuse_doubles(trained, tasks)
     data_digest = questions_digest(split)
     _refuse_other_results(evaluation, data_digest)
-    return Questions(tasks, trained, data_digest)
+    return Questions(tasks, trained, data_digest, source.gold)
 
 
 def trained_tasks(run: Run, environment: Environment, tasks: Sequence[Task]) -> list[Task]:
@@ -255,15 +258,13 @@ def check_leaks(evaluation: Evaluation, questions: Questions) -> Leaks:
         demos = (demo for some in system.prompt.demos.values() for demo in some)
         inputs = [{name: demo.get(name) for name in questions.tasks[0].inputs} for demo in demos]
         training += [Task(f"a demo of {system.name}", one) for one in inputs if None not in one.values()]
-    for settings in models:  # grows during the loop
-        path = _directory(settings)
-        if isinstance(settings, PickerSettings) and settings.model == "scratch":
-            continue
-        home = next((parent for parent in path.parents if (parent / "run.yaml").is_file()), None) if path else None
-        if path is None or (home is None and not (path / FINGERPRINTS).is_file()):
-            unknown[Path(settings.model).name] = None
-        elif home is None:
+    for settings in (one for one in models if one.model != "scratch"):  # grows during the loop
+        path = (policy_directory(settings.model) or Path(settings.model)).resolve()
+        home = next((parent for parent in path.parents if (parent / "run.yaml").is_file()), None)
+        if (path / FINGERPRINTS).is_file():
             pretrained.update((path / FINGERPRINTS).read_text(encoding="utf-8").split())
+        elif home is None or not path.is_dir():
+            unknown[path.name] = None
         elif home not in runs:
             runs.add(home)
             try:
@@ -272,13 +273,6 @@ def check_leaks(evaluation: Evaluation, questions: Questions) -> Leaks:
             except (DataError, RunError):  # the other run was moved without its data
                 unknown[Path(settings.model).name] = None
     return find_leaks(questions.tasks, training, pretrained, list(unknown))
-
-
-def _directory(settings: PolicySettings) -> Path | None:
-    """Return a policy's directory; None for a model on a server or a picker of the hub."""
-    if isinstance(settings, PickerSettings):
-        return Path(settings.model).resolve() if Path(settings.model).is_dir() else None
-    return find_model(settings.model).resolve() if isinstance(settings, LocalPolicySettings) else None
 
 
 def _trained_elsewhere(other: Run, run: Run) -> list[Task]:

@@ -60,10 +60,8 @@ class Policies:
         """Map predictors to a system's policy settings; the key "" is for the predictors that are not listed."""
         if system is not None and system.settings:
             return dict(system.settings)
-        if system is None or system.directory is None:
-            return {"": self.base, **self.others}
         settings: dict[str, PolicySettings] = {"": self.base, **self.others}
-        for directory, predictors in system.directories.items():
+        for directory, predictors in (system.directories if system is not None else {}).items():
             before = self.others.get(next(iter(predictors), ""), self.base)
             others = {name: one for name, one in settings.items() if name}
             settings = by_predictor(self.base, others, before.in_process(str(directory.resolve())), predictors)

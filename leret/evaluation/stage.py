@@ -126,7 +126,7 @@ def _record(evaluation: Evaluation, system: System, results: SystemResults, ques
 
 
 def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str, SystemResults]) -> dict[str, Any]:
-    recipe, tasks = evaluation.recipe, questions.tasks
+    recipe, tasks, gold = evaluation.recipe, questions.tasks, list(questions.gold.values())
     evaluated = [(system, results[system.name]) for system in evaluation.systems]
     summary = summarise(evaluated, tasks, list(evaluation.measures), recipe)
     return {
@@ -136,9 +136,11 @@ def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str,
         "sentences": evaluation.sentences,
         "data": questions.digest,
         "leaks": check_leaks(evaluation, questions).facts(),
+        "gold_coverage": sum(gold) / len(gold) if gold else None,
         "notes": [
             *(hyde_note("the base policy", rows.rows) for name, rows in results.items() if name == HYDE),
             *label_notes(recipe.specs, tasks),
+            *[f"the corpus lacks {gold.count(False):,} of {len(gold):,} gold documents"] * (False in gold),
         ],
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "key": evaluation.key,

@@ -51,7 +51,6 @@ class System:
     name: str
     kind: Literal["baseline", "base", "prompt", "policy"]
     policy: str | None = None  # ``base``, a trained policy, or one of the recipe's ``actors``
-    directory: Path | None = None  # for a trained policy
     settings: Mapping[str, PolicySettings] = field(default_factory=dict)  # of an actor or saved program, by predictor
     prompt: Prompt | None = None
     rivals: tuple[str, ...] = ()  # systems to compare with, in addition to the recipe's baseline
@@ -168,6 +167,6 @@ def _policies(run: Run) -> list[System]:
         joint = {actor: recipe[actor] for actor in ("picker", "writer") if (directory / actor).is_dir()}
         trained = {directory / actor: section for actor, section in joint.items()} or {directory: recipe}
         answered = {path: tuple(section.get("predictors") or ()) for path, section in trained.items()}
-        system = System(name, "policy", name, directory, prompt=ZERO_SHOT, rivals=(*rivals, RAW), control=control)
+        system = System(name, "policy", name, prompt=ZERO_SHOT, rivals=(*rivals, RAW), control=control)
         systems.append(replace(system, directories=answered))
     return systems

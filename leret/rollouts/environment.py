@@ -46,7 +46,7 @@ class Environment:
 
     Attributes:
         role: function that returns the role for a call, given the policy in training; None means the recipe's roles.
-        skipped: number of records that `tasks` last skipped, by kind. ``held_out``: see `leret.datasets.load.Loaded`.
+        skipped: records that `tasks` last skipped, by kind. ``held_out``, ``gold``: see `leret.datasets.load.Loaded`.
     """
 
     role: Callable[[NeedsCompletion, Policy], Role] | None = None
@@ -57,6 +57,7 @@ class Environment:
         self.progress = progress
         self.skipped: dict[str, int] = {}
         self.held_out: frozenset[str] = frozenset()
+        self.gold: Mapping[str, bool] = {}
 
     @classmethod
     def open(cls, run: Run, *, latest: bool = False) -> Environment:
@@ -76,7 +77,7 @@ class Environment:
         chosen = data.model_copy(update={"split": split or data.split, "limit": limit, "part": part})
         corpus = self.corpus if self._has_corpus and (check or data.gold == "parent") else None
         loaded = load_tasks(chosen, corpus, None if corpus is None else corpus.parents)
-        self.skipped, self.held_out = dict(loaded.skipped), loaded.held_out
+        self.skipped, self.held_out, self.gold = dict(loaded.skipped), loaded.held_out, loaded.gold
         return list(loaded)
 
     @cached_property

@@ -169,6 +169,18 @@ def test_leaks_through_other_runs_demos_and_pretraining_are_reported(run, tmp_pa
     assert leaks["verdict"] in run.report.read_text()
 
 
+def test_gold_documents_that_the_corpus_lacks_are_a_note(run, tmp_path):
+    assert evaluate(SMALL, run).summary["gold_coverage"] == 1
+    lost = {"id": "lost", "question": "Who?", "relevant_doc_ids": ["alpha", "lost"]}
+    lines = (tmp_path / "questions.jsonl").read_text() + json.dumps(lost)
+    (tmp_path / "more.jsonl").write_text(lines)
+    data = {**run.manifest.sampling["data"], "skip_invalid": True}
+    run.update(sampling={**run.manifest.sampling, "data": data})
+    summary = evaluate(but(SMALL, questions=str(tmp_path / "more.jsonl")), run).summary
+    assert summary["gold_coverage"] == 6 / 7
+    assert "the corpus lacks 1 of 7 gold documents" in summary["notes"]
+
+
 def test_one_table_has_the_same_systems_on_several_retrievers(run):
     pair = [{"kind": "bm25", "k1": 0.5}, {"kind": "tantivy"}]
     recipe = asks("raw-question", "base", limit=4, retrievers={"both": {"kind": "hybrid", "engines": pair}})
