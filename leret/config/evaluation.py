@@ -10,10 +10,8 @@ from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, field_v
 
 from leret.config.base import Free, RecipePath, Settings
 from leret.config.policy import PolicySettings
-from leret.config.retriever import RetrieverSettings, without_shared_keys
+from leret.config.retriever import OtherRetriever, RetrieverName
 from leret.config.sampling import RewardSettings
-
-RetrieverName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 
 
 class EvalDataSettings(Settings):
@@ -38,14 +36,11 @@ class EvalRecipe(Settings):
     )
     demos: Annotated[
         dict[str, Annotated[str, RecipePath("prompt file", "name a file like R/prompts/*.json")]], Free()
-    ] = Field(
-        default_factory=dict,
-        description="extra systems by name: a prompt file or DSPy state file for the base policy, or a saved program",
-    )
+    ] = Field(default_factory=dict, description="extra systems: prompt file, DSPy state file or saved program by name")
     actors: Annotated[dict[str, SerializeAsAny[PolicySettings]], Free()] = Field(
         default_factory=dict, description="extra systems: policy or picker by name"
     )
-    retrievers: Annotated[dict[RetrieverName, SerializeAsAny[RetrieverSettings]], Free()] = Field(
+    retrievers: Annotated[dict[RetrieverName, OtherRetriever], Free()] = Field(
         default_factory=dict, description="other retrievers by name; each system is also evaluated as SYSTEM@NAME"
     )
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
@@ -78,11 +73,6 @@ class EvalRecipe(Settings):
             else:
                 sections.append(one)
         return sections or measures
-
-    @field_validator("retrievers")
-    @classmethod
-    def _share_k(cls, retrievers: dict[str, RetrieverSettings]) -> dict[str, RetrieverSettings]:
-        return {name: without_shared_keys(one, "a retriever of an evaluation") for name, one in retrievers.items()}
 
     @model_validator(mode="after")
     def _without_weights(self) -> Self:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     FiniteFloat,
@@ -171,20 +172,24 @@ class ColbertSettings(EngineSettings):
             raise ValueError("candidates: all scores every document without an engine; remove engine or candidates")
         if value.index is not None:
             raise ValueError("the engine's files are part of the ColBERT index; remove engine.index")
-        return without_shared_keys(value, "the engine of kind colbert")
+        return _without_shared_keys(value, "the engine of kind colbert")
 
 
 E = TypeVar("E", bound=RetrieverSettings)
 
 
-def without_shared_keys(engine: E, owner: str) -> E:
-    """Return settings without the keys that only ``retriever`` has; raise ValueError if they set one of these."""
+def _without_shared_keys(engine: E, owner: str) -> E:
     for key in ("k", "exclude_seen", "cache"):
         if getattr(engine, key) != type(engine).model_fields[key].default:
             raise ValueError(f"{owner} cannot set {key}; set retriever.{key} instead")
     return engine
 
 
+RetrieverName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+OtherRetriever = Annotated[
+    SerializeAsAny[RetrieverSettings],
+    AfterValidator(lambda settings: _without_shared_keys(settings, "a retriever of an evaluation")),
+]
 LocalEngine = SerializeAsAny[EngineSettings]
 Weight = Annotated[FiniteFloat, Field(ge=0)]
 
@@ -218,7 +223,7 @@ class HybridSettings(IndexedSettings, FusionSettings):
     @field_validator("engines")
     @classmethod
     def _says_no_more(cls, value: tuple[LocalEngine, LocalEngine]) -> tuple[LocalEngine, LocalEngine]:
-        first, second = (without_shared_keys(engine, "an engine of a hybrid") for engine in value)
+        first, second = (_without_shared_keys(engine, "an engine of a hybrid") for engine in value)
         return first, second
 
 

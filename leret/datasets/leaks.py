@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -30,57 +29,16 @@ _KINDS = {
 """Kinds of leaks, worst first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Leaks:
-    """Evaluation questions that resemble training questions.
-
-    Attributes:
-        pairs: (evaluation question, kind, training question); None for a text from pretraining. One pair per question.
-        n_shared_gold: other questions that share a gold document with a training question.
-        unknown: models without a record of the texts that they learned from.
-    """
-
-    n_questions: int
-    n_trained: int
-    n_pretrained: int
-    pairs: Sequence[tuple[str, str, str | None]]
-    n_shared_gold: int
-    unknown: Sequence[str]
-
-    @property
-    def by_kind(self) -> dict[str, int]:
-        counts = Counter(kind for _, kind, _ in self.pairs)
-        return {kind: counts[kind] for kind in _KINDS}
-
-    @property
-    def verdict(self) -> str:
-        """The result in one line."""
-        n = len(self.pairs)
-        pretrained = f" or {self.n_pretrained:,} texts from pretraining" if self.n_pretrained else ""
-        compared = f"one of {self.n_trained:,} training questions{pretrained}"
-        result = f"{n or 'none'} of {self.n_questions:,} questions {'resemble' if n > 1 else 'resembles'} {compared}"
-        kinds = [f"{count:,} {_KINDS[kind]}" for kind, count in self.by_kind.items() if count]
-        parts = [f"{result}: {', '.join(kinds)}" if kinds else result]
-        if self.n_shared_gold:
-            parts.append(f"only a gold document in common: {self.n_shared_gold:,}")
-        if self.unknown:
-            parts.append(f"the texts that {', '.join(self.unknown)} learned from are unknown")
-        return "leak check: " + "; ".join(parts)
-
-    def facts(self) -> dict[str, Any]:
-        """Return JSON values for summary.json."""
-        examples = [{"id": one, "kind": kind, "training_id": other} for one, kind, other in self.pairs[:_SHOWN]]
-        names = ("verdict", "n_trained", "n_pretrained", "by_kind", "n_shared_gold", "unknown")
-        return {name: getattr(self, name) for name in names} | {"examples": examples}
-
-
 def find_leaks(
     evaluation: Sequence[Task], training: Sequence[Task], pretrained: Collection[str] = (), unknown: Sequence[str] = ()
-) -> Leaks:
+) -> dict[str, Any]:
     """Compare each evaluation question with all training questions, in linear time.
 
     Texts are equal without regard to case, punctuation, spaces and accents. Equal sets of gold documents count from two
     documents. ``pretrained`` are results of `fingerprint`; ``unknown`` names models without a record of their texts.
+
+    Returns:
+        JSON values: the counts, the first ``examples``, and a ``verdict`` of one line. A question counts once.
     """
     known: dict[str, dict[Any, str | None]] = {kind: {} for kind in _KINDS}
     for task in training:
@@ -95,7 +53,32 @@ def find_leaks(
             pairs.append(pair)
         else:
             n_shared += not gold.isdisjoint(task.gold)
-    return Leaks(len(evaluation), len(training), len(pretrained), pairs, n_shared, unknown)
+    by_kind = Counter(kind for _, kind, _ in pairs)
+    result = {
+        "n_questions": len(evaluation),
+        "n_trained": len(training),
+        "n_pretrained": len(pretrained),
+        "by_kind": {kind: by_kind[kind] for kind in _KINDS},
+        "n_shared_gold": n_shared,
+        "unknown": list(unknown),
+        "examples": [{"id": one, "kind": kind, "training_id": other} for one, kind, other in pairs[:_SHOWN]],
+    }
+    return {"verdict": _verdict(result), **result}
+
+
+def _verdict(leaks: Mapping[str, Any]) -> str:
+    n, n_shared_gold = sum(leaks["by_kind"].values()), leaks["n_shared_gold"]
+    compared = f"one of {leaks['n_trained']:,} training questions"
+    if leaks["n_pretrained"]:
+        compared += f" or {leaks['n_pretrained']:,} texts from pretraining"
+    kinds = ", ".join(f"{count:,} {_KINDS[kind]}" for kind, count in leaks["by_kind"].items() if count)
+    verb = "resemble" if n > 1 else "resembles"
+    parts = [f"{n or 'none'} of {leaks['n_questions']:,} questions {verb} {compared}{': ' * bool(n)}{kinds}"]
+    if n_shared_gold:
+        parts.append(f"only a gold document in common: {n_shared_gold:,}")
+    if leaks["unknown"]:
+        parts.append(f"the texts that {', '.join(leaks['unknown'])} learned from are unknown")
+    return "leak check: " + "; ".join(parts)
 
 
 def write_fingerprints(directory: Path, texts: Iterable[str]) -> None:
@@ -132,18 +115,14 @@ def _words(text: str) -> list[str]:
     return re.findall(r"\w+", "".join(char for char in plain if not unicodedata.combining(char)))
 
 
-def refuse_leak(training_ids: Iterable[str], evaluation_ids: Iterable[str]) -> None:
-    """Raise a DataError if training and evaluation have ids in common. Its message lists the first ids."""
+def refuse_leaks(training: Sequence[Task], evaluation: Sequence[Task]) -> None:
+    """Raise a DataError if training and evaluation have ids or texts in common. Its message lists the first ids."""
+    ids, texts = {task.id for task in training}, {task.text for task in training}
     _refuse(
-        sorted(set(training_ids) & set(evaluation_ids)),
+        sorted(task.id for task in evaluation if task.id in ids),
         "are in both the training data and the evaluation split",
         "sample from split train, and evaluate on dev or test with the same seed",
     )
-
-
-def refuse_doubles(training: Iterable[Task], evaluation: Iterable[Task]) -> None:
-    """Raise a DataError if a training task and an evaluation task have the same text."""
-    texts = {task.text for task in training}
     _refuse(
         [task.id for task in evaluation if task.text in texts],
         "of the evaluation split have the same text as a training question",

@@ -19,7 +19,7 @@ from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable, completed, input_stamps, stage_key
 from leret.core.types import Task, digest
-from leret.datasets.leaks import FINGERPRINTS, Leaks, find_leaks, refuse_doubles, refuse_leak
+from leret.datasets.leaks import FINGERPRINTS, find_leaks, refuse_leaks
 from leret.datasets.load import limited, split_name
 from leret.evaluation.measures import Measures, all_measures, scorable, scores_search
 from leret.evaluation.runner import Evaluator, Policies
@@ -131,7 +131,10 @@ def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
         questions = held_out(evaluation, environment)
         tasks = questions.tasks
         steps = steps_of(environment)
-        runs = {s.name: len(tasks) * (evaluation.samples if s.prompt is not None else 1) for s in evaluation.systems}
+        runs = {
+            s.name: len(tasks) * (s.best_of or (evaluation.samples if s.prompt is not None else 1))
+            for s in evaluation.systems
+        }
         if _has_index(environment):  # without an index, no results are stored yet
             evaluator = open_evaluator(evaluation, environment, questions, Progress())
             built = {None, *(name for name, other in evaluator.others.items() if _has_index(other))}
@@ -224,8 +227,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> Questions:
         )
     _refuse_search_alone(evaluation, tasks)
     trained = trained_tasks(run, environment, run_tasks)
-    refuse_leak((task.id for task in trained), (task.id for task in tasks))
-    refuse_doubles(trained, tasks)
+    refuse_leaks(trained, tasks)
     data_digest = questions_digest(split)
     _refuse_other_results(evaluation, data_digest)
     return Questions(tasks, trained, data_digest, source.gold)
@@ -247,7 +249,7 @@ def trained_tasks(run: Run, environment: Environment, tasks: Sequence[Task]) -> 
     return [task for task in tasks if task.id in ids]
 
 
-def check_leaks(evaluation: Evaluation, questions: Questions) -> Leaks:
+def check_leaks(evaluation: Evaluation, questions: Questions) -> dict[str, Any]:
     """Compare the questions with all texts that the systems have learned from, as far as these are recorded."""
     run, training, pretrained, unknown = evaluation.run, list(questions.trained), set[str](), dict[str, None]()
     runs, models = {run.path.resolve()}, list[PolicySettings]()
@@ -264,7 +266,7 @@ def check_leaks(evaluation: Evaluation, questions: Questions) -> Leaks:
         if (path / FINGERPRINTS).is_file():
             pretrained.update((path / FINGERPRINTS).read_text(encoding="utf-8").split())
         elif home is None or not path.is_dir():
-            unknown[path.name] = None
+            unknown[Path(settings.model).name] = None
         elif home not in runs:
             runs.add(home)
             try:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +114,7 @@ class Evaluator:
 
     def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
         """Return a system's stored results and, for each sample number, the questions without results."""
-        samples = self.samples if system.prompt is not None else 1
+        samples = system.best_of or (self.samples if system.prompt is not None else 1)
         ids = [question.id for question in self.questions]
         results = read_results(self.directory / system.name, self._key_of(system)).only(ids, samples)
         done = results.runs()
@@ -132,7 +132,7 @@ class Evaluator:
         key = self.key if system.retriever is None else digest(self.key, self._retriever(system).digest)
         if system.prompt is None:
             return digest(key, system.name, *map(self._key_of, system.parts))
-        decoding = self.decoding
+        decoding = self._decoding(system)
         sampling: list[Any] = [decoding.max_tokens, decoding.temperature, decoding.top_p]
         sampling += [decoding.seed] if decoding.temperature > 0 else []
         sampling += [decoding.limits] if decoding.limits else []
@@ -161,7 +161,7 @@ class Evaluator:
         try:
             if system.prompt is not None:
                 policy, loop = self._policy(system)
-                actor: Actor = PolicyActor(policy, environment.formatter, self.decoding, system.prompt)
+                actor: Actor = PolicyActor(policy, environment.formatter, self._decoding(system), system.prompt)
                 if system.method == HYDE:
                     actor = HydeActor(policy, self.decoding)
                 loop.run(self._run(retriever, actor, todo, ended))
@@ -179,6 +179,11 @@ class Evaluator:
                 run_script(raw_question, ended)
         finally:
             self.progress.finish()
+
+    def _decoding(self, system: System) -> Decoding:
+        if system.best_of is None:
+            return self.decoding
+        return replace(self.decoding, temperature=self.environment.recipe.policy.temperature or 1.0)
 
     def _retriever(self, system: System) -> Retriever:
         return (self.environment if system.retriever is None else self.others[system.retriever]).retriever

@@ -135,7 +135,7 @@ def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str,
         "name": recipe.evaluation_name,
         "sentences": evaluation.sentences,
         "data": questions.digest,
-        "leaks": check_leaks(evaluation, questions).facts(),
+        "leaks": check_leaks(evaluation, questions),
         "gold_coverage": sum(gold) / len(gold) if gold else None,
         "notes": [
             *(hyde_note("the base policy", rows.rows) for name, rows in results.items() if name == HYDE),

@@ -10,9 +10,9 @@
 ``hyde``           the base policy writes a passage that could answer the question; the passage is the query
 ``bank:1`` ...     the base policy with a few-shot prompt from the run's prompt bank
 a name             a trained policy of the run, zero-shot; the base policy with a prompt file from the recipe's
-                   ``demos``; a saved program's prompt and policies, also from ``demos``; or a policy of any kind from
-                   the recipe's ``actors``
+                   ``demos``; a saved program, also from ``demos``; or a policy of any kind from ``actors``
 ``fused:NAME``     the rankings of ``raw-question`` and NAME, fused by reciprocal rank at each hop; both are evaluated
+``best-of-8:NAME``  NAME sampled 8 times at the policy's temperature; the best sample counts, so this is an upper bound
 =================  ========================================================================
 
 ``SYSTEM@NAME``, for every system except ``rm3`` and ``fused:NAME``, searches with a retriever from the recipe's
@@ -24,8 +24,10 @@ a name             a trained policy of the run, zero-shot; the base policy with 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +44,7 @@ RM3 = "rm3"
 FUSED = "fused:"
 BASE = "base"
 HYDE = "hyde"
+_BEST_OF = re.compile(r"best-of-([1-9]\d*):(.+)")
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class System:
     prompt: Prompt | None = None
     rivals: tuple[str, ...] = ()  # systems to compare with, in addition to the recipe's baseline
     control: bool = False  # trained only to explain the gains of other policies
+    best_of: int | None = None  # samples per question, of which the best counts
     retriever: str | None = None  # one of the recipe's ``retrievers``; None: the run's
     parts: tuple[System, ...] = ()  # systems whose rankings this system fuses, evaluated before it
     directories: Mapping[Path, Sequence[str]] = field(default_factory=dict)
@@ -92,19 +96,18 @@ def available(
         prompted = replace(by_name[name], prompt=Prompt.load(Path(path)))
         by_name[name] = replace(prompted, policy=name, settings=saved) if saved else prompted
     by_name |= {n: replace(by_name[n], policy=n, settings={"": actor}, rivals=(RAW,)) for n, actor in actors.items()}
-    others = [_searching_with(name, system) for name in retrievers for system in by_name.values() if system.name != RM3]
-    return by_name | {system.name: system for system in others}
-
-
-def _searching_with(retriever: str, system: System) -> System:
-    rivals = (system.name, *(f"{rival}@{retriever}" for rival in system.rivals))
-    return replace(system, name=f"{system.name}@{retriever}", retriever=retriever, rivals=rivals)
+    for retriever, (name, system) in product(retrievers, list(by_name.items())):
+        if name != RM3:
+            rivals = (name, *(f"{rival}@{retriever}" for rival in system.rivals))
+            other = f"{name}@{retriever}"
+            by_name[other] = replace(system, name=other, retriever=retriever, rivals=rivals)
+    return by_name
 
 
 def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:
     """Return the systems that a recipe names, each once, in the report's order; ConfigError for unknown names."""
     wanted = set(demos)
-    fused: dict[str, System] = {}
+    composed: dict[str, System] = {}
     problems = []
     for name in names:
         if name == "bank":
@@ -116,7 +119,11 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
         elif name.startswith(FUSED) and name.removeprefix(FUSED) in systems:
             other = systems[name.removeprefix(FUSED)]
             wanted |= {RAW, other.name}
-            fused[name] = System(name, "baseline", rivals=(other.name, RAW), parts=(systems[RAW], other))
+            composed[name] = System(name, "baseline", rivals=(other.name, RAW), parts=(systems[RAW], other))
+        elif (match := _BEST_OF.fullmatch(name)) and match[2] in systems and not systems[match[2]].searches:
+            other = systems[match[2]]
+            wanted.add(other.name)
+            composed[name] = replace(other, name=name, kind="prompt", best_of=int(match[1]), rivals=(other.name,))
         else:
             hint = nearest(name, list(systems)) or ";"
             problems.append(f"systems: unknown system {name!r}{hint} available: {', '.join(systems)}")
@@ -124,7 +131,7 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
         raise ConfigError(problems)
     mentioned = {systems[name].retriever for name in wanted}
     wanted |= {s.name for s in systems.values() if s.method in wanted and s.retriever not in mentioned}
-    return [*(system for system in systems.values() if system.name in wanted), *fused.values()]
+    return [*(system for system in systems.values() if system.name in wanted), *composed.values()]
 
 
 def focus(systems: Sequence[System], values: Mapping[str, float] | None = None) -> str | None:

@@ -282,8 +282,7 @@ def saved_policies(directory: Path) -> dict[str, PolicySettings]:
     records = {name.removeprefix("self."): one for name, one in (lms | saved.get("picks", {})).items()}
     known = {name: one["policy"] for name, one in records.items() if "policy" in one}
     policies = {name: resolve_paths(PolicySettings.model_validate(one), directory) for name, one in known.items()}
-    first = dict.fromkeys([""], next(iter(policies.values()))) if policies else {}
-    return first if len(set(map(repr, policies.values()))) == 1 else first | policies
+    return {"": next(iter(policies.values())), **policies} if policies else {}
 
 
 def _refuse_keys(records: Any, allowed: Collection[str], file: Path) -> None:

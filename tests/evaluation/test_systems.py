@@ -82,6 +82,19 @@ def test_a_fusion_brings_its_parts_and_comes_after_them(run):
     assert (rm3.name, fused.name, fused.parts, fused.rivals) == ("rm3", "fused:base", (raw, base), ("base", raw.name))
 
 
+def test_the_best_of_n_brings_its_greedy_system_and_is_no_policy(run):
+    trained(run, "sft")
+    systems = select(("best-of-8:sft@dense",), available(run, {}, {}, ["dense"]))
+    assert [(s.name, s.best_of, s.retriever) for s in systems] == [
+        ("sft@dense", None, "dense"),
+        ("best-of-8:sft@dense", 8, "dense"),
+    ]
+    assert (systems[1].rivals, focus(systems)) == (("sft@dense",), None)
+    for name in ("best-of-8:raw-question", "best-of-0:sft", "best-of-2:nope"):
+        with pytest.raises(ConfigError, match="unknown system"):
+            select((name,), available(run, {}, {}))
+
+
 def test_a_retriever_is_used_with_all_systems_unless_some_are_named_for_it(run):
     trained(run, "sft")
     known = available(run, {}, {}, ["dense", "hybrid"])
