@@ -141,7 +141,7 @@ class SystemResults:
             "lm_calls": self.lm_calls / n,
             "tokens": sum(tokens) / n if len(tokens) == len(self.rows) else None,
             "searches": sum(row.query is not None for row in self.rows) / n,
-            "seconds": self.seconds / n,
+            "seconds": round(self.seconds, 3) / n,  # as stored
         }
 
     def only(self, question_ids: Sequence[str], samples: int) -> SystemResults:
