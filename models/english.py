@@ -29,6 +29,7 @@ from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.progress import Progress
 from leret.core.types import Ranking
+from leret.datasets.leaks import write_fingerprints
 from leret.demo.pretrain.decoder import ASSISTANT, LINE, POSITIONS, SPECIAL, around, build_tokenizer
 from leret.demo.pretrain.examples import Example, prompt_ids, pseudo_questions
 from leret.demo.pretrain.loop import Batch, LoopSettings, Probe, adamw, cross_entropy, hidden_states, interleaved, train
@@ -105,6 +106,7 @@ def pretrain_english(
     model = build_model(tokenizer, pieces, seed)
     held, used = questions[:_PROBED], questions[_PROBED:]
     used += pseudo_questions(documents, len(used) // 2, seed)
+    write_fingerprints(out, [*held, *used])
     stream = rows(examples(used, environment.retriever, seed), tokenizer)
     words = sorted(i for piece, i in tokenizer.get_vocab().items() if piece.removeprefix("##").isalnum())
     exercise = partial(copying, random.Random(f"copy {seed}"), words, around(tokenizer), tokenizer.eos_token_id)

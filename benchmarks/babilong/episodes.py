@@ -32,7 +32,7 @@ def write_logs(recipe: EvalRecipe, run: Run) -> None:
     evaluation = resolve(recipe, run)
     whole = scoring(evaluation.sampling.sampling.whole_reward)
     with Environment.open(run) as environment, run.writing():
-        tasks, _ = held_out(evaluation, environment)
+        tasks = held_out(evaluation, environment).tasks
         for system in evaluation.systems:
             directory = evaluation.directory / system.name
             rows = read_rows(directory / "per_question.parquet")

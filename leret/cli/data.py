@@ -148,6 +148,7 @@ def _show(report: DataReport) -> None:
             "types": report.types,
             "hops (0: unknown)": {str(hops): n for hops, n in report.hops.items()},
             "gold documents per question": _histogram(report.gold),
+            "gold documents in the corpus": None if report.gold_coverage is None else f"{report.gold_coverage:.1%}",
             "reference answers per question": _histogram(report.answers),
             "measures that apply": _measures(report),
             "words per question": _spread(report.question_words),

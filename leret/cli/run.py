@@ -157,6 +157,8 @@ def show(report: EvalReport, by_hop: bool = False) -> None:
         console.complain(note, "note: ")
     if sentence := headline(summary):
         console.say(sentence)
+    if "leaks" in summary:
+        console.say(summary["leaks"]["verdict"])
     if by_hop:
         console.table(*table_by_hop(summary), "after each hop")
     if report.already:

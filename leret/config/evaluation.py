@@ -10,6 +10,7 @@ from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, field_v
 
 from leret.config.base import Free, RecipePath, Settings
 from leret.config.policy import PolicySettings
+from leret.config.retriever import OtherRetriever, RetrieverName
 from leret.config.sampling import RewardSettings
 
 
@@ -35,9 +36,12 @@ class EvalRecipe(Settings):
     )
     demos: Annotated[
         dict[str, Annotated[str, RecipePath("prompt file", "name a file like R/prompts/*.json")]], Free()
-    ] = Field(default_factory=dict, description="extra systems: the base policy with a prompt file, by name")
+    ] = Field(default_factory=dict, description="extra systems: prompt file, DSPy state file or saved program by name")
     actors: Annotated[dict[str, SerializeAsAny[PolicySettings]], Free()] = Field(
         default_factory=dict, description="extra systems: policy or picker by name"
+    )
+    retrievers: Annotated[dict[RetrieverName, OtherRetriever], Free()] = Field(
+        default_factory=dict, description="other retrievers by name; each system is also evaluated as SYSTEM@NAME"
     )
     policies: dict[str, SerializeAsAny[PolicySettings]] = Field(
         default_factory=dict, description="policies in place of the run's, by predictor; trained policies are kept"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     FiniteFloat,
@@ -174,7 +175,7 @@ class ColbertSettings(EngineSettings):
         return _without_shared_keys(value, "the engine of kind colbert")
 
 
-E = TypeVar("E", bound=EngineSettings)
+E = TypeVar("E", bound=RetrieverSettings)
 
 
 def _without_shared_keys(engine: E, owner: str) -> E:
@@ -184,6 +185,11 @@ def _without_shared_keys(engine: E, owner: str) -> E:
     return engine
 
 
+RetrieverName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+OtherRetriever = Annotated[
+    SerializeAsAny[RetrieverSettings],
+    AfterValidator(lambda settings: _without_shared_keys(settings, "a retriever of an evaluation")),
+]
 LocalEngine = SerializeAsAny[EngineSettings]
 Weight = Annotated[FiniteFloat, Field(ge=0)]
 

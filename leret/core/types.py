@@ -314,6 +314,7 @@ class LMCall:
     completion: str | None  # None for a system without an LM
     outputs: Mapping[str, Json] | None  # fields parsed from the completion; None if parsing fails
     value: float | None = None  # Q-value of a picker's choice
+    n_tokens: int = 0  # of the prompt and the completion
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ class DataReport:
     types: Mapping[str, int]
     hops: Mapping[int, int]  # by number of hops, 0 if unknown
     gold: Mapping[int, int]  # by number of gold documents
+    gold_coverage: float | None  # share of gold documents that the corpus has; None without corpus or gold documents
     answers: Mapping[int, int]  # by number of reference answers
     question_words: Mapping[str, float]  # minimum, median, mean and maximum; all 0 without questions
     document_words: Mapping[str, float]  # title included
@@ -68,6 +69,7 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
         types=_counted(task.type or "unknown" for task in tasks),
         hops=_counted(task.hops or 0 for task in tasks),
         gold=_counted(len(task.gold) for task in tasks),
+        gold_coverage=mean(tasks.gold.values()) if tasks.gold else None,
         answers=_counted(len(task.answers) for task in tasks),
         question_words=_spread([len(task.text.split()) for task in tasks]),
         document_words=_spread([len(document.title.split()) + len(document.text.split()) for document in documents]),

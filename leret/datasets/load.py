@@ -27,6 +27,7 @@ class Loaded:
     skipped: Mapping[str, int] = field(default_factory=dict)  # number of skipped records by kind of fault
     problems: tuple[str, ...] = ()  # first faults, one line each
     held_out: frozenset[str] = frozenset()  # ids of all test tasks, and of other tasks with the same text
+    gold: Mapping[str, bool] = field(default_factory=dict)  # gold documents of all splits: True if in the corpus
     n_merged: int = 0  # records of all splits that `data.merge_questions` merged with an earlier one
 
     def __iter__(self) -> Iterator[Task]:
@@ -64,7 +65,8 @@ def load_tasks(
     problems = Problems()
     sizes: Counter[str] = Counter()
     test, others = dict[str, int](), dict[str, int]()  # hash of the text, by id
-    all_tasks, n_merged = _tasks(data, problems, corpus, parents or {}), 0
+    gold: dict[str, bool] = {}
+    all_tasks, n_merged = _tasks(data, problems, corpus, parents or {}, gold), 0
     if data.merge_questions:
         all_tasks, n_merged = _merged(all_tasks)
 
@@ -86,7 +88,7 @@ def load_tasks(
         dropped = f" ({len(chosen)} left out: same text as in split test)" if chosen else ""
         raise DataError(f"{source}: no question in split {data.split}{dropped}; available: {splits}")
     skipped = dict(problems.kinds) | ({_DUPLICATE: len(chosen) - len(tasks)} if len(tasks) < len(chosen) else {})
-    return Loaded(tasks, skipped, tuple(problems.shown), frozenset(test.keys() | duplicates), n_merged)
+    return Loaded(tasks, skipped, tuple(problems.shown), frozenset(test.keys() | duplicates), gold, n_merged)
 
 
 def load_corpus(data: DataSettings) -> Corpus:
@@ -117,8 +119,13 @@ def limited(tasks: Iterable[Task], limit: int | None, seed: int = 0, part: str |
 
 
 def _tasks(
-    data: DataSettings, problems: Problems, corpus: Collection[str] | None, parents: Mapping[str, str]
+    data: DataSettings,
+    problems: Problems,
+    corpus: Collection[str] | None,
+    parents: Mapping[str, str],
+    coverage: dict[str, bool],
 ) -> Iterator[Task]:
+    """Yield valid tasks, and note in ``coverage`` for each gold document if it is in the corpus."""
     seen: dict[str, tuple[int, int]] = {}
     by_parent = data.gold == "parent"
     if by_parent and corpus is None:
@@ -133,7 +140,7 @@ def _tasks(
                 advice = "" if data.merge_questions else "; data.merge_questions: true merges equal questions"
                 fault = f"duplicate id {task.id!r}, first used at line or item {first}{advice}"
                 raise BadRecord("duplicate id", fault)
-            yield task if corpus is None else _with_gold(task, ids, parents if by_parent else {}, hint)
+            yield task if corpus is None else _with_gold(task, ids, parents if by_parent else {}, hint, coverage)
 
 
 def _merged(tasks: Iterable[Task]) -> tuple[Iterator[Task], int]:
@@ -168,15 +175,18 @@ def _union(first: Task, other: Task) -> Task:
     )
 
 
-def _with_gold(task: Task, ids: Container[str], parents: Mapping[str, str], hint: str) -> Task:
+def _with_gold(
+    task: Task, ids: Container[str], parents: Mapping[str, str], hint: str, coverage: dict[str, bool]
+) -> Task:
     gold: dict[str, int] = {}
     for doc_id, grade in task.grades.items():
         forms = (doc_id, *(unicodedata.normalize(form, doc_id) for form in ("NFC", "NFD")))
         known = next((form for form in forms if form in ids), None)
-        if known is None:
-            fault = f"gold document {doc_id!r} of question {task.id!r} is not in the corpus"
-            raise BadRecord("unknown gold", fault + hint)
-        gold.setdefault(known, grade)
+        coverage[doc_id] = known is not None
+        gold.setdefault(known or doc_id, grade)
+    if missing := [doc_id for doc_id in task.gold if not coverage[doc_id]]:
+        fault = f"gold document {missing[0]!r} of question {task.id!r} is not in the corpus"
+        raise BadRecord("unknown gold", fault + hint)
     return replace(task, gold=tuple(gold), relevance=gold if task.relevance else {}, parents=parents)
 
 

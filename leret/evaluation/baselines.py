@@ -110,7 +110,9 @@ class HydeActor:
         [completion] = await self.policy.complete(decoding.request(need, messages, task.id, step, "hyde", index))
         passage = " ".join(completion.text.split()) or task.text
         outputs = answer_fields(need.predictor, need.call.signature, (passage,))
-        return LMCall(need.predictor, need.inputs, messages, completion.text, outputs), Step(need.call, [outputs])
+        n_tokens = completion.n_prompt_tokens + completion.n_completion_tokens
+        call = LMCall(need.predictor, need.inputs, messages, completion.text, outputs, n_tokens=n_tokens)
+        return call, Step(need.call, [outputs])
 
 
 def hyde_note(policy: str, rows: Sequence[ScoredHop]) -> str:

@@ -119,7 +119,8 @@ class Scorer:
             value = steps[hop.n_steps - 1].value if hop.n_steps else None
             measures = {} if rollout.error else self._values(outcome, rollout.unparsed and last)
             answer = (_encoded(prediction), _picks(steps)) if last else (None, ())
-            rows.append(ScoredHop(*place, *ranking, measures, n_calls, *end, value, *answer))
+            n_tokens = sum(step.n_tokens for step in steps[n_before:n_steps])
+            rows.append(ScoredHop(*place, *ranking, measures, n_calls, *end, value, *answer, n_tokens))
             n_before = n_steps
         return rows
 

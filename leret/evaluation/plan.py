@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from leret.config.base import free_keys
+from leret.config.base import free_keys, paths_in
 from leret.config.data import GENERATED
 from leret.config.evaluation import EvalRecipe
 from leret.config.load import sampling_recipe_of
+from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable, completed, input_stamps, stage_key
 from leret.core.types import Task, digest
+from leret.datasets.leaks import FINGERPRINTS, find_leaks, refuse_leaks
 from leret.datasets.load import limited, split_name
-from leret.datasets.splits import refuse_doubles, refuse_leak
 from leret.evaluation.measures import Measures, all_measures, scorable, scores_search
 from leret.evaluation.runner import Evaluator, Policies
 from leret.evaluation.systems import BASE, ORACLE, System, available, select, training_facts
+from leret.policies.checkpoints import policy_directory
+from leret.programs.prompts import ZERO_SHOT
 from leret.rewards import function_names
 from leret.rewards.functions import sources_digest
 from leret.rollouts.actors import Decoding
@@ -110,10 +113,11 @@ def estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
 def choosing(evaluation: Evaluation) -> EvalRecipe | None:
     """Return the recipe for evaluating the policies on the split ``choose_on``; None if there is no choice to make."""
     recipe = evaluation.recipe
-    names = tuple(system.name for system in evaluation.systems if system.kind == "policy" and not system.control)
+    policies = [system for system in evaluation.systems if system.kind == "policy" and system.retriever is None]
+    names = tuple(system.name for system in policies if not system.control)
     if recipe.choose_on in (None, recipe.split) or len(names) < 2:
         return None
-    alone: dict[str, Any] = {"choose_on": None, "demos": {}, "actors": {}}
+    alone: dict[str, Any] = {"choose_on": None, "demos": {}, "actors": {}, "retrievers": {}}
     return recipe.model_copy(update={**alone, "split": recipe.choose_on, "systems": names})
 
 
@@ -124,22 +128,32 @@ def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
     if before is not None:
         return EvalEstimate(before["n_questions"], names, (), None, 0, True)
     with Environment.open(run) as environment:
-        tasks, data = held_out(evaluation, environment)
+        questions = held_out(evaluation, environment)
+        tasks = questions.tasks
         steps = steps_of(environment)
-        runs = {s.name: len(tasks) * (evaluation.samples if s.prompt is not None else 1) for s in evaluation.systems}
-        index = environment.recipe.retriever.index_directory(environment.cache)
-        if index is None or index.is_dir():  # without an index, no results are stored yet
-            evaluator = open_evaluator(evaluation, environment, tasks, data, Progress())
-            runs = {s.name: sum(map(len, evaluator.missing(s)[1].values())) for s in evaluation.systems}
+        runs = {
+            s.name: len(tasks) * (s.best_of or (evaluation.samples if s.prompt is not None else 1))
+            for s in evaluation.systems
+        }
+        if _has_index(environment):  # without an index, no results are stored yet
+            evaluator = open_evaluator(evaluation, environment, questions, Progress())
+            built = {None, *(name for name, other in evaluator.others.items() if _has_index(other))}
+            known = [system for system in evaluation.systems if system.retriever in built]
+            runs |= {system.name: sum(map(len, evaluator.missing(system)[1].values())) for system in known}
     n_calls = sum(runs[system.name] for system in evaluation.systems if system.prompt is not None)
     to_ask = tuple(name for name, n in runs.items() if n)
     return EvalEstimate(len(tasks), names, to_ask, steps, None if steps is None else steps * n_calls, done=False)
 
 
+def _has_index(environment: Environment) -> bool:
+    index = environment.recipe.retriever.index_directory(environment.cache)
+    return index is None or index.is_dir()
+
+
 def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
     """Resolve a recipe without loading data or models; ConfigError for unknown systems, measures or baseline."""
     sampled = sampling_recipe_of(run)
-    known = available(run, recipe.demos, recipe.actors)
+    known = available(run, recipe.demos, recipe.actors, recipe.retrievers)
     systems = select(recipe.systems, known, (*recipe.demos, *recipe.actors))
     if recipe.baseline not in known:
         raise ConfigError(f"baseline: unknown system {recipe.baseline!r}; available: {', '.join(known)}")
@@ -157,6 +171,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
             f"policy.model: {sampled.policy.model} has changed since {run.path} was sampled; restore the "
             "model's files, or sample a new run"
         )
+    others = recipe.retrievers.values()
     key = stage_key(
         recipe,
         "a hop is a search",  # in older evaluations, a hop was an LM call
@@ -165,13 +180,24 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         [[s.name, s.prompt and s.prompt.digest, s.prompt and policies.digest(s)] for s in systems],
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         input_stamps(*recipe_files(sampled)),
+        [input_stamps(*(path for _, path, mark in paths_in(one) if not mark.may_be_missing)) for one in others],
         *filter(None, [sources_digest(_functions(measures))]),
     )
     return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key)
 
 
-def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Task], str]:
-    """Return the recipe's questions to which a requested measure applies, and a digest of all questions of the split.
+@dataclass(frozen=True)
+class Questions:
+    """Questions to evaluate (``tasks``)."""
+
+    tasks: Sequence[Task]
+    trained: Sequence[Task]  # the run's questions that training has seen
+    digest: str  # of all questions of the split
+    gold: Mapping[str, bool]  # gold documents of the data: True if in the corpus; empty if this is unknown
+
+
+def held_out(evaluation: Evaluation, environment: Environment) -> Questions:
+    """Return the recipe's questions to which a requested measure applies.
 
     DataError if there are none; ConfigError for systems that only search, if no measure applies to the documents found.
     """
@@ -184,50 +210,106 @@ def held_out(evaluation: Evaluation, environment: Environment) -> tuple[list[Tas
     run_tasks = environment.tasks("all")
     if changes := recipe.changes | ({} if recipe.questions is None else {"questions": recipe.questions}):
         other = environment.recipe.model_copy(update={"data": data.model_copy(update=changes)})
-        split = Environment(other, environment.cache).tasks(recipe.split)
+        source = Environment(other, environment.cache)
+        split = source.tasks(recipe.split)
     else:
+        source = environment
         split = [t for t in run_tasks if recipe.split in ("all", split_name(t, data.seed))]
     chosen = limited(split, recipe.limit, data.seed)
     tasks = scorable(recipe.specs, chosen)
     if not tasks:
-        source = recipe.questions or f"split {recipe.split} of the run's data"
-        cause = (
-            f"none of its {len(chosen)} questions has labels for {', '.join(recipe.specs)}" if chosen else "it is empty"
-        )
-        advice = "rankings are measured by gold documents, and answers by reference answers (measures: [f1])"
+        place = recipe.questions or f"split {recipe.split} of the run's data"
+        none = f"none of its {len(chosen)} questions has labels for {', '.join(recipe.specs)}"
         raise DataError(
-            f"no questions to evaluate in {source} ({cause}); choose other measures, another split or question file: "
-            f"{advice}"
+            f"no questions to evaluate in {place} ({none if chosen else 'it is empty'}); choose other measures, "
+            "another split or question file: rankings are measured by gold documents, and answers by reference "
+            "answers (measures: [f1])"
         )
     _refuse_search_alone(evaluation, tasks)
-    if run.store.is_file():
-        with Store(run.store, read_only=True) as store:
-            ids = store.question_ids()
-        ids |= {id for facts in training_facts(run).values() for id in facts.get("validation") or ()}
-        refuse_leak(ids, (task.id for task in tasks))
-        refuse_doubles((task for task in run_tasks if task.id in ids), tasks)
+    trained = trained_tasks(run, environment, run_tasks)
+    refuse_leaks(trained, tasks)
     data_digest = questions_digest(split)
     _refuse_other_results(evaluation, data_digest)
-    return tasks, data_digest
+    return Questions(tasks, trained, data_digest, source.gold)
+
+
+def trained_tasks(run: Run, environment: Environment, tasks: Sequence[Task]) -> list[Task]:
+    """Return those of a run's tasks that were sampled, trained on, or used for validation."""
+    data, ids = environment.recipe.data, set[str]()
+    if run.store.is_file():
+        with Store(run.store, read_only=True) as store:
+            ids |= store.question_ids()
+    for facts in training_facts(run).values():
+        ids.update(facts.get("validation") or ())
+        recipe = (facts.get("key") or {}).get("recipe") or {}
+        if "limit" in recipe:  # online training also uses questions that are not in the store
+            split = (task for task in tasks if data.split in ("all", split_name(task, data.seed)))
+            chosen = limited(split, recipe["limit"] or data.limit, data.seed, data.part)
+            ids |= {task.id for task in chosen} - environment.held_out
+    return [task for task in tasks if task.id in ids]
+
+
+def check_leaks(evaluation: Evaluation, questions: Questions) -> dict[str, Any]:
+    """Compare the questions with all texts that the systems have learned from, as far as these are recorded."""
+    run, training, pretrained, unknown = evaluation.run, list(questions.trained), set[str](), dict[str, None]()
+    runs, models = {run.path.resolve()}, list[PolicySettings]()
+    for system in evaluation.systems:
+        if system.prompt is None:
+            continue
+        models += [evaluation.policies.base, *evaluation.policies.settings(system).values()]
+        demos = (demo for some in system.prompt.demos.values() for demo in some)
+        inputs = [{name: demo.get(name) for name in questions.tasks[0].inputs} for demo in demos]
+        training += [Task(f"a demo of {system.name}", one) for one in inputs if None not in one.values()]
+    for settings in (one for one in models if one.model != "scratch"):  # grows during the loop
+        path = (policy_directory(settings.model) or Path(settings.model)).resolve()
+        home = next((parent for parent in path.parents if (parent / "run.yaml").is_file()), None)
+        if (path / FINGERPRINTS).is_file():
+            pretrained.update((path / FINGERPRINTS).read_text(encoding="utf-8").split())
+        elif home is None or not path.is_dir():
+            unknown[Path(settings.model).name] = None
+        elif home not in runs:
+            runs.add(home)
+            try:
+                models.append(sampling_recipe_of(Run.open(home)).policy)
+                training += _trained_elsewhere(Run.open(home), run)
+            except (DataError, RunError):  # the other run was moved without its data
+                unknown[Path(settings.model).name] = None
+    return find_leaks(questions.tasks, training, pretrained, list(unknown))
+
+
+def _trained_elsewhere(other: Run, run: Run) -> list[Task]:
+    """Return the trained tasks of another run; ids of another corpus mean other things, so they are dropped."""
+    same = other.manifest.digests.get("corpus") == run.manifest.digests.get("corpus")
+    with Environment.open(other) as environment:
+        tasks = trained_tasks(other, environment, environment.tasks("all", check=False))
+    return tasks if same else [replace(task, id=f"{other.path.name}: {task.id}", gold=()) for task in tasks]
 
 
 def open_evaluator(
-    evaluation: Evaluation, environment: Environment, tasks: Sequence[Task], data: str, progress: Progress
+    evaluation: Evaluation, environment: Environment, questions: Questions, progress: Progress
 ) -> Evaluator:
-    """Open the evaluator; ``tasks`` and ``data`` (a digest) come from `held_out`."""
+    """Open the evaluator on questions from `held_out`."""
+    tasks = questions.tasks
     recipe, policy, retriever = evaluation.recipe, environment.recipe.policy, environment.retriever
     refuse_changes(evaluation.run, environment.recipe, {"retriever": retriever.digest})
     limits = {name: settings.max_tokens for name, settings in evaluation.policies.others.items()}
     environment.check_policies(evaluation.policies.others)
+    for name, prompt in ((system.name, system.prompt or ZERO_SHOT) for system in evaluation.systems):
+        if unknown := {*prompt.demos, *prompt.instructions}.difference(environment.replay.names):
+            predictors = ", ".join(environment.replay.names)
+            raise ConfigError(f"demos.{name}: unknown predictor {min(unknown)!r}; in the program: {predictors}")
     decoding = Decoding(policy.max_tokens, recipe.temperature, policy.top_p, recipe.seed, limits)
     search = environment.recipe.retriever
     inputs = [environment.corpus.digest, retriever.digest, environment.program_digest, search.k, search.exclude_seen]
     measures = evaluation.measures
     answers = [task.answers for task in tasks]
     names = [one if isinstance(one, str) else [name, one.model_dump(mode="json")] for name, one in measures.items()]
-    key = digest(inputs, names, data, answers, *filter(None, [sources_digest(_functions(measures))]))
+    key = digest(inputs, names, questions.digest, answers, *filter(None, [sources_digest(_functions(measures))]))
     run, directory, policies, samples = evaluation.run, evaluation.directory, evaluation.policies, evaluation.samples
-    return Evaluator(run, directory, environment, decoding, samples, policies, tasks, measures, key, progress)
+    shared = run, directory, environment, decoding, samples, policies, tasks, measures, key, progress
+    environment.progress = progress  # of building indexes
+    others = {name: environment.searching_with(one, name) for name, one in recipe.retrievers.items()}
+    return Evaluator(*shared, others)
 
 
 def _functions(measures: Measures) -> list[str]:
@@ -239,7 +321,9 @@ def _refuse_search_alone(evaluation: Evaluation, tasks: Sequence[Task]) -> None:
     if any(task.gold for task in tasks):
         return
     useful = scores_search(evaluation.recipe.specs, tasks)
-    names = [system.name for system in evaluation.systems if system.name == ORACLE or (system.searches and not useful)]
+    names = [
+        system.name for system in evaluation.systems if system.method == ORACLE or (system.searches and not useful)
+    ]
     if names:
         left = [name for name in evaluation.recipe.systems if name not in names]
         raise ConfigError(

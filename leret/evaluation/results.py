@@ -35,6 +35,7 @@ class ScoredHop:
         completion: completion of the LM call before the search.
         doc_ids: accumulated ranking, best first.
         lm_calls: LM calls since the previous row; the last row of a run includes LM calls after its search.
+        n_tokens: tokens of these calls, prompts included; None in files of older versions.
         value: Q-value of a picker's choice before the search.
         prediction: JSON of the program's answer (`leret.rewards.answers.answer_texts`), in the last row.
         picked: ids that the program picked, in the last row.
@@ -55,6 +56,7 @@ class ScoredHop:
     value: float | None = None
     prediction: str | None = None
     picked: tuple[str, ...] = ()
+    n_tokens: int | None = 0
 
 
 _FIXED = {
@@ -72,6 +74,7 @@ _FIXED = {
     "value": pa.float64(),
     "prediction": pa.string(),
     "picked": pa.list_(pa.string()),
+    "n_tokens": pa.int64(),
 }
 _TUPLES = ("doc_ids", "scores", "picked")
 
@@ -94,6 +97,7 @@ def read_rows(path: Path) -> list[ScoredHop]:
 
 
 def _row(record: dict[str, Any]) -> ScoredHop:
+    record.setdefault("n_tokens", None)
     fixed = {name: record.pop(name) for name in _FIXED}
     return ScoredHop(
         **fixed | {name: tuple(fixed[name]) for name in _TUPLES},
@@ -129,6 +133,16 @@ class SystemResults:
     @property
     def lm_calls(self) -> int:
         return sum(row.lm_calls for row in self.rows)
+
+    def cost(self, n: int) -> dict[str, float | None]:
+        """Return LM calls, tokens, searches and seconds divided by ``n``; None for unknown tokens."""
+        tokens = [row.n_tokens for row in self.rows if row.n_tokens is not None]
+        return {
+            "lm_calls": self.lm_calls / n,
+            "tokens": sum(tokens) / n if len(tokens) == len(self.rows) else None,
+            "searches": sum(row.query is not None for row in self.rows) / n,
+            "seconds": round(self.seconds, 3) / n,  # as stored
+        }
 
     def only(self, question_ids: Sequence[str], samples: int) -> SystemResults:
         """Select the runs on ``question_ids``, in this order, that are numbered below ``samples`` and did not fail."""

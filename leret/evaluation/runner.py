@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,10 @@ class Policies:
 
     def settings(self, system: System | None) -> dict[str, PolicySettings]:
         """Map predictors to a system's policy settings; the key "" is for the predictors that are not listed."""
-        if system is not None and system.settings is not None:
-            return {"": system.settings}
-        if system is None or system.directory is None:
-            return {"": self.base, **self.others}
+        if system is not None and system.settings:
+            return dict(system.settings)
         settings: dict[str, PolicySettings] = {"": self.base, **self.others}
-        for directory, predictors in system.directories.items():
+        for directory, predictors in (system.directories if system is not None else {}).items():
             before = self.others.get(next(iter(predictors), ""), self.base)
             others = {name: one for name, one in settings.items() if name}
             settings = by_predictor(self.base, others, before.in_process(str(directory.resolve())), predictors)
@@ -89,6 +87,8 @@ class Evaluator:
     measures: Measures
     key: str
     progress: Progress
+    others: Mapping[str, Environment] = field(default_factory=dict)
+    """Environments with other retrievers, by `System.retriever`."""
     # The open policy and its event loop, because a policy's connections belong to one event loop.
     _open: tuple[str, Policy, asyncio.Runner] | None = field(default=None, init=False)
 
@@ -114,7 +114,7 @@ class Evaluator:
 
     def missing(self, system: System) -> tuple[SystemResults, dict[int, list[Task]]]:
         """Return a system's stored results and, for each sample number, the questions without results."""
-        samples = self.samples if system.prompt is not None else 1
+        samples = system.best_of or (self.samples if system.prompt is not None else 1)
         ids = [question.id for question in self.questions]
         results = read_results(self.directory / system.name, self._key_of(system)).only(ids, samples)
         done = results.runs()
@@ -129,13 +129,14 @@ class Evaluator:
             loop.close()
 
     def _key_of(self, system: System) -> str:
+        key = self.key if system.retriever is None else digest(self.key, self._retriever(system).digest)
         if system.prompt is None:
-            return digest(self.key, system.name, *map(self._key_of, system.parts))
-        decoding = self.decoding
+            return digest(key, system.name, *map(self._key_of, system.parts))
+        decoding = self._decoding(system)
         sampling: list[Any] = [decoding.max_tokens, decoding.temperature, decoding.top_p]
         sampling += [decoding.seed] if decoding.temperature > 0 else []
         sampling += [decoding.limits] if decoding.limits else []
-        return digest(self.key, self.policies.digest(system), system.prompt.digest, sampling)
+        return digest(key, self.policies.digest(system), system.prompt.digest, sampling)
 
     def _ask(self, system: System, todo: Mapping[int, Sequence[Task]], results: SystemResults) -> None:
         environment, n_runs, n_before = self.environment, sum(map(len, todo.values())), len(results.runs())
@@ -151,33 +152,41 @@ class Evaluator:
             if rollout.failure and not (rollout.unparsed or system.parts) and n_done >= min(_MIN_RUNS, n_runs):
                 _stop_if_most_failed(rollout.failure, n_failed, n_done, n_before)
 
-        wanted = (lambda task: task.gold) if system.name == ORACLE else None
+        wanted = (lambda task: task.gold) if system.method == ORACLE else None
+        retriever = rm3_retriever(environment.engine) if system.name == RM3 else self._retriever(system)
 
         def run_script(script: Script, on_done: Callable[[Rollout], None]) -> None:
-            retriever = rm3_retriever(environment.engine) if system.name == RM3 else environment.retriever
             asyncio.run(self._run(retriever, ScriptedPolicy(environment.formatter, script, wanted), todo, on_done))
 
         try:
             if system.prompt is not None:
                 policy, loop = self._policy(system)
-                actor: Actor = PolicyActor(policy, environment.formatter, self.decoding, system.prompt)
-                if system.name == HYDE:
+                actor: Actor = PolicyActor(policy, environment.formatter, self._decoding(system), system.prompt)
+                if system.method == HYDE:
                     actor = HydeActor(policy, self.decoding)
-                loop.run(self._run(environment.retriever, actor, todo, ended))
+                loop.run(self._run(retriever, actor, todo, ended))
             elif system.parts:
                 for rollout in fuse([self.missing(part)[0].rows for part in system.parts], todo[0]):
                     ended(rollout)
-            elif system.name == ORACLE:
+            elif system.method == ORACLE:
                 places: dict[str, dict[int, int]] = {}
                 run_script(marked_question, lambda rollout: places.update({rollout.task_id: query_places(rollout)}))
                 run_script(oracle_titles(environment.corpus, places), ended)
-            elif system.name == RAW and self._calls_tools():
-                for rollout in one_search(environment.retriever, todo[0], environment.recipe.retriever.k):
+            elif system.method == RAW and self._calls_tools():
+                for rollout in one_search(retriever, todo[0], environment.recipe.retriever.k):
                     ended(rollout)
             else:
                 run_script(raw_question, ended)
         finally:
             self.progress.finish()
+
+    def _decoding(self, system: System) -> Decoding:
+        if system.best_of is None:
+            return self.decoding
+        return replace(self.decoding, temperature=self.environment.recipe.policy.temperature or 1.0)
+
+    def _retriever(self, system: System) -> Retriever:
+        return (self.environment if system.retriever is None else self.others[system.retriever]).retriever
 
     def _calls_tools(self) -> bool:
         predictors = self.environment.replay.predictors.items()

@@ -19,7 +19,7 @@ from leret.core.stages import mark_completed
 from leret.core.types import Task
 from leret.evaluation.baselines import hyde_note
 from leret.evaluation.measures import label_notes
-from leret.evaluation.plan import Evaluation, choosing, held_out, open_evaluator, resolve
+from leret.evaluation.plan import Evaluation, Questions, check_leaks, choosing, held_out, open_evaluator, resolve
 from leret.evaluation.report.content import examples
 from leret.evaluation.results import SystemResults, gold_scores, write_answers, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
@@ -64,14 +64,14 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
 
     chosen = _chosen(evaluation, progress)
     with Environment.open(run) as environment:
-        tasks, data = held_out(evaluation, environment)
-        evaluator = open_evaluator(evaluation, environment, tasks, data, progress or Progress())
+        questions = held_out(evaluation, environment)
+        evaluator = open_evaluator(evaluation, environment, questions, progress or Progress())
         asked, results = _evaluate_systems(evaluation, evaluator)
-        summary = _summary(evaluation, tasks, data, results) | chosen
+        summary = _summary(evaluation, questions, results) | chosen
         measure = "ap" if "ap" in summary["measures"] else main_measure(summary["measures"])
-        shown = _examples(evaluation, environment, tasks, results, summary["focus"], measure)
+        shown = _examples(evaluation, environment, questions.tasks, results, summary["focus"], measure)
         with run.writing():
-            write_qrels(evaluation.directory / "qrels.trec", tasks)
+            write_qrels(evaluation.directory / "qrels.trec", questions.tasks)
             _write_json(evaluation.directory / "examples.json", shown)
             if evaluation.delivers:
                 hero = next((system for system in evaluation.systems if system.name == summary["focus"]), None)
@@ -125,10 +125,8 @@ def _record(evaluation: Evaluation, system: System, results: SystemResults, ques
     evaluation.run.event("eval", "evaluated", name=name, system=system.name, **facts)
 
 
-def _summary(
-    evaluation: Evaluation, tasks: Sequence[Task], data: str, results: Mapping[str, SystemResults]
-) -> dict[str, Any]:
-    recipe = evaluation.recipe
+def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str, SystemResults]) -> dict[str, Any]:
+    recipe, tasks, gold = evaluation.recipe, questions.tasks, list(questions.gold.values())
     evaluated = [(system, results[system.name]) for system in evaluation.systems]
     summary = summarise(evaluated, tasks, list(evaluation.measures), recipe)
     return {
@@ -136,10 +134,13 @@ def _summary(
         **recipe.model_dump(include={"split", "temperature", "samples", "seed"}),
         "name": recipe.evaluation_name,
         "sentences": evaluation.sentences,
-        "data": data,
+        "data": questions.digest,
+        "leaks": check_leaks(evaluation, questions),
+        "gold_coverage": sum(gold) / len(gold) if gold else None,
         "notes": [
             *(hyde_note("the base policy", rows.rows) for name, rows in results.items() if name == HYDE),
             *label_notes(recipe.specs, tasks),
+            *[f"the corpus lacks {gold.count(False):,} of {len(gold):,} gold documents"] * (False in gold),
         ],
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "key": evaluation.key,

@@ -3,7 +3,7 @@
 ::
 
     {"schema": 1, "measures": [...], "n_questions": N, "n_by_measure": {...}, "n_by_type": {...}, "n_hops": H, ...
-     "rows": [{"system", "kind", "policy", "prompt", "n", "failed", "unparsed", "seconds", "lm_calls",
+     "rows": [{"system", "kind", "policy", "prompt", "retriever", "n", "failed", "unparsed", "seconds", "lm_calls",
                "hops": [{"hop": 1, "recall": x, "recall_ci": [lo, hi], ...}, ...],
                "by_type": {"bridge": {"n": n, "hops": [...]}}, "answer": null}],
      "comparisons": [{"a", "b", "measure", "hop", "n", "difference", "ci", "p", "p_holm"}],
@@ -13,8 +13,8 @@ A hop is one search of the program. `comparisons` compares systems after the las
 [0, 1]. A measure without a value for any question, such as recall without gold documents, is left out; `n_by_measure`
 counts the questions with a value. A difference is the mean of `a` minus the mean of `b`, over questions with scores for
 both. `p_holm` is adjusted separately for each measure and list of comparisons. Future versions may add keys, but never
-remove or redefine keys. `leret eval` adds its recipe's keys, `focus` (the delivered policy) and `chosen_on` (recall, or
-the first measure that applies, by policy on ``choose_on``).
+remove or redefine keys. `leret eval` adds its recipe's keys, `focus` (the delivered policy), `chosen_on` (recall, or
+the first measure that applies, by policy on ``choose_on``) and `leaks` (`leret.datasets.leaks`).
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def summarise(
     hops = max(ends, default=1)
     n_by_measure = _counts([results for _, results in systems], measures)
     measures = list(n_by_measure)
-    scores = {system.name: score_table(results.rows, questions, hops, measures) for system, results in systems}
+    scores = {s.name: score_table(r.rows, questions, hops, measures, best=bool(s.best_of)) for s, r in systems}
     groups = _groups(questions)
     means = {name: _means(scores, members, measures, recipe) for name, members in groups.items()}
     pairs = pairs_of({system.name: system.rivals for system, _ in systems}, recipe.baseline)
@@ -112,13 +112,13 @@ def summarise(
 
 
 def headline(summary: Mapping[str, Any]) -> str | None:
-    """Return a sentence about the system with the highest recall, except the oracle; None if all recalls are 0.
+    """Return a sentence about the system with the highest recall; None if all recalls are 0.
 
-    Without gold documents, the sentence is about the main measure.
+    Without gold documents, it is about the main measure. Systems that use the gold documents are left out.
     """
     if "recall" not in summary["measures"]:
         return _headline_of_answers(summary)
-    recall = {r["system"]: r["hops"][-1]["recall"] or 0.0 for r in summary["rows"] if r["system"] != ORACLE}
+    recall = {r["system"]: r["hops"][-1]["recall"] or 0.0 for r in _without_gold(summary)}
     if not any(recall.values()):
         return None
     with_lm = {r["system"] for r in summary["rows"] if r["kind"] != "baseline" or r["system"].startswith(FUSED)}
@@ -139,9 +139,14 @@ def headline(summary: Mapping[str, Any]) -> str | None:
     return f"{best} finds {more} {other}: {share}, against {recall[other]:.0%}{raw}"
 
 
+def _without_gold(summary: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the rows of systems that do not use the gold documents."""
+    return [r for r in summary["rows"] if r["system"].partition("@")[0] != ORACLE and not r.get("best_of")]
+
+
 def _headline_of_answers(summary: Mapping[str, Any]) -> str | None:
     measure = main_measure(summary["measures"])
-    values = {row["system"]: row["hops"][-1][measure] or 0.0 for row in summary["rows"]}
+    values = {row["system"]: row["hops"][-1][measure] or 0.0 for row in _without_gold(summary)}
     best, *others = sorted(values, key=lambda name: -values[name])
     if not values[best] or not others:
         return None
@@ -175,14 +180,15 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def table_by_hop(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns, and a row of measures per system and hop; a system's last row has its total seconds."""
-    columns = ["system", "hop", *(LABELS.get(m, m) for m in summary["measures"]), "seconds"]
+    """Return the columns, and a row of measures per system and hop; a system's last row has its costs."""
+    columns = ["system", "hop", *(LABELS.get(m, m) for m in summary["measures"]), "seconds", "cost per question"]
     rows = []
     for row in summary["rows"]:
+        cost = ", ".join(f"{x:,.2f} {name.replace('lm_', 'LM ')}" for name, x in row["cost"].items() if x is not None)
         for hop in row["hops"]:
             figures = [format_figure(hop, m, with_interval=False) for m in summary["measures"]]
-            seconds = f"{row['seconds']:.1f}" if hop is row["hops"][-1] else ""
-            rows.append([row["system"], str(hop["hop"]), *figures, seconds])
+            costs = [f"{row['seconds']:.1f}", cost] if hop is row["hops"][-1] else ["", ""]
+            rows.append([row["system"], str(hop["hop"]), *figures, *costs])
     return columns, rows
 
 
@@ -201,8 +207,10 @@ def _counts(results: Sequence[SystemResults], measures: Sequence[str]) -> dict[s
     return {name: counts[name] for name in measures if counts[name] or not counts}
 
 
-def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: int, measures: Sequence[str]) -> Scores:
-    """Arrange one system's rows (in any order) by question, hop and measure."""
+def score_table(
+    rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: int, measures: Sequence[str], *, best: bool = False
+) -> Scores:
+    """Arrange one system's rows (in any order) by question, hop and measure: the mean over runs, or the best run."""
     runs: dict[tuple[str, int], dict[int, ScoredHop]] = defaultdict(dict)
     for row in rows:
         runs[row.question_id, row.sample][row.hop] = row
@@ -221,7 +229,7 @@ def score_table(rows: Sequence[ScoredHop], questions: Sequence[Task], n_hops: in
     values = np.full((len(questions), n_hops, len(measures)), np.nan)
     for i, question in enumerate(questions):
         if question.id in tables:
-            values[i] = np.mean(tables[question.id], axis=0)
+            values[i] = (np.max if best else np.mean)(tables[question.id], axis=0)
     return Scores(values, n_failed=len(questions) - len(tables), n_unparsed=len(unparsed))
 
 
@@ -310,11 +318,14 @@ def _row(
         "kind": system.kind,
         "policy": system.policy,
         "prompt": None if system.prompt is None else system.prompt.name,
+        "retriever": system.retriever,
         "n": len(groups[None]) - scores.n_failed,
         "failed": scores.n_failed,
         "unparsed": scores.n_unparsed,
         "seconds": round(results.seconds, 3),
         "lm_calls": results.lm_calls,
+        "best_of": system.best_of,
+        "cost": results.cost(len(groups[None]) if system.best_of else max(1, len(results.runs()))),
         "hops": means[None][system.name],
         "by_type": {
             name: {

@@ -10,9 +10,13 @@
 ``hyde``           the base policy writes a passage that could answer the question; the passage is the query
 ``bank:1`` ...     the base policy with a few-shot prompt from the run's prompt bank
 a name             a trained policy of the run, zero-shot; the base policy with a prompt file from the recipe's
-                   ``demos``; or a policy of any kind from the recipe's ``actors``
+                   ``demos``; a saved program, also from ``demos``; or a policy of any kind from ``actors``
 ``fused:NAME``     the rankings of ``raw-question`` and NAME, fused by reciprocal rank at each hop; both are evaluated
+``best-of-8:NAME``  NAME sampled 8 times at the policy's temperature; the best sample counts, so this is an upper bound
 =================  ========================================================================
+
+``SYSTEM@NAME``, for every system except ``rm3`` and ``fused:NAME``, searches with a retriever from the recipe's
+``retrievers``. A retriever that no name in ``systems`` mentions is used with all selected systems.
 
 ``bank`` selects every prompt of the bank, ``policies`` every trained policy.
 """
@@ -20,8 +24,10 @@ a name             a trained policy of the run, zero-shot; the base policy with 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +36,7 @@ from leret.config.policy import PolicySettings
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.programs.prompts import ZERO_SHOT, Prompt
+from leret.programs.saved import saved_policies
 
 RAW = "raw-question"
 ORACLE = "oracle-titles"
@@ -37,6 +44,7 @@ RM3 = "rm3"
 FUSED = "fused:"
 BASE = "base"
 HYDE = "hyde"
+_BEST_OF = re.compile(r"best-of-([1-9]\d*):(.+)")
 
 
 @dataclass(frozen=True)
@@ -46,22 +54,30 @@ class System:
     name: str
     kind: Literal["baseline", "base", "prompt", "policy"]
     policy: str | None = None  # ``base``, a trained policy, or one of the recipe's ``actors``
-    directory: Path | None = None  # for a trained policy
-    settings: PolicySettings | None = None  # for one of the recipe's ``actors``
+    settings: Mapping[str, PolicySettings] = field(default_factory=dict)  # of an actor or saved program, by predictor
     prompt: Prompt | None = None
     rivals: tuple[str, ...] = ()  # systems to compare with, in addition to the recipe's baseline
     control: bool = False  # trained only to explain the gains of other policies
+    best_of: int | None = None  # samples per question, of which the best counts
+    retriever: str | None = None  # one of the recipe's ``retrievers``; None: the run's
     parts: tuple[System, ...] = ()  # systems whose rankings this system fuses, evaluated before it
     directories: Mapping[Path, Sequence[str]] = field(default_factory=dict)
     """Predictors of each trained policy, by its directory; empty: all predictors."""
 
     @property
+    def method(self) -> str:
+        """The name without the retriever."""
+        return self.name.removesuffix(f"@{self.retriever}") if self.retriever else self.name
+
+    @property
     def searches(self) -> bool:
         """True if the system only writes queries, so that the program's answers have no meaning."""
-        return self.kind == "baseline" or self.name == HYDE
+        return self.kind == "baseline" or self.method == HYDE
 
 
-def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings]) -> dict[str, System]:
+def available(
+    run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySettings], retrievers: Iterable[str] = ()
+) -> dict[str, System]:
     """Return all systems of a run by name, in the order of the report's table."""
     systems = [System(name, "baseline") for name in (RAW, ORACLE, RM3)]
     systems.append(System(BASE, "base", BASE, prompt=ZERO_SHOT))
@@ -75,33 +91,47 @@ def available(run: Run, demos: Mapping[str, str], actors: Mapping[str, PolicySet
             if name in by_name or not name or "/" in name or name.startswith("."):
                 raise ConfigError(f"{key}: {name!r} is in use or invalid; choose a new name without '/' or leading '.'")
             by_name[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
-    by_name |= {name: replace(by_name[name], prompt=Prompt.load(Path(path))) for name, path in demos.items()}
-    by_name |= {n: replace(by_name[n], policy=n, settings=actor, rivals=(RAW,)) for n, actor in actors.items()}
+    for name, path in demos.items():
+        saved = saved_policies(Path(path))
+        prompted = replace(by_name[name], prompt=Prompt.load(Path(path)))
+        by_name[name] = replace(prompted, policy=name, settings=saved) if saved else prompted
+    by_name |= {n: replace(by_name[n], policy=n, settings={"": actor}, rivals=(RAW,)) for n, actor in actors.items()}
+    for retriever, (name, system) in product(retrievers, list(by_name.items())):
+        if name != RM3:
+            rivals = (name, *(f"{rival}@{retriever}" for rival in system.rivals))
+            other = f"{name}@{retriever}"
+            by_name[other] = replace(system, name=other, retriever=retriever, rivals=rivals)
     return by_name
 
 
 def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:
     """Return the systems that a recipe names, each once, in the report's order; ConfigError for unknown names."""
     wanted = set(demos)
-    fused: dict[str, System] = {}
+    composed: dict[str, System] = {}
     problems = []
     for name in names:
         if name == "bank":
-            wanted |= {s.name for s in systems.values() if s.name.startswith("bank:")}
+            wanted |= {s.name for s in systems.values() if s.name.startswith("bank:") and s.retriever is None}
         elif name == "policies":
-            wanted |= {s.name for s in systems.values() if s.kind == "policy"}
+            wanted |= {s.name for s in systems.values() if s.kind == "policy" and s.retriever is None}
         elif name in systems:
             wanted.add(name)
         elif name.startswith(FUSED) and name.removeprefix(FUSED) in systems:
             other = systems[name.removeprefix(FUSED)]
             wanted |= {RAW, other.name}
-            fused[name] = System(name, "baseline", rivals=(other.name, RAW), parts=(systems[RAW], other))
+            composed[name] = System(name, "baseline", rivals=(other.name, RAW), parts=(systems[RAW], other))
+        elif (match := _BEST_OF.fullmatch(name)) and match[2] in systems and not systems[match[2]].searches:
+            other = systems[match[2]]
+            wanted.add(other.name)
+            composed[name] = replace(other, name=name, kind="prompt", best_of=int(match[1]), rivals=(other.name,))
         else:
             hint = nearest(name, list(systems)) or ";"
             problems.append(f"systems: unknown system {name!r}{hint} available: {', '.join(systems)}")
     if problems:
         raise ConfigError(problems)
-    return [*(system for system in systems.values() if system.name in wanted), *fused.values()]
+    mentioned = {systems[name].retriever for name in wanted}
+    wanted |= {s.name for s in systems.values() if s.method in wanted and s.retriever not in mentioned}
+    return [*(system for system in systems.values() if system.name in wanted), *composed.values()]
 
 
 def focus(systems: Sequence[System], values: Mapping[str, float] | None = None) -> str | None:
@@ -109,8 +139,8 @@ def focus(systems: Sequence[System], values: Mapping[str, float] | None = None) 
 
     A control is returned only if there are no other policies.
     """
-    policies = [system.name for system in systems if system.kind == "policy"]
-    heroes = [system.name for system in systems if system.kind == "policy" and not system.control] or policies
+    policies = [system for system in systems if system.kind == "policy" and system.retriever is None]
+    heroes = [system.name for system in policies if not system.control] or [system.name for system in policies]
     return max(reversed(heroes), key=lambda name: (values or {}).get(name, 0.0), default=None)
 
 
@@ -144,6 +174,6 @@ def _policies(run: Run) -> list[System]:
         joint = {actor: recipe[actor] for actor in ("picker", "writer") if (directory / actor).is_dir()}
         trained = {directory / actor: section for actor, section in joint.items()} or {directory: recipe}
         answered = {path: tuple(section.get("predictors") or ()) for path, section in trained.items()}
-        fields = directory, None, ZERO_SHOT, (*rivals, RAW), control
-        systems.append(System(name, "policy", name, *fields, directories=answered))
+        system = System(name, "policy", name, prompt=ZERO_SHOT, rivals=(*rivals, RAW), control=control)
+        systems.append(replace(system, directories=answered))
     return systems

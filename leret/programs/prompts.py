@@ -51,17 +51,28 @@ class Prompt:
 
     @classmethod
     def load(cls, path: Path) -> Prompt:
-        """Read a file written by ``save``; RunError if the file is missing or is not a prompt."""
+        """Read a file written by ``save``, DSPy's state file or a saved program; RunError if it is none of these."""
         try:
-            value = json.loads(path.read_text(encoding="utf-8"))
+            value = json.loads((path / "program.json" if path.is_dir() else path).read_text(encoding="utf-8"))
+            if "demos" not in value:
+                value = {"name": path.stem, **_prompt_of(value)}
             if not all(isinstance(demos, list) for demos in value["demos"].values()):
                 raise TypeError("the demos of each predictor must be a list")
             return cls(str(value["name"]), value["demos"], value.get("instructions", {}), value.get("score"))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise RunError(
                 f"{path} is not a prompt file ({type(error).__name__}: {error}); the format is "
-                '{"name": NAME, "demos": {PREDICTOR: [{FIELD: VALUE, ...}, ...]}}'
+                '{"name": NAME, "demos": {PREDICTOR: [{FIELD: VALUE, ...}, ...]}}, or what program.save writes'
             ) from error
+
+
+def _prompt_of(value: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return demos and instructions by predictor from the JSON of ``program.save`` of DSPy or leret."""
+    saved = {name.removeprefix("self."): one["state"] for name, one in value.get("predictors", {}).items()}
+    states = saved or {name: state for name, state in value.items() if name != "metadata"}
+    predictors = {name: state for name, state in states.items() if state.get("signature")}  # a pick has none
+    instructions = {name: state["signature"]["instructions"] for name, state in predictors.items()}
+    return {"demos": {name: state["demos"] for name, state in predictors.items()}, "instructions": instructions}
 
 
 ZERO_SHOT = Prompt("0")

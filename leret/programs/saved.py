@@ -273,6 +273,18 @@ def _answered_by(
     }
 
 
+def saved_policies(directory: Path) -> dict[str, PolicySettings]:
+    """Return a saved program's policies by predictor and pick, and the first for ``""``; empty for other paths."""
+    if not (directory / _FILE).is_file():
+        return {}
+    saved = _read(directory)
+    lms = {name: saved["lms"][one["lm"]] for name, one in saved["predictors"].items() if one["lm"] is not None}
+    records = {name.removeprefix("self."): one for name, one in (lms | saved.get("picks", {})).items()}
+    known = {name: one["policy"] for name, one in records.items() if "policy" in one}
+    policies = {name: resolve_paths(PolicySettings.model_validate(one), directory) for name, one in known.items()}
+    return {"": next(iter(policies.values())), **policies} if policies else {}
+
+
 def _refuse_keys(records: Any, allowed: Collection[str], file: Path) -> None:
     if isinstance(records, Mapping):
         for name, value in records.items():

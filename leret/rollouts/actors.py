@@ -52,7 +52,8 @@ class PolicyActor:
         answer, value = self.formatter.step(need, completion.text), completion.value
         outputs = None if isinstance(answer.outputs, Exception) else (answer.outputs or [{}])[0]
         sent = messages if value is None else ()
-        return LMCall(need.predictor, need.inputs, sent, completion.text, outputs, value), answer
+        n_tokens = completion.n_prompt_tokens + completion.n_completion_tokens
+        return LMCall(need.predictor, need.inputs, sent, completion.text, outputs, value, n_tokens), answer
 
 
 @dataclass(frozen=True)

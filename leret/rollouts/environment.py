@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from leret.config.base import free_keys, paths_in
 from leret.config.load import sampling_recipe_of
 from leret.config.policy import by_predictor
+from leret.config.retriever import RetrieverSettings
 from leret.config.sampling import SamplingRecipe, SamplingSettings
 from leret.config.training import RoundRecipe
 from leret.core.errors import ConfigError, DataError, ProgramError
@@ -47,7 +48,7 @@ class Environment:
 
     Attributes:
         role: function that returns the role for a call, given the policy in training; None means the recipe's roles.
-        skipped: number of records that `tasks` last skipped, by kind. ``held_out``: see `leret.datasets.load.Loaded`.
+        skipped: records that `tasks` last skipped, by kind. ``held_out``, ``gold``: see `leret.datasets.load.Loaded`.
     """
 
     role: Callable[[NeedsCompletion, Policy], Role] | None = None
@@ -58,6 +59,7 @@ class Environment:
         self.progress = progress
         self.skipped: dict[str, int] = {}
         self.held_out: frozenset[str] = frozenset()
+        self.gold: Mapping[str, bool] = {}
 
     @classmethod
     def open(cls, run: Run, *, latest: bool = False) -> Environment:
@@ -77,7 +79,7 @@ class Environment:
         chosen = data.model_copy(update={"split": split or data.split, "limit": limit, "part": part})
         corpus = self.corpus if self._has_corpus and (check or data.gold == "parent") else None
         loaded = load_tasks(chosen, corpus, None if corpus is None else corpus.parents)
-        self.skipped, self.held_out = dict(loaded.skipped), loaded.held_out
+        self.skipped, self.held_out, self.gold = dict(loaded.skipped), loaded.held_out, loaded.gold
         return list(loaded)
 
     @cached_property
@@ -87,6 +89,14 @@ class Environment:
     @property
     def _has_corpus(self) -> bool:
         return self.recipe.retriever.needs_corpus or has_corpus(self.recipe.data)
+
+    def searching_with(self, retriever: RetrieverSettings, name: str) -> Environment:
+        """Return this environment with another retriever; its index is in ``eval/NAME`` of the cache."""
+        recipe = self.recipe.model_copy(update={"retriever": retriever})
+        other = Environment(recipe, self.cache / "eval" / name, self.progress)
+        if self._has_corpus:
+            other.corpus = self.corpus
+        return other
 
     @cached_property
     def retriever(self) -> Retriever:

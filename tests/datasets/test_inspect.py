@@ -26,6 +26,16 @@ def test_bad_records_are_reported_and_not_refused(tmp_path):
         inspect("jsonl", json_lines(tmp_path / "good", QUESTIONS), corpus, skip_invalid=False)
 
 
+def test_gold_documents_that_the_corpus_lacks_are_counted_once(tmp_path):
+    lost = [{"id": f"l{i}", "question": "Who?", "relevant_doc_ids": ["A", "lost", f"lost {i}"]} for i in range(2)]
+    path = json_lines(tmp_path / "q", [*QUESTIONS, *lost])
+    report = inspect("jsonl", path, json_lines(tmp_path / "c", DOCUMENTS))
+    known = {doc_id for question in QUESTIONS for doc_id in question["relevant_doc_ids"]}
+    assert report.gold_coverage == len(known) / (len(known) + 3)
+    assert report.skipped == {"unknown gold": 2}
+    assert inspect("jsonl", path).gold_coverage is None  # without a corpus
+
+
 def test_splits_inputs_and_missing_gold_are_counted(tmp_path):
     tasks = [{"id": "1", "inputs": {"persona": "a poet", "turn": "Hello"}, "answers": ["Hi", "Good day"]},
              {"id": "2", "question": "Who?", "answer": "Ada"}]  # fmt: skip

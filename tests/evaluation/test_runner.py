@@ -126,6 +126,16 @@ def test_several_runs_where_it_is_not_greedy(make):
     assert ({row.sample for row in results.rows}, results.lm_calls) == ({0, 1, 2}, 36)
 
 
+def test_the_best_of_n_samples_at_the_policys_temperature_beside_greedy(make):
+    evaluator = make()
+    evaluator.environment.recipe = SimpleNamespace(policy=LocalPolicySettings(temperature=0.7))
+    results, _ = evaluator.evaluate(replace(BASE, name="best-of-3:base", best_of=3))
+    assert ({row.sample for row in results.rows}, results.lm_calls) == ({0, 1, 2}, 36)
+    assert results.cost(6) == {"lm_calls": 6, "tokens": 48, "searches": 6, "seconds": round(results.seconds, 3) / 6}
+    greedy, _ = evaluator.evaluate(BASE)
+    assert ({row.sample for row in greedy.rows}, greedy.key == results.key) == ({0}, False)
+
+
 def test_one_policy_is_held_at_a_time(make):
     evaluator = make()
     for name, policy, prompt in (("base", "base", ZERO_SHOT), ("bank:1", "base", FEW_SHOT), ("sft", "sft", ZERO_SHOT)):

@@ -87,8 +87,23 @@ def test_the_tables_of_the_console(summary):
     assert columns == ["system", "recall", "failed", "LM calls"]
     assert (rows[2][0], rows[2][1][:7], rows[2][2:]) == ("ipo", "1.000 [", ["1", "11"])
     columns, rows = table_by_hop(summary)
-    assert columns == ["system", "hop", "recall", "seconds"]
-    assert rows[4:6] == [["ipo", "1", "0.500", ""], ["ipo", "2", "1.000", "1.5"]]
+    assert columns == ["system", "hop", "recall", "seconds", "cost per question"]
+    cost = "2.20 LM calls, 0.00 tokens, 2.20 searches, 0.30 seconds"  # 11 of each, 5 questions
+    assert rows[4:6] == [["ipo", "1", "0.500", "", ""], ["ipo", "2", "1.000", "1.5", cost]]
+
+
+def test_the_best_of_several_samples_counts_at_each_hop_and_costs_all_of_them():
+    runs = [row("q0", 1, 0.5, n_tokens=7), row("q0", 2, 0.5), row("q0", 1, 0.0, 1, n_tokens=None), row("q0", 2, 1.0, 1)]
+    name, sampled = (
+        System("best-of-2:base", "prompt", "base", prompt=ZERO_SHOT, best_of=2),
+        SystemResults("", runs, 6.0),
+    )
+    summary = summarise([(name, sampled)], QUESTIONS[:1], ["recall"], EvalRecipe(resamples=20))
+    (best,) = summary["rows"]
+    assert ([hop["recall"] for hop in best["hops"]], best["best_of"]) == ([0.5, 1.0], 2)
+    assert best["cost"] == {"lm_calls": 4.0, "tokens": None, "searches": 4.0, "seconds": 6.0}
+    assert SystemResults("", runs[:2]).cost(1)["tokens"] == 7
+    assert headline({**summary, "focus": None, "baseline": "base"}) is None  # it is chosen by the gold documents
 
 
 @pytest.mark.parametrize(

@@ -80,3 +80,30 @@ def test_a_training_that_is_not_finished_is_no_policy(run):
 def test_a_fusion_brings_its_parts_and_comes_after_them(run):
     raw, rm3, base, fused = select(("fused:base", "rm3"), available(run, {}, {}))
     assert (rm3.name, fused.name, fused.parts, fused.rivals) == ("rm3", "fused:base", (raw, base), ("base", raw.name))
+
+
+def test_the_best_of_n_brings_its_greedy_system_and_is_no_policy(run):
+    trained(run, "sft")
+    systems = select(("best-of-8:sft@dense",), available(run, {}, {}, ["dense"]))
+    assert [(s.name, s.best_of, s.retriever) for s in systems] == [
+        ("sft@dense", None, "dense"),
+        ("best-of-8:sft@dense", 8, "dense"),
+    ]
+    assert (systems[1].rivals, focus(systems)) == (("sft@dense",), None)
+    for name in ("best-of-8:raw-question", "best-of-0:sft", "best-of-2:nope"):
+        with pytest.raises(ConfigError, match="unknown system"):
+            select((name,), available(run, {}, {}))
+
+
+def test_a_retriever_is_used_with_all_systems_unless_some_are_named_for_it(run):
+    trained(run, "sft")
+    known = available(run, {}, {}, ["dense", "hybrid"])
+    every = select(("raw-question", "policies", "rm3"), known)
+    names = ["raw-question", "rm3", "sft"]  # RM3 is a way to search with BM25
+    names += [f"{system}@{retriever}" for retriever in ("dense", "hybrid") for system in ("raw-question", "sft")]
+    assert [system.name for system in every] == names
+    assert (every[-1].method, every[-1].retriever) == ("sft", "hybrid")
+    assert every[-1].rivals == ("sft", "raw-question@hybrid")
+    some = select(("raw-question", "sft", "sft@dense", "raw-question@hybrid"), known)
+    assert [system.name for system in some] == ["raw-question", "sft", "sft@dense", "raw-question@hybrid"]
+    assert focus(some) == "sft"  # the program to deliver searches with the run's retriever

@@ -24,6 +24,7 @@ from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError, TrainingError
 from leret.core.progress import Progress
 from leret.core.types import Ranking, digest
+from leret.datasets.leaks import write_fingerprints
 from leret.demo.pretrain.decoder import POSITIONS, around, build_model, build_tokenizer
 from leret.demo.pretrain.examples import Example, call_messages, encoded, examples, prompt_ids, pseudo_questions
 from leret.demo.pretrain.heuristics import corpus_idf
@@ -112,6 +113,7 @@ def _train(
     probe = probe_on(held, retriever, tokenizer, adapter, k)
     data = data_names(settings, k, [*held, *used], retriever, adapter)
     out.mkdir(parents=True, exist_ok=True)
+    write_fingerprints(out, [*held, *used])
     tokenizer.save_pretrained(out)
     shared = {field.name for field in fields(LoopSettings)} & set(MiniLMSettings.model_fields)
     log_every = gcd(settings.checkpoint_every, 25)

@@ -134,10 +134,10 @@ def _pairs(groups: Mapping[str, Sequence[int]], summaries: Sequence[Mapping[str,
 def _scores(run: Run, summary: Mapping[str, Any], measures: Sequence[str]) -> dict[str, _Scores]:
     """Read the scores of every system of an evaluation."""
     corpus, scores = run.manifest.digests.get("corpus"), {}
-    for system in (row["system"] for row in summary["rows"]):
+    for system, best in ((row["system"], bool(row.get("best_of"))) for row in summary["rows"]):
         rows = read_rows(run.eval / (summary.get("name") or "") / system / "per_question.parquet")
         tasks = [Task(name, {}) for name in dict.fromkeys(row.question_id for row in rows)]
-        values = score_table(rows, tasks, summary["n_hops"], measures).values[:, -1]
+        values = score_table(rows, tasks, summary["n_hops"], measures, best=best).values[:, -1]
         scores[system] = {(corpus, task.id): value for task, value in zip(tasks, values, strict=True)}
     return scores
 

@@ -185,6 +185,7 @@ def _facts(
         ("evaluated", f"{summary['when']} on split {summary['split']}, {runs if summary['temperature'] else 'greedy'}"),
         *((section, _settings(sampling[section])) for section in ("program", "retriever", "data")),
         ("base policy", f"{policy['model']} ({policy['kind']}), at most {policy['max_tokens']} tokens per completion"),
+        *((f"retriever {name}", _settings(one)) for name, one in manifest["eval"].get("retrievers", {}).items()),
         *((f"policy of {name}", _settings(values)) for name, values in sampling.get("policies", {}).items()),
         (
             "sampling",
@@ -192,7 +193,8 @@ def _facts(
             f"reward {bank['reward']}, pairs {bank['strategy']}, seed {bank['seed']}",
         ),
     ]
-    facts += [("note", note) for note in summary.get("notes", ())]
+    leaks = summary.get("leaks")
+    facts += [("note", note) for note in (*summary.get("notes", ()), *([leaks["verdict"]] if leaks else []))]
     for name, value in training.items():
         recipe = value["key"]["recipe"]
         rate = (recipe.get("writer") or recipe)["learning_rate"]

@@ -83,7 +83,7 @@ def test_it_is_well_formed_needs_nothing_beside_it_and_nothing_that_it_shows_bec
 
 
 def test_it_shows_pictures_figures_and_questions(full):
-    assert full.count("<svg") == 5
+    assert full.count("<svg") == 6
     assert len(Checker(full).values("aria-label")) >= 5
     assert all(text in full for text in ("Histogram of reward. step 0: mean 0.500", "loss ends at 0.333"))
     # base finds both once and one seven times: (1 + 7 * .5) / 8; the policy nothing once and both seven times

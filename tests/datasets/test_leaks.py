@@ -1,0 +1,81 @@
+import gzip
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from leret.core.errors import DataError
+from leret.core.types import Task
+from leret.datasets.leaks import FINGERPRINTS, find_leaks, fingerprint, refuse_leaks, write_fingerprints
+from leret.datasets.splits import split_of
+
+SHARED = Path(__file__).resolve().parents[3] / "shared/data"
+
+TRAINED = [
+    Task.question("t1", "Who directed Ed Wood?", gold=("a", "b")),
+    Task.question("t2", "Which city is older: Bath or Köln?", gold=("c",)),
+    Task.question("t3", "Where was Beyoncé born?", gold=("d", "e")),
+]
+
+
+@pytest.mark.parametrize(
+    ("planted", "kind", "training_id"),
+    [
+        (Task.question("t1", "Another text"), "id", "t1"),
+        (Task.question("x", "WHO DIRECTED  ed wood"), "text", "t1"),
+        (Task.question("x", "where was BEYONCE born"), "text", "t3"),
+        (Task.question("x", "Is Köln or Bath older: which city?"), "words", "t2"),
+        (Task.question("x", "What else?", gold=("b", "a")), "gold", "t1"),
+        (Task.question("x", "Pretrained, was it?"), "pretraining", None),
+    ],
+)
+def test_a_planted_leak_is_found_with_its_training_question(planted, kind, training_id):
+    clean = Task.question("y", "Who wrote Ed Wood?", gold=("a",))
+    leaks = find_leaks([clean, planted], TRAINED, {fingerprint("it was pretrained")})
+    assert leaks["examples"] == [{"id": planted.id, "kind": kind, "training_id": training_id}]
+    assert leaks["by_kind"][kind] == 1
+    assert "1 of 2 questions resembles one of 3 training questions" in leaks["verdict"]
+
+
+def test_a_shared_gold_document_is_a_note():
+    clean = [Task.question("x", "Who?", gold=("c",)), Task.question("y", "?!", gold=("a", "c")), Task.question("z", "")]
+    leaks = find_leaks(clean, [*TRAINED, Task.question("t4", "!")], (), ["demo"])
+    assert (leaks["examples"], leaks["n_shared_gold"]) == ([], 2)
+    assert "none of 3 questions resembles" in leaks["verdict"]
+    assert leaks["verdict"].endswith("only a gold document in common: 2; the texts that demo learned from are unknown")
+
+
+def test_the_default_split_of_hotpotqa_is_clean_but_for_gold_pairs():
+    path = SHARED / "hotpotqa/queries_all.jsonl.gz"
+    if not path.is_file():
+        pytest.skip("no shared data")
+    rows = map(json.loads, gzip.decompress(path.read_bytes()).splitlines())
+    tasks = [Task.question(row["id"], row["question"], gold=row["relevant_doc_ids"]) for row in rows]
+    sides = [[task for task in tasks if (split_of(task.id) == "test") == tested] for tested in (True, False)]
+    by_kind = find_leaks(*sides)["by_kind"]
+    assert {kind for kind, n in by_kind.items() if n} == {"gold"}
+    assert by_kind["gold"] < len(sides[0]) / 100
+
+
+def test_a_hundred_thousand_questions_are_compared_in_seconds():
+    words = [f"word{i}" for i in range(3000)]
+    rng = random.Random(0)
+    tasks = [Task.question(f"q{i}", " ".join(rng.choices(words, k=12)), gold=(f"d{i}",)) for i in range(100_000)]
+    began = time.process_time()
+    leaks = find_leaks(tasks[:50_000], tasks[50_000:])
+    assert not leaks["examples"]
+    assert time.process_time() - began < 20  # 3 seconds on one core; quadratic work takes hours
+
+
+def test_fingerprints_are_written_without_the_texts(tmp_path):
+    write_fingerprints(tmp_path, ["Who is it?", "is it who", "Ed Wood"])
+    lines = (tmp_path / FINGERPRINTS).read_text().splitlines()
+    assert lines == sorted({fingerprint("who is it"), fingerprint("ed wood")})
+    assert "Wood" not in str(lines)
+
+
+def test_a_refused_leak_names_the_first_questions_and_counts_the_others():
+    with pytest.raises(DataError, match=r"7 questions.*'q0', 'q1', 'q2', 'q3', 'q4' and 2 more"):
+        refuse_leaks(*([Task.question(f"q{i}", f"{n} {i}") for i in range(n)] for n in (7, 9)))
