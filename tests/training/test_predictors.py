@@ -95,6 +95,17 @@ def test_the_reference_answer_is_the_target_where_a_predictor_writes_it(sampled)
         job_in(SFTRecipe(targets="answer", field="story"), run)
 
 
+def test_the_start_of_the_gold_document_is_the_target_of_a_predictor_that_writes_queries(sampled):
+    run = sampled[1]
+    examples = job_in(SFTRecipe(targets="document", field="query", max_words=5), run).inputs
+    with Environment.open(run) as environment:
+        texts = {task.id: environment.corpus[task.gold[0]].text for task in environment.tasks()}
+    assert predictors(run, examples) == {"write"}
+    assert all(example.completions == (" ".join(texts[example.task_id].split()[:5]),) for example in examples)
+    with pytest.raises(TrainingError, match=r"targets: document needs .* gold documents \(\d+ of \d+ have one\)"):
+        job_in(SFTRecipe(targets="document", field="story"), run)
+
+
 def several(program=ANSWERING, credit="final", **policies):
     return world_recipe(program, policies=policies, samples=4, reward="recall", credit=credit)
 

@@ -1,4 +1,4 @@
-"""SFT: supervised fine-tuning on best completions (LeReT's context distillation) or on reference answers."""
+"""SFT: supervised fine-tuning on best completions (LeReT's context distillation), reference answers or documents."""
 
 from __future__ import annotations
 
@@ -21,10 +21,13 @@ class SFTRecipe(TinkerKeys, ExampleRecipe):
 
     algorithm: Literal["sft"] = "sft"
     engine: Literal["trl", "tinker"] = Field("trl", description="TRL's trainer, or a server of the Tinker API")
-    targets: Literal["best", "random", "answer"] = Field(
-        "best", description="a state's best sample, a random sample (as a control), or the task's reference answer"
+    targets: Literal["best", "random", "answer", "document"] = Field(
+        "best",
+        description="a state's best sample, a random sample (as a control), the task's reference answer, or the start "
+        "of its first gold document",
     )
-    field: str = Field("answer", description="with targets: answer, the predictor's only output field")
+    field: str = Field("answer", description="with targets: answer or document, the predictor's only output field")
+    max_words: PositiveInt = Field(24, description="with targets: document, words from its text")
     require_spread: bool = Field(True, description="use only states whose samples differ in reward")
     max_targets: PositiveInt = Field(1, description="maximum completions per state")
 
@@ -35,9 +38,11 @@ class SFTRecipe(TinkerKeys, ExampleRecipe):
 
 def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
     """Return target completions for the zero-shot prompt of each state."""
-    if recipe.targets == "answer":
-        return _reference_answers(recipe, samples)
-    how = (recipe.targets, recipe.require_spread, recipe.max_targets, recipe.seed)
+    match recipe.targets:
+        case "answer" | "document":
+            return _references(recipe, samples)
+        case chosen:
+            how = (chosen, recipe.require_spread, recipe.max_targets, recipe.seed)
     targets = [
         TrainingExample(group.state.task_id, plain(group.state.messages), (str(target.completion),))
         for group in samples.groups()
@@ -51,16 +56,22 @@ def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
     return targets
 
 
-def _reference_answers(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
-    """Return each task's first reference answer as the target, at states of predictors that write only ``field``."""
+def _references(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
+    """Return each task's reference as the target, at states of predictors that write only ``field``."""
     from leret.rollouts.environment import Environment
     from leret.sampling.store.store import Store
 
+    kind = recipe.targets
     if not isinstance(samples, RunSamples):
-        raise TrainingError("targets: answer needs tasks, which only runs of `leret sample` have; set targets: best")
+        raise TrainingError(f"targets: {kind} needs tasks, which only runs of `leret sample` have; set targets: best")
     run, environment = samples.run, Environment.open(samples.run)
-    formatter = environment.formatter
-    answers = {task.id: task.answers[0] for task in environment.tasks(check=False) if task.answers}
+    formatter, tasks = environment.formatter, environment.tasks(check=False)
+    if kind == "answer":
+        references = {task.id: task.answers[0] for task in tasks if task.answers}
+    else:
+        corpus = environment.corpus
+        known = {task.id: corpus[task.gold[0]].text for task in tasks if task.gold and task.gold[0] in corpus}
+        references = {id: " ".join(text.split()[: recipe.max_words]) for id, text in known.items()}
     fields = {name: list(formatter.signature(name).output_fields) for name in environment.replay.predictors}
     writers = {name for name in recipe.predictors or fields if fields.get(name) == [recipe.field]}
     with Store(run.store, read_only=True) as store:
@@ -68,16 +79,17 @@ def _reference_answers(recipe: SFTRecipe, samples: Samples) -> list[TrainingExam
             TrainingExample(
                 group.state.task_id,
                 plain(group.state.messages),
-                (formatter.completion(group.state.predictor, {recipe.field: answers[group.state.task_id]}),),
+                (formatter.completion(group.state.predictor, {recipe.field: references[group.state.task_id]}),),
             )
             for group in store.groups(run.manifest.policy_digest)
-            if group.state.predictor in writers and group.state.task_id in answers
+            if group.state.predictor in writers and group.state.task_id in references
         ]
     if not targets:
         written = "; ".join(f"{name} writes {', '.join(names)}" for name, names in fields.items())
+        thing = "reference answers" if kind == "answer" else "gold documents"
         raise TrainingError(
-            f"targets: answer needs a predictor that writes only {recipe.field!r} ({written}) and questions with "
-            f"reference answers ({len(answers)} have an answer); set `field` to the predictor's output, or set "
+            f"targets: {kind} needs a predictor that writes only {recipe.field!r} ({written}) and questions with "
+            f"{thing} ({len(references)} of {len(tasks)} have one); set `field` to the predictor's output, or set "
             "targets: best to imitate whole completions"
         )
     return targets
