@@ -180,15 +180,14 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def table_by_hop(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Return the columns, and a row of measures per system and hop; a system's last row has its costs."""
-    columns = ["system", "hop", *(LABELS.get(m, m) for m in summary["measures"]), "seconds", "cost per question"]
+    """Return the columns, and a row of measures per system and hop; a system's last row has its total seconds."""
+    columns = ["system", "hop", *(LABELS.get(m, m) for m in summary["measures"]), "seconds"]
     rows = []
     for row in summary["rows"]:
-        cost = ", ".join(f"{x:,.2f} {name.replace('lm_', 'LM ')}" for name, x in row["cost"].items() if x is not None)
         for hop in row["hops"]:
             figures = [format_figure(hop, m, with_interval=False) for m in summary["measures"]]
-            costs = [f"{row['seconds']:.1f}", cost] if hop is row["hops"][-1] else ["", ""]
-            rows.append([row["system"], str(hop["hop"]), *figures, *costs])
+            seconds = f"{row['seconds']:.1f}" if hop is row["hops"][-1] else ""
+            rows.append([row["system"], str(hop["hop"]), *figures, seconds])
     return columns, rows
 
 
