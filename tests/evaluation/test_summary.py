@@ -89,7 +89,7 @@ def test_the_tables_of_the_console(summary):
     columns, rows = table_by_hop(summary)
     assert columns == ["system", "hop", "recall", "seconds"]
     assert rows[4:6] == [["ipo", "1", "0.500", ""], ["ipo", "2", "1.000", "1.5"]]
-    assert summary["rows"][2]["cost"] == {"lm_calls": 2.2, "tokens": 0.0, "searches": 2.2, "seconds": 0.3}  # 5 questions
+    assert summary["rows"][2]["cost"] == {"lm_calls": 2.2, "tokens": 0.0, "searches": 2.2, "seconds": 0.3}
 
 
 def test_the_best_of_several_samples_counts_at_each_hop_and_costs_all_of_them():
