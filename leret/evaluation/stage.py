@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from leret.config.evaluation import EvalRecipe
 from leret.config.policy import PolicySettings
@@ -29,6 +29,9 @@ from leret.policies.load import probe
 from leret.programs.saved import save
 from leret.rollouts.environment import Environment
 
+if TYPE_CHECKING:
+    from leret.evaluation.report.page import Trees
+
 
 @dataclass(frozen=True)
 class EvalReport:
@@ -42,11 +45,13 @@ class EvalReport:
     seconds: float = 0.0
 
 
-def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) -> EvalReport:
+def evaluate(
+    recipe: EvalRecipe, run: Run, *, progress: Progress | None = None, trees: Trees | None = None
+) -> EvalReport:
     """Evaluate systems, compare them, and write summary, TREC files, report and program.
 
     Stored results for the same policy, prompt, data and settings are reused; failed questions run again. After Ctrl-C,
-    repeat the call to continue.
+    repeat the call to continue. ``trees`` writes the report's section on single questions.
 
     Raises:
         ConfigError: unknown systems, measures or baseline.
@@ -77,9 +82,10 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
                 hero = next((system for system in evaluation.systems if system.name == summary["focus"]), None)
                 _deliver(run, environment, evaluation.policies.settings(hero))
     run.update(eval=recipe.model_dump(mode="json"))
-    write_page(run, page, summary, shown)
     with run.writing():
         _write_json(path, summary)
+    write_page(run, page, summary, shown, trees)
+    with run.writing():
         _mark(evaluation, summary)
     return EvalReport(summary, path, page, asked, seconds=time.monotonic() - began)
 
@@ -184,7 +190,7 @@ def _mark(evaluation: Evaluation, summary: Mapping[str, Any]) -> None:
     key = "" if any(row["failed"] for row in summary["rows"]) else evaluation.key
     names = [f"{s.name}/{file}" for s in evaluation.systems for file in ("evaluated.json", "per_question.parquet")]
     files = (evaluation.directory / name for name in ("summary.json", "qrels.trec", *names))
-    mark_completed(evaluation.directory, "eval", key, {}, [evaluation.page, *files])
+    mark_completed(evaluation.directory, "eval", key, {}, files)  # not the page: `leret report` writes it again
 
 
 def _write_json(path: Path, value: Any) -> None:

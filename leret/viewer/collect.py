@@ -49,10 +49,10 @@ def command(run: Run, file: Path) -> tuple[str, ...]:
     return sys.executable, "-m", "leret.viewer.collect", str(run.path), str(file)
 
 
-def collect(run: Run, path: Path) -> None:
+def collect(run: Run, path: Path, *, plots: bool = True) -> None:
     """Write the facts of a run. A part that cannot be read becomes a note."""
     parts: Mapping[str, Callable[[Run], Iterator[Row]]] = {
-        "results": _results, "questions and gold documents": _tasks, "pairs": _pairs, "plots": _figures
+        "results": _results, "questions and gold documents": _tasks, "pairs": _pairs, **({"plots": _figures} if plots else {}),
     }  # fmt: skip
 
     def rows() -> Iterator[Row]:

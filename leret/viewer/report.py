@@ -1,0 +1,92 @@
+"""Trees of selected questions in report.html, and `leret report`, which writes the report again."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from array import array
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from leret.core.runs import Run
+from leret.evaluation.report.comparison import read_summary
+from leret.evaluation.report.page import write_page
+from leret.viewer.collect import collect
+from leret.viewer.index import RunIndex
+from leret.viewer.lists import select
+from leret.viewer.pages import ASSETS, Pages, systems_of
+
+MAX_TREES = 200
+_LISTS: tuple[tuple[int, dict[str, str]], ...] = (
+    (40, {"change": "improved", "sort": "difference", "desc": "1"}),
+    (40, {"change": "worsened", "sort": "difference"}),
+    (40, {"failures": "yes", "sort": "failures", "desc": "1"}),
+    (MAX_TREES, {"sort": "spread", "desc": "1"}),
+)
+"""Filters and order of the list of questions to take trees from, with the number of trees to take."""
+
+
+def write_report(run: Run, evaluation: str | None = None) -> Path:
+    """Write the report of an evaluation (default: the main one) again and return its path; RunError if there is none."""
+    run.section("sampling", "leret sample RECIPE")
+    summary = read_summary(run, evaluation)
+    shown = run.eval / (evaluation or "") / "examples.json"
+    examples = json.loads(shown.read_text(encoding="utf-8")) if shown.is_file() else None
+    page = run.eval / evaluation / "report.html" if evaluation else run.report
+    write_page(run, page, summary, examples, trees)
+    return page
+
+
+def trees(run: Run, evaluation: str, room: int) -> str:
+    """Return a section with the trees of up to `MAX_TREES` questions as HTML, or "" for a run without samples.
+
+    Args:
+        evaluation: name of the evaluation in which systems are compared; "" for the main one.
+        room: maximum size of the section in bytes. Trees that do not fit are left out, and counted in the section.
+    """
+    if not run.store.is_file():
+        return ""
+    with tempfile.TemporaryDirectory(prefix="leret-report-") as scratch:
+        with closing(RunIndex(run, Path(scratch) / "index.db")) as index:
+            while not index.complete:
+                index.advance()
+            collect(run, Path(scratch) / "facts.db", plots=False)
+            index.use(Path(scratch) / "facts.db")
+            return _section(index, evaluation, room)
+
+
+def _section(index: RunIndex, evaluation: str, room: int) -> str:
+    pages, name = Pages({"": index}, {}), index.run.path.resolve().name
+    facts: dict[str, Any] = {
+        "run": name,
+        "systems": systems_of(index, evaluation)[1],
+        "total": index.one("SELECT count(*) FROM questions"),
+        "notes": [row["text"] for row in index.read("SELECT text FROM notes")],
+        "style": (ASSETS / "tree.css").read_text(encoding="utf-8"),
+    }
+    room -= len(pages.part("report", trees=[], too_large=MAX_TREES, **facts).encode())
+    shown, too_large = [], 0
+    for number, row in enumerate(selected(index, evaluation)):
+        tree = pages.tree("", row["question_id"], prefix=f"t{number}-", row=row)
+        size = len(tree.encode()) + 1
+        if size <= room:
+            shown.append(tree)
+            room -= size
+        else:
+            too_large += 1
+    return pages.part("report", trees=shown, too_large=too_large, **facts)
+
+
+def selected(index: RunIndex, evaluation: str = "") -> list[Mapping[str, Any]]:
+    """Return the questions to show, as rows of the list of questions.
+
+    Their order is: most improved, most worsened, most failures, largest spread of rewards.
+    """
+    ids = dict[int, None]()
+    for n, query in _LISTS:
+        listed = select("questions", query, *systems_of(index, evaluation)).ids(index)
+        ids |= dict.fromkeys([one for one in listed if one not in ids][:n])
+    every = select("questions", {}, *systems_of(index, evaluation))
+    return every.rows(index, array("q", [*ids][:MAX_TREES]))
