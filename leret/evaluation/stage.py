@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from leret.config.evaluation import EvalRecipe
 from leret.config.policy import PolicySettings
@@ -21,6 +21,7 @@ from leret.evaluation.baselines import hyde_note
 from leret.evaluation.measures import label_notes
 from leret.evaluation.plan import Evaluation, Questions, check_leaks, choosing, held_out, open_evaluator, resolve
 from leret.evaluation.report.content import examples
+from leret.evaluation.report.page import Trees, write_page
 from leret.evaluation.results import SystemResults, gold_scores, write_answers, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
 from leret.evaluation.summary import main_measure, summarise
@@ -28,9 +29,6 @@ from leret.evaluation.systems import HYDE, System, focus
 from leret.policies.load import probe
 from leret.programs.saved import save
 from leret.rollouts.environment import Environment
-
-if TYPE_CHECKING:
-    from leret.evaluation.report.page import Trees
 
 
 @dataclass(frozen=True)
@@ -65,8 +63,6 @@ def evaluate(
     before = evaluation.done()
     if before is not None:
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
-    from leret.evaluation.report.page import write_page  # imports matplotlib
-
     chosen = _chosen(evaluation, progress)
     with Environment.open(run) as environment:
         questions = held_out(evaluation, environment)

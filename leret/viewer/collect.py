@@ -52,11 +52,13 @@ def command(run: Run, file: Path) -> tuple[str, ...]:
 def collect(run: Run, path: Path, *, plots: bool = True) -> None:
     """Write the facts of a run. A part that cannot be read becomes a note."""
     parts: Mapping[str, Callable[[Run], Iterator[Row]]] = {
-        "results": _results, "questions and gold documents": _tasks, "pairs": _pairs, **({"plots": _figures} if plots else {}),
+        "results": _results, "questions and gold documents": _tasks, "pairs": _pairs, "plots": _figures
     }  # fmt: skip
 
     def rows() -> Iterator[Row]:
         for name, part in parts.items():
+            if name == "plots" and not plots:
+                continue
             try:
                 yield from part(run)
             except (LeretError, ValidationError, OSError, KeyError) as error:

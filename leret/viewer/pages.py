@@ -78,7 +78,7 @@ class Pages:
             return self._jinja.get_template(f"{template}.html.j2").render(**shared, **values)
 
         if kind == "q" and len(local) in {2, 3}:
-            question = self._question(name, local[1], "".join(local[2:]), query.get("policy", ""))
+            question = self.question(name, local[1], "".join(local[2:]), query.get("policy", ""))
             return render("question", **question) if question else None
         if len(local) > 1:
             return None
@@ -101,10 +101,6 @@ class Pages:
         """Return a part of report.html, which has no links to pages."""
         return Markup(self._jinja.get_template(f"{template}.html.j2").render(url=None, **values))
 
-    def tree(self, run: str, question_id: str, **values: Any) -> Markup:
-        """Return the tree of a question for report.html; ``values`` are those of the template."""
-        return self.part("fold", **values, **(self._question(run, question_id) or {}))
-
     def version(self, parts: Parts) -> str:
         """Return a text that changes with the content of a page."""
         name, local = self._local(parts)
@@ -123,7 +119,8 @@ class Pages:
             return parts[1], parts[2:]
         return next(iter(self.runs)), parts
 
-    def _question(self, run: str, question_id: str, state_id: str = "", policy: str = "") -> dict[str, Any] | None:
+    def question(self, run: str, question_id: str, state_id: str = "", policy: str = "") -> dict[str, Any] | None:
+        """Return the values of tree.html.j2 for a question, or a state; None if there is no such question or state."""
         trees = {name: Tree(index, question_id) for name, index in self.runs.items()}
         tree, policies = trees[run], trees[run].policies()
         digest = policy or (policies[-1]["digest"] if policies else "")

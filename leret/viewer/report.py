@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import tempfile
 from array import array
-from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ _LISTS: tuple[tuple[int, dict[str, str]], ...] = (
 
 
 def write_report(run: Run, evaluation: str | None = None) -> Path:
-    """Write the report of an evaluation (default: the main one) again and return its path; RunError if there is none."""
+    """Write the report of an evaluation (default: the main one) again, and return its path; RunError if none."""
     run.section("sampling", "leret sample RECIPE")
     summary = read_summary(run, evaluation)
     shown = run.eval / (evaluation or "") / "examples.json"
@@ -40,46 +39,43 @@ def write_report(run: Run, evaluation: str | None = None) -> Path:
 
 
 def trees(run: Run, evaluation: str, room: int) -> str:
-    """Return a section with the trees of up to `MAX_TREES` questions as HTML, or "" for a run without samples.
+    """Return a section of HTML with the trees of up to `MAX_TREES` questions; "" for a run without samples.
 
-    Args:
-        evaluation: name of the evaluation in which systems are compared; "" for the main one.
-        room: maximum size of the section in bytes. Trees that do not fit are left out, and counted in the section.
+    ``evaluation`` compares the systems ("": the main one). Trees that do not fit into ``room`` bytes are left out.
     """
     if not run.store.is_file():
         return ""
     with tempfile.TemporaryDirectory(prefix="leret-report-") as scratch:
-        with closing(RunIndex(run, Path(scratch) / "index.db")) as index:
+        files = Path(scratch)
+        with closing(RunIndex(run, files / "index.db")) as index:
             while not index.complete:
                 index.advance()
-            collect(run, Path(scratch) / "facts.db", plots=False)
-            index.use(Path(scratch) / "facts.db")
+            collect(run, files / "facts.db", plots=False)
+            index.use(files / "facts.db")
             return _section(index, evaluation, room)
 
 
 def _section(index: RunIndex, evaluation: str, room: int) -> str:
-    pages, name = Pages({"": index}, {}), index.run.path.resolve().name
+    pages, shown, too_large = Pages({"": index}, {}), [], 0
     facts: dict[str, Any] = {
-        "run": name,
+        "run": index.run.path.resolve().name,
         "systems": systems_of(index, evaluation)[1],
         "total": index.one("SELECT count(*) FROM questions"),
-        "notes": [row["text"] for row in index.read("SELECT text FROM notes")],
+        "notes": index.read("SELECT text FROM notes"),
         "style": (ASSETS / "tree.css").read_text(encoding="utf-8"),
     }
-    room -= len(pages.part("report", trees=[], too_large=MAX_TREES, **facts).encode())
-    shown, too_large = [], 0
+    room -= len(pages.part("report", trees=(), too_large=MAX_TREES, **facts).encode()) + MAX_TREES  # line ends
     for number, row in enumerate(selected(index, evaluation)):
-        tree = pages.tree("", row["question_id"], prefix=f"t{number}-", row=row)
-        size = len(tree.encode()) + 1
-        if size <= room:
-            shown.append(tree)
-            room -= size
-        else:
-            too_large += 1
+        question = pages.question("", row["question_id"]) or {}
+        tree = pages.part("fold", prefix=f"t{number}-", row=row, **question)
+        fits = len(tree.encode()) <= room
+        shown += [tree] * fits
+        room -= len(tree.encode()) * fits
+        too_large += not fits
     return pages.part("report", trees=shown, too_large=too_large, **facts)
 
 
-def selected(index: RunIndex, evaluation: str = "") -> list[Mapping[str, Any]]:
+def selected(index: RunIndex, evaluation: str = "") -> list[dict[str, Any]]:
     """Return the questions to show, as rows of the list of questions.
 
     Their order is: most improved, most worsened, most failures, largest spread of rewards.
