@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from leret.core.errors import LeretError
 from leret.core.runs import Run
-from leret.viewer.index import create_facts
+from leret.viewer.index import RunIndex, create_facts
 
 Row = tuple[str, Sequence[Any]]
 """(table, values)."""
@@ -65,6 +65,14 @@ def collect(run: Run, path: Path, *, plots: bool = True) -> None:
                 yield "notes", (f"{name}: {error}",)
 
     create_facts(path, rows())
+
+
+def complete(index: RunIndex, path: Path, *, plots: bool = True) -> None:
+    """Index all samples, and collect the facts into a file at ``path`` in this process."""
+    while not index.complete:
+        index.advance()
+    collect(index.run, path, plots=plots)
+    index.use(path)
 
 
 def _results(run: Run) -> Iterator[Row]:

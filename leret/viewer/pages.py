@@ -22,6 +22,7 @@ from leret.viewer.tree import Tree, word_difference
 
 ASSETS = Path(__file__).parent / "assets"
 MENU = ("questions", "groups", "pairs", "trainings", "prompts", "coverage")
+NOTES = "SELECT text FROM notes"
 _STATIC_ROWS = 2000
 
 Parts = tuple[str, ...]
@@ -69,7 +70,7 @@ class Pages:
             "url": lambda *more, **query: url(*prefixes[name], *more, **query),
             "asset": lambda file: url("assets", file),
             "runs": {run: url(*prefix, *self._twin(run, local)) for run, prefix in prefixes.items()},
-            "notes": [*self.notes.get(name, "").splitlines(), *_texts(index, "SELECT text FROM notes")],
+            "notes": [*self.notes.get(name, "").splitlines(), *(text for [text] in index.read(NOTES))],
             "run": name, "index": index, "kind": kind, "version": self.version(parts), "menu": MENU,
             "static": self.static, "query": dict(query), "prefix": "",
         }  # fmt: skip
@@ -139,10 +140,6 @@ class Pages:
                     paths[f"{name} · {label}" if len(trees) > 1 else label] = steps[label]
         values = {"tree": tree, "groups": groups, "policies": policies, "digest": digest, "state_id": state_id}
         return {**values, "paths": paths, "hops": sorted({step["hop"] for path in paths.values() for step in path})}
-
-
-def _texts(index: RunIndex, sql: str) -> list[str]:
-    return [row[0] for row in index.read(sql)]
 
 
 def systems_of(index: RunIndex, evaluation: str = "") -> tuple[list[str], dict[str, str]]:

@@ -12,10 +12,10 @@ from typing import Any
 from leret.core.runs import Run
 from leret.evaluation.report.comparison import read_summary
 from leret.evaluation.report.page import write_page
-from leret.viewer.collect import collect
+from leret.viewer.collect import complete
 from leret.viewer.index import RunIndex
 from leret.viewer.lists import select
-from leret.viewer.pages import ASSETS, Pages, systems_of
+from leret.viewer.pages import ASSETS, NOTES, Pages, systems_of
 
 MAX_TREES = 200
 _LISTS: tuple[tuple[int, dict[str, str]], ...] = (
@@ -48,10 +48,7 @@ def trees(run: Run, evaluation: str, room: int) -> str:
     with tempfile.TemporaryDirectory(prefix="leret-report-") as scratch:
         files = Path(scratch)
         with closing(RunIndex(run, files / "index.db")) as index:
-            while not index.complete:
-                index.advance()
-            collect(run, files / "facts.db", plots=False)
-            index.use(files / "facts.db")
+            complete(index, files / "facts.db", plots=False)
             return _section(index, evaluation, room)
 
 
@@ -61,7 +58,7 @@ def _section(index: RunIndex, evaluation: str, room: int) -> str:
         "run": index.run.path.resolve().name,
         "systems": systems_of(index, evaluation)[1],
         "total": index.one("SELECT count(*) FROM questions"),
-        "notes": index.read("SELECT text FROM notes"),
+        "notes": [text for [text] in index.read(NOTES)],
         "style": (ASSETS / "tree.css").read_text(encoding="utf-8"),
     }
     room -= len(pages.part("report", trees=(), too_large=MAX_TREES, **facts).encode()) + MAX_TREES  # line ends
