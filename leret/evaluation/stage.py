@@ -60,8 +60,7 @@ def evaluate(
     began = time.monotonic()
     evaluation = resolve(recipe, run)
     path, page = evaluation.directory / "summary.json", evaluation.page
-    before = evaluation.done()
-    if before is not None:
+    if (before := evaluation.done()) is not None:
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
     chosen = _chosen(evaluation, progress)
     with Environment.open(run) as environment:
@@ -80,8 +79,7 @@ def evaluate(
     run.update(eval=recipe.model_dump(mode="json"))
     with run.writing():
         _write_json(path, summary)
-    write_page(run, page, summary, shown, trees)
-    with run.writing():
+        write_page(run, page, summary, shown, trees)  # reads the summary
         _mark(evaluation, summary)
     return EvalReport(summary, path, page, asked, seconds=time.monotonic() - began)
 
