@@ -91,6 +91,7 @@ for panel, name, function, example in (
     (_LOOP, "merge", run.merge, "runs/mine/policies/ipo --out policies/merged"),
     (_LOOP, "eval", run.evaluate, "demo --run runs/mine --set limit=100"),
     (_LOOP, "view", view.view, "runs/mine"),
+    (_LOOP, "report", view.report, "runs/mine"),
     (_LOOP, "runs", compare.runs, "runs"),
     (_LOOP, "compare", compare.compare, "runs/seed-0 runs/seed-1 runs/seed-2"),
     (_LOOP, "run", run.run, "demo demo-sft demo-ipo demo --run runs/mine --rounds 2"),

@@ -138,11 +138,12 @@ def evaluate(
     console.warn_of_scope(sampling["policy"]["model"], sampling["data"]["kind"], sampling["program"]["path"])
     from leret.evaluation.plan import estimate  # slow to import, so check the recipe first
     from leret.evaluation.stage import evaluate as stage
+    from leret.viewer.report import trees
 
     if dry_run:
         return console.facts(estimate(settings, directory))
     with shown() as progress:
-        report = stage(settings, directory, progress=progress)
+        report = stage(settings, directory, progress=progress, trees=trees)
     show(report, by_hop=all_)
 
 

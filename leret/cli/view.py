@@ -1,4 +1,4 @@
-"""``leret view``: pages of runs in a browser, or as files."""
+"""``leret view``: pages of runs in a browser, or as files. ``leret report``: the report of a run."""
 
 from __future__ import annotations
 
@@ -45,3 +45,15 @@ def view(
             say(f"  with failures: {url}/questions?{secret}failures=yes")
 
         asyncio.run(serve(viewer.application(), host, port, ready=ready, drain_s=1.0))
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run directory.")],
+    evaluation: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the evaluation, as in dev.")] = None,
+) -> None:
+    """Write a run's report again, with its trainings, its last evaluation, and trees of selected questions."""
+    from leret.core.runs import Run
+    from leret.viewer.report import write_report
+
+    page = write_report(Run.open(run), evaluation)
+    done(f"{page}  {page.stat().st_size / 1e6:.1f} MB")

@@ -120,3 +120,10 @@ def plain(text: str) -> str:
     """Replace control and text-direction characters with spaces, and lone surrogates with ``?``, for a terminal."""
     text = text.encode("utf-8", "replace").decode("utf-8")
     return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)
+
+
+def visible(value: Any) -> Any:
+    """Replace control, direction and surrogate characters of a template value by [U+XXXX]."""
+    if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():  # __html__: markup
+        return value
+    return "".join(char if char.isprintable() or char in "\n\t\xa0\u3000" else f"[U+{ord(char):04X}]" for char in value)

@@ -81,8 +81,8 @@ class Evaluation:
 
     def done(self) -> dict[str, Any] | None:
         """Return the summary if this evaluation is complete and no question failed, else None."""
-        delivered = not self.delivers or (self.run.program / "program.json").is_file()
-        return self.summary() or None if delivered and completed(self.directory, "eval", self.key) is not None else None
+        written = self.page.is_file() and (not self.delivers or (self.run.program / "program.json").is_file())
+        return self.summary() or None if written and completed(self.directory, "eval", self.key) is not None else None
 
 
 @dataclass(frozen=True)

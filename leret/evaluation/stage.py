@@ -21,6 +21,7 @@ from leret.evaluation.baselines import hyde_note
 from leret.evaluation.measures import label_notes
 from leret.evaluation.plan import Evaluation, Questions, check_leaks, choosing, held_out, open_evaluator, resolve
 from leret.evaluation.report.content import examples
+from leret.evaluation.report.page import Trees, write_page
 from leret.evaluation.results import SystemResults, gold_scores, write_answers, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
 from leret.evaluation.summary import main_measure, summarise
@@ -42,11 +43,13 @@ class EvalReport:
     seconds: float = 0.0
 
 
-def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) -> EvalReport:
+def evaluate(
+    recipe: EvalRecipe, run: Run, *, progress: Progress | None = None, trees: Trees | None = None
+) -> EvalReport:
     """Evaluate systems, compare them, and write summary, TREC files, report and program.
 
     Stored results for the same policy, prompt, data and settings are reused; failed questions run again. After Ctrl-C,
-    repeat the call to continue.
+    repeat the call to continue. ``trees`` writes the report's section on single questions.
 
     Raises:
         ConfigError: unknown systems, measures or baseline.
@@ -57,11 +60,8 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
     began = time.monotonic()
     evaluation = resolve(recipe, run)
     path, page = evaluation.directory / "summary.json", evaluation.page
-    before = evaluation.done()
-    if before is not None:
+    if (before := evaluation.done()) is not None:
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
-    from leret.evaluation.report.page import write_page  # imports matplotlib
-
     chosen = _chosen(evaluation, progress)
     with Environment.open(run) as environment:
         questions = held_out(evaluation, environment)
@@ -77,9 +77,9 @@ def evaluate(recipe: EvalRecipe, run: Run, *, progress: Progress | None = None) 
                 hero = next((system for system in evaluation.systems if system.name == summary["focus"]), None)
                 _deliver(run, environment, evaluation.policies.settings(hero))
     run.update(eval=recipe.model_dump(mode="json"))
-    write_page(run, page, summary, shown)
     with run.writing():
         _write_json(path, summary)
+        write_page(run, page, summary, shown, trees)  # reads the summary
         _mark(evaluation, summary)
     return EvalReport(summary, path, page, asked, seconds=time.monotonic() - began)
 
@@ -184,7 +184,7 @@ def _mark(evaluation: Evaluation, summary: Mapping[str, Any]) -> None:
     key = "" if any(row["failed"] for row in summary["rows"]) else evaluation.key
     names = [f"{s.name}/{file}" for s in evaluation.systems for file in ("evaluated.json", "per_question.parquet")]
     files = (evaluation.directory / name for name in ("summary.json", "qrels.trec", *names))
-    mark_completed(evaluation.directory, "eval", key, {}, [evaluation.page, *files])
+    mark_completed(evaluation.directory, "eval", key, {}, files)  # not the page: `leret report` writes it again
 
 
 def _write_json(path: Path, value: Any) -> None:

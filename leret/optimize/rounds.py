@@ -132,8 +132,9 @@ def run_stage(
 
         return train(stage.recipe, run, progress=progress)
     from leret.evaluation.stage import evaluate
+    from leret.viewer.report import trees
 
-    return evaluate(stage.recipe, run, progress=progress)
+    return evaluate(stage.recipe, run, progress=progress, trees=trees)
 
 
 def _name(name: str, number: int) -> str:

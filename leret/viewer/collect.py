@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from leret.core.errors import LeretError
 from leret.core.runs import Run
-from leret.viewer.index import create_facts
+from leret.viewer.index import RunIndex, create_facts
 
 Row = tuple[str, Sequence[Any]]
 """(table, values)."""
@@ -49,7 +49,7 @@ def command(run: Run, file: Path) -> tuple[str, ...]:
     return sys.executable, "-m", "leret.viewer.collect", str(run.path), str(file)
 
 
-def collect(run: Run, path: Path) -> None:
+def collect(run: Run, path: Path, *, plots: bool = True) -> None:
     """Write the facts of a run. A part that cannot be read becomes a note."""
     parts: Mapping[str, Callable[[Run], Iterator[Row]]] = {
         "results": _results, "questions and gold documents": _tasks, "pairs": _pairs, "plots": _figures
@@ -57,12 +57,22 @@ def collect(run: Run, path: Path) -> None:
 
     def rows() -> Iterator[Row]:
         for name, part in parts.items():
+            if name == "plots" and not plots:
+                continue
             try:
                 yield from part(run)
             except (LeretError, ValidationError, OSError, KeyError) as error:
                 yield "notes", (f"{name}: {error}",)
 
     create_facts(path, rows())
+
+
+def complete(index: RunIndex, path: Path, *, plots: bool = True) -> None:
+    """Index all samples, and collect the facts into a file at ``path`` in this process."""
+    while not index.complete:
+        index.advance()
+    collect(index.run, path, plots=plots)
+    index.use(path)
 
 
 def _results(run: Run) -> Iterator[Row]:

@@ -12,7 +12,9 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
+from leret.core.progress import visible
 from leret.viewer.collect import main_measure, summaries
 from leret.viewer.index import RunIndex
 from leret.viewer.lists import LISTS, PAGE, csv_lines, select
@@ -20,6 +22,7 @@ from leret.viewer.tree import Tree, word_difference
 
 ASSETS = Path(__file__).parent / "assets"
 MENU = ("questions", "groups", "pairs", "trainings", "prompts", "coverage")
+NOTES = "SELECT text FROM notes"
 _STATIC_ROWS = 2000
 
 Parts = tuple[str, ...]
@@ -34,13 +37,6 @@ _COUNTS = (
     "avg(best > worst) FILTER (WHERE sampled) AS spread FROM policies p "
     "CROSS JOIN groups g ON g.policy_digest = p.digest GROUP BY p.place"
 )
-
-
-def visible(value: Any) -> Any:
-    """Replace control, direction and surrogate characters of a template value by [U+XXXX]."""
-    if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():  # __html__: markup
-        return value
-    return "".join(char if char.isprintable() or char in "\n\t\xa0\u3000" else f"[U+{ord(char):04X}]" for char in value)
 
 
 def server_url(*parts: str, anchor: str = "", **query: Any) -> str:
@@ -74,21 +70,21 @@ class Pages:
             "url": lambda *more, **query: url(*prefixes[name], *more, **query),
             "asset": lambda file: url("assets", file),
             "runs": {run: url(*prefix, *self._twin(run, local)) for run, prefix in prefixes.items()},
-            "notes": [*self.notes.get(name, "").splitlines(), *_texts(index, "SELECT text FROM notes")],
+            "notes": [*self.notes.get(name, "").splitlines(), *(text for [text] in index.read(NOTES))],
             "run": name, "index": index, "kind": kind, "version": self.version(parts), "menu": MENU,
-            "static": self.static, "query": dict(query),
+            "static": self.static, "query": dict(query), "prefix": "",
         }  # fmt: skip
 
         def render(template: str, **values: Any) -> str:
             return self._jinja.get_template(f"{template}.html.j2").render(**shared, **values)
 
         if kind == "q" and len(local) in {2, 3}:
-            question = self._question(name, local[1], "".join(local[2:]), query.get("policy", ""))
+            question = self.question(name, local[1], "".join(local[2:]), query.get("policy", ""))
             return render("question", **question) if question else None
         if len(local) > 1:
             return None
         if kind in LISTS:
-            systems, defaults = _systems(index)
+            systems, defaults = systems_of(index)
             selection = select(kind, query, systems, defaults)
             limit = _STATIC_ROWS if self.static else PAGE
             if suffix == "csv":
@@ -101,6 +97,10 @@ class Pages:
             return _summary_csv(summaries(index.run))
         content = {"overview": _overview, "trainings": _trainings, "prompts": _prompts}.get(kind)
         return render(kind, **content(index)) if content else None
+
+    def part(self, template: str, **values: Any) -> Markup:
+        """Return a part of report.html, which has no links to pages."""
+        return Markup(self._jinja.get_template(f"{template}.html.j2").render(url=None, **values))
 
     def version(self, parts: Parts) -> str:
         """Return a text that changes with the content of a page."""
@@ -120,7 +120,8 @@ class Pages:
             return parts[1], parts[2:]
         return next(iter(self.runs)), parts
 
-    def _question(self, run: str, question_id: str, state_id: str, policy: str) -> dict[str, Any] | None:
+    def question(self, run: str, question_id: str, state_id: str = "", policy: str = "") -> dict[str, Any] | None:
+        """Return the values of tree.html.j2 for a question, or a state; None if there is no such question or state."""
         trees = {name: Tree(index, question_id) for name, index in self.runs.items()}
         tree, policies = trees[run], trees[run].policies()
         digest = policy or (policies[-1]["digest"] if policies else "")
@@ -132,7 +133,7 @@ class Pages:
             return None
         paths: dict[str, Any] = {}
         for name, one in trees.items():
-            systems, defaults = _systems(self.runs[name])
+            systems, defaults = systems_of(self.runs[name])
             steps = one.paths()
             for label in dict.fromkeys([*(n for n in steps if n not in systems), *defaults.values(), *systems]):
                 if label in steps:
@@ -141,17 +142,15 @@ class Pages:
         return {**values, "paths": paths, "hops": sorted({step["hop"] for path in paths.values() for step in path})}
 
 
-def _texts(index: RunIndex, sql: str) -> list[str]:
-    return [row[0] for row in index.read(sql)]
-
-
-def _systems(index: RunIndex) -> tuple[list[str], dict[str, str]]:
-    """Return the evaluated systems, and those to compare by default: the delivered policy and the baseline."""
+def systems_of(index: RunIndex, evaluation: str = "") -> tuple[list[str], dict[str, str]]:
+    """Return all evaluated systems, and an evaluation's default systems to compare: delivered policy and baseline."""
     every = summaries(index.run)
     rows = [(name, row["system"]) for name, one in every.items() for row in one["rows"]]
     systems = ["/".join(filter(None, row)) for row in rows]
-    defaults = {"b": every.get("", {}).get("baseline"), "a": every.get("", {}).get("focus")}
-    return systems, {name: one for name, one in defaults.items() if one in systems}
+    summary = every.get(evaluation, {})
+    pair = {"b": summary.get("baseline") or "", "a": summary.get("focus") or ""}
+    defaults = {name: "/".join(filter(None, (evaluation, system))) for name, system in pair.items()}
+    return systems, {name: system for name, system in defaults.items() if system in systems}
 
 
 def _overview(index: RunIndex) -> dict[str, Any]:

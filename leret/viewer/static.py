@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from hashlib import sha256
@@ -13,7 +12,7 @@ from urllib.parse import quote
 
 from leret.core.errors import ConfigError, RunError
 from leret.core.files import atomic_directory
-from leret.viewer.collect import command
+from leret.viewer.collect import complete
 from leret.viewer.index import RunIndex
 from leret.viewer.lists import LISTS
 from leret.viewer.pages import ASSETS, MENU, Pages, Parts
@@ -29,10 +28,7 @@ def write_site(runs: Mapping[str, RunIndex], directory: Path, limit: int, scratc
     if directory.exists():
         raise ConfigError(f"--static {directory} already exists; choose another directory")
     for name, index in runs.items():
-        while not index.complete:
-            index.advance()
-        subprocess.run(command(index.run, scratch / f"{name}.db"), check=True)
-        index.use(scratch / f"{name}.db")
+        complete(index, scratch / f"{name}.db")
     sql = "SELECT question_id FROM questions WHERE (n > 0) = ? ORDER BY rowid LIMIT ?"
     ids = {row[0] for index in runs.values() for sampled in (0, 1) for row in index.read(sql, (sampled, limit))}
     pages, n = Pages(runs, {}, ids), 0

@@ -10,6 +10,7 @@ from tests.viewer.conftest import build
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
     assert "is not a run directory" in refused("view", tmp_path)
+    assert "is not a run directory" in refused("report", tmp_path)
 
 
 def test_a_static_site_is_written_with_facts_and_only_once(tmp_path):

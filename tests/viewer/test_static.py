@@ -1,16 +1,15 @@
 import re
-import subprocess
 from urllib.parse import unquote
 
 import pytest
 
 from leret.core.errors import ConfigError
-from leret.viewer import static
+from leret.viewer import collect, static
 from leret.viewer.index import RunIndex
 
 
 def test_pages_are_written_and_every_link_leads_to_a_file(shared, tmp_path, monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(collect, "collect", lambda *_, **__: None)
     monkeypatch.setattr(RunIndex, "use", lambda self, file, use=RunIndex.use: use(self, shared[1]))
     runs = {name: RunIndex(shared[0], tmp_path / f"{name}.db") for name in ("a", "b")}
     n = static.write_site(runs, tmp_path / "site", 10, tmp_path)
@@ -24,7 +23,7 @@ def test_pages_are_written_and_every_link_leads_to_a_file(shared, tmp_path, monk
 
 
 def test_only_the_first_questions_have_pages_and_links(shared, tmp_path, monkeypatch):
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: None)
+    monkeypatch.setattr(collect, "collect", lambda *_, **__: None)
     monkeypatch.setattr(RunIndex, "use", lambda self, file: None)
     static.write_site({"a": RunIndex(shared[0], tmp_path / "a.db")}, tmp_path / "site", 1, tmp_path)
     assert [path.name for path in (tmp_path / "site" / "q").iterdir()] == ["q1"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from leret import __version__
 from leret.config.data import GENERATED
 from leret.core.files import write_atomically
+from leret.core.progress import visible
 from leret.core.runs import Run
 from leret.evaluation.measures import LABELS
 from leret.evaluation.report.content import TrainingData, curves_of, training_data
@@ -24,7 +25,16 @@ _CARDS = ("recall", "all_found", "bridge_found", "ap")
 _KINDS = ("policy", "prompt", "base", "baseline")
 
 
-def write_page(run: Run, path: Path, summary: Mapping[str, Any], examples: Mapping[str, Any] | None) -> None:
+MAX_BYTES = 5_000_000
+_TREES = "<!-- trees -->"  # their place in the template
+
+Trees = Callable[[Run, str, int], str]
+"""Function that returns a section as HTML, given a run, the name of an evaluation, and the maximum size in bytes."""
+
+
+def write_page(
+    run: Run, path: Path, summary: Mapping[str, Any], examples: Mapping[str, Any] | None, trees: Trees | None = None
+) -> None:
     """Write the report from the summary and the run's manifest, store, preferences and policies, if they exist."""
     manifest, training = run.record(), training_facts(run)
     page = render(
@@ -36,6 +46,9 @@ def write_page(run: Run, path: Path, summary: Mapping[str, Any], examples: Mappi
         name=" · ".join(filter(None, (run.path.resolve().name, summary["name"]))),
         subtitle=_subtitle(manifest, summary),
     )
+    if trees is not None:
+        room = MAX_BYTES - len(page.encode())
+        page = page.replace(_TREES, trees(run, summary["name"] or "", room))
     with run.writing():
         write_atomically(path, page)
 
@@ -57,7 +70,8 @@ def render(
     """
     last, measures = summary["n_hops"], summary["measures"]
     loader = FileSystemLoader(Path(__file__).parent)
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    options: dict[str, Any] = {"autoescape": True, "undefined": StrictUndefined, "finalize": visible}
+    environment = Environment(loader=loader, trim_blocks=True, **options)
     return environment.get_template("report.html.j2").render(
         summary=summary,
         name=name,

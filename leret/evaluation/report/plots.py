@@ -34,7 +34,7 @@ _INK, _MUTED, _GRID, _CARD, _BASELINE, _BASE, _PROMPT, _POLICY, _SECOND = _VARIA
 _KIND_COLOURS: Final = {"baseline": _BASELINE, "base": _BASE, "prompt": _PROMPT, "policy": _POLICY}
 
 _LINES: Final = (_POLICY, _BASE, _SECOND, _PROMPT, _BASELINE)
-_FEW_POINTS = 12
+_FEW_POINTS, _MANY_POINTS = 12, 500
 
 _SETTINGS: Final[Any] = {
     "svg.hashsalt": "leret",
@@ -127,7 +127,8 @@ def curves(name: str, subject: str, panels: Sequence[Panel], marks: Sequence[flo
             axes = figure.add_subplot(n_rows, n_columns, i + 1)
             for (line, points), colour in zip(lines.items(), cycle(_LINES), strict=False):
                 marker = "o" if len(points) < _FEW_POINTS else None
-                axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.6, label=line, marker=marker, ms=4)
+                drawn = points[:: -1 - len(points) // _MANY_POINTS]  # limits the size of the page; includes the last
+                axes.plot(*zip(*drawn, strict=True), color=colour, linewidth=1.6, label=line, marker=marker, ms=4)
             for mark in () if "percentile" in title else marks:  # percentiles are not steps
                 axes.axvline(mark, color=_SECOND, linewidth=1, linestyle=":")
             axes.set_title(title)
