@@ -145,11 +145,9 @@ class OpenAIPolicy(SharedInstance):
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
         n = len(seeds)
         seed = seeds[0] if n == 1 else int(digest("joint seed", list(seeds))[:16], 16)
-        messages, tools = split_tools(request.messages)
         body: dict[str, Any] = {
             "model": self.name,
-            "messages": messages,
-            **({"tools": tools} if tools else {}),
+            **({"messages": request.messages} if "tools" not in request.messages[0] else _with_tools(request)),
             "temperature": request.temperature,
             "top_p": request.top_p,
             "max_tokens": request.max_tokens,
@@ -176,6 +174,11 @@ class OpenAIPolicy(SharedInstance):
             completions = await self.client.request(Call("POST", "/chat/completions", json=fewer), read)
             self._refused |= refused  # only after success: an invalid request fails above
         return completions
+
+
+def _with_tools(request: Request) -> dict[str, Any]:
+    messages, tools = split_tools(request.messages)
+    return {"messages": messages, "tools": tools}
 
 
 def _model_names(answer: Answer) -> list[str]:
