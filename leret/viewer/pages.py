@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from jinja2.filters import do_mark_safe
 
 from leret.core.progress import visible
 from leret.viewer.collect import main_measure, summaries
@@ -98,9 +98,9 @@ class Pages:
         content = {"overview": _overview, "trainings": _trainings, "prompts": _prompts}.get(kind)
         return render(kind, **content(index)) if content else None
 
-    def part(self, template: str, **values: Any) -> Markup:
+    def part(self, template: str, **values: Any) -> str:
         """Return a part of report.html, which has no links to pages."""
-        return Markup(self._jinja.get_template(f"{template}.html.j2").render(url=None, **values))
+        return do_mark_safe(self._jinja.get_template(f"{template}.html.j2").render(url=None, **values))
 
     def version(self, parts: Parts) -> str:
         """Return a text that changes with the content of a page."""
