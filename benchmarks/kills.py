@@ -2,7 +2,7 @@
 
     python benchmarks/kills.py [--kills 20] [--faults 0.3] [--questions 400] [--samples 1]
     OMP_NUM_THREADS=1 python benchmarks/kills.py --recipe sampling/demo.yaml [--kills 20] [--questions 60]
-    OMP_NUM_THREADS=1 python benchmarks/kills.py --train grpo --run RUN [--kills 10]   # ppo, pqn ...; RUN: sampled
+    OMP_NUM_THREADS=1 python benchmarks/kills.py --train grpo --run RUN [--kills 10]   # ppo, joint ...; RUN: sampled
 
 Each session is a separate process, killed by SIGKILL at a random moment of the run; the next session resumes the run.
 At the end, the samples, the visits and the bytes of the preferences must equal those of an undisturbed run.
@@ -249,8 +249,10 @@ def compare_local(file: Path, n_questions: int, n_kills: int, seed: int) -> tupl
 
 def compare_training(algorithm: str, run: Path, n_kills: int, seed: int) -> bool:
     """Return True if a killed online training ends like an undisturbed one."""
-    size = {"max_steps": 176 if algorithm == "ppo" else 44, "save_steps": 2, "learning_rate": 1e-3, "logging_steps": 1}
-    if algorithm not in PICKERS:
+    size = {"max_steps": 176 if algorithm == "ppo" else 44, "save_steps": 2, "logging_steps": 1}
+    if algorithm != "joint":
+        size["learning_rate"] = 1e-3
+    if algorithm not in (*PICKERS, "joint"):
         size |= {"num_generations": 4, "temperature": 1.0, "max_completion_length": 16}
     rng, policies = random.Random(seed), run / "policies"
 
@@ -307,7 +309,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", type=Path, help="sample this recipe's policy, in the killed process")
     parser.add_argument(
-        "--train", choices=["grpo", "rloo", "ppo", *PICKERS], help="kill the training of an online algorithm in --run"
+        "--train",
+        choices=["grpo", "rloo", "ppo", "joint", *PICKERS],
+        help="kill the training of an online algorithm in --run",
     )
     parser.add_argument("--run", type=Path, help="sampled run with an sft policy or a picker, for --train")
     parser.add_argument("--kills", type=int, default=20)
