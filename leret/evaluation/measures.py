@@ -94,12 +94,12 @@ class Scorer:
 
     def __init__(self, measures: Measures, tasks: Sequence[Task], corpus: Mapping[str, Document]) -> None:
         self._rewards = scorings(measures)
-        self._tasks = {task.id: task for task in tasks}
+        self.tasks = {task.id: task for task in tasks}
         self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in measures else {}
 
     def rows(self, rollout: Rollout) -> list[ScoredHop]:
         """Return a row per hop, plus one if the run failed, stopped at an unparsed completion, or never searched."""
-        task, steps, hops = self._tasks[rollout.task_id], rollout.steps, list(rollout.hops)
+        task, steps, hops = self.tasks[rollout.task_id], rollout.steps, list(rollout.hops)
         if rollout.failure is not None or not hops:
             hops.append(Hop((), rollout.ranking, len(steps)))
         rows: list[ScoredHop] = []

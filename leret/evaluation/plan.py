@@ -12,7 +12,6 @@ from leret.config.base import free_keys, paths_in
 from leret.config.data import GENERATED
 from leret.config.evaluation import EvalRecipe, ReaderSettings
 from leret.config.load import sampling_recipe_of
-from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.progress import Progress
@@ -119,7 +118,8 @@ def choosing(evaluation: Evaluation) -> EvalRecipe | None:
     names = tuple(system.name for system in policies if not system.control)
     if recipe.choose_on in (None, recipe.split) or len(names) < 2:
         return None
-    alone: dict[str, Any] = {"choose_on": None, "demos": {}, "actors": {}, "retrievers": {}}
+    name = recipe.evaluation and f"{recipe.evaluation}-{recipe.choose_on}"
+    alone: dict[str, Any] = {"evaluation": name, "choose_on": None, "demos": {}, "actors": {}, "retrievers": {}}
     return recipe.model_copy(update={**alone, "split": recipe.choose_on, "systems": names})
 
 
@@ -262,8 +262,8 @@ def trained_tasks(run: Run, environment: Environment, tasks: Sequence[Task]) -> 
 def check_leaks(evaluation: Evaluation, questions: Questions) -> dict[str, Any]:
     """Compare the questions with all texts that the systems have learned from, as far as these are recorded."""
     run, training, pretrained, unknown = evaluation.run, list(questions.trained), set[str](), dict[str, None]()
-    reader = evaluation.recipe.reader
-    runs, models = {run.path.resolve()}, [reader.policy] if reader else list[PolicySettings]()
+    readers = filter(None, [evaluation.recipe.reader])
+    runs, models = {run.path.resolve()}, [reader.policy for reader in readers]
     for system in evaluation.systems:
         if system.prompt is None:
             continue

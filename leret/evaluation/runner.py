@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,7 +39,7 @@ from leret.policies.load import compute_digest, make_policy, open_policies
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
-from leret.rewards.likelihood import reader_lines, reader_prompt
+from leret.rewards.likelihood import reader_lines
 from leret.rollouts.actors import Actor, Decoding, PolicyActor
 from leret.rollouts.environment import Environment
 from leret.rollouts.failures import BOUNDARIES, failure_of
@@ -52,7 +52,7 @@ _MIN_RUNS = 50
 _MAX_FAILED = 0.5
 """The evaluation stops if more than this share of runs has failed; it checks once `_MIN_RUNS` runs have ended."""
 
-OnDone = Callable[[Rollout], Awaitable[None]]
+OnEnd = Callable[[Rollout], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,6 @@ class Evaluator:
     _loop: asyncio.Runner = field(default_factory=asyncio.Runner, init=False)
 
     def __post_init__(self) -> None:
-        self._tasks = {task.id: task for task in self.questions}
         self._scorer = Scorer(self.measures, self.questions, self.environment.corpus)
 
     def evaluate(self, system: System) -> tuple[SystemResults, bool]:
@@ -167,15 +166,15 @@ class Evaluator:
         wanted = (lambda task: task.gold) if system.method == ORACLE else None
         script = partial(ScriptedPolicy, environment.formatter, wanted=wanted)
         retriever = rm3_retriever(environment.engine) if system.name == RM3 else self._retriever(system)
-        run = partial(self._run, retriever, todo)
+        score = partial(for_each, do=ended, concurrency=CONCURRENCY)
+        run = partial(self._run, retriever, [(task, index) for index, tasks in todo.items() for task in tasks])
         try:
             if system.prompt is not None:
                 policy = self._open[system.policy or ""]
                 actor: Actor = PolicyActor(policy, environment.formatter, self._decoding(system), system.prompt)
                 work = run(HydeActor(policy, self.decoding) if system.method == HYDE else actor, ended)
             elif system.parts:
-                parts = [self.missing(part)[0].rows for part in system.parts]
-                work = for_each(fuse(parts, todo[0]), ended, CONCURRENCY)
+                work = score(fuse([self.missing(part)[0].rows for part in system.parts], todo[0]))
             elif system.method == ORACLE:
                 places: dict[str, dict[int, int]] = {}
 
@@ -185,8 +184,7 @@ class Evaluator:
                 self._loop.run(run(script(marked_question), note))
                 work = run(script(oracle_titles(environment.corpus, places)), ended)
             elif system.method == RAW and self._calls_tools():
-                found = one_search(retriever, todo[0], environment.recipe.retriever.k)
-                work = for_each(found, ended, CONCURRENCY)
+                work = score(one_search(retriever, todo[0], environment.recipe.retriever.k))
             else:
                 work = run(script(raw_question), ended)
             self._loop.run(work)
@@ -216,8 +214,9 @@ class Evaluator:
         try:
             if None in passages:
                 raise RetrievalError("the corpus lacks documents of this ranking; remove the systems fused:NAME")
-            lines = reader_lines(self._tasks[rollout.task_id], passages, reader.words)
-            messages = (message("user", reader_prompt(lines, chat, reader.instruction)),)
+            task = self._scorer.tasks[rollout.task_id]
+            lines = reader_lines(task, passages, reader.words, chat, reader.instruction)
+            messages = (message("user", "\n".join(lines)),)
             request = Request(messages, (0,), 0.0, reader.policy.max_tokens, stop=() if chat else ("\n",))
             [completion] = await self._open[None].complete(request)
         except (PolicyError, RetrievalError) as error:
@@ -226,18 +225,16 @@ class Evaluator:
         n_tokens = completion.n_prompt_tokens + completion.n_completion_tokens
         return replace(rollout, prediction=completion.text.strip()), 1, n_tokens
 
-    async def _run(
-        self, retriever: Retriever, todo: Mapping[int, Sequence[Task]], actor: Actor, on_done: OnDone
-    ) -> None:
+    async def _run(self, retriever: Retriever, runs: Iterable[tuple[Task, int]], actor: Actor, on_end: OnEnd) -> None:
         searches = SearchBatcher(retriever)
         program = ProgramRunner(self.environment.replay, self.environment.formatter, searches)
         runner = RolloutRunner(program, actor)
 
         async def one(run: tuple[Task, int]) -> None:
-            await on_done(await runner.run_one(*run))
+            await on_end(await runner.run_one(*run))
 
         try:
-            await for_each([(task, index) for index, tasks in todo.items() for task in tasks], one, CONCURRENCY)
+            await for_each(runs, one, CONCURRENCY)
         finally:
             searches.close()
 

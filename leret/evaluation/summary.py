@@ -46,7 +46,7 @@ from leret.evaluation.systems import FUSED, ORACLE, RAW, System
 from leret.rewards.answers import answer_of
 from leret.rewards.corpus import CorpusMeasure
 
-_MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found", "rr", "f1")
+_MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found", "rr", "f1", "verdict")
 """Measures shown in the console table, if computed."""
 
 _COLUMNS = 6

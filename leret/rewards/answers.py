@@ -134,10 +134,9 @@ def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
 
 
 def verdict(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return 1 if the answer states the reference's verdict on a claim, else 0; None if the reference is no verdict.
+    """Return 1 if the first verdict in the answer is the reference's, else 0; None if the reference is no verdict.
 
-    There are two verdicts, as in HoVer: SUPPORTED (supports, true, yes) and NOT_SUPPORTED (refutes, contradicts, not
-    enough info, false, no). The first one that the answer states counts.
+    The two verdicts are those of HoVer; words of FEVER and SciFact, and true, false, yes and no also state them.
     """
     answer = answer_of(outcome, field)
     texts = (re.sub("n['’]t", " not", text.lower()) for text in (answer or "", *outcome.task.answers))

@@ -28,21 +28,20 @@ def answer_likelihood(outcome: Outcome, model: str, passages: int = 6, words: in
     """
     if not outcome.task.answers:
         return None
-    lines = reader_lines(outcome.task, outcome.ranking[:passages], words)
+    chat = bool(_reader(model)[0].chat_template)
+    lines = reader_lines(outcome.task, outcome.ranking[:passages], words, chat)
     return math.exp(max(mean_logprobs(model, lines, outcome.task.answers)))
 
 
-def reader_lines(task: Task, passages: Iterable[Passage], words: int) -> tuple[str, ...]:
-    """Return what a reader reads: the first words of each passage, then the task's inputs."""
+def reader_lines(
+    task: Task, passages: Iterable[Passage], words: int, chat: bool, instruction: str | None = None
+) -> tuple[str, ...]:
+    """Return a reader's prompt: the first words of each passage, the task's inputs, and a request to answer."""
     read = (f"{one.title}: {one.text}".removeprefix(": ") for one in passages)
     inputs = task.inputs if isinstance(task.inputs, dict) else {"question": task.text}
     texts = (" ".join(text.split()[:words]) for text in read)
-    return (*texts, "\n".join(f"{name}: {value}" for name, value in inputs.items()))
-
-
-def reader_prompt(lines: Sequence[str], chat: bool, instruction: str | None = None) -> str:
-    """Return the lines and a request to answer; without ``chat`` (a chat template), a text to continue."""
-    return "\n".join([*lines, instruction or ("Answer in a few words." if chat else "answer:")])
+    shown = "\n".join(f"{name}: {value}" for name, value in inputs.items())
+    return (*texts, shown, instruction or ("Answer in a few words." if chat else "answer:"))
 
 
 @lru_cache(maxsize=4096)
@@ -55,8 +54,8 @@ def mean_logprobs(model: str, lines: Sequence[str], answers: Sequence[str]) -> l
     for answer in answers:
         target = tokenizer.encode(answer if tokenizer.chat_template else f" {answer}", add_special_tokens=False)
         limit = getattr(network.config, "max_position_embeddings", None) or math.inf
-        n = len(lines) - 1
-        while len(prompt := _prompt(tokenizer, (*lines[:n], lines[-1]))) + len(target) > limit and n:
+        n = len(lines) - 2
+        while len(prompt := _prompt(tokenizer, "\n".join([*lines[:n], *lines[-2:]]))) + len(target) > limit and n:
             n -= 1
         with torch.inference_mode():
             logits = network(torch.tensor([prompt + target])).logits[0, len(prompt) - 1 : -1]
@@ -65,8 +64,7 @@ def mean_logprobs(model: str, lines: Sequence[str], answers: Sequence[str]) -> l
     return means
 
 
-def _prompt(tokenizer: Any, lines: Sequence[str]) -> list[int]:
-    text = reader_prompt(lines, bool(tokenizer.chat_template))
+def _prompt(tokenizer: Any, text: str) -> list[int]:
     if not tokenizer.chat_template:
         return list(tokenizer.encode(text))
     messages = [{"role": "user", "content": text}]

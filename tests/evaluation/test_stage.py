@@ -69,6 +69,8 @@ def test_the_policy_that_finds_most_on_dev_is_delivered(run):
     delivered = json.loads((run.program / "program.json").read_text())["lms"][0]["policy"]["model"]
     assert delivered.endswith(f"policies/{summary['focus']}")
     assert evaluate(recipe, run).already
+    named = evaluate(recipe.model_copy(update={"evaluation": "named"}), run)
+    assert (named.path.parent.name, (run.eval / "named-dev" / "summary.json").is_file()) == ("named", True)
 
 
 def test_trec_files_carry_the_same_measures_as_the_summary(run):
