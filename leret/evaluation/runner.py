@@ -208,8 +208,8 @@ class Evaluator:
         reader, corpus = self.reader, self.environment.corpus
         if reader is None or rollout.error is not None:
             return rollout, 0, 0
-        found = rollout.ranking[: reader.passages]  # a system fused:NAME has only ids
-        passages: list[Any] = [one if one.title or one.text else find(corpus, one.doc_id) for one in found]
+        best = rollout.ranking[: reader.passages]  # a system fused:NAME has only ids
+        passages: list[Any] = [one if one.title or one.text else find(corpus, one.doc_id) for one in best]
         chat = getattr(reader.policy, "template", None) != "plain"
         try:
             if None in passages:
@@ -220,7 +220,7 @@ class Evaluator:
             request = Request(messages, (0,), 0.0, reader.policy.max_tokens, stop=() if chat else ("\n",))
             [completion] = await self._open[None].complete(request)
         except (PolicyError, RetrievalError) as error:
-            failure = replace(failure_of(error), message=f"reader of {len(found)} passages: {error}")
+            failure = replace(failure_of(error), message=f"reader of {len(best)} passages: {error}")
             return replace(rollout, finished=False, failure=failure, prediction=None), 0, 0
         n_tokens = completion.n_prompt_tokens + completion.n_completion_tokens
         return replace(rollout, prediction=completion.text.strip()), 1, n_tokens
