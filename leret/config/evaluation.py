@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, SerializeAsAny, field_validator, model_validator
 
 from leret.config.base import Free, RecipePath, Settings
-from leret.config.policy import PolicySettings
+from leret.config.policy import PickerSettings, PolicySettings
 from leret.config.retriever import OtherRetriever, RetrieverName
 from leret.config.sampling import RewardSettings
 
@@ -20,6 +20,22 @@ class EvalDataSettings(Settings):
     sentences: PositiveInt | None = None
     facts: PositiveInt | None = None
     noise: tuple[Annotated[str, RecipePath("text file")], ...] | None = None
+
+
+class ReaderSettings(Settings):
+    """An LM that answers every task from the passages that a system found, at temperature 0."""
+
+    policy: SerializeAsAny[PolicySettings] = Field(description="an LM of any kind")
+    passages: PositiveInt = Field(6, description="passages to read, best first")
+    words: PositiveInt = Field(100, description="words to read of each passage")
+    instruction: str | None = Field(None, description="what to write; None: Answer in a few words.")
+
+    @field_validator("policy")
+    @classmethod
+    def _writes(cls, policy: PolicySettings) -> PolicySettings:
+        if isinstance(policy, PickerSettings):
+            raise ValueError(f"kind {policy.kind} is a picker, which writes no answers; choose an LM")
+        return policy
 
 
 class EvalRecipe(Settings):
@@ -54,6 +70,7 @@ class EvalRecipe(Settings):
         description="choose the final policy by recall (or the first measure that applies); None: the last policy",
     )
     baseline: Annotated[str, Free()] = Field("base", description="system to compare all other systems with")
+    reader: ReaderSettings | None = Field(None, description="LM that writes the answers of all systems")
     temperature: float = Field(0.0, ge=0)
     samples: Annotated[PositiveInt, Free()] = Field(1, description="runs per question to average at temperature > 0")
     resamples: Annotated[PositiveInt, Free()] = Field(10_000, description="bootstrap resamples")

@@ -94,12 +94,12 @@ class Scorer:
 
     def __init__(self, measures: Measures, tasks: Sequence[Task], corpus: Mapping[str, Document]) -> None:
         self._rewards = scorings(measures)
-        self._tasks = {task.id: task for task in tasks}
+        self.tasks = {task.id: task for task in tasks}
         self._hidden = {task.id: hidden_gold(task, corpus) for task in tasks} if BRIDGE_FOUND in measures else {}
 
     def rows(self, rollout: Rollout) -> list[ScoredHop]:
         """Return a row per hop, plus one if the run failed, stopped at an unparsed completion, or never searched."""
-        task, steps, hops = self._tasks[rollout.task_id], rollout.steps, list(rollout.hops)
+        task, steps, hops = self.tasks[rollout.task_id], rollout.steps, list(rollout.hops)
         if rollout.failure is not None or not hops:
             hops.append(Hop((), rollout.ranking, len(steps)))
         rows: list[ScoredHop] = []
@@ -126,7 +126,7 @@ class Scorer:
 
     def _values(self, outcome: Outcome, unparsed: bool) -> dict[str, float]:
         # An unparsed completion counts as an empty answer. Users' functions may expect the program's return value.
-        ended = replace(outcome, prediction="") if unparsed else outcome
+        ended = replace(outcome, prediction="") if unparsed and outcome.prediction is None else outcome
         values = {name: one(outcome if one.calls_users else ended) for name, one in self._rewards.items()}
         if hidden := self._hidden.get(outcome.task.id):
             values[BRIDGE_FOUND] = recall(outcome.task.gold_ids(outcome.doc_ids), hidden)

@@ -10,9 +10,8 @@ from typing import Any
 
 from leret.config.base import free_keys, paths_in
 from leret.config.data import GENERATED
-from leret.config.evaluation import EvalRecipe
+from leret.config.evaluation import EvalRecipe, ReaderSettings
 from leret.config.load import sampling_recipe_of
-from leret.config.policy import PolicySettings
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.progress import Progress
@@ -25,6 +24,7 @@ from leret.evaluation.measures import Measures, all_measures, scorable, scores_s
 from leret.evaluation.runner import Evaluator, Policies
 from leret.evaluation.systems import BASE, ORACLE, System, available, select, training_facts
 from leret.policies.checkpoints import policy_directory
+from leret.policies.load import compute_digest
 from leret.programs.prompts import ZERO_SHOT
 from leret.rewards import function_names
 from leret.rewards.functions import sources_digest
@@ -51,6 +51,7 @@ class Evaluation:
     measures: Measures
     directory: Path
     key: str
+    reader: Mapping[str, Any] | None  # model, digest and settings of the recipe's reader
 
     @property
     def sentences(self) -> int | None:
@@ -117,7 +118,8 @@ def choosing(evaluation: Evaluation) -> EvalRecipe | None:
     names = tuple(system.name for system in policies if not system.control)
     if recipe.choose_on in (None, recipe.split) or len(names) < 2:
         return None
-    alone: dict[str, Any] = {"choose_on": None, "demos": {}, "actors": {}, "retrievers": {}}
+    name = recipe.evaluation and f"{recipe.evaluation}-{recipe.choose_on}"
+    alone: dict[str, Any] = {"evaluation": name, "choose_on": None, "demos": {}, "actors": {}, "retrievers": {}}
     return recipe.model_copy(update={**alone, "split": recipe.choose_on, "systems": names})
 
 
@@ -140,9 +142,10 @@ def _estimate(recipe: EvalRecipe, run: Run) -> EvalEstimate:
             built = {None, *(name for name, other in evaluator.others.items() if _has_index(other))}
             known = [system for system in evaluation.systems if system.retriever in built]
             runs |= {system.name: sum(map(len, evaluator.missing(system)[1].values())) for system in known}
-    n_calls = sum(runs[system.name] for system in evaluation.systems if system.prompt is not None)
+    n_runs = sum(runs[system.name] for system in evaluation.systems if system.prompt is not None)
+    n_calls = None if steps is None else steps * n_runs + (sum(runs.values()) if recipe.reader else 0)
     to_ask = tuple(name for name, n in runs.items() if n)
-    return EvalEstimate(len(tasks), names, to_ask, steps, None if steps is None else steps * n_calls, done=False)
+    return EvalEstimate(len(tasks), names, to_ask, steps, n_calls, done=False)
 
 
 def _has_index(environment: Environment) -> bool:
@@ -172,6 +175,7 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
             "model's files, or sample a new run"
         )
     others = recipe.retrievers.values()
+    reader = None if recipe.reader is None else _reader_facts(recipe.reader)
     key = stage_key(
         recipe,
         "a hop is a search",  # in older evaluations, a hop was an LM call
@@ -181,9 +185,15 @@ def resolve(recipe: EvalRecipe, run: Run) -> Evaluation:
         input_stamps(run.store, run.preferences / "train.parquet", recipe.questions),
         input_stamps(*recipe_files(sampled)),
         [input_stamps(*(path for _, path, mark in paths_in(one) if not mark.may_be_missing)) for one in others],
-        *filter(None, [sources_digest(_functions(measures))]),
+        *filter(None, [sources_digest(_functions(measures)), reader]),
     )
-    return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key)
+    return Evaluation(recipe, run, systems, sampled, policies, measures, directory, key, reader)
+
+
+def _reader_facts(reader: ReaderSettings) -> dict[str, Any]:
+    policy = reader.policy.model_dump(include={"max_tokens", "enable_thinking", "template"})
+    facts = {"model": Path(reader.policy.model).name, "digest": compute_digest(reader.policy)}
+    return {**facts, **policy, **reader.model_dump(exclude={"policy"})}
 
 
 @dataclass(frozen=True)
@@ -252,7 +262,8 @@ def trained_tasks(run: Run, environment: Environment, tasks: Sequence[Task]) -> 
 def check_leaks(evaluation: Evaluation, questions: Questions) -> dict[str, Any]:
     """Compare the questions with all texts that the systems have learned from, as far as these are recorded."""
     run, training, pretrained, unknown = evaluation.run, list(questions.trained), set[str](), dict[str, None]()
-    runs, models = {run.path.resolve()}, list[PolicySettings]()
+    readers = filter(None, [evaluation.recipe.reader])
+    runs, models = {run.path.resolve()}, [reader.policy for reader in readers]
     for system in evaluation.systems:
         if system.prompt is None:
             continue
@@ -304,12 +315,13 @@ def open_evaluator(
     measures = evaluation.measures
     answers = [task.answers for task in tasks]
     names = [one if isinstance(one, str) else [name, one.model_dump(mode="json")] for name, one in measures.items()]
-    key = digest(inputs, names, questions.digest, answers, *filter(None, [sources_digest(_functions(measures))]))
+    more = filter(None, [sources_digest(_functions(measures)), evaluation.reader])
+    key = digest(inputs, names, questions.digest, answers, *more)
     run, directory, policies, samples = evaluation.run, evaluation.directory, evaluation.policies, evaluation.samples
     shared = run, directory, environment, decoding, samples, policies, tasks, measures, key, progress
     environment.progress = progress  # of building indexes
     others = {name: environment.searching_with(one, name) for name, one in recipe.retrievers.items()}
-    return Evaluator(*shared, others)
+    return Evaluator(*shared, others, recipe.reader)
 
 
 def _functions(measures: Measures) -> list[str]:
@@ -317,10 +329,10 @@ def _functions(measures: Measures) -> list[str]:
 
 
 def _refuse_search_alone(evaluation: Evaluation, tasks: Sequence[Task]) -> None:
-    """Raise ConfigError for systems that only search, if no measure applies to the documents that they find."""
+    """Raise ConfigError for systems that only search, if there is no reader and no measure for what they find."""
     if any(task.gold for task in tasks):
         return
-    useful = scores_search(evaluation.recipe.specs, tasks)
+    useful = evaluation.recipe.reader or scores_search(evaluation.recipe.specs, tasks)
     names = [
         system.name for system in evaluation.systems if system.method == ORACLE or (system.searches and not useful)
     ]
@@ -340,4 +352,4 @@ def _refuse_other_results(evaluation: Evaluation, data: str) -> None:
         keys = old.keys() & EvalRecipe.model_fields.keys() - {"data"}  # in the summary, ``data`` is a digest
         before = {**{key: old[key] for key in keys}, "digest": {"questions": old["data"]}}
         now = {**recipe.model_dump(mode="json", include=keys), "digest": {"questions": data}}
-        check_resumable(evaluation.directory, before, now, free, _RENAME)
+        check_resumable(evaluation.directory, before, {**now, "reader": evaluation.reader}, free, _RENAME)

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from leret.config.evaluation import ReaderSettings
 from leret.config.policy import PolicySettings, by_predictor
-from leret.core.errors import PolicyError
+from leret.core.aio import for_each
+from leret.core.errors import PolicyError, RetrievalError
 from leret.core.progress import Progress
 from leret.core.runs import Run
-from leret.core.types import Failure, Rollout, Task, digest
+from leret.core.types import Failure, Rollout, Task, digest, message
+from leret.datasets.corpus import find
 from leret.evaluation.baselines import (
     HydeActor,
-    Script,
     ScriptedPolicy,
     fuse,
     marked_question,
@@ -31,14 +34,15 @@ from leret.evaluation.baselines import (
 from leret.evaluation.measures import Measures, Scorer
 from leret.evaluation.results import SystemResults, read_results, write_results
 from leret.evaluation.systems import HYDE, ORACLE, RAW, RM3, System
-from leret.policies.base import Policy
+from leret.policies.base import Policy, Request
 from leret.policies.load import compute_digest, make_policy, open_policies
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
+from leret.rewards.likelihood import reader_lines
 from leret.rollouts.actors import Actor, Decoding, PolicyActor
 from leret.rollouts.environment import Environment
-from leret.rollouts.failures import BOUNDARIES
+from leret.rollouts.failures import BOUNDARIES, failure_of
 from leret.rollouts.walk import RolloutRunner
 
 CONCURRENCY = 256
@@ -47,6 +51,8 @@ CONCURRENCY = 256
 _MIN_RUNS = 50
 _MAX_FAILED = 0.5
 """The evaluation stops if more than this share of runs has failed; it checks once `_MIN_RUNS` runs have ended."""
+
+OnEnd = Callable[[Rollout], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -89,8 +95,10 @@ class Evaluator:
     progress: Progress
     others: Mapping[str, Environment] = field(default_factory=dict)
     """Environments with other retrievers, by `System.retriever`."""
-    # The open policy and its event loop, because a policy's connections belong to one event loop.
-    _open: tuple[str, Policy, asyncio.Runner] | None = field(default=None, init=False)
+    reader: ReaderSettings | None = None
+    # Open policies by name, with the reader as None. They share an event loop, to which their connections belong.
+    _open: dict[str | None, Policy] = field(default_factory=dict, init=False)
+    _loop: asyncio.Runner = field(default_factory=asyncio.Runner, init=False)
 
     def __post_init__(self) -> None:
         self._scorer = Scorer(self.measures, self.questions, self.environment.corpus)
@@ -100,8 +108,10 @@ class Evaluator:
         results, todo = self.missing(system)
         if not todo:
             return results, False
-        if system.prompt is not None:
-            self._policy(system)  # load now: loading is not part of the system's seconds
+        if system.prompt is not None:  # load now: loading is not part of the system's seconds
+            self._policy(system.policy or "", self.policies.settings(system))
+        if self.reader is not None:
+            self._policy(None, {"": self.reader.policy})
         began = time.monotonic()
         try:
             self._ask(system, todo, results)
@@ -122,11 +132,9 @@ class Evaluator:
         return results, {sample: questions for sample, questions in todo.items() if questions}
 
     def close(self) -> None:
-        if self._open is not None:
-            _, policy, loop = self._open
-            self._open = None
-            loop.run(policy.aclose())
-            loop.close()
+        while self._open:
+            self._loop.run(self._open.popitem()[1].aclose())
+        self._loop.close()
 
     def _key_of(self, system: System) -> str:
         key = self.key if system.retriever is None else digest(self.key, self._retriever(system).digest)
@@ -143,9 +151,12 @@ class Evaluator:
         self.progress.start(f"evaluating {system.name}", n_runs)
         n_done = n_failed = 0
 
-        def ended(rollout: Rollout) -> None:
+        async def ended(rollout: Rollout) -> None:
             nonlocal n_done, n_failed
-            results.rows.extend(self._scorer.rows(rollout))
+            rollout, n_calls, n_tokens = await self._read(rollout)
+            *rows, last = self._scorer.rows(rollout)
+            last = replace(last, lm_calls=last.lm_calls + n_calls, n_tokens=(last.n_tokens or 0) + n_tokens)
+            results.rows += [*rows, last]
             n_done += 1
             n_failed += rollout.error is not None
             self.progress.advance(1, failures=n_failed)
@@ -153,30 +164,30 @@ class Evaluator:
                 _stop_if_most_failed(rollout.failure, n_failed, n_done, n_before)
 
         wanted = (lambda task: task.gold) if system.method == ORACLE else None
+        script = partial(ScriptedPolicy, environment.formatter, wanted=wanted)
         retriever = rm3_retriever(environment.engine) if system.name == RM3 else self._retriever(system)
-
-        def run_script(script: Script, on_done: Callable[[Rollout], None]) -> None:
-            asyncio.run(self._run(retriever, ScriptedPolicy(environment.formatter, script, wanted), todo, on_done))
-
+        score = partial(for_each, do=ended, concurrency=CONCURRENCY)
+        run = partial(self._run, retriever, [(task, index) for index, tasks in todo.items() for task in tasks])
         try:
             if system.prompt is not None:
-                policy, loop = self._policy(system)
+                policy = self._open[system.policy or ""]
                 actor: Actor = PolicyActor(policy, environment.formatter, self._decoding(system), system.prompt)
-                if system.method == HYDE:
-                    actor = HydeActor(policy, self.decoding)
-                loop.run(self._run(retriever, actor, todo, ended))
+                work = run(HydeActor(policy, self.decoding) if system.method == HYDE else actor, ended)
             elif system.parts:
-                for rollout in fuse([self.missing(part)[0].rows for part in system.parts], todo[0]):
-                    ended(rollout)
+                work = score(fuse([self.missing(part)[0].rows for part in system.parts], todo[0]))
             elif system.method == ORACLE:
                 places: dict[str, dict[int, int]] = {}
-                run_script(marked_question, lambda rollout: places.update({rollout.task_id: query_places(rollout)}))
-                run_script(oracle_titles(environment.corpus, places), ended)
+
+                async def note(rollout: Rollout) -> None:
+                    places[rollout.task_id] = query_places(rollout)
+
+                self._loop.run(run(script(marked_question), note))
+                work = run(script(oracle_titles(environment.corpus, places)), ended)
             elif system.method == RAW and self._calls_tools():
-                for rollout in one_search(retriever, todo[0], environment.recipe.retriever.k):
-                    ended(rollout)
+                work = score(one_search(retriever, todo[0], environment.recipe.retriever.k))
             else:
-                run_script(raw_question, ended)
+                work = run(script(raw_question), ended)
+            self._loop.run(work)
         finally:
             self.progress.finish()
 
@@ -192,25 +203,47 @@ class Evaluator:
         predictors = self.environment.replay.predictors.items()
         return any(special_fields(name, predictor.signature) for name, predictor in predictors)
 
-    async def _run(
-        self, retriever: Retriever, actor: Actor, todo: Mapping[int, Sequence[Task]], on_done: Callable[[Rollout], None]
-    ) -> None:
+    async def _read(self, rollout: Rollout) -> tuple[Rollout, int, int]:
+        """Return the rollout with the reader's answer as its prediction, and the reader's LM calls and tokens."""
+        reader, corpus = self.reader, self.environment.corpus
+        if reader is None or rollout.error is not None:
+            return rollout, 0, 0
+        best = rollout.ranking[: reader.passages]  # a system fused:NAME has only ids
+        passages: list[Any] = [one if one.title or one.text else find(corpus, one.doc_id) for one in best]
+        chat = getattr(reader.policy, "template", None) != "plain"
+        try:
+            if None in passages:
+                raise RetrievalError("the corpus lacks documents of this ranking; remove the systems fused:NAME")
+            task = self._scorer.tasks[rollout.task_id]
+            lines = reader_lines(task, passages, reader.words, chat, reader.instruction)
+            messages = (message("user", "\n".join(lines)),)
+            request = Request(messages, (0,), 0.0, reader.policy.max_tokens, stop=() if chat else ("\n",))
+            [completion] = await self._open[None].complete(request)
+        except (PolicyError, RetrievalError) as error:
+            failure = replace(failure_of(error), message=f"reader of {len(best)} passages: {error}")
+            return replace(rollout, finished=False, failure=failure, prediction=None), 0, 0
+        n_tokens = completion.n_prompt_tokens + completion.n_completion_tokens
+        return replace(rollout, prediction=completion.text.strip()), 1, n_tokens
+
+    async def _run(self, retriever: Retriever, runs: Iterable[tuple[Task, int]], actor: Actor, on_end: OnEnd) -> None:
         searches = SearchBatcher(retriever)
         program = ProgramRunner(self.environment.replay, self.environment.formatter, searches)
         runner = RolloutRunner(program, actor)
+
+        async def one(run: tuple[Task, int]) -> None:
+            await on_end(await runner.run_one(*run))
+
         try:
-            for index, tasks in todo.items():
-                await runner.run(tasks, index=index, concurrency=CONCURRENCY, on_done=on_done)
+            await for_each(runs, one, CONCURRENCY)
         finally:
             searches.close()
 
-    def _policy(self, system: System) -> tuple[Policy, asyncio.Runner]:
-        """Return the system's policy, which stays open for the next systems; a different policy is closed first."""
-        name = system.policy or ""
-        if self._open is None or self._open[0] != name:
-            self.close()
-            self._open = (name, open_policies(self.policies.settings(system), make_policy), asyncio.Runner())
-        return self._open[1:]
+    def _policy(self, name: str | None, settings: Mapping[str, PolicySettings]) -> None:
+        """Open a policy, which stays open for the next systems; a different policy, except the reader, is closed."""
+        if name not in self._open:
+            for other in set(self._open) - {None} if name is not None else ():
+                self._loop.run(self._open.pop(other).aclose())
+            self._open[name] = open_policies(settings, make_policy)
 
 
 def _stop_if_most_failed(failure: Failure, n_failed: int, n_done: int, n_before: int) -> None:

@@ -99,7 +99,10 @@ def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tup
     asked, results = [], {}
     try:
         incomplete = [s for s in evaluation.systems if s.prompt is not None and evaluator.missing(s)[1]]
-        for policy in {policy for system in incomplete for policy in evaluation.policies.settings(system).values()}:
+        used = {policy for system in incomplete for policy in evaluation.policies.settings(system).values()}
+        if evaluation.recipe.reader and any(evaluator.missing(system)[1] for system in evaluation.systems):
+            used.add(evaluation.recipe.reader.policy)
+        for policy in used:
             asyncio.run(probe(policy))
         for system in evaluation.systems:
             results[system.name], new = evaluator.evaluate(system)
@@ -137,7 +140,9 @@ def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str,
         "data": questions.digest,
         "leaks": check_leaks(evaluation, questions),
         "gold_coverage": sum(gold) / len(gold) if gold else None,
+        "reader": evaluation.reader,
         "notes": [
+            *(f"the reader {one['model']} wrote all answers" for one in filter(None, [evaluation.reader])),
             *(hyde_note("the base policy", rows.rows) for name, rows in results.items() if name == HYDE),
             *label_notes(recipe.specs, tasks),
             *[f"the corpus lacks {gold.count(False):,} of {len(gold):,} gold documents"] * (False in gold),

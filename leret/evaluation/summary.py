@@ -46,7 +46,7 @@ from leret.evaluation.systems import FUSED, ORACLE, RAW, System
 from leret.rewards.answers import answer_of
 from leret.rewards.corpus import CorpusMeasure
 
-_MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found", "rr", "f1")
+_MAIN = ("fact_em", "fact_f1", "recall", "ap", "all_found", "rr", "f1", "verdict")
 """Measures shown in the console table, if computed."""
 
 _COLUMNS = 6
@@ -211,8 +211,9 @@ def score_table(
 ) -> Scores:
     """Arrange one system's rows (in any order) by question, hop and measure: the mean over runs, or the best run."""
     runs: dict[tuple[str, int], dict[int, ScoredHop]] = defaultdict(dict)
-    for row in rows:
-        runs[row.question_id, row.sample][row.hop] = row
+    for row in sorted(rows, key=lambda row: row.hop):
+        # the row after the last hop of an unparsed run has the same ranking, and the value of the answer
+        runs[row.question_id, row.sample][max(1, row.hop - row.unparsed)] = row
     tables: dict[str, list[Array]] = defaultdict(list)
     unparsed = set()
     for (question_id, _), run in runs.items():

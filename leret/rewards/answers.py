@@ -28,6 +28,10 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _TO_SPACES = str.maketrans(dict.fromkeys(string.punctuation, " "))
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _YES_NO = {"yes", "no", "noanswer"}
+_VERDICT = re.compile(
+    r"\b(?:((?:can)?not (?:\w+ )?(?:support(?:ed)?|true)|unsupported|refute[sd]?|contradict(?:s|ed)?|false|no|nei"
+    r"|(?:not enough|insufficient) (?:info|information|evidence))|support(?:s|ed)?|true|yes)\b"
+)  # group 1: not supported
 
 
 def normalised(text: str) -> str:
@@ -127,6 +131,19 @@ def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
     """Return 1 if the answer has the same words as a reference in the same order, ignoring case and commas, else 0."""
     words = re.compile(r"\w+").findall
     return _best(outcome, field, lambda answer, reference: float(words(answer.lower()) == words(reference.lower())))
+
+
+def verdict(outcome: Outcome, field: str | None = None) -> float | None:
+    """Return 1 if the first verdict in the answer is the reference's, else 0; None if the reference is no verdict.
+
+    The two verdicts are those of HoVer; words of FEVER and SciFact, and true, false, yes and no also state them.
+    """
+    answer = answer_of(outcome, field)
+    texts = (re.sub("n['’]t", " not", text.lower()) for text in (answer or "", *outcome.task.answers))
+    text, *references = (re.sub(r"[\W_]+", " ", text).strip() for text in texts)
+    known = {match[1] is None for reference in references if (match := _VERDICT.fullmatch(reference))}
+    stated = _VERDICT.search(text)
+    return None if answer is None or not known else float(stated is not None and (stated[1] is None) in known)
 
 
 def rouge(kind: str) -> Callable[..., float | None]:
@@ -233,6 +250,7 @@ ANSWERS: Mapping[str, Callable[..., float | None]] = {
     "squad_f1": squad_f1,
     "parlai_f1": parlai_f1,
     "babi_em": babi_em,
+    "verdict": verdict,
     "rouge1": rouge("rouge1"),
     "rouge2": rouge("rouge2"),
     "rougeL": rouge("rougeL"),

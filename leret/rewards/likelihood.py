@@ -6,13 +6,13 @@ It rewards searches by answers alone, without gold documents, at every step of a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError, import_optional
-from leret.core.types import Outcome
+from leret.core.types import Outcome, Passage, Task
 
 NAME = "answer_likelihood"
 
@@ -28,16 +28,25 @@ def answer_likelihood(outcome: Outcome, model: str, passages: int = 6, words: in
     """
     if not outcome.task.answers:
         return None
-    read = (f"{one.title}: {one.text}".removeprefix(": ") for one in outcome.ranking[:passages])
-    texts = [" ".join(text.split()[:words]) for text in read]
-    inputs = outcome.task.inputs if isinstance(outcome.task.inputs, dict) else {"question": outcome.task.text}
-    task = "\n".join(f"{name}: {value}" for name, value in inputs.items())
-    return math.exp(max(mean_logprobs(model, tuple(texts), task, outcome.task.answers)))
+    chat = bool(_reader(model)[0].chat_template)
+    lines = reader_lines(outcome.task, outcome.ranking[:passages], words, chat)
+    return math.exp(max(mean_logprobs(model, lines, outcome.task.answers)))
+
+
+def reader_lines(
+    task: Task, passages: Iterable[Passage], words: int, chat: bool, instruction: str | None = None
+) -> tuple[str, ...]:
+    """Return a reader's prompt: the first words of each passage, the task's inputs, and a request to answer."""
+    read = (f"{one.title}: {one.text}".removeprefix(": ") for one in passages)
+    inputs = task.inputs if isinstance(task.inputs, dict) else {"question": task.text}
+    texts = (" ".join(text.split()[:words]) for text in read)
+    shown = "\n".join(f"{name}: {value}" for name, value in inputs.items())
+    return (*texts, shown, instruction or ("Answer in a few words." if chat else "answer:"))
 
 
 @lru_cache(maxsize=4096)
-def mean_logprobs(model: str, passages: Sequence[str], task: str, answers: Sequence[str]) -> list[float]:
-    """Return the mean log-probability of the tokens of each answer, after the passages and the task."""
+def mean_logprobs(model: str, lines: Sequence[str], answers: Sequence[str]) -> list[float]:
+    """Return the mean log-probability of the tokens of each answer, after the lines of `reader_lines`."""
     import torch
 
     tokenizer, network = _reader(model)
@@ -45,8 +54,8 @@ def mean_logprobs(model: str, passages: Sequence[str], task: str, answers: Seque
     for answer in answers:
         target = tokenizer.encode(answer if tokenizer.chat_template else f" {answer}", add_special_tokens=False)
         limit = getattr(network.config, "max_position_embeddings", None) or math.inf
-        n = len(passages)
-        while len(prompt := _prompt(tokenizer, passages[:n], task)) + len(target) > limit and n:
+        n = len(lines) - 2
+        while len(prompt := _prompt(tokenizer, "\n".join([*lines[:n], *lines[-2:]]))) + len(target) > limit and n:
             n -= 1
         with torch.inference_mode():
             logits = network(torch.tensor([prompt + target])).logits[0, len(prompt) - 1 : -1]
@@ -55,8 +64,7 @@ def mean_logprobs(model: str, passages: Sequence[str], task: str, answers: Seque
     return means
 
 
-def _prompt(tokenizer: Any, passages: Sequence[str], task: str) -> list[int]:
-    text = "\n".join([*passages, task, "Answer in a few words." if tokenizer.chat_template else "answer:"])
+def _prompt(tokenizer: Any, text: str) -> list[int]:
     if not tokenizer.chat_template:
         return list(tokenizer.encode(text))
     messages = [{"role": "user", "content": text}]

@@ -10,9 +10,9 @@ from leret.core.types import Outcome, Passage, Task
 from leret.rewards import Scoring
 
 UNPROVEN = frozenset(
-    {"similarity", "answer_likelihood", "length_ratio", "corpus_length_ratio", "distinct1", "distinct2"}
+    {"similarity", "answer_likelihood", "verdict", "length_ratio", "corpus_length_ratio", "distinct1", "distinct2"}
 )
-"""Rewards that need a model, or for which a higher value is not always better."""
+"""Rewards that need a model or a claim, or for which a higher value is not always better."""
 
 _ANSWER = "in the hills above Los Angeles"
 

@@ -174,21 +174,21 @@ class RolloutRunner:
         self,
         tasks: Sequence[Task],
         *,
-        index: int = 0,
         concurrency: int = 128,
         on_done: Callable[[Rollout], None] = lambda rollout: None,
     ) -> list[Rollout]:
-        """Return one rollout per task, in order; ``index`` numbers repeated runs, which differ at temperature > 0."""
+        """Return one rollout per task, in order."""
         rollouts: dict[int, Rollout] = {}
 
         async def one(place: int) -> None:
-            rollouts[place] = await self.run_one(tasks[place], index)
+            rollouts[place] = await self.run_one(tasks[place])
             on_done(rollouts[place])
 
         await for_each(range(len(tasks)), one, min(concurrency, max(1, len(tasks))))
         return [rollouts[place] for place in range(len(tasks))]
 
     async def run_one(self, task: Task, index: int = 0) -> Rollout:
+        """Run one task; ``index`` numbers repeated runs, which differ at temperature > 0."""
         calls: list[LMCall] = []
 
         async def visit(point: Point) -> Point:

@@ -16,7 +16,11 @@ def test_measures_take_settings_as_the_parts_of_a_reward_do(measures):
     assert EvalRecipe.model_validate(recipe.model_dump(mode="json")) == recipe
 
 
-@pytest.mark.parametrize("measures", [[{"f1": 2.0}], [{"f1": {"weight": 0.5}}], [{}], 3, [[1]]])
-def test_a_measure_with_a_weight_or_of_another_form_is_refused(measures):
-    with pytest.raises(ValidationError, match="measures"):
-        EvalRecipe(measures=measures)
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [*(("measures", one) for one in ([{"f1": 2.0}], [{"f1": {"weight": 0.5}}], [{}], 3, [[1]])),
+     ("reader", {"policy": {"kind": "features"}})],
+)  # fmt: skip
+def test_a_measure_with_a_weight_or_of_another_form_and_a_picker_as_reader_are_refused(key, value):
+    with pytest.raises(ValidationError, match=key):
+        EvalRecipe(**{key: value})

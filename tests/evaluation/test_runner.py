@@ -1,8 +1,10 @@
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
+from leret.config.evaluation import ReaderSettings
 from leret.config.policy import LocalPolicySettings
 from leret.core.errors import PolicyError
 from leret.core.progress import Progress
@@ -18,6 +20,9 @@ from tests.sampling.fakes import FakeRetriever, questions
 
 QUESTIONS = questions(6)
 BASE = System("base", "base", "base", prompt=ZERO_SHOT)
+RAW, HYDE = System("raw-question", "baseline"), replace(BASE, name="hyde")
+FUSED = System("fused:base", "baseline", parts=(RAW, BASE))
+READER = ReaderSettings(policy=LocalPolicySettings(), passages=1, words=3)
 FEW_SHOT = Prompt("1", {"write_query": [{"question": "a", "query": "b"}]})
 OUTAGE = PolicyError("the server is down")
 TOO_LONG = PromptTooLongError("a prompt of 517 tokens does not fit")
@@ -28,7 +33,7 @@ def make(tmp_path, monkeypatch):
     run = Run.create(tmp_path / "run")
 
     def evaluator(rule=follow, questions=QUESTIONS, key="key", digest="d", parts=None, **more):
-        samples = more.pop("samples", 1)
+        samples, reader = more.pop("samples", 1), more.pop("reader", None)
         replay, formatter = parts or program()
         environment = SimpleNamespace(replay=replay, formatter=formatter, retriever=FakeRetriever(), corpus=CORPUS)
         opened = []
@@ -36,7 +41,7 @@ def make(tmp_path, monkeypatch):
         monkeypatch.setattr("leret.evaluation.runner.open_policies", opening)
         policies = type("Ruled", (Policies,), {"digest": lambda *_: digest})(LocalPolicySettings())
         shared = run, run.eval, environment, Decoding(**{"max_tokens": 8, **more}), samples
-        made = Evaluator(*shared, policies, questions, all_measures({}), key, Progress())
+        made = Evaluator(*shared, policies, questions, all_measures({}), key, Progress(), reader=reader)
         made.opened = opened
         return made
 
@@ -119,6 +124,37 @@ def test_an_interruption_keeps_what_is_done(make):
     results, _ = rest.evaluate(BASE)
     assert recalls(results) == [1.0] * 6
     assert rest.opened[0].n_calls <= 12
+
+
+@pytest.mark.parametrize(
+    ("system", "n_calls"), [(RAW, 1), (System("oracle-titles", "baseline"), 1), (BASE, 3), (HYDE, 3), (FUSED, 1)]
+)
+def test_the_reader_answers_from_what_any_system_found(make, system, n_calls):
+    def repeat(content):  # the reader's answer is its prompt
+        return content if content.endswith("Answer in a few words.") else follow(content)
+
+    evaluator = make(repeat, reader=READER)
+    results, *_ = [evaluator.evaluate(one)[0] for one in (*system.parts, system)][::-1]
+    for row, question in zip((row for row in results.rows if row.hop == 2), QUESTIONS, strict=True):
+        found = [f"{name}: {name} leads" for name in row.doc_ids[:1]]  # HyDE finds nothing
+        lines = [*found, f"question: {question.text}", "answer in a few words."]
+        assert json.loads(row.prediction).lower() == "\n".join(lines)
+    assert (results.lm_calls, results.cost(6)["tokens"]) == (6 * n_calls, 8 * n_calls)
+
+
+@pytest.mark.parametrize(("error", "kind"), [(OUTAGE, "policy"), (TOO_LONG, "prompt")])
+def test_a_reader_that_fails_leaves_the_run_without_scores_to_be_run_again(make, error, kind):
+    def fail(content):
+        if content.endswith("Answer in a few words.") and "number 2" in content:
+            raise error
+        return follow(content)
+
+    results, _ = make(fail, reader=READER).evaluate(BASE)
+    assert failures(results) == [f"{kind}: reader of 1 passages: {error}"]
+    assert [row.measures for row in results.rows if row.question_id == QUESTIONS[2].id] == [{}, {}, {}]
+    again = make(reader=READER)
+    assert failures(again.evaluate(BASE)[0]) == []
+    assert [policy.n_calls for policy in again.opened] == [2, 1]
 
 
 def test_several_runs_where_it_is_not_greedy(make):

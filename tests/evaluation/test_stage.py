@@ -4,7 +4,8 @@ from pathlib import Path
 import ir_measures
 import pytest
 
-from leret.core.errors import ConfigError, DataError
+from leret.config.evaluation import ReaderSettings
+from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.runs import Run
 from leret.core.types import State
 from leret.evaluation.plan import estimate
@@ -68,6 +69,8 @@ def test_the_policy_that_finds_most_on_dev_is_delivered(run):
     delivered = json.loads((run.program / "program.json").read_text())["lms"][0]["policy"]["model"]
     assert delivered.endswith(f"policies/{summary['focus']}")
     assert evaluate(recipe, run).already
+    named = evaluate(recipe.model_copy(update={"evaluation": "named"}), run)
+    assert (named.path.parent.name, (run.eval / "named-dev" / "summary.json").is_file()) == ("named", True)
 
 
 def test_trec_files_carry_the_same_measures_as_the_summary(run):
@@ -167,6 +170,21 @@ def test_a_question_counts_for_the_measures_that_it_has_labels_for(answer_run, t
 def test_a_system_that_only_searches_needs_gold_documents(answer_run, name):
     with pytest.raises(ConfigError, match=rf"systems: .*{name}.*gold documents.*systems: \[base\]"):
         evaluate(asks("base", name, measures=("f1",)), answer_run)
+
+
+def test_a_reader_makes_answers_for_systems_that_only_search_and_another_one_needs_a_name(answer_run):
+    reader = ReaderSettings(policy=answer_run.manifest.sampling["policy"])
+    recipe = asks("raw-question", measures=("f1",), limit=2, reader=reader)
+    assert estimate(recipe, answer_run).lm_calls == 2
+    summary = evaluate(recipe, answer_run).summary
+    assert (summary["rows"][0]["lm_calls"], summary["reader"]["passages"], summary["measures"]) == (2, 6, ["f1"])
+    assert f"the reader {summary['reader']['model']} wrote all answers" in answer_run.report.read_text()
+    other = recipe.model_copy(update={"reader": reader.model_copy(update={"passages": 1})})
+    with pytest.raises(RunError, match=r"(?s)reader.passages: 6 in the run, 1 in the recipe.*evaluation=NAME"):
+        evaluate(other, answer_run)
+    assert evaluate(other.model_copy(update={"evaluation": "one"}), answer_run).asked == ("raw-question",)
+    with pytest.raises(ConfigError, match="oracle-titles"):
+        evaluate(recipe.model_copy(update={"systems": ("oracle-titles",)}), answer_run)
 
 
 def test_a_users_measure_of_rankings_needs_no_gold_documents(answer_run, tmp_path):

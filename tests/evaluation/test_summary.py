@@ -70,10 +70,11 @@ def summary_of(*rows, n=1, measures=("recall",)):
 
 
 def test_a_last_answer_that_does_not_parse_is_no_hop():
-    summary = summary_of(row("q0", 1, 0.5), row("q0", 2, 1.0), row("q0", 3, 1.0, unparsed=True))
+    last = replace(row("q0", 3, 1.0, unparsed=True), measures={"recall": 1.0, "f1": 0.0})
+    summary = summary_of(row("q0", 1, 0.5), row("q0", 2, 1.0), last, measures=("recall", "f1"))
     (only,) = summary["rows"]
     assert (summary["n_hops"], [hop["recall"] for hop in only["hops"]]) == (2, [0.5, 1.0])
-    assert (only["unparsed"], only["lm_calls"], only["answer"]) == (1, 3, None)
+    assert (only["unparsed"], only["lm_calls"], only["answer"]) == (1, 3, {"f1": 0.0})
 
 
 def test_answers_are_scored_after_the_last_hop_where_the_measures_name_them():

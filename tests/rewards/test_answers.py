@@ -49,6 +49,17 @@ def test_f1_by_hand(answer, reference, yes_no, expected):
         ("squad_f1", "no it is", ("no",), 1 / 2),
         ("babi_em", "Hallway, kitchen", ("hallway,kitchen",), 1),
         ("babi_em", "kitchen, hallway", ("hallway,kitchen",), 0),
+        *(
+            ("verdict", one, ("x", "NOT_SUPPORTED"), 1)
+            for one in ("It doesn’t fully support it", "Not enough info", "No")
+        ),
+        *(
+            ("verdict", one, ("x", "NOT_SUPPORTED"), 0)
+            for one in ("The claim is true.", "yes, not false", "nobody", "")
+        ),
+        ("verdict", "NOT_SUPPORTED.", ("REFUTES",), 1),
+        ("verdict", "supports", ("true",), 1),
+        ("verdict", "supports", ("Paris, no doubt",), None),
         ("length", "a b c d", ("a b", "x"), math.exp(-1)),
         ("length", "a", ("a b",), math.exp(-1)),  # s is doubled below 1: 2 * 1/2
         ("length", "a b", ("a b",), 1),
