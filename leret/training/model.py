@@ -141,6 +141,13 @@ def sampled_picker(sampling: SamplingRecipe, recipe: RoundRecipe) -> PickerSetti
             f"algorithm: {recipe.algorithm} trains a picker, but the run's policy has kind {settings.kind}; set "
             "policy.kind (or policies.NAME.kind) to features or encoder in the sampling recipe, or change predictors"
         )
+    kind, store = sampling.retriever.kind, getattr(sampling.retriever, "store", None)
+    if getattr(recipe, "reindex_rounds", None) and (settings.kind, kind, store) != ("encoder", "dense", "flat"):
+        raise TrainingError(
+            f"reindex_rounds: the run has a picker of kind {settings.kind} and a retriever of kind {kind}"
+            f"{f' with store {store}' if store else ''}, but a live index needs kinds encoder and dense, with store "
+            "flat; remove reindex_rounds"
+        )
     return settings
 
 

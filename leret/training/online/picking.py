@@ -13,11 +13,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from leret.core.types import Choice, digest
+from leret.policies.base import Policy
 from leret.policies.pickers.picker import Picker, open_picker
 from leret.rollouts.rounds import Sampled
 from leret.training.job import TrainingJob
 from leret.training.model import sampled_picker
 from leret.training.online.advantages import Comparison, mini_batches
+from leret.training.online.live import LiveIndex
 from leret.training.online.update import LOGGED, make_optimizer, make_schedule, take_step
 from leret.training.validation import Validation
 
@@ -109,6 +111,9 @@ class PickLearner:
         self._schedule: Any = None
         self.policy = open_picker(self._settings)
         self._initial = self.policy.name
+        self._index: LiveIndex | None = None
+        if recipe.reindex_rounds:
+            self._index = job.environment.retriever = LiveIndex(job.environment, job.directory.path)
         self._next_round()
 
     @property
@@ -129,13 +134,26 @@ class PickLearner:
                 steps.append(self._step(batch.at(states)))
         self._rounds = number + 1
         self._next_round()
+        if self._index is not None:
+            if self._rounds % recipe.reindex_rounds == 0:
+                entry["stale"] = self._index.encode(self.policy)
+            self._index.found.clear()
         return entry | {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
-        return validation.run_policy(self.policy.clone())  # `run_policy` closes the clone
+        return self.run(self.policy.clone(), validation)  # `run_policy` closes the clone
+
+    def run(self, policy: Policy, validation: Validation) -> dict[str, float]:
+        """Validate a policy, and forget its searches."""
+        figures = validation.run_policy(policy)
+        if self._index is not None:
+            self._index.found.clear()
+        return figures
 
     def state(self, directory: Path) -> dict[str, Any]:
         self.policy.save(directory / _PICKER)
+        if self._index is not None:
+            self._index.save(directory)
         return {
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
@@ -151,6 +169,8 @@ class PickLearner:
         self._schedule.load_state_dict(state["schedule"])
         if self.method.reference is not None:
             self.method.reference.model.load_state_dict(state["reference"])
+        if self._index is not None:
+            self._index.load(directory, self.policy)
         self._rounds = state["rounds"]
         self._next_round()
 
