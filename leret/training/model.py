@@ -141,12 +141,11 @@ def sampled_picker(sampling: SamplingRecipe, recipe: RoundRecipe) -> PickerSetti
             f"algorithm: {recipe.algorithm} trains a picker, but the run's policy has kind {settings.kind}; set "
             "policy.kind (or policies.NAME.kind) to features or encoder in the sampling recipe, or change predictors"
         )
-    kind, store = sampling.retriever.kind, getattr(sampling.retriever, "store", None)
-    if getattr(recipe, "reindex_rounds", None) and (settings.kind, kind, store) != ("encoder", "dense", "flat"):
+    kinds = settings.kind, sampling.retriever.kind, getattr(sampling.retriever, "store", "flat"), recipe.states
+    if getattr(recipe, "reindex_rounds", None) and kinds != ("encoder", "dense", "flat", "live"):
         raise TrainingError(
-            f"reindex_rounds: the run has a picker of kind {settings.kind} and a retriever of kind {kind}"
-            f"{f' with store {store}' if store else ''}, but a live index needs kinds encoder and dense, with store "
-            "flat; remove reindex_rounds"
+            "reindex_rounds needs policy.kind encoder, retriever.kind dense, retriever.store flat and states: live, "
+            f"not {', '.join(kinds)}; remove reindex_rounds"
         )
     return settings
 

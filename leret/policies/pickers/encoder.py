@@ -18,9 +18,7 @@ from leret.core.errors import PolicyError, import_optional, reason
 from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.checkpoints import find_model, pick_device
 
-SEPARATOR = ". "
-"""Separator between a candidate's title and text, as in `DenseSettings.separator`."""
-
+SEPARATOR = ". "  # between a candidate's title and text, like `DenseSettings.separator`
 _CHUNK_TEXTS = 128
 _CHUNK_NUMBERS = 2**19  # floats per batch of inner products without gradients, to fit a core's cache
 _CACHE_BYTES = 2**28

@@ -25,8 +25,7 @@ class PickRecipe(PickingRecipe):
     algorithm: Literal["pick"] = "pick"
     loss: Literal["grpo", "dpo", "ipo", "sft", "kl"] = Field(
         "grpo",
-        description="grpo: group-relative advantages; dpo, ipo: pairs of best and other picks; sft: best picks; "
-        "kl: divergence between the softmax of rewards and of Q-values",
+        description="grpo: group-relative; dpo, ipo: best over others; sft: best picks; kl: softmax of rewards",
     )
     reward_temperature: float = Field(0.1, gt=0, description="for kl: divides the rewards")
     scale_rewards: Literal["group", "batch", "none"] = Field(
@@ -100,9 +99,11 @@ class GroupMethod:
         logps, none = self._logps(q, batch), torch.zeros(len(q))
         states, ahead = batch.states, logps - batch.old_logps
         shares = 1 / torch.bincount(states)[states]
-        if recipe.loss == "kl":
-            wanted = mean_rewards(batch, q.shape[-1]) / recipe.reward_temperature
-            return {"loss": exact_kl(wanted, (q[:, 0] / self.temperature).masked_fill(wanted.isinf(), -math.inf))}
+        if recipe.loss == "kl":  # over a state's distinct picks, each with its mean reward
+            places, means = states * q.shape[-1] + batch.actions, torch.full((q[:, 0].numel(),), -math.inf)
+            means = means.scatter_reduce(0, places, batch.rewards, "mean", include_self=False).reshape(len(q), -1)
+            values = (q[:, 0] / self.temperature).masked_fill(means.isinf(), -math.inf)
+            return {"loss": exact_kl(means / recipe.reward_temperature, values)}
         if recipe.loss != "grpo":
             chosen, rejected, shares = best_and_others(batch.rewards, states)
             pulled = ahead[chosen] - ahead[rejected]
@@ -135,14 +136,6 @@ def exact_kl(logits: Tensor, reference: Tensor) -> Tensor:
     logps = logits.log_softmax(-1)
     difference = (logps - reference.log_softmax(-1)).masked_fill(logits.isinf(), 0.0)
     return (logps.exp() * difference).sum(-1)
-
-
-def mean_rewards(batch: PickBatch, width: int) -> Tensor:
-    """Return the mean reward of each candidate's picks, (n_states, width); minus infinity for unpicked candidates."""
-    import torch
-
-    places, table = batch.states * width + batch.actions, torch.full((len(batch.choices) * width,), -math.inf)
-    return table.scatter_reduce(0, places, batch.rewards.float(), "mean", include_self=False).reshape(-1, width)
 
 
 def best_and_others(rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:

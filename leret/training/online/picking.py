@@ -111,9 +111,7 @@ class PickLearner:
         self._schedule: Any = None
         self.policy = open_picker(self._settings)
         self._initial = self.policy.name
-        self._index: LiveIndex | None = None
-        if recipe.reindex_rounds:
-            self._index = job.environment.retriever = LiveIndex(job.environment, job.directory.path)
+        self._index = LiveIndex(job.environment, job.directory.path) if recipe.reindex_rounds else None
         self._next_round()
 
     @property
