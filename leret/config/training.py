@@ -309,6 +309,9 @@ class PickingRecipe(RoundRecipe):
     adam_epsilon: float = Field(1e-8, gt=0)
     questions_per_round: PositiveInt = Field(64, description="tasks per round; each pick is a state")
     per_device_train_batch_size: PositiveInt = Field(256, description="states in memory at once")
+    reindex_rounds: PositiveInt | None = Field(
+        None, description="rounds after which the picker's encoders encode the run's dense index again; None: never"
+    )
 
     def with_predictors(self, picks: Sequence[str], writers: Sequence[str]) -> Self:
         return self.model_copy(update={"predictors": tuple(picks)})

@@ -141,6 +141,12 @@ def sampled_picker(sampling: SamplingRecipe, recipe: RoundRecipe) -> PickerSetti
             f"algorithm: {recipe.algorithm} trains a picker, but the run's policy has kind {settings.kind}; set "
             "policy.kind (or policies.NAME.kind) to features or encoder in the sampling recipe, or change predictors"
         )
+    kinds = settings.kind, sampling.retriever.kind, getattr(sampling.retriever, "store", "flat"), recipe.states
+    if getattr(recipe, "reindex_rounds", None) and kinds != ("encoder", "dense", "flat", "live"):
+        raise TrainingError(
+            "reindex_rounds needs policy.kind encoder, retriever.kind dense, retriever.store flat and states: live, "
+            f"not {', '.join(kinds)}; remove reindex_rounds"
+        )
     return settings
 
 

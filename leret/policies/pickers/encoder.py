@@ -18,7 +18,7 @@ from leret.core.errors import PolicyError, import_optional, reason
 from leret.core.types import STOP, Candidate, Choice, SharedInstance
 from leret.policies.checkpoints import find_model, pick_device
 
-_TITLE = ". "  # between a candidate's title and text, like `DenseSettings.separator`
+SEPARATOR = ". "  # between a candidate's title and text, like `DenseSettings.separator`
 _CHUNK_TEXTS = 128
 _CHUNK_NUMBERS = 2**19  # floats per batch of inner products without gradients, to fit a core's cache
 _CACHE_BYTES = 2**28
@@ -235,7 +235,7 @@ def standard_scores(choices: Sequence[Choice]) -> Tensor:
 def _text(candidate: Candidate) -> str:
     if candidate == STOP:
         return candidate.id
-    return f"{candidate.title}{_TITLE}{candidate.text}" if candidate.title else candidate.text
+    return f"{candidate.title}{SEPARATOR}{candidate.text}" if candidate.title else candidate.text
 
 
 def _load(directory: Path) -> Any:

@@ -23,9 +23,11 @@ class PickRecipe(PickingRecipe):
     """Train a picker on several picks per state, which are compared by reward."""
 
     algorithm: Literal["pick"] = "pick"
-    loss: Literal["grpo", "dpo", "ipo", "sft"] = Field(
-        "grpo", description="grpo: group-relative advantages; dpo, ipo: pairs of best and other picks; sft: best picks"
+    loss: Literal["grpo", "dpo", "ipo", "sft", "kl"] = Field(
+        "grpo",
+        description="grpo: group-relative; dpo, ipo: best over others; sft: best picks; kl: softmax of rewards",
     )
+    reward_temperature: float = Field(0.1, gt=0, description="for kl: divides the rewards")
     scale_rewards: Literal["group", "batch", "none"] = Field(
         "none", description="for grpo: divide advantages by the standard deviation of the group or the round, or by 1"
     )
@@ -37,13 +39,14 @@ class PickRecipe(PickingRecipe):
 
     @property
     def strength(self) -> float:
-        """Return ``beta``, or its default: 0 for grpo, 0.1 for dpo and ipo."""
-        return (0.0 if self.loss == "grpo" else 0.1) if self.beta is None else self.beta
+        """Return ``beta``, or its default: 0.1 for dpo and ipo, otherwise 0."""
+        return (0.1 if self.loss in {"dpo", "ipo"} else 0.0) if self.beta is None else self.beta
 
     @model_validator(mode="after")
     def _reads_each_key(self) -> PickRecipe:
         grpo = ("scale_rewards", "epsilon", "entropy_coef") if self.loss != "grpo" else ()
-        if unread := changed_keys(self, [*grpo, *(["beta"] if self.loss == "sft" else [])]):
+        beta, kl = ["beta"] * (self.loss in {"sft", "kl"}), ["reward_temperature"] * (self.loss != "kl")
+        if unread := changed_keys(self, [*grpo, *beta, *kl]):
             raise ValueError(f"loss {self.loss} does not read {' or '.join(unread)}; remove it, or change loss")
         if self.loss in {"dpo", "ipo"} and not self.strength:
             raise ValueError(f"beta is 0, but loss {self.loss} needs a pull to the initial picker; set it above 0")
@@ -63,7 +66,7 @@ class GroupMethod:
 
     def begin(self, picker: Picker) -> None:
         """Copy the initial picker as the reference if the loss reads one."""
-        self.reference = picker.clone() if self.recipe.loss != "sft" and self.recipe.strength else None
+        self.reference = picker.clone() if self.recipe.strength else None
 
     def sampling(self, number: int, share: float) -> tuple[float, int | None]:
         return self.temperature, None
@@ -83,7 +86,7 @@ class GroupMethod:
         return replace(batch, targets=advantages, old_logps=old_logps), statistics
 
     def losses(self, picker: Picker, batch: PickBatch) -> dict[str, Tensor]:
-        """Return each state's ``loss``, which is the mean over its picks (grpo) or over its pairs of picks.
+        """Return each state's ``loss``: the mean over its picks (grpo) or pairs of picks, or the KL divergence (kl).
 
         For grpo, also return ``ratio`` (mean over the picks) and, with a reference, ``kl`` to the initial picker.
         """
@@ -96,6 +99,11 @@ class GroupMethod:
         logps, none = self._logps(q, batch), torch.zeros(len(q))
         states, ahead = batch.states, logps - batch.old_logps
         shares = 1 / torch.bincount(states)[states]
+        if recipe.loss == "kl":  # over a state's distinct picks, each with its mean reward
+            places, means = states * q.shape[-1] + batch.actions, torch.full((q[:, 0].numel(),), -math.inf)
+            means = means.scatter_reduce(0, places, batch.rewards, "mean", include_self=False).reshape(len(q), -1)
+            values = (q[:, 0] / self.temperature).masked_fill(means.isinf(), -math.inf)
+            return {"loss": exact_kl(means / recipe.reward_temperature, values)}
         if recipe.loss != "grpo":
             chosen, rejected, shares = best_and_others(batch.rewards, states)
             pulled = ahead[chosen] - ahead[rejected]
@@ -153,6 +161,7 @@ def _describe(recipe: PickRecipe) -> str:
         "dpo": "direct preference optimization (arXiv 2305.18290)",
         "ipo": "identity preference optimization (arXiv 2310.12036)",
         "sft": "imitation of the best picks",
+        "kl": "KL divergence from the softmax of rewards, as for retrievers in arXiv 2301.12652 and 2406.18847",
     }
     penalty = f", exact KL penalty {recipe.strength:g}" if recipe.loss == "grpo" and recipe.strength else ""
     return f"{names[recipe.loss]}, {recipe.num_generations} picks per state{penalty}"

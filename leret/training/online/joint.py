@@ -71,7 +71,7 @@ class JointLearner:
         name, picker = f"step {step}", self.picker.policy.clone()
         writer = LocalPolicy.over(self.writer.model, self.writer.tokenizer, name=name, digest=name)
         picks = dict.fromkeys(self.picker.recipe.predictors or (), picker)
-        return validation.run_policy(PolicySet({"": writer, **picks}))
+        return self.picker.run(PolicySet({"": writer, **picks}), validation)
 
     def state(self, directory: Path) -> dict[str, Any]:
         return {"picker": self.picker.state(directory), "writer": self.writer.state(directory)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from leret.core.types import Choice, digest
+from leret.core.types import Choice, Ranking, digest
+from leret.policies.base import Policy
+from leret.policies.pickers.encoder import SEPARATOR
 from leret.policies.pickers.picker import Picker, open_picker
+from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.job import TrainingJob
 from leret.training.model import sampled_picker
@@ -22,6 +26,7 @@ from leret.training.online.update import LOGGED, make_optimizer, make_schedule, 
 from leret.training.validation import Validation
 
 _PICKER = "picker"  # folder name in a checkpoint
+_ENCODERS = "index-encoders"  # folder with the picker that encoded the live index
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +96,65 @@ class Method(Protocol):
     def after_step(self, picker: Picker) -> None: ...
 
 
+class LiveIndex:
+    """The run's dense retriever until the first `encode`, then an index of a picker's encoders. Caches no rankings.
+
+    ``rankings`` contains the rankings of the current round, by query and k.
+    """
+
+    def __init__(self, environment: Environment, directory: Path) -> None:
+        self._first = self._current = environment  # an environment opens its engine at the first search
+        self._directory = directory
+        self.rankings: dict[tuple[str, int], Ranking] = {}
+        environment.retriever = self  # for rounds and validation
+
+    @property
+    def digest(self) -> str:
+        return self._current.engine.digest
+
+    def search(self, queries: Sequence[str], k: int) -> list[Ranking]:
+        answers = self._current.engine.search(queries, k)
+        self.rankings |= {(query, k): ranking for query, ranking in zip(queries, answers, strict=True)}
+        return answers
+
+    def encode(self, picker: Picker) -> float:
+        """Replace the index; return the share of passages in ``rankings`` that the same searches no longer find."""
+        n_passages = n_stale = 0
+        rankings = self.rankings.copy()
+        picker.save(self._directory / _ENCODERS)
+        self._use(picker)
+        for k in {k for _, k in rankings}:
+            old = {query: ranking for (query, depth), ranking in rankings.items() if depth == k}
+            for before, after in zip(old.values(), self.search(list(old), k), strict=True):
+                n_passages += len(before)
+                n_stale += len({passage.doc_id for passage in before} - {passage.doc_id for passage in after})
+        return n_stale / max(1, n_passages)
+
+    def save(self, checkpoint: Path) -> None:
+        if self._current is not self._first:
+            shutil.copytree(self._directory / _ENCODERS, checkpoint / _ENCODERS, dirs_exist_ok=True)
+
+    def load(self, checkpoint: Path, picker: Picker) -> None:
+        self._current = self._first
+        if (checkpoint / _ENCODERS).is_dir():
+            shutil.copytree(checkpoint / _ENCODERS, self._directory / _ENCODERS, dirs_exist_ok=True)
+            self._use(picker)
+
+    def _use(self, picker: Picker) -> None:
+        """Search with the saved encoders, which read texts like the picker."""
+        settings: Any = picker.settings
+        limits = [settings.max_length, *(encoder.max_seq_length for encoder in picker.model.children())]
+        folder = self._directory / _ENCODERS
+        keys = {
+            "index": None, "model": str(folder / "action"), "query_model": str(folder / "state"),
+            "query_prefix": settings.query_prefix, "document_prefix": settings.document_prefix, "separator": SEPARATOR,
+            "normalize": settings.similarity == "cosine", "max_length": min(filter(None, limits), default=None),
+        }  # fmt: skip
+        retriever = self._first.recipe.retriever.model_copy(update=keys)
+        self._current = Environment(self._first.recipe.model_copy(update={"retriever": retriever}), self._directory)
+        self._current.corpus = self._first.corpus
+
+
 class PickLearner:
     """Trains a picker; `temperature` and `learning_rate` apply to the next round."""
 
@@ -109,6 +173,7 @@ class PickLearner:
         self._schedule: Any = None
         self.policy = open_picker(self._settings)
         self._initial = self.policy.name
+        self._index = LiveIndex(job.environment, job.directory.path) if recipe.reindex_rounds else None
         self._next_round()
 
     @property
@@ -129,13 +194,26 @@ class PickLearner:
                 steps.append(self._step(batch.at(states)))
         self._rounds = number + 1
         self._next_round()
+        if self._index is not None:
+            if self._rounds % recipe.reindex_rounds == 0:
+                entry["stale"] = self._index.encode(self.policy)
+            self._index.rankings.clear()
         return entry | {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
 
     def validate(self, validation: Validation, step: int) -> dict[str, float]:
-        return validation.run_policy(self.policy.clone())  # `run_policy` closes the clone
+        return self.run(self.policy.clone(), validation)  # `run_policy` closes the clone
+
+    def run(self, policy: Policy, validation: Validation) -> dict[str, float]:
+        """Validate a policy, and forget its searches."""
+        figures = validation.run_policy(policy)
+        if self._index is not None:
+            self._index.rankings.clear()
+        return figures
 
     def state(self, directory: Path) -> dict[str, Any]:
         self.policy.save(directory / _PICKER)
+        if self._index is not None:
+            self._index.save(directory)
         return {
             "optimizer": self._optimizer.state_dict(),
             "schedule": self._schedule.state_dict(),
@@ -151,6 +229,8 @@ class PickLearner:
         self._schedule.load_state_dict(state["schedule"])
         if self.method.reference is not None:
             self.method.reference.model.load_state_dict(state["reference"])
+        if self._index is not None:
+            self._index.load(directory, self.policy)
         self._rounds = state["rounds"]
         self._next_round()
 

@@ -1,3 +1,6 @@
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -5,13 +8,14 @@ from leret.config.policy import PolicySettings
 from leret.core.errors import ConfigError
 from leret.core.types import Candidate, Choice
 from leret.policies.load import make_policy
-from leret.training.algorithms.pick import PickRecipe, exact_kl
+from leret.training.algorithms.pick import GroupMethod, PickRecipe, exact_kl
+from leret.training.online.picking import PickBatch
 from leret.training.stage import train
 from tests.training import stories
 from tests.training.online.test_picking import PICK, PQN
 from tests.training.training_runs import changed, log
 
-LOSSES = {"pqn": PQN} | {loss: changed(PICK, loss=loss) for loss in ("grpo", "ipo", "dpo", "sft")}
+LOSSES = {"pqn": PQN} | {loss: changed(PICK, loss=loss) for loss in ("grpo", "ipo", "dpo", "sft", "kl")}
 LOSSES["dpo"] = changed(LOSSES["dpo"], beta=1.0)
 
 
@@ -64,6 +68,22 @@ def test_the_kl_is_over_all_candidates_and_ignores_padding():
     assert exact_kl(reference, reference).tolist() == [0, 0]
 
 
+def test_the_gradient_of_kl_is_the_difference_of_the_shares_over_picked_candidates():
+    q = [torch.tensor([0.2, 5.0, -0.1], requires_grad=True), torch.tensor([1.0, 2.0], requires_grad=True)]
+    choices = [Choice("pick", {}, [Candidate(word, word) for word in words]) for words in ("abc", "ab")]
+    states, actions, none = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 2, 0, 1, 1]), torch.zeros(5)
+    rewards = torch.tensor([1.0, 0.25, 0.0, 1.0, 0.0])  # the first candidate is worth 0.5, the third 0.25
+    batch = PickBatch(choices, states, actions, rewards, states, none, none, none, None)
+    method = GroupMethod(PickRecipe(loss="kl", reward_temperature=0.25), temperature=0.5)
+    losses = method.losses(SimpleNamespace(q=lambda choices, twin: q), batch)["loss"]
+    losses.sum().backward()
+    wanted, share = 1 / (1 + math.exp(-1)), 1 / (1 + math.exp(-0.6))  # softmax of (2, 1) and of (0.4, -0.2)
+    kl = wanted * math.log(wanted / share) + (1 - wanted) * math.log((1 - wanted) / (1 - share))
+    assert losses.tolist() == pytest.approx([kl, 0], abs=1e-6)
+    slope = (share - wanted) / 0.5
+    assert [*q[0].grad.tolist(), *q[1].grad.tolist()] == pytest.approx([slope, 0, -slope, 0, 0], abs=1e-6)
+
+
 def test_grpo_logs_the_ratio_and_the_kl_to_the_initial_picker(picking_run):
     entries = log(train(changed(PICK, beta=1e-6, max_steps=6), picking_run))
     assert entries[0]["val/ratio"] == pytest.approx(1, abs=1e-5)
@@ -80,6 +100,9 @@ def test_grpo_logs_the_ratio_and_the_kl_to_the_initial_picker(picking_run):
         ({"loss": "dpo", "epsilon": 0.3}, "dpo does not read epsilon"),
         ({"loss": "ipo", "entropy_coef": 0.1, "scale_rewards": "batch"}, "scale_rewards or entropy_coef"),
         ({"loss": "ipo", "beta": 0.0}, "beta is 0"),
+        ({"loss": "kl", "beta": 0.1}, "kl does not read beta"),
+        ({"loss": "dpo", "reward_temperature": 1.0}, "dpo does not read reward_temperature"),
+        ({"loss": "kl", "groups": "question"}, "kl compares the picks of a state"),
     ],
 )
 def test_a_key_that_the_loss_does_not_read_is_refused(keys, says):
