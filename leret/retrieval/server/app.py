@@ -11,7 +11,7 @@ import resource
 import signal
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from aiohttp import web
@@ -22,9 +22,11 @@ import leret
 from leret.core.errors import LeretError, RetrievalError
 from leret.core.types import Ranking
 from leret.retrieval.batching import QueueFullError, SearchBatcher
-from leret.retrieval.load import OpenRetriever
 from leret.retrieval.server import schemas
 from leret.retrieval.server.schemas import BadRequestError, ServerSettings
+
+if TYPE_CHECKING:
+    from leret.retrieval.load import OpenRetriever  # slow to import; `leret view` only needs the rest
 
 _LOG = logging.getLogger("leret")
 
