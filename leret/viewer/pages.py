@@ -38,10 +38,7 @@ _COUNTS = (
     "CROSS JOIN groups g ON g.policy_digest = p.digest GROUP BY p.place"
 )
 
-_GOLD = (
-    "SELECT count(recall) AS n, avg(recall) AS best, sum(recall = 1) AS complete, (SELECT count(DISTINCT question_id) "
-    "FROM facts.gold WHERE in_corpus = 0) AS absent FROM questions"
-)
+_GOLD = "SELECT count(recall) AS n, avg(recall) AS best, sum(recall = 1) AS complete FROM questions"
 _COSTS = {"LM calls": "lm_calls", "tokens": "tokens", "searches": "searches", "seconds": "seconds"}
 
 
@@ -161,9 +158,9 @@ def systems_of(index: RunIndex, evaluation: str = "") -> tuple[list[str], dict[s
 
 def _overview(index: RunIndex) -> dict[str, Any]:
     figures = index.read("SELECT * FROM figures WHERE page = 'overview'")
-    n_questions = index.one("SELECT count(*) FROM questions")
     counts = {"policies": index.cached(_COUNTS, {}, list), "gold": index.cached(_GOLD, {}, list)[0]}
-    return {"summaries": summaries(index.run), "figures": figures, "n_questions": n_questions, "costs": _COSTS, **counts}
+    counts["n_questions"] = index.one("SELECT count(*) FROM questions")
+    return {"summaries": summaries(index.run), "figures": figures, "costs": _COSTS, **counts}
 
 
 def _summary_csv(every: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
