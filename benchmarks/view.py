@@ -5,14 +5,15 @@ Command: python benchmarks/view.py [--questions 100000] [--run DIR] [--sampler N
 Writes a run with invented samples (two steps, four samples per state), results of two systems for a tenth of the
 questions, and pairs; --run keeps it for another measurement. Requests go one after another, each page 20 times.
 
---sampler N measures `leret sample sampling/demo` instead, N times alone and N times followed by `leret view` and a
-client that asks for changes each second and loads the list of questions after each, as an open page does.
+--sampler N measures `leret sample sampling/demo` in this process instead, N times alone and N times followed by `leret
+view` and a client that asks for changes each second and loads the list of questions after each, as an open page does.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -20,18 +21,21 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 from rescore import write_run
 
+from leret.config.load import load_recipe
+from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.evaluation.results import ScoredHop, write_rows
 from leret.sampling.preferences.dataset import build_preferences
+from leret.sampling.stage import sample
 
 SYSTEMS, TIMES = ("base", "ipo"), 20
 
@@ -106,48 +110,52 @@ def measure(run: Path, n_questions: int) -> None:
         print(f"resident {memory(pid, 'VmRSS'):.0f} MB, at most {memory(pid, 'VmHWM'):.0f} MB")
 
 
-def sample(path: Path, n_questions: int) -> tuple[float, float]:
-    """Return the CPU and wall seconds of a sampling process."""
-    limits = (f"data.limit={n_questions}", "sampling.prompts=1")
-    command = [sys.executable, "-m", "leret", "sample", "sampling/demo", "--run", str(path)]
-    began = time.perf_counter()
-    process = subprocess.Popen([*command, *(f"--set={one}" for one in limits)], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    assert status == 0
-    return usage.ru_utime + usage.ru_stime, time.perf_counter() - began
-
-
-def follow(url: str, stop: threading.Event) -> None:
+def follow(url: str, is_ready: Any) -> None:
     version = ""
-    while not stop.wait(1.0):
+    while True:
         if version != (version := urlopen(f"{url}live?path=/questions").read().decode()):
             urlopen(f"{url}questions").read()
+        is_ready.set()
+        time.sleep(1)
 
 
-def measure_sampler(directory: Path, repetitions: int, n_questions: int = 150) -> None:
-    sample(directory / "begun", 5)
+@contextmanager
+def followed(path: Path) -> Iterator[None]:
+    context = multiprocessing.get_context("spawn")
+    is_ready = context.Event()
+    with viewing(path) as (pid, url):
+        client = context.Process(target=follow, args=(url, is_ready))
+        client.start()
+        is_ready.wait()
+        while "are being read" in urlopen(f"{url}questions").read().decode():
+            time.sleep(0.2)
+        before = cpu_seconds(pid)
+        yield
+        print(f"viewer: {cpu_seconds(pid) - before:.2f} s of CPU")
+        client.terminate()
+        client.join()
+
+
+def measure_sampler(directory: Path, repetitions: int, n_questions: int) -> None:
+    def recipe(limit: int) -> SamplingRecipe:
+        changes = f"data.limit={limit}", "sampling.prompts=1", "sampling.samples=16"
+        return load_recipe("sampling/demo", SamplingRecipe, changes)
+
+    sample(recipe(5), Run.create(directory / "begun"))
     figures: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    for number in range(2 * repetitions):
-        is_followed, path = number % 4 in (1, 2), directory / f"run-{number}"  # alternate: A B B A
-        shutil.copytree(directory / "begun", path)
-        if is_followed:
-            with viewing(path) as (pid, url):
-                stop = threading.Event()
-                client = threading.Thread(target=follow, args=(url, stop))
-                client.start()
-                before = cpu_seconds(pid)
-                figures[True].append(sample(path, n_questions))
-                viewer = cpu_seconds(pid) - before
-                stop.set()
-                client.join()
-        else:
-            figures[False].append(sample(path, n_questions))
-        cpu, wall = figures[is_followed][-1]
-        print(f"{'followed' if is_followed else 'alone'}: {cpu:.2f} s of CPU, {wall:.1f} s", flush=True)
+    for number in range(-2, 2 * repetitions):  # the first two are not counted
+        is_followed, run = number % 4 in (1, 2), directory / f"run-{number}"  # alone, followed, followed, alone
+        shutil.copytree(directory / "begun", run)
+        with followed(run) if is_followed else nullcontext():
+            cpu, wall = time.process_time(), time.perf_counter()
+            sample(recipe(n_questions), Run.open(run))
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+        if number >= 0:
+            figures[is_followed].append((cpu, wall))
+        print(f"{number}, {'followed' if is_followed else 'alone'}: {cpu:.2f} s of CPU, {wall:.1f} s", flush=True)
     for i, what in enumerate(("CPU", "wall")):
-        alone, followed = (statistics.median(one[i] for one in figures[case]) for case in (False, True))
-        print(f"{what}: {alone:.2f} s alone, {followed:.2f} s followed, {followed / alone - 1:+.1%}")
-    print(f"viewer: {viewer:.2f} s of CPU in the last run")
+        alone, on = (statistics.median(one[i] for one in figures[case]) for case in (False, True))
+        print(f"{what}: {alone:.2f} s alone, {on:.2f} s followed, {on / alone - 1:+.1%} (medians)")
 
 
 def main() -> None:
@@ -158,7 +166,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         if options.sampler:
-            return measure_sampler(Path(name), options.sampler)
+            return measure_sampler(Path(name), options.sampler, 100)
         directory = options.run or Path(name)
         if not (directory / "run" / "eval").is_dir():
             directory.mkdir(exist_ok=True)
