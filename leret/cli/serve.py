@@ -95,8 +95,9 @@ def retriever(
 ) -> None:
     """Serve an index to dspy.ColBERTv2, leret's remote retriever (kind: remote) and search-RL projects."""
     from leret.http.endpoints import ApiKey
+    from leret.http.serving import serve
     from leret.retrieval.load import open_retriever
-    from leret.retrieval.server.app import RetrieverServer, serve
+    from leret.retrieval.server.app import RetrieverServer
     from leret.retrieval.server.schemas import ServerSettings
 
     token = ApiKey.from_env(token_env, "--token-env").reveal()

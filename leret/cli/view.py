@@ -36,7 +36,7 @@ def view(
 
         import asyncio  # imported late to keep `leret --help` fast
 
-        from leret.retrieval.server.app import serve
+        from leret.http.serving import serve
 
         def ready(url: str) -> None:
             names, secret = ", ".join(viewer.runs), f"token={token}&" if token else ""

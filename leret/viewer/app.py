@@ -17,7 +17,7 @@ from aiohttp import web
 from leret.core.errors import ConfigError, LeretError
 from leret.core.runs import Run
 from leret.core.types import digest
-from leret.retrieval.server.app import Handler, is_named
+from leret.http.serving import Handler, is_named
 from leret.viewer.collect import command, sources
 from leret.viewer.index import RunIndex
 from leret.viewer.pages import ASSETS, Pages, server_url

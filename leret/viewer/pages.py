@@ -38,6 +38,9 @@ _COUNTS = (
     "CROSS JOIN groups g ON g.policy_digest = p.digest GROUP BY p.place"
 )
 
+_GOLD = "SELECT count(recall) AS n, avg(recall) AS best, sum(recall = 1) AS complete FROM questions"
+_COSTS = {"LM calls": "lm_calls", "tokens": "tokens", "searches": "searches", "seconds": "seconds"}
+
 
 def server_url(*parts: str, anchor: str = "", **query: Any) -> str:
     """Return the address of a page on the server."""
@@ -155,16 +158,17 @@ def systems_of(index: RunIndex, evaluation: str = "") -> tuple[list[str], dict[s
 
 def _overview(index: RunIndex) -> dict[str, Any]:
     figures = index.read("SELECT * FROM figures WHERE page = 'overview'")
-    n_questions = index.one("SELECT count(*) FROM questions")
-    policies = index.cached(_COUNTS, {}, list)
-    return {"summaries": summaries(index.run), "policies": policies, "figures": figures, "n_questions": n_questions}
+    counts = {"policies": index.cached(_COUNTS, {}, list), "gold": index.cached(_GOLD, {}, list)[0]}
+    counts["n_questions"] = index.one("SELECT count(*) FROM questions")
+    return {"summaries": summaries(index.run), "figures": figures, "costs": _COSTS, **counts}
 
 
 def _summary_csv(every: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    yield csv_lines([["evaluation", "system", "hop", "measure", "value", "low", "high", "LM calls", "seconds"]])
+    costs = [f"{name} per question" for name in _COSTS]
+    yield csv_lines([["evaluation", "system", "hop", "measure", "value", "low", "high", *costs]])
     for name, one in every.items():
         for row in one["rows"]:
-            cost = row["lm_calls"], row["seconds"]
+            cost = [row.get("cost", {}).get(key) for key in _COSTS.values()]
             cells = [(hop["hop"], m, hop[m], *hop[f"{m}_ci"], *cost) for hop in row["hops"] for m in one["measures"]]
             yield csv_lines([[name, row["system"], *more] for more in cells])
 

@@ -14,8 +14,8 @@ FEW = np.array([0.5, -0.5, 1.0, 0.25, 0.5, 0.0, 0.75, -0.25, 1.0])
 @pytest.mark.parametrize(("values", "level"), [(SCORES, 0.95), (SCORES - OTHERS, 0.9)], ids=["mean", "difference"])
 def test_intervals_agree_with_scipy(values, level):
     ours = bootstrap_intervals(values[:, None], 10_000, level, seed=1)[0]
-    options = {"n_resamples": 10_000, "confidence_level": level, "method": "percentile", "rng": 2}
-    assert ours == pytest.approx(stats.bootstrap((values,), np.mean, **options).confidence_interval, abs=0.005)
+    options = {"n_resamples": 10_000, "confidence_level": level, "method": "percentile", "rng": 1}  # the same resamples
+    assert ours == pytest.approx(stats.bootstrap((values,), np.mean, **options).confidence_interval, abs=1e-12)
 
 
 def test_intervals_follow_from_the_seed_and_not_from_other_columns():
@@ -36,6 +36,14 @@ def test_questions_without_a_value_are_left_out():
 def test_sign_flips_agree_with_scipy(values, resamples, tolerance):
     theirs = stats.permutation_test((values,), np.sum, permutation_type="samples", n_resamples=resamples, rng=5)
     assert sign_flip_p(values[:, None], 10_000, seed=1)[0] == pytest.approx(theirs.pvalue, abs=tolerance)
+
+
+def test_sampled_sign_flips_equal_scipy_on_the_same_resamples():
+    values = SCORES - OTHERS
+    flips = np.random.default_rng(1).integers(0, 2, size=(10_000, len(values)), dtype=np.int8) * 2 - 1
+    options = {"n_resamples": 10_000, "alternative": "greater"}
+    theirs = stats.monte_carlo_test(values, lambda size: flips * values, lambda x, axis: abs(x.sum(axis)), **options)
+    assert sign_flip_p(values[:, None], 10_000, seed=1)[0] == pytest.approx(theirs.pvalue, abs=1e-12)
 
 
 def test_p_is_never_zero_and_is_one_without_a_difference():
@@ -70,11 +78,6 @@ def test_a_measure_that_cannot_be_resampled_has_a_difference_alone():
     measure = CorpusMeasure(None, ratio, resampled=False)
     one, other = np.array([[1.0, 2.0]]), np.array([[1.0, 4.0]])
     assert corpus_interval(one, measure, EvalRecipe()) == [None, None]
-    assert compare_corpus(one, other, measure, EvalRecipe()) == {
-        "n": 1,
-        "difference": 0.25,
-        "ci": [None] * 2,
-        "p": None,
-    }
-    nothing = {"n": 0, "difference": None, "ci": [None, None], "p": None}
-    assert compare_corpus(one * np.nan, other, measure, EvalRecipe()) == nothing
+    facts = {"n": 1, "difference": 0.25, "ci": [None, None], "p": None}
+    assert compare_corpus(one, other, measure, EvalRecipe()) == facts
+    assert compare_corpus(one * np.nan, other, measure, EvalRecipe()) == facts | {"n": 0, "difference": None}

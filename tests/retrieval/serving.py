@@ -3,6 +3,7 @@
 import asyncio
 import json
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -15,13 +16,20 @@ from anyio.from_thread import start_blocking_portal
 
 from leret.config.retriever import RemoteSettings
 from leret.core.types import Passage
+from leret.http.serving import serve
 from leret.retrieval.clients.leret import Remote
 from leret.retrieval.load import OpenRetriever
-from leret.retrieval.server.app import RetrieverServer, serve
+from leret.retrieval.server.app import RetrieverServer
 from leret.retrieval.server.schemas import ServerSettings
 from tests.http.servers import Served, serving
 
 ROOT = Path(__file__).resolve().parents[2]
+POST = b"POST /search HTTP/1.1\r\nHost: localhost\r\n"
+
+
+def connected(url):
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=30)
 
 
 class Echo:

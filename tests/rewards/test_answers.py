@@ -1,8 +1,10 @@
 import math
+import random
 from types import SimpleNamespace
 
 import dspy
 import pytest
+from dspy.evaluate import metrics
 
 from leret.core.types import Outcome, Task
 from leret.rewards import REWARDS, answers, scoring
@@ -73,6 +75,15 @@ def test_f1_by_hand(answer, reference, yes_no, expected):
 )
 def test_best_reference_counts(name, answer, references, expected):
     assert scoring(name)(outcome(answer, *references)) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("name", "oracle"), [("em", "EM"), ("f1", "HotPotF1"), ("squad_f1", "F1")])
+def test_answers_equal_dspy_on_random_texts(name, oracle):
+    rng, parts = random.Random(0), ("the Ed", "ed", "a Wood,", "yes", "no", "1,000", "co-op", "An  A.B.")
+    for _ in range(300):
+        answer, *references = (" ".join(rng.choices(parts, k=rng.randint(1, 3))) for _ in range(3))
+        expected = float(getattr(metrics, oracle)(answer, references))
+        assert scoring(name)(outcome(answer, *references)) == pytest.approx(expected)
 
 
 def test_rouge_equals_rouge_score():

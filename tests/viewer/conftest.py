@@ -66,18 +66,13 @@ def write_data(directory):
 def write_results(run):
     hop = {"hop": 1, "recall": 0.5, "ap": 0.5, "recall_ci": [0.4, 0.6], "ap_ci": [0.4, None]}
     row = {"n": 1, "failed": 0, "unparsed": 0, "seconds": 1.0, "lm_calls": 2, "hops": [hop]}
+    row["cost"] = {"lm_calls": 2.0, "tokens": None, "searches": 1.5, "seconds": 0.25}
     for system, ap, ids in (("base", 0.5, ("d3", "d1")), ("ipo", 1.0, ("d1",))):
         rows = [ScoredHop("q3", None, 0, 1, f"find {system}", "x", ids, (1.0,) * len(ids), {"recall": 1.0, "ap": ap})]
         (run.eval / system).mkdir(parents=True)
         write_rows(run.eval / system / "per_question.parquet", rows, ["recall", "ap"])
-    facts = {
-        "n_questions": 1,
-        "split": "test",
-        "confidence": 0.95,
-        "baseline": "base",
-        "focus": "ipo",
-        "comparisons": [],
-    }
+    facts = {"n_questions": 1, "split": "test", "confidence": 0.95, "baseline": "base", "focus": "ipo"}
+    facts |= {"comparisons": [], "leaks": {"verdict": f"leak check: none {EVIL}"}, "gold_coverage": 0.75}
     rows = [{"system": name, "kind": "base", **row} for name in ("base", "ipo")]
     (run.eval / "summary.json").write_text(json.dumps({"measures": ["recall", "ap"], "rows": rows, **facts}))
 

@@ -107,9 +107,7 @@ def test_a_change_of_the_run_replaces_the_content_and_keeps_what_is_open(page, u
     assert page.locator("#prompt-2").get_attribute("open") == ""
 
 
-def test_a_static_page_filters_its_rows(page, viewer, shared, tmp_path, monkeypatch):
-    monkeypatch.setattr(static.subprocess, "run", lambda *_, **__: None)
-    monkeypatch.setattr(type(viewer.runs["run"]), "use", lambda self, file: None)
+def test_a_static_page_filters_its_rows(page, viewer, tmp_path):
     static.write_site(viewer.runs, tmp_path / "site", 10, tmp_path)
     page.goto(Path(tmp_path / "site" / "questions" / "index.html").as_uri() + "?failures=yes")
     assert page.locator("#count").inner_text() == "1"

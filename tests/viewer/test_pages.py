@@ -5,20 +5,10 @@ import re
 import pytest
 
 from leret.viewer.index import RunIndex
-from leret.viewer.pages import Pages, server_url, visible
+from leret.viewer.pages import MENU, Pages, server_url, visible
 from tests.viewer.conftest import EVIL, LINK, SHOWN
 
-PAGES = [
-    (),
-    ("questions",),
-    ("groups",),
-    ("pairs",),
-    ("trainings",),
-    ("prompts",),
-    ("coverage",),
-    ("q", "q1"),
-    ("q", "q3"),
-]
+PAGES = [(), *((name,) for name in MENU), ("q", "q1"), ("q", "q3")]
 
 
 @pytest.fixture
@@ -83,6 +73,16 @@ def test_missing_pages_questions_and_states_are_none(pages):
 def test_the_overview_is_a_csv_file(pages):
     rows = list(csv.DictReader(io.StringIO("".join(pages.page(("overview.csv",), {})))))
     assert (rows[0]["system"], rows[0]["measure"], rows[0]["low"], rows[1]["high"]) == ("base", "recall", "0.4", "")
+    assert [value for name, value in rows[0].items() if name.endswith("per question")] == ["2.0", "", "1.5", "0.25"]
+
+
+def test_the_overview_shows_leaks_costs_and_gold_documents(pages):
+    shown = text(pages.page((), {}))
+    assert f"Leak check: none {text(SHOWN)}" in shown
+    assert "LM calls tokens searches seconds" in shown
+    assert "2.0 – 1.5 0.250" in shown
+    assert "finds 50.0 % of its gold documents on average, and all of them for 1 of 2 questions" in shown
+    assert "Gold documents in the corpus: 75.0 %" in shown
 
 
 def test_a_page_has_a_version_of_its_own_question(index, pages):

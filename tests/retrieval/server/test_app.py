@@ -1,5 +1,4 @@
 import json
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,22 +10,16 @@ import requests
 from leret.core.errors import RetrievalError
 from leret.core.types import Document
 from leret.datasets.corpus import Corpus
+from leret.http import serving
 from leret.retrieval.engines.bm25 import BM25
 from leret.retrieval.load import open_index
-from leret.retrieval.server import app
-from tests.retrieval.serving import Echo, remote, running, served
+from tests.retrieval.serving import POST, Echo, connected, remote, running, served
 
-POST = b"POST /search HTTP/1.1\r\nHost: localhost\r\n"
 HALF = POST + b"Content-Length: 99\r\n\r\n{"
 
 
 def get(server, path, **headers):
     return requests.get(f"{server.url}{path}", headers=headers, timeout=20)
-
-
-def connected(url):
-    host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=30)
 
 
 def ask(pool, server, query, k=1):
@@ -58,23 +51,6 @@ def test_a_full_queue_answers_503_and_is_counted():
         metrics = get(server, "/metrics")
     assert metrics.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert {"leret_rejected_total 1.0", "leret_queries_total 4.0"} <= set(metrics.text.splitlines())
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        b"GET /?query=" + b"a" * 300_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        POST + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        POST + b"Content-Encoding: br\r\nContent-Length: 5\r\n\r\nhello",
-        POST + b"Content-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello",
-    ],
-    ids=["a long line", "two lengths", "an unknown coding", "no gzip"],
-)
-def test_invalid_http_answers_400_and_is_not_logged(request_, caplog):
-    with running(Echo()) as server, connected(server.url) as connection:
-        connection.sendall(request_)
-        assert b" 400 " in connection.recv(1000)
-    assert caplog.records == []
 
 
 class Held(tuple):
@@ -178,7 +154,7 @@ def test_the_command_serves_an_index_until_sigterm(tmp_path):
 
 
 def test_half_a_request_times_out(monkeypatch):
-    monkeypatch.setattr(app, "_IDLE_S", 0.2)
+    monkeypatch.setattr(serving, "_IDLE_S", 0.2)
     with running(Echo(), read_s=0.2) as server:
         with connected(server.url) as half_a_body:
             half_a_body.sendall(HALF)
@@ -188,20 +164,6 @@ def test_half_a_request_times_out(monkeypatch):
         with connected(server.url) as half_a_head:
             half_a_head.sendall(HALF[:30])
             assert half_a_head.recv(1000) == b""
-
-
-def test_idle_connections_are_refused_beyond_a_limit_and_closed(monkeypatch):
-    monkeypatch.setattr(app, "_FILES", 80)  # a quarter of them is for connections
-    monkeypatch.setattr(app, "_IDLE_S", 2.0)
-    with running(Echo()) as server, ExitStack() as held:
-        for _ in range(20):
-            idle = held.enter_context(connected(server.url))
-            idle.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert idle.recv(13) == b"HTTP/1.1 200 "
-        assert held.enter_context(connected(server.url)).recv(13) == b"HTTP/1.1 503 "
-        while idle.recv(1000):
-            pass
-        assert get(server, "/health").status_code == 200
 
 
 def test_hung_up_clients_leave_the_queue():
