@@ -38,8 +38,7 @@ def sample(
     ] = "process",
     workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes for --engine ray.")] = None,
     address: Annotated[
-        str | None,
-        typer.Option(help="Cluster for --engine ray: auto, HOST:PORT or ray://; default: a new cluster."),
+        str | None, typer.Option(help="Cluster for --engine ray: auto, HOST:PORT or ray://; default: a new cluster.")
     ] = None,
 ) -> None:
     """Try several queries at each state of a program, and reward each query."""

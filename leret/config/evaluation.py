@@ -66,8 +66,7 @@ class EvalRecipe(Settings):
         ("recall", "ap"), description="names, or settings by name as in the parts of a reward"
     )
     choose_on: Literal["dev"] | None = Field(
-        None,
-        description="choose the final policy by recall (or the first measure that applies); None: the last policy",
+        None, description="choose the final policy by recall (or the first measure that applies); None: the last policy"
     )
     baseline: Annotated[str, Free()] = Field("base", description="system to compare all other systems with")
     reader: ReaderSettings | None = Field(None, description="LM that writes the answers of all systems")

@@ -97,12 +97,7 @@ class LM(PolicyLM):
     """
 
     def __init__(
-        self,
-        model: str | Path = "demo",
-        *,
-        engine: PolicyEngine | None = None,
-        async_engine: Any = None,
-        **kwargs: Any,
+        self, model: str | Path = "demo", *, engine: PolicyEngine | None = None, async_engine: Any = None, **kwargs: Any
     ) -> None:
         name = str(model).removeprefix("leret/")
         name = str(Path(name).resolve()) if name not in POLICIES and Path(name).is_dir() else name

@@ -28,12 +28,7 @@ _TALKS = 120
 
 
 def generate(
-    seed: int,
-    n_train: int = 600,
-    n_dev: int = 150,
-    n_test: int = 550,
-    comparison: float = 0.25,
-    three_hop: float = 0.0,
+    seed: int, n_train: int = 600, n_dev: int = 150, n_test: int = 550, comparison: float = 0.25, three_hop: float = 0.0
 ) -> tuple[tuple[Document, ...], tuple[Task, ...]]:
     """Return documents sorted by id, and train, dev and test questions with their gold documents in hop order.
 

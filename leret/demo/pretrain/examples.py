@@ -60,10 +60,7 @@ class Example:
 
 
 def call_messages(
-    question: str,
-    passages: Ranking,
-    demos: Sequence[Mapping[str, Any]] = (),
-    adapter: CompactAdapter | None = None,
+    question: str, passages: Ranking, demos: Sequence[Mapping[str, Any]] = (), adapter: CompactAdapter | None = None
 ) -> list[Any]:
     """Return the messages that a program sends to call `WriteQuery`."""
     inputs = {"question": question, "context": Found((passages,)).passages}

@@ -41,13 +41,7 @@ class LocalPolicy(SharedInstance):
 
     @classmethod
     def over(
-        cls,
-        model: Any,
-        tokenizer: Any,
-        *,
-        name: str,
-        digest: str,
-        enable_thinking: bool | None = None,
+        cls, model: Any, tokenizer: Any, *, name: str, digest: str, enable_thinking: bool | None = None
     ) -> LocalPolicy:
         """Return a policy over a loaded network. If the network is being trained, call `renew` after each update.
 

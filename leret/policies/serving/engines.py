@@ -96,11 +96,7 @@ SERVERS = {
         key_variable="VLLM_API_KEY",
     ),
     "sglang": ServerKind(
-        "sglang",
-        "sglang",
-        "`pip install sglang` in a separate environment",
-        _sglang,
-        adapter_name="{name}-base:{name}",
+        "sglang", "sglang", "`pip install sglang` in a separate environment", _sglang, adapter_name="{name}-base:{name}"
     ),
     "tgi": ServerKind(
         "tgi",
