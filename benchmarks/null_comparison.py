@@ -2,10 +2,10 @@
 
 Command: python benchmarks/null_comparison.py [--repetitions 400] [--seed 0]
 
-A repetition invents a table: a baseline and five systems of equal quality, scored by average precision on 200 questions
-of different difficulty, with two gold documents among the first six ranks. The table's comparisons come from the
-functions that fill summary.json, with their default resamples. Single tests should be significant in 5 % of the cases,
-and tables should have an adjusted p-value below 5 % in at most 5 % of the repetitions.
+Each repetition draws a table of a baseline and five systems of equal quality: average precision on 200 questions of
+different difficulty, with two gold documents among the first six ranks. The functions that fill summary.json compare
+the systems, with their default resamples. Single tests should be significant in 5 % of the cases, and at most 5 % of
+the tables should have an adjusted p-value below 5 %.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ BASELINE, SYSTEMS, QUESTIONS = "base", tuple("abcde"), 200
 
 
 def scores(rng: np.random.Generator) -> dict[str, Array]:
-    """Draw average precision by system, question, hop (one) and measure (one)."""
-    chance = rng.beta(1, 1, size=QUESTIONS)  # of finding a gold document, by question
-    ranks = np.argsort(rng.random((1 + len(SYSTEMS), QUESTIONS, 6)), axis=2)[:, :, :2]  # of the gold documents
+    """Draw average precision; arrays are by question, hop (one) and measure (one)."""
+    chance = rng.beta(1, 1, size=QUESTIONS)  # probability of finding a gold document, by question
+    ranks = np.argsort(rng.random((1 + len(SYSTEMS), QUESTIONS, 6)), axis=2)[:, :, :2]  # two gold documents
     is_found = rng.random(ranks.shape) < chance[:, None]
     table = {}
     for i, system in enumerate((BASELINE, *SYSTEMS)):

@@ -5,8 +5,8 @@ Command: python benchmarks/view.py [--questions 100000] [--run DIR] [--sampler N
 Writes a run with invented samples (two steps, four samples per state), results of two systems for a tenth of the
 questions, and pairs; --run keeps it for another measurement. Requests go one after another, each page 20 times.
 
---sampler N measures `leret sample sampling/demo` in this process instead, N times alone and N times followed by `leret
-view` and a client that asks for changes each second and loads the list of questions after each, as an open page does.
+--sampler N measures `leret sample sampling/demo` in this process instead: N times alone, and N times with `leret view`
+and a client that polls for changes each second and loads the changed list of questions, as an open page does.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def cpu_seconds(pid: int) -> float:
 
 @contextmanager
 def viewing(path: Path) -> Iterator[tuple[int, str]]:
-    """Run `leret view` and give its process id and its URL."""
+    """Run `leret view`; yield its process id and its URL."""
     command = [sys.executable, "-m", "leret", "view", str(path), "--port", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

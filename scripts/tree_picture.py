@@ -1,7 +1,8 @@
-"""Photograph the tree of a question for the README: ``python scripts/tree_picture.py [--run DIR] [--question ID]``.
+"""Draw a question's tree for the README: ``python scripts/tree_picture.py [--run DIR] [--question ID]``.
 
-Writes docs/tree.png from a demo run (``make demo``). Needs ``pip install playwright`` and the program chromium. The
-default question is one that only the second search solves, with few different queries, but at least three a step.
+Writes docs/tree.png, a screenshot of `leret view` for a demo run (``make demo``). Needs ``pip install playwright`` and
+the program ``chromium``. The default question is one that only the second search solves, with the fewest different
+queries, but at least three per step.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ def choose(run: Run) -> str:
         return index.one(SQL) or sys.exit(f"{run.path} has no such question; pass --question ID")
 
 
-def photograph(url: str, question_id: str) -> bytes:
-    """Return the title and the tree of a question, without messages and passages, as PNG."""
+def screenshot(url: str, question_id: str) -> bytes:
+    """Return a PNG of a question's title and tree, without messages and passages."""
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": WIDTH, "height": 800}, device_scale_factor=SCALE)
@@ -65,7 +66,7 @@ def main() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            picture = photograph(process.stdout.readline().split(" at ")[1].split()[0], question_id)
+            picture = screenshot(process.stdout.readline().split(" at ")[1].split()[0], question_id)
         finally:
             process.terminate()
     Image.open(io.BytesIO(picture)).convert("RGB").quantize(COLOURS).save(PICTURE, optimize=True)

@@ -28,13 +28,13 @@ class ReaderSettings(Settings):
     policy: SerializeAsAny[PolicySettings] = Field(description="an LM of any kind")
     passages: PositiveInt = Field(6, description="passages to read, best first")
     words: PositiveInt = Field(100, description="words to read of each passage")
-    instruction: str | None = Field(None, description="what to write; None: Answer in a few words.")
+    instruction: str | None = Field(None, description="end of the prompt; None: Answer in a few words.")
 
     @field_validator("policy")
     @classmethod
     def _writes(cls, policy: PolicySettings) -> PolicySettings:
         if isinstance(policy, PickerSettings):
-            raise ValueError(f"kind {policy.kind} is a picker, which writes no answers; choose an LM")
+            raise ValueError(f"kind {policy.kind} is a picker, which cannot write answers; choose an LM")
         return policy
 
 

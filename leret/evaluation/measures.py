@@ -125,7 +125,7 @@ class Scorer:
         return rows
 
     def _values(self, outcome: Outcome, unparsed: bool) -> dict[str, float]:
-        # An unparsed completion counts as an empty answer. Users' functions may expect the program's return value.
+        # Without a reader, an unparsed completion is an empty answer. Users' functions may expect the program's result.
         ended = replace(outcome, prediction="") if unparsed and outcome.prediction is None else outcome
         values = {name: one(outcome if one.calls_users else ended) for name, one in self._rewards.items()}
         if hidden := self._hidden.get(outcome.task.id):

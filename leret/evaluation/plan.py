@@ -329,7 +329,7 @@ def _functions(measures: Measures) -> list[str]:
 
 
 def _refuse_search_alone(evaluation: Evaluation, tasks: Sequence[Task]) -> None:
-    """Raise ConfigError for systems that only search, if there is no reader and no measure for what they find."""
+    """Refuse oracle titles if no task has gold documents, and other searches if also no measure or reader applies."""
     if any(task.gold for task in tasks):
         return
     useful = evaluation.recipe.reader or scores_search(evaluation.recipe.specs, tasks)

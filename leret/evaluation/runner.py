@@ -96,7 +96,7 @@ class Evaluator:
     others: Mapping[str, Environment] = field(default_factory=dict)
     """Environments with other retrievers, by `System.retriever`."""
     reader: ReaderSettings | None = None
-    # Open policies by name, with the reader as None. They share an event loop, to which their connections belong.
+    # Open policies by name (None: the reader). They share an event loop, because connections belong to one loop.
     _open: dict[str | None, Policy] = field(default_factory=dict, init=False)
     _loop: asyncio.Runner = field(default_factory=asyncio.Runner, init=False)
 
@@ -208,7 +208,7 @@ class Evaluator:
         reader, corpus = self.reader, self.environment.corpus
         if reader is None or rollout.error is not None:
             return rollout, 0, 0
-        best = rollout.ranking[: reader.passages]  # a system fused:NAME has only ids
+        best = rollout.ranking[: reader.passages]  # fused:NAME ranks ids without texts
         passages: list[Any] = [one if one.title or one.text else find(corpus, one.doc_id) for one in best]
         chat = getattr(reader.policy, "template", None) != "plain"
         try:
@@ -220,7 +220,7 @@ class Evaluator:
             request = Request(messages, (0,), 0.0, reader.policy.max_tokens, stop=() if chat else ("\n",))
             [completion] = await self._open[None].complete(request)
         except (PolicyError, RetrievalError) as error:
-            failure = replace(failure_of(error), message=f"reader of {len(best)} passages: {error}")
+            failure = replace(failure_of(error), message=f"reader ({len(best)} passages): {error}")
             return replace(rollout, finished=False, failure=failure, prediction=None), 0, 0
         n_tokens = completion.n_prompt_tokens + completion.n_completion_tokens
         return replace(rollout, prediction=completion.text.strip()), 1, n_tokens
@@ -239,7 +239,7 @@ class Evaluator:
             searches.close()
 
     def _policy(self, name: str | None, settings: Mapping[str, PolicySettings]) -> None:
-        """Open a policy, which stays open for the next systems; a different policy, except the reader, is closed."""
+        """Open a policy and leave it open for the next systems; close a different one, except the reader."""
         if name not in self._open:
             for other in set(self._open) - {None} if name is not None else ():
                 self._loop.run(self._open.pop(other).aclose())

@@ -212,7 +212,7 @@ def score_table(
     """Arrange one system's rows (in any order) by question, hop and measure: the mean over runs, or the best run."""
     runs: dict[tuple[str, int], dict[int, ScoredHop]] = defaultdict(dict)
     for row in sorted(rows, key=lambda row: row.hop):
-        # the row after the last hop of an unparsed run has the same ranking, and the value of the answer
+        # an unparsed run ends with one more row: the ranking of its last hop, and the value of the answer
         runs[row.question_id, row.sample][max(1, row.hop - row.unparsed)] = row
     tables: dict[str, list[Array]] = defaultdict(list)
     unparsed = set()

@@ -1,4 +1,4 @@
-"""A server's life: listen, serve until a signal, finish pending requests; limits for connections and invalid HTTP."""
+"""Run an HTTP server until a signal, then finish pending requests; refuse connections over a limit."""
 
 from __future__ import annotations
 

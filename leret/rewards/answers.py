@@ -134,9 +134,9 @@ def babi_em(outcome: Outcome, field: str | None = None) -> float | None:
 
 
 def verdict(outcome: Outcome, field: str | None = None) -> float | None:
-    """Return 1 if the first verdict in the answer is the reference's, else 0; None if the reference is no verdict.
+    """Return 1 if the first verdict in the answer is the reference's, else 0; None if no reference is a verdict.
 
-    The two verdicts are those of HoVer; words of FEVER and SciFact, and true, false, yes and no also state them.
+    The verdicts are HoVer's two. The labels of FEVER and SciFact, and true, false, yes and no, count as one of them.
     """
     answer = answer_of(outcome, field)
     texts = (re.sub("n['’]t", " not", text.lower()) for text in (answer or "", *outcome.task.answers))

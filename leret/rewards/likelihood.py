@@ -36,7 +36,7 @@ def answer_likelihood(outcome: Outcome, model: str, passages: int = 6, words: in
 def reader_lines(
     task: Task, passages: Iterable[Passage], words: int, chat: bool, instruction: str | None = None
 ) -> tuple[str, ...]:
-    """Return a reader's prompt: the first words of each passage, the task's inputs, and a request to answer."""
+    """Return the lines of a reader's prompt: the start of each passage, the task's inputs, and the instruction."""
     read = (f"{one.title}: {one.text}".removeprefix(": ") for one in passages)
     inputs = task.inputs if isinstance(task.inputs, dict) else {"question": task.text}
     texts = (" ".join(text.split()[:words]) for text in read)
@@ -54,7 +54,7 @@ def mean_logprobs(model: str, lines: Sequence[str], answers: Sequence[str]) -> l
     for answer in answers:
         target = tokenizer.encode(answer if tokenizer.chat_template else f" {answer}", add_special_tokens=False)
         limit = getattr(network.config, "max_position_embeddings", None) or math.inf
-        n = len(lines) - 2
+        n = len(lines) - 2  # passages that fit
         while len(prompt := _prompt(tokenizer, "\n".join([*lines[:n], *lines[-2:]]))) + len(target) > limit and n:
             n -= 1
         with torch.inference_mode():

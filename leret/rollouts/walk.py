@@ -188,7 +188,7 @@ class RolloutRunner:
         return [rollouts[place] for place in range(len(tasks))]
 
     async def run_one(self, task: Task, index: int = 0) -> Rollout:
-        """Run one task; ``index`` numbers repeated runs, which differ at temperature > 0."""
+        """Return a task's rollout; ``index`` numbers repeated runs, which differ at temperature > 0."""
         calls: list[LMCall] = []
 
         async def visit(point: Point) -> Point:

@@ -150,7 +150,7 @@ def test_a_reader_that_fails_leaves_the_run_without_scores_to_be_run_again(make,
         return follow(content)
 
     results, _ = make(fail, reader=READER).evaluate(BASE)
-    assert failures(results) == [f"{kind}: reader of 1 passages: {error}"]
+    assert failures(results) == [f"{kind}: reader (1 passages): {error}"]
     assert [row.measures for row in results.rows if row.question_id == QUESTIONS[2].id] == [{}, {}, {}]
     again = make(reader=READER)
     assert failures(again.evaluate(BASE)[0]) == []

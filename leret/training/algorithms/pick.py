@@ -24,7 +24,7 @@ class PickRecipe(PickingRecipe):
 
     algorithm: Literal["pick"] = "pick"
     loss: Literal["grpo", "dpo", "ipo", "sft", "kl"] = Field(
-        "grpo", description="grpo: group-relative; dpo, ipo: best over others; sft: best picks; kl: softmax of rewards"
+        "grpo", description="grpo: group-relative advantages; dpo, ipo: pairs; sft: best picks; kl: softmax of rewards"
     )
     reward_temperature: float = Field(0.1, gt=0, description="for kl: divides the rewards")
     scale_rewards: Literal["group", "batch", "none"] = Field(

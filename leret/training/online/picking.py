@@ -97,9 +97,9 @@ class Method(Protocol):
 
 
 class LiveIndex:
-    """The run's dense retriever until the first `encode`, then an index of a picker's encoders. Caches no rankings.
+    """A retriever over the run's dense index until the first `encode`, then over an index from a picker's encoders.
 
-    ``rankings`` contains the rankings of the current round, by query and k.
+    ``rankings`` contains the rankings of the current round, by query and k. No rankings are cached.
     """
 
     def __init__(self, environment: Environment, directory: Path) -> None:
@@ -141,7 +141,7 @@ class LiveIndex:
             self._use(picker)
 
     def _use(self, picker: Picker) -> None:
-        """Search with the saved encoders, which read texts like the picker."""
+        """Search with the saved encoders, with the picker's settings for texts and similarity."""
         settings: Any = picker.settings
         limits = [settings.max_length, *(encoder.max_seq_length for encoder in picker.model.children())]
         folder = self._directory / _ENCODERS
@@ -204,7 +204,7 @@ class PickLearner:
         return self.run(self.policy.clone(), validation)  # `run_policy` closes the clone
 
     def run(self, policy: Policy, validation: Validation) -> dict[str, float]:
-        """Validate a policy, and forget its searches."""
+        """Validate a policy; its searches do not count for ``stale``."""
         figures = validation.run_policy(policy)
         if self._index is not None:
             self._index.rankings.clear()
