@@ -187,11 +187,6 @@ def scored(run):
     return [one for group in content(run) for one in group.samples if one.reward is not None]
 
 
-def test_another_seed_of_a_training_is_refused(run):
-    with pytest.raises(LeretError, match="seed: 0 in the run, 1 in the recipe"):
-        train(sft("first", seed=1), run)
-
-
 @pytest.mark.parametrize("name", ["run/policies/lora/adapter_model.safetensors", "base/model.safetensors"])
 def test_another_adapter_or_base_of_one_is_refused(run, name):
     adapter = run.policies / "lora"

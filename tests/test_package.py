@@ -28,12 +28,20 @@ UNDECLARED = {
 HELP = "sys.argv[1:] = ['--help']\nfrom leret.cli.app import app\ntry:\n    app()\nexcept SystemExit:\n    import leret"
 
 
+HEAVY = ["torch", "transformers", "datasets", "trl", "peft", "pandas", "dspy", "numpy", "litellm"]
+
+
 @pytest.mark.parametrize(
-    "code", [HELP, "import leret.config.sampling, leret.config.load, leret.core.runs, leret.core.errors"]
+    ("code", "heavy"),
+    [
+        (HELP, [*HEAVY, "pydantic"]),
+        ("import leret.config.sampling, leret.config.load, leret.core.runs, leret.core.errors", HEAVY),
+        ("import leret; assert isinstance(leret.LM('demo').provider, leret.Provider)", HEAVY[:5]),
+        ("from leret.policies.checkpoints import find_model; find_model('demo')", ["torch"]),
+    ],
+    ids=["help", "modules", "an LM and its provider", "a model directory"],
 )
-def test_help_and_cheap_modules_load_nothing_heavy(code):
-    heavy = ["torch", "dspy", "transformers", "datasets", "trl", "numpy", "pandas", "litellm"]
-    heavy += ["pydantic"] if code == HELP else []
+def test_help_and_what_needs_no_weights_load_nothing_heavy(code, heavy):
     shown = f"import sys\n{code}\nprint('heavy:', *(n for n in {heavy!r} if n in sys.modules))"
     out = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True, cwd=ROOT)
     assert out.stdout.endswith("heavy:\n")

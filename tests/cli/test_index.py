@@ -82,9 +82,8 @@ def test_info_shows_the_manifest_and_check_reads_the_whole_index(index):
 
 
 def test_commands_say_how_many_chunks_of_how_many_documents_there_are(folder):
-    json_lines(
-        folder / "corpus.jsonl", [{**CORPUS[i % 3], "doc_id": f"d#{i}", "parent": f"d{i % 2}"} for i in range(5)]
-    )
+    chunks = [{**CORPUS[i % 3], "doc_id": f"d#{i}", "parent": f"d{i % 2}"} for i in range(5)]
+    json_lines(folder / "corpus.jsonl", chunks)
     assert "5 chunks of 2 documents" in succeeds(*BUILD)
     assert "5 chunks of 2 documents" in succeeds("index", "check", "idx")
     assert "2 documents" in succeeds("index", "info", "idx")

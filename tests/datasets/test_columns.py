@@ -70,9 +70,8 @@ def test_an_unknown_column_is_refused_with_the_columns_that_exist(write, tmp_pat
 
 
 def test_a_column_may_be_missing_in_some_json_lines(tmp_path):
-    path = json_lines(
-        tmp_path / "q", [{"q": "Who?", "gold": "A", "answer": 3}, {"q": "Why?", "gold": "A", "reply": "x"}]
-    )
+    rows = [{"q": "Who?", "gold": "A", "answer": 3}, {"q": "Why?", "gold": "A", "reply": "x"}]
+    path = json_lines(tmp_path / "q", rows)
     fields = {"question": "q", "relevant_doc_ids": "gold", "answer": "reply"}
     assert [task.answers for task in load_tasks("jsonl", path, fields=fields)] == [(), ("x",)]
 

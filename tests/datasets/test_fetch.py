@@ -79,21 +79,9 @@ def test_a_killed_fetch_loses_nothing_and_asks_only_for_the_rest(tmp_path):
     site = Site({url: html(f"Page {url}", WORDS) for url in urls} | {"/5": ["wait", html("Page /5", WORDS)]})
     with sites(site) as portal:
         json_lines(tmp_path / "list.jsonl", [{"page": site.url + url, "n": f"d{url[1:]}"} for url in urls])
-        command = [
-            "data",
-            "fetch",
-            "list.jsonl",
-            "--url-field",
-            "page",
-            "--id-field",
-            "n",
-            "--out",
-            "pages",
-            "--rate",
-            "1000",
-        ]
+        command = "data fetch list.jsonl --url-field page --id-field n --out pages --rate 1000"
         process = subprocess.Popen(
-            [sys.executable, "-m", "leret", *command], cwd=tmp_path, stderr=subprocess.DEVNULL,
+            [sys.executable, "-m", "leret", *command.split()], cwd=tmp_path, stderr=subprocess.DEVNULL,
             env=os.environ | {"PYTHONPATH": os.getcwd()},
         )  # fmt: skip
         portal.call(site.reached.wait)
@@ -103,7 +91,7 @@ def test_a_killed_fetch_loses_nothing_and_asks_only_for_the_rest(tmp_path):
         assert not (tmp_path / "pages/corpus.jsonl").exists()
         n_before = len(site.requests)
         with contextlib.chdir(tmp_path):
-            succeeds(*command)
+            succeeds(*command.split())
     n_pages = sum(request.path != "/robots.txt" for request in site.requests[n_before:])
     assert n_pages == 6 - len(done)
     assert [line["doc_id"] for line in read_lines(tmp_path / "pages/corpus.jsonl")] == [f"d{i}" for i in range(6)]

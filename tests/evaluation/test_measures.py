@@ -96,7 +96,6 @@ def test_the_last_row_keeps_the_answer_and_the_picked_ids():
 def test_a_run_that_does_not_parse_has_answered_nothing_and_a_failed_run_has_no_score():
     task = Task.question("q", "?", answer="x")
     for failure, measures in ((Failure("parse", ""), {"f1": 0.0}), (Failure("policy", "down"), {})):
-        [row] = Scorer(named("f1"), [task], CORPUS).rows(
-            Rollout("q", (), False, failure, steps=(LMCall("p", {}, (), "", None),))
-        )
+        rollout = Rollout("q", (), False, failure, steps=(LMCall("p", {}, (), "", None),))
+        [row] = Scorer(named("f1"), [task], CORPUS).rows(rollout)
         assert row.measures == measures

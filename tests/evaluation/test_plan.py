@@ -107,13 +107,9 @@ def test_files_that_were_touched_or_lost_cost_no_call_and_a_damaged_one_is_refus
 
 
 def test_the_name_follows_from_split_and_questions_and_is_one_directory():
-    given = [
-        {},
-        {"questions": "/data/v1.2-hard.jsonl.gz"},
-        {"split": "all", "questions": "hard.jsonl"},
-        {"questions": "a.csv.gz"},
-    ]
-    assert [EvalRecipe(**keys).evaluation_name for keys in given] == [None, "v1.2-hard", "all-hard", "a"]
+    files = None, "/data/v1.2-hard.jsonl.gz", "a.csv.gz"
+    assert [EvalRecipe(questions=file).evaluation_name for file in files] == [None, "v1.2-hard", "a"]
+    assert EvalRecipe(split="all", questions="hard.jsonl").evaluation_name == "all-hard"
     for name in ("../x", "", "a/b", ".x"):
         with pytest.raises(ValueError, match="evaluation"):
             EvalRecipe(evaluation=name)

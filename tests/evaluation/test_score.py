@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from leret.config.evaluation import EvalRecipe
@@ -13,8 +11,7 @@ def scored(tmp_path, *measures, **keys):
 
 
 def write(tmp_path, **files):
-    for name, content in files.items():
-        text = content if isinstance(content, str) else "".join(json.dumps(row) + "\n" for row in content)
+    for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
 
 

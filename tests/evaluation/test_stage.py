@@ -143,13 +143,10 @@ def test_questions_without_gold_documents_are_evaluated_by_their_answers(answer_
     assert len(answers) == summary["n_questions"]
     assert answers[0].keys() == {"id", "inputs", "prediction", "references", "found", "measures"}
     mean = sum(answer["measures"]["f1"] for answer in answers) / len(answers)
-    assert mean == pytest.approx(
-        next(row for row in summary["rows"] if row["system"] == "sft")["hops"][-1]["f1"], abs=1e-6
-    )
+    [sft] = [row for row in summary["rows"] if row["system"] == "sft"]
     file = answer_run.eval / "sft" / "answers.jsonl"  # holds answers and references
-    assert score(file, file, recipe.model_copy(update={"measures": ("f1",)})).measures["f1"] == pytest.approx(
-        mean, abs=1e-6
-    )
+    again = score(file, file, recipe.model_copy(update={"measures": ("f1",)}))
+    assert [sft["hops"][-1]["f1"], again.measures["f1"]] == pytest.approx([mean] * 2, abs=1e-6)
 
 
 def test_a_question_counts_for_the_measures_that_it_has_labels_for(answer_run, tmp_path):

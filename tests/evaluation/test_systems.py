@@ -85,10 +85,8 @@ def test_a_fusion_brings_its_parts_and_comes_after_them(run):
 def test_the_best_of_n_brings_its_greedy_system_and_is_no_policy(run):
     trained(run, "sft")
     systems = select(("best-of-8:sft@dense",), available(run, {}, {}, ["dense"]))
-    assert [(s.name, s.best_of, s.retriever) for s in systems] == [
-        ("sft@dense", None, "dense"),
-        ("best-of-8:sft@dense", 8, "dense"),
-    ]
+    greedy, best = ("sft@dense", None, "dense"), ("best-of-8:sft@dense", 8, "dense")
+    assert [(s.name, s.best_of, s.retriever) for s in systems] == [greedy, best]
     assert (systems[1].rivals, focus(systems)) == (("sft@dense",), None)
     for name in ("best-of-8:raw-question", "best-of-0:sft", "best-of-2:nope"):
         with pytest.raises(ConfigError, match="unknown system"):

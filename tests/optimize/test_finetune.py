@@ -22,11 +22,8 @@ def test_a_policy_is_trained_once_and_named_by_what_it_follows_from(weights, tmp
     assert (json.loads((path / "training.json").read_text())["steps"], path.name[:4]) == (3, "sft-")
     monkeypatch.setattr("leret.training.stage.fit", None)
     assert train_examples(f"leret/{weights}", EXAMPLES, KEYS, tmp_path) == path
-    for model, examples, keys in [
-        (path, EXAMPLES, KEYS),
-        (weights, EXAMPLES[1:], KEYS),
-        (weights, EXAMPLES, {**KEYS, "seed": 1}),
-    ]:
+    others = (path, EXAMPLES, KEYS), (weights, EXAMPLES[1:], KEYS), (weights, EXAMPLES, {**KEYS, "seed": 1})
+    for model, examples, keys in others:
         with pytest.raises(TypeError):  # fit is called
             train_examples(str(model), examples, keys, tmp_path)
     with pytest.raises(RunError, match="seed: 0 in the run, 1 in the recipe"):

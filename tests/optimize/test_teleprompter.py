@@ -229,18 +229,12 @@ def test_max_lm_calls_is_a_hard_bound(bound, trainings, heard):
     assert len(best.candidate_programs) == 3  # what was kept for the valset was enough
 
 
-def test_a_bound_that_the_valset_alone_passes_is_refused(trainings):
-    with pytest.raises(LeretError, match="max_lm_calls=5 is reached"):
-        leret_of(max_lm_calls=5).compile(student_of(), trainset=TRAIN, valset=VAL)
-
-
 def test_one_optimizer_may_be_two_steps(tmp_path, trainings):
     keys = {"num_candidate_programs": 1, "max_bootstrapped_demos": 1, "max_labeled_demos": 0, "num_threads": 1}
     optimizers = {"p": dspy.BootstrapFewShotWithRandomSearch(metric=recall, **keys), "w": leret_of(tmp_path)}
     with dspy.context(lm=fake_lm()):
-        best = dspy.BetterTogether(metric=recall, **optimizers).compile(
-            student_of(), trainset=list(TRAIN), valset=VAL, strategy="w -> p -> w", seed=0
-        )
+        both, data = dspy.BetterTogether(metric=recall, **optimizers), {"trainset": list(TRAIN), "valset": VAL}
+        best = both.compile(student_of(), **data, strategy="w -> p -> w", seed=0)
     assert not best.flag_compilation_error_occurred
     assert [one["algorithm"] for one in trainings] == ["sft", "ipo"] * 2
     assert trainings[2]["start"] == f"leret/{trainings[0]['directory']}"  # the better one of the first step
@@ -289,6 +283,7 @@ REFUSED = {
     "no pair": (lambda: student_of(lm=fake_lm(policy=Words("words", text="alpha"))), {}, "no training examples"),
     "valset in trainset": (Writer, {"valset": [*VAL, TRAIN[0]]}, "what follows alpha number 0"),
     "valset without metric": (Writer, {"valset": VAL, "metric": None}, "metric"),
+    "valset beyond the bound": (Writer, {"valset": VAL, "max_lm_calls": 5}, "max_lm_calls=5 is reached"),
     "no example": (Writer, {"trainset": []}, "trainset is empty"),
     "other labels": (Writer, {"trainset": [*TRAIN, example(0, gold=["x"])]}, "differ only in their labels"),
 }

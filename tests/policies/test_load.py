@@ -103,9 +103,8 @@ def test_a_wrong_server_is_reported_in_seconds(settings, message, monkeypatch):
     monkeypatch.setattr(openai, "LIST_S", 1.0)
     monkeypatch.setattr(load, "PROBE_S", 1.0)
     good = ChatServer(models=("tiny", "large"))
-    bad = ChatServer(
-        models=("tiny", "small"), unknown=("large",), key="sk-right" if "api_key_env" in settings else None
-    )
+    key = "sk-right" if "api_key_env" in settings else None
+    bad = ChatServer(models=("tiny", "small"), unknown=("large",), key=key)
     began = time.monotonic()
     with pytest.raises(PolicyError, match=message) as caught:
         probed(good, bad, **settings)

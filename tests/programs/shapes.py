@@ -4,8 +4,6 @@ import asyncio
 import json
 import random
 import re
-import time
-import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from contextvars import copy_context
@@ -439,13 +437,6 @@ def lm_given_per_call(self, question):
 
 
 @shape(strong=lambda self: STRONG)
-def predictor_made_under_another_lm(self, question):
-    with dspy.context(lm=self.strong):
-        note = dspy.Predict("question -> note")(question=question).note
-    return end(self.search(self.write(question=question, context=[note]).query))
-
-
-@shape(strong=lambda self: STRONG)
 def two_lms_and_two_adapters(self, question):
     with dspy.context(lm=self.strong):
         note = dspy.ChainOfThought("question -> note")(question=question).note
@@ -465,12 +456,6 @@ def lm_set_in_forward(self, question):
 def reads_the_history_of_its_lm(self, question):
     query = self.write(question=question, context=[]).query
     return end(self.search(f"{query} {len(self.write.lm.history)}"))
-
-
-@shape(strong=lambda self: STRONG)
-def lm_called_directly(self, question):
-    note = self.strong(question)[0]
-    return end(self.search(self.write(question=question, context=[note]).query))
 
 
 @shape()
@@ -598,8 +583,3 @@ def lru_cache_round_a_search(self, question):
 @shape("is not deterministic")
 def randomness(self, question):
     return end(self.search(self.write(question=f"{question} {random.random()}", context=[]).query))
-
-
-@shape("is not deterministic")
-def uuid_and_time(self, question):
-    return end(self.search(self.write(question=f"{uuid.uuid4()} {time.time_ns()}", context=[]).query))

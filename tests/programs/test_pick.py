@@ -9,7 +9,7 @@ from leret.policies.base import Completion
 from leret.programs.pick import candidates_of, named_picks
 from leret.programs.prompts import Formatter
 from leret.programs.replay import Replay
-from tests.programs.zoo import TwoPredictors
+from tests.training.stories import Mixed
 
 CHUNKS = ["Mary went home.", "John slept.", "Mary took the milk."]
 
@@ -25,18 +25,6 @@ class Picks(dspy.Module):
         while len(picked) < 2 and (one := self.pick(self.chunks, picked, question=question)):
             picked.append(one)
         return dspy.Prediction(picked=[one.text for one in picked])
-
-
-class Mixed(TwoPredictors):
-    def __init__(self):
-        super().__init__()
-        self.pick = leret.Pick()
-
-    def forward(self, question):
-        found = self.search(self.write(question=question, context=[]).query)
-        one = self.pick(found.ranking, question=question)
-        found = self.search(f"{question} {one.title}", found)
-        return dspy.Prediction(query=self.write(question=question, context=found.passages).query)
 
 
 class Parallel(Picks):

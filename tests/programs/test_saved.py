@@ -19,6 +19,7 @@ from leret.policies.dspy_lm import policy_lm
 from leret.programs.load import load_program
 from leret.programs.saved import ProgramSource, save, with_save
 from leret.retrieval.engines.bm25 import BM25
+from tests.optimize.fakes import Writer
 from tests.programs.zoo import Async, TwoPredictors
 from tests.sampling.fakes import FakeRetriever, write_data
 from tests.tiny import tiny_policy
@@ -220,12 +221,7 @@ def test_a_state_that_is_no_json_is_refused(lms, tmp_path):
     assert not (tmp_path / "program.json").exists()
 
 
-class Searching(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.search = leret.Search(k=1)
-        self.write = dspy.Predict("question -> query")
-
+class Searching(Writer):
     def forward(self, question):
         return dspy.Prediction(doc_ids=self.search(question).doc_ids)
 

@@ -1,5 +1,3 @@
-import json
-
 import pytest
 
 from leret.config.data import FileSettings
@@ -11,6 +9,7 @@ from leret.datasets.load import load_corpus
 from leret.retrieval.clients import pubmed
 from leret.retrieval.engines.bm25 import BM25
 from leret.sampling.stage import sample
+from tests.datasets.writing import json_lines
 from tests.retrieval.clients.ncbi import article, efetch, esearch
 from tests.retrieval.serving import Reply, loopback, served
 from tests.sampling.fakes import WORDS, FakePolicy, content, policy_is, recipe_of, write_data
@@ -79,10 +78,9 @@ def site(asked):
 
 
 def test_a_pubmed_run_replays_from_the_cache(place, monkeypatch):
-    rows = [
-        {"id": f"q{i}", "question": f"articles on {w}", "relevant_doc_ids": [str(i + 1)]} for i, w in enumerate(WORDS)
-    ]
-    (place / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    asked = enumerate(WORDS)
+    rows = [{"id": f"q{i}", "question": f"articles on {w}", "relevant_doc_ids": [str(i + 1)]} for i, w in asked]
+    json_lines(place / "questions.jsonl", rows)
     monkeypatch.setattr(pubmed, "shared_rate", lambda *_: None)
     with loopback(site) as server:
         settings = PubMedSettings(k=2, url=server.url, retry_for_s=5)

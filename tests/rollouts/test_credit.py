@@ -22,6 +22,8 @@ from leret.rollouts.selection import select_next
 from leret.sampling.stage import sample_tasks
 from leret.sampling.store.store import Store
 from tests.optimize.conftest import Asking
+from tests.optimize.fakes import Writer
+from tests.programs.zoo import Agent
 from tests.sampling.fakes import FakePolicy, FakeRetriever, made, questions
 
 FEW = Prompt("1", {"write": [{"question": "who", "query": "find who"}]})
@@ -247,12 +249,7 @@ def test_the_final_reward_sees_the_end(tmp_path):
     assert any(outcome.ranking for outcome in seen)
 
 
-class Twice(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.write = dspy.Predict("question, context: list[str] -> query")
-        self.search = Search(k=2)
-
+class Thrice(Writer):
     def forward(self, question):
         found = Found()
         for _ in range(3):
@@ -261,7 +258,7 @@ class Twice(dspy.Module):
 
 
 def rewards_by_id(path, credit, **plan):
-    sample(path, Role(Recorded(), credit=credit), Twice(), reward="recall", **plan)
+    sample(path, Role(Recorded(), credit=credit), Thrice(), reward="recall", **plan)
     return {s.id: (s.reward, s.components) for s in samples_of(path)}
 
 
@@ -287,20 +284,6 @@ def test_a_return_discounts_the_increases_of_the_steps_that_follow():
         crediting.discounted_return([Outcome(Task.question("q", "?"))], 1.0)
 
 
-class Stopping(dspy.Module):
-    def __init__(self):
-        super().__init__()
-        self.search = Search(k=2)
-        self.agent = dspy.ReAct("question -> answer", tools=[self.look_up], max_iters=3)
-
-    def look_up(self, query: str) -> list[str]:
-        """Passages for a query."""
-        return self.search(query).passages
-
-    def forward(self, question):
-        return self.agent(question=question)
-
-
 class Acting(Recorded):
     """Searches or stops, by the seed."""
 
@@ -318,7 +301,7 @@ class Acting(Recorded):
 )
 def test_auto_credit_is_both_where_the_policy_decides_when_to_stop(tmp_path, monkeypatch, credit, final, parts):
     monkeypatch.setattr(f"{__name__}.CompactAdapter", dspy.JSONAdapter)
-    stats = sample(tmp_path / "db", Role(Acting(), credit=credit), Stopping(), prompts=(ZERO_SHOT,), n=4, final=final)
+    stats = sample(tmp_path / "db", Role(Acting(), credit=credit), Agent(), prompts=(ZERO_SHOT,), n=4, final=final)
     acts = [s for s in samples_of(tmp_path / "db", "agent.react") if s.reward is not None]
     assert acts
     assert {frozenset(s.components) - {"recall", "ap"} for s in acts} == {frozenset(parts)}

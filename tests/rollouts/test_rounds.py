@@ -80,9 +80,7 @@ def test_a_question_group_is_whole_rollouts_with_the_outcome_at_every_turn(begun
     for rollout in range(12):
         [one, other] = found.rewards[found.rollouts == rollout].tolist()
         assert one == other
-    assert len({tuple(prompt) for prompt, _ in found.sequences[:4]}) == 1, (
-        "first turns share a prompt, and are adjacent"
-    )
+    assert len({tuple(prompt) for prompt, _ in found.sequences[:4]}) == 1, "first turns are adjacent"
     assert len(set(found.rewards.tolist())) > 2
     assert found.facts["num_completions"] == found.facts["num_samples"] == 24
     assert found.facts["num_completion_tokens"] == sum(len(completion) for _, completion in found.sequences)

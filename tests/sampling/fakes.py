@@ -13,6 +13,7 @@ from anyio.from_thread import start_blocking_portal
 
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import PolicyError, RetrievalError
+from leret.core.runs import Run
 from leret.core.types import Failure, Passage, Sample, Task
 from leret.policies import load
 from leret.policies.base import Completion
@@ -106,6 +107,14 @@ def recipe_of(data=(), policy=(), program=None, **sampling):
         program={"adapter": {"kind": "compact"}} | (program or multihop),
         sampling={"prompts": 3, "samples": 2, "seed": 1, "bank": bank, **sampling},
     )
+
+
+def unsampled_run(path, recipe):
+    """Return a run that begins with a sampling recipe, or with the sections of one."""
+    run = Run.create(path)
+    run.update(sampling=SamplingRecipe.model_validate(recipe).model_dump(mode="json"))
+    run.held_out.write_text("[]")
+    return run
 
 
 def open_fakes(patch):

@@ -1,14 +1,14 @@
-import json
 import random
 import shutil
 
 import pytest
 
-from leret.config.sampling import SamplingRecipe
 from leret.core.runs import Run
 from leret.sampling.stage import sample
+from leret.training.online.update import RolloutBatch
+from tests.datasets.writing import json_lines
 from tests.policies.tinker_server import BASE, KEY, TinkerStub
-from tests.sampling.fakes import ROOT
+from tests.sampling.fakes import ROOT, unsampled_run
 from tests.tiny import tiny_policy
 from tests.training import stories
 from tests.training.training_runs import LETTERS, sampled_run, train_ids, world_recipe
@@ -50,7 +50,7 @@ def picking_run(tmp_path):
         chunks = [f"{words[i]} leads to {words[i + 1]}" for i in order]
         support = [order.index(0), order.index(1)]
         rows.append({"id": id, "question": f"from {words[0]}", "chunks": chunks, "support": support, "answer": ""})
-    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    json_lines(tmp_path / "q.jsonl", rows)
     section = {
         "data": {"kind": "chunks", "questions": f"{tmp_path}/q.jsonl", "split": "train"},
         "policy": {"kind": "features", "features": f"{stories.__name__}:numbers"},
@@ -58,11 +58,7 @@ def picking_run(tmp_path):
         "program": {"path": f"{ROOT}/pipelines/picks.py:Picks", "budget": 2},
         "sampling": {"reward": "recall", "prompts": 1},
     }
-    recipe = SamplingRecipe.model_validate(section)
-    run = Run.create(tmp_path / "run")
-    run.update(sampling=recipe.model_dump(mode="json"))
-    run.held_out.write_text("[]")
-    return run
+    return unsampled_run(tmp_path / "run", section)
 
 
 @pytest.fixture
@@ -76,11 +72,16 @@ def dialogue_run(tmp_path):
         "program": {"path": f"{ROOT}/pipelines/dialogue.py:Dialogue", "k": 4, "adapter": {"kind": "compact"}},
         "sampling": {"reward": "f1", "credit": "final", "prompts": 1, "samples": 2},
     }
-    recipe = SamplingRecipe.model_validate(section)
-    run = Run.create(tmp_path / "run")
-    run.update(sampling=recipe.model_dump(mode="json"))
-    run.held_out.write_text("[]")
-    return run
+    return unsampled_run(tmp_path / "run", section)
+
+
+@pytest.fixture
+def learnt(monkeypatch):
+    """The (prompt, completion) ids that a writer's updates are made of."""
+    pairs, of = [], RolloutBatch.of
+    batch_of = lambda sequences, groups: pairs.extend(sequences) or of(sequences, groups)  # noqa: E731
+    monkeypatch.setattr("leret.training.online.writing.RolloutBatch.of", batch_of)
+    return pairs
 
 
 @pytest.fixture(scope="session")

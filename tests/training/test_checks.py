@@ -56,9 +56,8 @@ def test_where_no_weight_is_whole_no_loss_is_compared(monkeypatch):
 )
 def test_one_matrix_heads_pass_and_keep_their_weights(tmp_path, base, arch, keys):
     if arch == "mistral":
-        model = MistralForCausalLM(
-            MistralConfig(**SMALL, num_attention_heads=2, num_key_value_heads=2, sliding_window=None)
-        )
+        config = MistralConfig(**SMALL, num_attention_heads=2, num_key_value_heads=2, sliding_window=None)
+        model = MistralForCausalLM(config)
     else:
         model = AutoModelForCausalLM.from_pretrained(tiny_policy(tmp_path / arch, arch))
     before = {name: value.clone() for name, value in model.state_dict().items()}

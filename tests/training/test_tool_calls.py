@@ -32,7 +32,6 @@ from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.rloo import RLOORecipe
 from leret.training.algorithms.sft import SFTRecipe, sft_rows
 from leret.training.data import plain
-from leret.training.online.update import RolloutBatch
 from leret.training.stage import train
 from tests.training.training_runs import train_ids
 
@@ -119,16 +118,7 @@ def recipe(directory, tmp_path):
     })  # fmt: skip
 
 
-def learnt_by(monkeypatch):
-    learnt = []
-    monkeypatch.setattr(
-        "leret.training.online.writing.RolloutBatch.of",
-        lambda sequences, groups, of=RolloutBatch.of: learnt.extend(sequences) or of(sequences, groups),
-    )
-    return learnt
-
-
-def test_an_agent_is_sampled_trained_and_evaluated(recipe, script, tmp_path, monkeypatch):
+def test_an_agent_is_sampled_trained_and_evaluated(recipe, script, learnt, tmp_path, monkeypatch):
     run = Run.create(tmp_path / "run")
     assert sample(recipe, run).pairs > 0
     with Store(run.store, read_only=True) as store:
@@ -156,7 +146,6 @@ def test_an_agent_is_sampled_trained_and_evaluated(recipe, script, tmp_path, mon
     assert {(tuple(one.prompt), tuple(one.completions[0])) for one in rows} <= sampled
     train(IPORecipe(**KEYS, max_steps=1), run)
 
-    learnt = learnt_by(monkeypatch)
     for kind in (GRPORecipe, RLOORecipe):
         script.clear()
         train(kind(**ONLINE), run)

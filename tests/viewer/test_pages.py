@@ -37,10 +37,8 @@ def test_a_tree_shows_queries_rewards_gold_documents_and_pairs(pages):
         ("", "a", "1", "2"), (" chosen", "b", "2", ""), (" failed", "cc", "3", ""),
         (" chosen", "e", "1", "2"), ("", "ff", "2", ""),
     ]  # fmt: skip
-    chips = [
-        " ".join(chip) for chip in re.findall(r'<li class="(\w+)"><span.*?</span> (.*?) <small>(.*?)</small>', html)
-    ]
-    assert chips == [
+    chips = re.findall(r'<li class="(\w+)"><span.*?</span> (.*?) <small>(.*?)</small>', html)
+    assert [" ".join(chip) for chip in chips] == [
         "new Title 1 new at 1", "new Title 2 new at 2", "new Title 1 new at 2", "missing Title 2 not found",
         "missing Title 1 not found", "missing Title 2 not found", "found Title 1 2 → 1", "new Title 2 new at 3",
         "lost Title 1 lost, was 2", "missing Title 2 not found",
@@ -65,9 +63,8 @@ def test_systems_are_shown_side_by_side_with_differences(pages):
 
 
 def test_missing_pages_questions_and_states_are_none(pages):
-    assert [pages.page(parts, {}) for parts in (("x",), ("q",), ("q", "x"), ("q", "q1", "x"), ("groups", "x"))] == [
-        None
-    ] * 5
+    missing = ("x",), ("q",), ("q", "x"), ("q", "q1", "x"), ("groups", "x")
+    assert [pages.page(parts, {}) for parts in missing] == [None] * 5
 
 
 def test_the_overview_is_a_csv_file(pages):

@@ -28,18 +28,16 @@ def test_runs_of_all_subdirectories_are_listed_with_state_and_figures(tmp_path):
     for folder, name in (("c", "ipo"), ("deep/d", "grpo")):
         (run := sampled(tmp_path / folder)) and train(run, name)
     (tmp_path / "deep/e/run.yaml").write_text("schema: 1\n")
-    listed = {row["run"]: row for row in list_runs(tmp_path)}
-    states = {name: listed[str(tmp_path / name)]["state"] for name in ("a", "b", "c", "deep/d", "deep/e", "f")}
-    assert states == {
-        "a": "sampling unfinished",
-        "b": "evaluated",
-        "c": "evaluated",
-        "deep/d": "not evaluated: grpo",
-        "deep/e": "unreadable",
-        "f": "training unfinished: next",
+    listed = list_runs(tmp_path)
+    assert {row["run"]: row["state"] for row in listed} == {
+        f"{tmp_path}/a": "sampling unfinished",
+        f"{tmp_path}/b": "evaluated",
+        f"{tmp_path}/c": "evaluated",
+        f"{tmp_path}/deep/d": "not evaluated: grpo",
+        f"{tmp_path}/deep/e": "unreadable",
+        f"{tmp_path}/f": "training unfinished: next",
     }
-    assert len(listed) == 6
-    columns, rows = table(list(listed.values()))
+    columns, rows = table(listed)
     values = dict(zip(columns, next(row for row in rows if row[0].endswith("c")), strict=True))
     assert values["sampled"] == "1,200 questions, 9,600 samples"
     assert (values["trained"], values["main figures"]) == ("ipo", "recall: ipo 1.000, base 0.500")

@@ -109,10 +109,8 @@ def test_a_model_in_training_is_sampled_with_its_weights(llama_dir, lora):
     shared = {"role": "system", "content": "who wrote the book " * 8}
     requests = [Request((shared, ask(f"the city {i}").messages[0]), (1, 2), 1.0, 8) for i in range(4)]
     saved = LocalPolicy(LocalPolicySettings(model=str(llama_dir)))
-    same = saved.complete_many(requests)
-    assert [[one.text for one in each] for each in policy.complete_many(requests)] == [
-        [o.text for o in s] for s in same
-    ]
+    here, same = (one.complete_many(requests) for one in (policy, saved))
+    assert [[one.text for one in each] for each in here] == [[one.text for one in each] for each in same]
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))

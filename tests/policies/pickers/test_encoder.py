@@ -85,11 +85,8 @@ def test_prefixes_and_titles_are_part_of_the_texts(picker):
     function = picker(query_prefix="query: ", document_prefix="passage: ")._function
     assert function._state(story(question="q"), "|") == "query: q"
     titled = [Candidate("a", "It is old.", "Rome"), *story(stop=True).candidates[-2:]]
-    assert function._actions([Choice("pick", {}, titled)]) == [
-        "passage: Rome. It is old.",
-        f"passage: {STORY[5]}",
-        "passage: [stop]",
-    ]
+    texts = ["passage: Rome. It is old.", f"passage: {STORY[5]}", "passage: [stop]"]
+    assert function._actions([Choice("pick", {}, titled)]) == texts
 
 
 def test_a_text_is_embedded_once_until_the_weights_change(picker, monkeypatch):
@@ -129,9 +126,8 @@ def test_a_saved_encoder_is_a_dense_index_model(picker, tmp_path, pretrained):
     load_retriever(DenseSettings(**models, normalize=False, index=str(tmp_path / "index")), corpus, tmp_path)
     [ranking] = open_index(tmp_path / "index").search([choice.context["question"]], 6)
     values = one.score([titled])[0] * math.sqrt(one.model["state"].get_embedding_dimension())
-    assert {passage.doc_id: passage.score for passage in ranking} == pytest.approx(
-        {str(i): value for i, value in enumerate(values.tolist())}, abs=1e-4
-    )
+    scores = {passage.doc_id: passage.score for passage in ranking}
+    assert scores == pytest.approx({str(i): value for i, value in enumerate(values.tolist())}, abs=1e-4)
 
 
 def ranked(*scores, **more):
@@ -164,9 +160,8 @@ def test_a_picker_saved_without_a_similarity_is_opened(picker, tmp_path):
     record = json.loads((tmp_path / "picker.json").read_text())
     del record["settings"]["similarity"], record["settings"]["score_weight"]
     (tmp_path / "picker.json").write_text(json.dumps(record))
-    np.testing.assert_array_equal(
-        make_policy(EncoderSettings(model=str(tmp_path))).score([story()])[0], one.score([story()])[0]
-    )
+    again = make_policy(EncoderSettings(model=str(tmp_path)))
+    np.testing.assert_array_equal(again.score([story()])[0], one.score([story()])[0])
 
 
 def test_a_pretrained_encoder_loses_its_normalization(picker):

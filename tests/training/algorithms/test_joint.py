@@ -84,17 +84,10 @@ def test_two_policies_are_saved_evaluated_loaded_and_trained_on(dialogue_run, tm
     assert program.program.pick.actor.settings.model == str((report.path / "picker").resolve())
     task = next(iter(job_in(JOINT, run).environment.tasks("test")))
     assert program(**task.inputs).reply
-    for recipe in (
-        PickRecipe(name="next", init_from="joint", limit=4),
-        GRPORecipe(name="on", init_from="joint", limit=4),
-    ):
-        initial = job_in(recipe, run).initial
-        assert initial.directory == run.policies / "joint" / ("picker" if recipe.algorithm == "pick" else "writer")
-        assert initial.total_steps == 2
-    again = changed(
-        JOINT,
-        name="more",
-        **{a: {**getattr(JOINT, a).model_dump(), "init_from": "joint"} for a in ("picker", "writer")},
-    )
+    for kind, actor in ((PickRecipe, "picker"), (GRPORecipe, "writer")):
+        initial = job_in(kind(name="next", init_from="joint", limit=4), run).initial
+        assert (initial.directory, initial.total_steps) == (run.policies / "joint" / actor, 2)
+    actors = {a: {**getattr(JOINT, a).model_dump(), "init_from": "joint"} for a in ("picker", "writer")}
+    again = changed(JOINT, name="more", **actors)
     assert estimate(again, run).steps == 4
     assert job_in(again, run).initial.actors["picker"].directory == run.policies / "joint" / "picker"

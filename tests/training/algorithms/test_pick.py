@@ -38,21 +38,15 @@ def test_a_picker_learns_what_its_rewards_say(picking_run, name):
 def test_the_temperature_falls_with_the_rate_after_random_rounds(picking_run):
     falling = changed(PQN, lr_scheduler_type="cosine", min_lr_rate=0.1, max_steps=12)
     entries = log(train(falling, picking_run))
-    assert [entry["alpha"] / falling.temperature for entry in entries] == pytest.approx(
-        [entry["learning_rate"] / falling.learning_rate for entry in entries]
-    )
+    rates = [entry["learning_rate"] / falling.learning_rate for entry in entries]
+    assert [entry["alpha"] / falling.temperature for entry in entries] == pytest.approx(rates)
     assert entries[0]["alpha"] > entries[-1]["alpha"] > 0.1 * falling.temperature
 
 
-def test_a_reward_of_the_end_trains_all_picks_before_it(picking_run):
-    recipe = changed(PQN, name="end", credit="final", eval_steps=100, eval_split="train", eval_tasks=8)
+@pytest.mark.parametrize(("recipe", "keys"), [(PQN, {"credit": "final"}), (PICK, {"groups": "question"})])
+def test_a_reward_of_the_end_trains_all_picks_before_it(picking_run, recipe, keys):
+    recipe = changed(recipe, **keys, eval_steps=100, eval_split="train", eval_tasks=8)
     recalls = [entry["eval_recall"] for entry in log(train(recipe, picking_run)) if "eval_recall" in entry]
-    assert recalls[-1] > recalls[0] + 0.3
-
-
-def test_whole_rollouts_of_picks_are_compared_too(picking_run):
-    keys = {"name": "whole", "groups": "question", "eval_steps": 100, "eval_split": "train", "eval_tasks": 8}
-    recalls = [e["eval_recall"] for e in log(train(changed(PICK, **keys), picking_run)) if "eval_recall" in e]
     assert recalls[-1] > recalls[0] + 0.3
 
 

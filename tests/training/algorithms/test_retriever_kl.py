@@ -1,6 +1,6 @@
 """Rows by hand, losses in float64, and tiny random models that learn them; nothing here says how well MiniLM learns."""
 
-import json
+from dataclasses import replace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,9 +13,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling, Transfor
 
 from leret.config.load import sampling_recipe_of
 from leret.config.retriever import RetrieverSettings
-from leret.config.sampling import SamplingRecipe
 from leret.core.errors import RetrievalError, RunError, TrainingError
-from leret.core.runs import Run
 from leret.core.types import Sample, State, digest
 from leret.retrieval.load import build_index, load_retriever
 from leret.rollouts.environment import Environment
@@ -28,8 +26,10 @@ from leret.training.algorithms.retriever_kl import (
     retriever_rows,
 )
 from leret.training.stage import train
+from tests.datasets.writing import json_lines
 from tests.first_steps import succeeds
 from tests.retrieval.small import colbert_checkpoint
+from tests.sampling.fakes import unsampled_run
 from tests.training.training_runs import POLICY, Stopper, interrupt, job_in, record, train_ids
 
 DOCS = {"cat": "the cat sat on the mat", "dog": "a dog barks at night", "sun": "the sun is a star", "sea": "salt water"}
@@ -53,30 +53,22 @@ def found(id, index, doc_ids, reward):
 
 def sampled(path, retriever, samples=(("cat",), ("dog",), ("sun",)), n=8):
     """Write a run of ``n`` questions; each has one state, and each sample found documents. The first earned 1."""
-    (path.parent / "c.jsonl").write_text(
-        "".join(json.dumps({"doc_id": id, "title": id.title(), "text": text}) + "\n" for id, text in DOCS.items())
-    )
+    documents = [{"doc_id": id, "title": id.title(), "text": text} for id, text in DOCS.items()]
     rows = ({"id": id, "question": f"what purrs {i}", "relevant_doc_ids": ["cat"]} for i, id in enumerate(train_ids(n)))
-    (path.parent / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = {"kind": "jsonl", "questions": str(path.parent / "q.jsonl"), "corpus": str(path.parent / "c.jsonl")}
-    recipe = SamplingRecipe.model_validate({
-        "data": data, "retriever": retriever, "policy": {"kind": "features"}, "sampling": {"prompts": 1},
-        "program": {"path": "pipelines/picks.py:SearchPicks"},
+    questions, corpus = json_lines(path.parent / "q.jsonl", rows), json_lines(path.parent / "c.jsonl", documents)
+    run = unsampled_run(path, {
+        "data": {"kind": "jsonl", "questions": questions, "corpus": corpus}, "policy": {"kind": "features"},
+        "program": {"path": "pipelines/picks.py:SearchPicks"}, "retriever": retriever, "sampling": {"prompts": 1},
     })  # fmt: skip
-    run = Run.create(path)
-    run.update(sampling=recipe.model_dump(mode="json"), digests={"policy": POLICY})
+    run.update(digests={"policy": POLICY})
     with Store(run.store) as store:
         for id in train_ids(n):
             state = State(digest(id, "s"), id, 0, "pick", {"question": id}, ({"role": "user", "content": id},))
             store.put_state(state)
             for i, doc_ids in enumerate(samples):
-                one = found(id, i, doc_ids, float(i == 0))
-                row = Sample(one.id, state.id, *[getattr(one, name) for name in (
-                    "task_id", "step", "prompt", "index", "seed", "completion", "outputs", "doc_ids", "scores", "reward"
-                )])  # fmt: skip
+                row = replace(found(id, i, doc_ids, float(i == 0)), state_id=state.id)
                 store.put_samples([row], SamplingParams("base", POLICY, "p", 1.0, 1.0, 16))
             store.put_visit(PathStep(id, 0, POLICY, state.id, None, None, "solved"))
-    run.held_out.write_text("[]")
     return run
 
 
@@ -111,16 +103,12 @@ def test_rows_hold_questions_and_documents_of_states_with_spread(models, tmp_pat
 
 
 def test_rows_are_cut_or_filled_to_the_number_of_documents():
+    def row(name, texts, scores):
+        return {"question_id": name, "query": name, "doc_ids": texts, "documents": texts, "scores": scores}
+
     texts = [f"text {i}" for i in range(6)]
-    long = {
-        "question_id": "a",
-        "query": "a",
-        "doc_ids": texts,
-        "documents": texts,
-        "scores": [5.0, 4.0, 3.0, 2.0, 1.0, 0.0],
-    }
-    short = {"question_id": "b", "query": "b", "doc_ids": ["x", "y"], "documents": ["x", "y"], "scores": [1.0, 0.5]}
-    first, second = examples(RetrieverKLRecipe(num_documents=4), [long, short])
+    rows = [row("a", texts, [5.0, 4.0, 3.0, 2.0, 1.0, 0.0]), row("b", ["x", "y"], [1.0, 0.5])]
+    first, second = examples(RetrieverKLRecipe(num_documents=4), rows)
     assert first.completions[:2] == ("text 0", "text 1")
     assert set(first.completions[2:]) < set(texts[2:])
     assert (second.completions[:2], second.scores) == (("x", "y"), (1.0, 0.5, 0.5, 0.5))

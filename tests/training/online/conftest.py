@@ -2,9 +2,8 @@ import random
 
 import pytest
 
-from leret.core.runs import Run
 from tests.datasets.writing import json_lines
-from tests.sampling.fakes import recipe_of
+from tests.sampling.fakes import recipe_of, unsampled_run
 from tests.training.training_runs import LETTERS, train_ids
 
 
@@ -19,7 +18,4 @@ def run(tmp_path, base):
     json_lines(tmp_path / "q.jsonl", rows)
     data = {"corpus": f"{tmp_path}/c.jsonl", "questions": f"{tmp_path}/q.jsonl", "split": "train"}
     recipe = recipe_of(data=data, policy={"model": str(base), "max_tokens": 6}, prompts=1)
-    made = Run.create(tmp_path / "run")
-    made.update(sampling=recipe.model_dump(mode="json"))
-    made.held_out.write_text("[]")
-    return made
+    return unsampled_run(tmp_path / "run", recipe)

@@ -81,9 +81,8 @@ def test_whitened_values_have_mean_0_and_variance_1():
 
 def test_groups_of_one_have_no_spread_to_tell():
     groups, rewards = torch.tensor([0, 1, 1, 2]), torch.tensor([1.0, 0.0, 1.0, 3.0])
-    assert group_statistics(rewards, groups) == pytest.approx(
-        {"reward": 1.25, "reward_std": 0.5**0.5, "frac_reward_zero_std": 0.0}
-    )
+    expected = {"reward": 1.25, "reward_std": 0.5**0.5, "frac_reward_zero_std": 0.0}
+    assert group_statistics(rewards, groups) == pytest.approx(expected)
     assert group_statistics(rewards[:1], groups[:1]) == {"reward": 1.0}
 
 
@@ -91,9 +90,8 @@ def test_groups_of_one_have_no_spread_to_tell():
 @pytest.mark.parametrize("value", [0.1, 0.7, 12.63, 1234.1])
 def test_equal_float32_rewards_have_no_spread(n, value):
     rewards, groups = torch.full((n,), value), torch.zeros(n).long()
-    assert group_statistics(rewards, groups) == pytest.approx(
-        {"reward": value, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
-    )
+    equal = {"reward": value, "reward_std": 0.0, "frac_reward_zero_std": 1.0}
+    assert group_statistics(rewards, groups) == pytest.approx(equal)
     parts = torch.stack([rewards, torch.arange(n).float()], 1)
     expected = torch.arange(n) >= (n - 1) / 2
     assert same_side_of_mean(parts, groups, "above").equal(expected), "a part without spread is on both sides"

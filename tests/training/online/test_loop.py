@@ -7,7 +7,6 @@ from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
 from leret.core.errors import RunError, TrainingError
 from leret.core.progress import Progress
-from leret.core.runs import Run
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.algorithms.gspo import GSPORecipe
 from leret.training.algorithms.ppo import PPORecipe
@@ -17,7 +16,7 @@ from leret.training.job import Interrupt
 from leret.training.model import find_initial
 from leret.training.stage import estimate, train
 from leret.training.watch import Monitor
-from tests.sampling.fakes import ROOT
+from tests.sampling.fakes import ROOT, unsampled_run
 from tests.tiny import tiny_policy
 from tests.training.training_runs import ONLINE, bits, changed, kill_run, log, record, weights_of
 
@@ -102,9 +101,7 @@ def test_every_entry_of_the_log_is_seen_once_beside_validations(tmp_path, every,
 @pytest.mark.slow
 def test_a_collapse_is_stopped_before_recall_has_fallen_by_half(tmp_path):
     world = load_recipe(str(ROOT / "sampling" / "demo.yaml"), SamplingRecipe, ["data.limit=40"])
-    run = Run.create(tmp_path / "run")
-    run.update(sampling=world.model_dump(mode="json"))
-    run.held_out.write_text("[]")
+    run = unsampled_run(tmp_path / "run", world)
     # Fifteen times the rate that gains most recall, no warm-up, no KL.
     steep = {"learning_rate": 3e-2, "lr_scheduler_type": "constant", "beta": 0.0, "max_steps": 10, "logging_steps": 1}
     watched = {"eval_steps": 1, "eval_tasks": 16, "eval_split": "train", "on_alarm": "stop"}

@@ -4,9 +4,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from leret.config.policy import EncoderSettings
-from leret.config.sampling import SamplingRecipe
 from leret.core.errors import PolicyError, TrainingError
-from leret.core.runs import Run
 from leret.core.types import Choice
 from leret.policies.load import make_policy
 from leret.policies.pickers.encoder import scratch_encoder
@@ -18,7 +16,7 @@ from leret.training.algorithms.pqn import PQNRecipe
 from leret.training.online.picking import LiveIndex
 from leret.training.stage import estimate, train
 from tests.datasets.writing import json_lines
-from tests.sampling.fakes import ROOT
+from tests.sampling.fakes import ROOT, unsampled_run
 from tests.training.algorithms.test_joint import JOINT
 from tests.training.training_runs import LETTERS, Stopper, bits, changed, fail, kill_run, log, record, train_ids
 
@@ -74,17 +72,13 @@ def live_run(tmp_path):
     rows = zip(train_ids(24), QUESTIONS * 2, [*TEXTS] * 2, strict=True)
     json_lines(tmp_path / "q.jsonl", [{"id": id, "question": q, "relevant_doc_ids": [word]} for id, q, word in rows])
     scratch_encoder([*TEXTS.values()] * 2, EncoderSettings(hidden_size=8), 5).save(str(tmp_path / "model"))
-    recipe = {
+    return unsampled_run(tmp_path / "live", {
         "data": {"corpus": f"{tmp_path}/c.jsonl", "questions": f"{tmp_path}/q.jsonl", "split": "train"},
         "policy": {"kind": "encoder", **KEYS},
         "retriever": {"kind": "dense", "model": f"{tmp_path}/model", "index": f"{tmp_path}/i", "k": 6, "device": "cpu"},
         "program": {"path": f"{ROOT}/pipelines/picks.py:SearchPicks", "k": 6, "budget": 1},
         "sampling": {"reward": "recall", "prompts": 1},
-    }
-    made = Run.create(tmp_path / "live")
-    made.update(sampling=SamplingRecipe.model_validate(recipe).model_dump(mode="json"))
-    made.held_out.write_text("[]")
-    return made
+    })  # fmt: skip
 
 
 def test_an_index_ranks_as_the_picker_that_encoded_it(live_run, tmp_path):
@@ -137,9 +131,7 @@ def test_a_picker_trained_with_a_writer_encodes_the_index_too(live_run, dialogue
         ({}, {"states": "stored"}, "encoder, dense, flat, stored"),
     ],
 )
-def test_other_kinds_of_pickers_retrievers_and_states_are_refused(live_run, keys, trains, kinds):
-    live_run.update(
-        sampling=SamplingRecipe.model_validate({**live_run.section("sampling", ""), **keys}).model_dump(mode="json")
-    )
+def test_other_kinds_of_pickers_retrievers_and_states_are_refused(live_run, tmp_path, keys, trains, kinds):
+    run = unsampled_run(tmp_path / "run", {**live_run.section("sampling", ""), **keys})
     with pytest.raises(TrainingError, match=f"reindex_rounds needs .* not {kinds}"):
-        train(changed(LIVE, **trains), live_run)
+        train(changed(LIVE, **trains), run)
