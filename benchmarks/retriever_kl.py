@@ -1,12 +1,12 @@
 """Train MiniLM by `retriever-kl` on HotpotQA's rewards, and compare its recall with the untrained model's.
 
-    python benchmarks/retriever_kl.py WORK [DATA] [--seeds N ...] [--documents N] [--set KEY=VALUE ...]
+    python benchmarks/retriever_kl.py WORK [DATA] [--seeds N ...] [--documents N] [--split dev] [--set KEY=VALUE ...]
 
-For each of 500 training questions, the untrained model finds 20 passages, and a picker without features makes 32 picks
-among them, each rewarded by recall. The models are compared on the 487 test questions, in a corpus of their gold
+For each training question, the untrained model finds 20 passages, and a picker without features makes 32 picks among
+them, each rewarded by recall. The models are compared on the questions of `--split`, in a corpus of their gold
 documents and random others, `--documents` in all. Prints the recall of both, and the difference with its bootstrapped
 95 % interval over questions. WORK keeps the run and the indexes; DATA is the folder of HotpotQA, by default next to
-the checkout.
+the checkout. Settings are chosen on dev: `--set` replaces the defaults.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("data", nargs="?", type=Path, default=ROOT.parent / "shared" / "data" / "hotpotqa")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--documents", type=int, default=2_000)
+    parser.add_argument("--split", choices=["dev", "test"], default="test")
     parser.add_argument("--set", dest="keys", nargs="+", default=[], help="keys of the training recipe")
     arguments = parser.parse_args()
     work, data = arguments.work.resolve(), arguments.data.resolve()
@@ -58,7 +59,7 @@ def main() -> None:
     untrained = work / "untrained"
     files = {"questions": str(data / "queries_all.jsonl.gz"), "corpus": str(data / "corpus.jsonl.gz")}
     recipe: dict[str, Any] = {
-        "data": {"kind": "jsonl", **files, "split": "train", "limit": 500},
+        "data": {"kind": "jsonl", **files, "split": "train"},
         "retriever": {"kind": "dense", "model": str(get_model_path()), "index": str(untrained)},
         "policy": {"kind": "features", "features": f"{__file__}:no_features"},
         "program": {"path": f"{ROOT}/pipelines/picks.py:SearchPicks", "k": 20, "budget": 1},
@@ -66,22 +67,24 @@ def main() -> None:
     }
     (work / "sample.yaml").write_text(json.dumps(recipe))
     leret("sample", work / "sample.yaml", "--run", work / "run")
-    test = load(FileSettings(**files, split="test"))
-    tasks, documents = list(test.tasks), pool(test, arguments.documents, work / "pool.jsonl")
+    test = load(FileSettings(**files, split=arguments.split))
+    corpus = work / f"{arguments.split}-{arguments.documents}.jsonl"
+    tasks, documents = list(test.tasks), pool(test, arguments.documents, corpus)
     queries = [task.text for task in tasks]
     before = open_index(untrained).search(queries, 3_000)
     for seed in arguments.seeds:
-        sets = [part for key in (*KEYS, *arguments.keys, f"seed={seed}", f"name=seed{seed}") for part in ("--set", key)]
+        name = "-".join([*arguments.keys, f"seed={seed}"])
+        sets = [part for key in (*KEYS, *arguments.keys, f"seed={seed}", f"name={name}") for part in ("--set", key)]
         leret("train", ROOT / "training" / "retriever-kl.yaml", "--run", work / "run", *sets)
-        model, index = work / "run" / "retrievers" / f"seed{seed}", work / f"index{seed}"
-        leret("index", "build", "--kind", "dense", "--model", model, "--corpus", work / "pool.jsonl", "--out", index)
+        model, index = work / "run" / "retrievers" / name, work / f"{corpus.stem}-{name}"
+        leret("index", "build", "--kind", "dense", "--model", model, "--corpus", corpus, "--out", index)
         after = open_index(index).search(queries, 6)
         for k in (2, 6):
             old, new = (recall(tasks, rankings, documents, k) for rankings in (before, after))
             rows = np.random.default_rng(0).integers(0, len(old), (10_000, len(old)))
             low, high = np.quantile((new - old)[rows].mean(axis=1), [0.025, 0.975])
             figures = f"{old.mean():.4f} {new.mean():.4f} {(new - old).mean():+.4f} [{low:+.4f}, {high:+.4f}]"
-            print(f"seed {seed}, recall@{k}: {figures}")
+            print(f"{arguments.split}, {name}, recall@{k}: {figures}", flush=True)
 
 
 def pool(test: Any, n: int, path: Path) -> set[str]:
