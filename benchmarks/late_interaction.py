@@ -76,10 +76,10 @@ def _plaid(folder: Path, checkpoint: str, queries: list[str], texts: list[str]) 
             figures["plaid_build_s"] = time.perf_counter() - start
         for k in (10, 100):
             searcher = Searcher("plaid", collection=texts, verbose=0)
-            searcher.search(queries[0], k)
-            start = time.process_time()
-            for query in queries:
-                searcher.search(query, k)
+            for _ in range(2):  # the first pass reads the files
+                start = time.process_time()
+                for query in queries:
+                    searcher.search(query, k)
             figures[f"plaid_queries_per_cpu_s_at_{k}"] = len(queries) / (time.process_time() - start)
     return figures
 
@@ -103,7 +103,7 @@ def ours(arguments: argparse.Namespace) -> dict[str, Any]:
     figures = _scores(arguments, load_retriever(small, Corpus(documents[:EXACT]), folder), queries)
     engine = load_retriever(ColbertSettings(index=str(folder / "index"), **settings), Corpus(documents), folder)
     for k in (10, 100):
-        engine.search(queries[:2], k)
+        engine.search(queries, k)  # reads the files
         for name, work in (
             ("", lambda k=k: [engine.search([query], k) for query in queries]),
             ("_batched", lambda k=k: engine.search(queries, k)),
