@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
@@ -62,22 +65,25 @@ TokenEnv = Annotated[
 def say(text: str = "", style: str | None = None) -> None:
     """Print text to stdout. On a terminal, break lines at spaces; commands break only before a flag."""
     if not _JSON.get():
-        console = _console(stderr=False)
-        console.print(_wrapped(plain(text), console), soft_wrap=True, style=style)
+        _print(plain(text), style)
 
 
 def complain(text: str, label: str = "error: ") -> None:
     """Print a message to stderr."""
-    style = {"error: ": "red", "warning: ": "yellow"}.get(label)
-    console = _console(stderr=True)
-    console.print(_wrapped(f"{label}{plain(text)}", console), soft_wrap=True, style=style)
+    _print(f"{label}{plain(text)}", {"error: ": "red", "warning: ": "yellow"}.get(label), stderr=True)
 
 
-def _wrapped(text: str, console: Any, indent: str = "") -> str:
-    """Wrap long lines at spaces if the console is a terminal."""
-    if not console.is_terminal:
-        return text
-    return "\n".join(_folded(line, console.width, indent) for line in text.split("\n"))
+def _print(text: str, style: str | None = None, indent: str = "", *, stderr: bool = False) -> None:
+    """Print text; on a terminal, with a style and with long lines wrapped. Rich is imported only for a style."""
+    stream = sys.stderr if stderr else sys.stdout
+    if not (stream.isatty() or os.environ.get("FORCE_COLOR")):
+        return print(text, file=stream, flush=True)
+    width = shutil.get_terminal_size().columns
+    text = "\n".join(_folded(line, width, indent) for line in text.split("\n"))
+    if style is None:
+        print(text, file=stream, flush=True)
+    else:
+        _console(stderr=stderr).print(text, soft_wrap=True, style=style)
 
 
 def _folded(line: str, width: int, indent: str) -> str:
@@ -147,9 +153,9 @@ def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
         return
     items = _fields(values if shown is None else shown).items()
     pairs = [(_LABELS.get(n, n).replace("_", " "), v) for n, v in items if not _empty(v) and n != "notes"]
-    width, console = max((len(name) for name, _ in pairs), default=0), _console(stderr=False)
+    width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
-        say(_wrapped(f"  {name:<{width}}  {_shown(value)}", console, " " * (width + 4)))
+        _print(plain(f"  {name:<{width}}  {_shown(value)}"), indent=" " * (width + 4))
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, values: Any = None) -> None:

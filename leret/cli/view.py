@@ -23,7 +23,10 @@ def view(
     limit: Annotated[int, typer.Option(min=1, help="With --static: maximum questions, sampled and evaluated.")] = 500,
 ) -> None:
     """Show runs in a browser: the tree of samples of each question, pairs, trainings and evaluated systems."""
+    import asyncio  # imported late to keep `leret --help` fast
+
     from leret.core.runs import Run
+    from leret.http.serving import serve
     from leret.viewer.app import Viewer
     from leret.viewer.static import write_site
 
@@ -33,10 +36,6 @@ def view(
         if static is not None:
             n = write_site(viewer.runs, static, limit, Path(scratch))
             return done(f"{n:,} pages in {static}; open {static / 'index.html'}")
-
-        import asyncio  # imported late to keep `leret --help` fast
-
-        from leret.http.serving import serve
 
         def ready(url: str) -> None:
             names, secret = ", ".join(viewer.runs), f"token={token}&" if token else ""

@@ -19,19 +19,12 @@ exits with ``exit_code``: 2 if the user can fix the cause, and 1 for other failu
 from __future__ import annotations
 
 import os
-import sysconfig
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 from typing import Any, Self
-
-_LIBRARIES = (
-    str(Path(__file__).parents[1]), *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib")), "<",
-)  # fmt: skip
-"""Path prefixes of leret, libraries and code without a file."""
 
 USER_ERRORS = (Exception, SystemExit, GeneratorExit)
 """Exceptions from a user's function that leret catches and reports."""
@@ -88,6 +81,8 @@ class MissingDependency(LeretError):
     """A missing ``package``. The message says to run ``command``, by default the pip command for ``extra``."""
 
     def __init__(self, package: str, extra: str, command: str | None = None) -> None:
+        from importlib.metadata import PackageNotFoundError, requires  # imported late to keep every command fast
+
         lines: list[str] = []
         with suppress(PackageNotFoundError):  # leret itself is not installed
             lines = requires("leret") or lines
@@ -113,7 +108,11 @@ def reason(error: BaseException) -> str:
 
 def raised(error: BaseException) -> str:
     """Return `reason` and the place in the user's code that raised the error (``ValueError: x (a.py:3)``)."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_LIBRARIES)]
+    import sysconfig  # imported late to keep every command fast
+
+    paths = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib"))
+    libraries = (str(Path(__file__).parents[1]), *paths, "<")  # "<": code without a file
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(libraries)]
     if not frames:
         return reason(error)
     path = os.path.relpath(frames[-1].filename)

@@ -6,12 +6,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
-
-from filelock import FileLock, Timeout
 
 from leret.core.errors import LeretError
 
@@ -47,16 +45,15 @@ def write_atomically(path: Path, text: str) -> None:
 @contextmanager
 def locked(path: Path, busy: LeretError) -> Iterator[None]:
     """Hold a lock file until the block or the process ends; raise ``busy`` if another process holds it."""
+    from filelock import FileLock, Timeout  # imported late to keep commands that write nothing fast
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = FileLock(path, timeout=0, thread_local=False)
-        lock.acquire()
-    except Timeout:
-        raise busy from None
-    try:
+    with ExitStack() as lock:
+        try:
+            lock.enter_context(FileLock(path, timeout=0, thread_local=False))
+        except Timeout:
+            raise busy from None
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager

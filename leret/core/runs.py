@@ -28,12 +28,10 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock
 
 from leret.core import bundled as shipped
 from leret.core import yaml
@@ -66,9 +64,6 @@ class RunManifest:
     @property
     def policy_digest(self) -> str | None:
         return self.digests.get("policy")
-
-
-_SECTIONS = {section.name for section in fields(RunManifest)}
 
 
 class Run:
@@ -110,6 +105,8 @@ class Run:
             raise RunError(f"{path} is a file; choose a directory for the run")
         if path.is_dir() and any(not file.name.startswith(".") for file in path.iterdir()):
             raise RunError(f"{path} is not empty and is not a run; choose an empty or a new directory")
+        from filelock import FileLock  # imported late to keep commands that write nothing fast
+
         with run.writing():
             path.mkdir(parents=True, exist_ok=True)
             with FileLock(run.setup_lock):  # shards may start at the same time
@@ -122,7 +119,7 @@ class Run:
         """Content of run.yaml, reread only after a change; raises the same RunError as `record`."""
         record = self.record()
         if self._manifest is None or self._manifest[0] is not record:
-            sections = {name: _with_texts(record[name], "$", self._located) for name in record.keys() & _SECTIONS}
+            sections = {n: _with_texts(record[n], "$", self._located) for n in record.keys() & RunManifest.__slots__}
             self._manifest = record, RunManifest(**sections)
         return self._manifest[1]
 
@@ -160,6 +157,8 @@ class Run:
 
     def update(self, *, keep: bool = False, **sections: Any) -> None:
         """Replace sections of run.yaml (``sampling``, ``digests`` ...); ``keep`` merges new keys into old sections."""
+        from filelock import FileLock
+
         with self.writing(), FileLock(self.path / ".run.yaml.lock"):
             value: dict[str, Any] = {**self.record()} if self.manifest_path.is_file() else {"schema": SCHEMA}
             for name, section in _with_texts(sections, "/", self._shared).items():

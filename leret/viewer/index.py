@@ -73,7 +73,7 @@ INSERT INTO questions SELECT t.id, t.text, 0, 0, NULL, NULL, NULL, 0, 0, NULL FR
 WHERE t.id IN (SELECT question_id FROM facts.ends UNION SELECT question_id FROM questions)
 ON CONFLICT (question_id) DO UPDATE SET text = excluded.text
 """
-_ROWS = 2000  # samples per batch: some 30 ms
+_ROWS = 1000  # samples per batch: some 15 ms
 _RETRIED = 500  # questions per batch that had outages, which `leret sample` retries in place
 _REMEMBERED = 8
 
