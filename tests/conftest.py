@@ -1,10 +1,21 @@
+import gc
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job of a shell; Ctrl-C is tested here
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_N_MODULES = pytest.StashKey[int]()
+
+
+def pytest_runtest_teardown(item):
+    if len(sys.modules) > item.session.stash.setdefault(_N_MODULES, 0) + 100:
+        item.session.stash[_N_MODULES] = len(sys.modules)
+        gc.collect()
+        gc.freeze()  # a full collection of imported libraries takes half a second
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,6 @@ BUSY = RunError("another process is at it")
 
 
 def write(directory, text, key="key"):
-    """Write a directory of one file; what was there of an earlier attempt."""
     with atomic_directory(directory, key, BUSY, resumable=True) as scratch:
         found = sorted(path.name for path in scratch.iterdir() if path.name != ".key")
         (scratch / "file").write_text(text)

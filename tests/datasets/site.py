@@ -61,6 +61,5 @@ class Site(Served):
 
 @contextmanager
 def sites(*servers):
-    """Run sites during the block, in a thread."""
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(serving(*servers)):
         yield portal

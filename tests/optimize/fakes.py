@@ -84,7 +84,6 @@ def leret_of(run_dir=None, **settings):
 
 
 def fake_training(patch):
-    """What is trained, noted; each training gives a policy that writes the question's words."""
     made = []
 
     def train(start, examples, keys, run_dir, progress):

@@ -43,7 +43,6 @@ def complete(need):
 
 @pytest.fixture
 def walk():
-    """Walks a program and returns its needs, its end, and what `check_path` refuses, where it is asked."""
 
     def walked(program, adapter=None, *, check=False, pure=None, prompts=(ZERO_SHOT,), shared=True):
         async def run(searches):

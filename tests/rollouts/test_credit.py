@@ -285,8 +285,6 @@ def test_a_return_discounts_the_increases_of_the_steps_that_follow():
 
 
 class Acting(Recorded):
-    """Searches or stops, by the seed."""
-
     def _one(self, request, seed):
         if "next_tool_args" not in str(request.messages):
             return super()._one(request, seed)

@@ -35,7 +35,6 @@ def questions(n=12):
 
 
 def made(name, reward=None, **values):
-    """A sample; one without a reward did not parse."""
     failure = Failure("parse", "") if reward is None else None
     fields = {"state_id": "s", "task_id": "q", "step": 0, "prompt": "0", "index": 0, "seed": 0, "completion": name}
     return Sample(id=name, reward=reward, **fields | {"failure": failure} | values)

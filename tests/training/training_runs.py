@@ -75,8 +75,6 @@ def bits(report):
 
 
 class Stopper(Progress):
-    """A progress that records its calls, and runs ``what`` at a step."""
-
     def __init__(self, step=0, what=lambda: None):
         self.step, self.what, self.started, self.done, self.facts = step, what, [], 0, {}
 

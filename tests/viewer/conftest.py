@@ -107,7 +107,6 @@ def run(tmp_path):
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
-    """A run that no test changes, and a file of its facts."""
     directory = tmp_path_factory.mktemp("viewer")
     one = build(directory)
     collect(one, directory / "facts.db")

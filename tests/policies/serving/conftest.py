@@ -57,7 +57,6 @@ class Serve:
         return self.process.returncode
 
     def recorded(self, name, wait_s=30):
-
         def read():
             with suppress(OSError, ValueError):
                 return json.loads((self.record / name).read_text())

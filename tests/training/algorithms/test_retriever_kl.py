@@ -38,7 +38,6 @@ SMALL = {"learning_rate": 2e-3, "num_documents": 3, "per_device_train_batch_size
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    """A tiny dense model, and a tiny ColBERT checkpoint."""
     folder = tmp_path_factory.mktemp("models")
     colbert_checkpoint(folder / "colbert", tiny=True, dim=16)
     backbone = Transformer(str(folder / "colbert"), max_seq_length=32)
