@@ -53,7 +53,6 @@ class Answerer(dspy.Module):
 
 @pytest.fixture
 def answer_run(tmp_path, run):
-    """A run of a program that answers, on questions with reference answers and without gold documents."""
     file = tmp_path / "questions.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     rows = [{"id": row["id"], "question": row["question"], "answers": row["relevant_doc_ids"]} for row in rows]

@@ -57,6 +57,7 @@ def test_its_gain_over_no_passages_needs_no_reply(reader):
 
 
 @pytest.mark.parametrize("model", ["english", "no/such-model-here"])
-def test_a_model_that_is_no_reader_is_refused(model):
+def test_a_model_that_is_no_reader_is_refused(model, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(ConfigError, match=f"answer_likelihood: model '{model}'"):
         REWARDS["answer_likelihood"](Outcome(TASK), model=model)
