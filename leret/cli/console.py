@@ -76,14 +76,13 @@ def complain(text: str, label: str = "error: ") -> None:
 def _print(text: str, style: str | None = None, indent: str = "", *, stderr: bool = False) -> None:
     """Print text; on a terminal, with a style and with long lines wrapped. Rich is imported only for a style."""
     stream = sys.stderr if stderr else sys.stdout
-    if not (stream.isatty() or os.environ.get("FORCE_COLOR")):
-        return print(text, file=stream, flush=True)
-    width = shutil.get_terminal_size().columns
-    text = "\n".join(_folded(line, width, indent) for line in text.split("\n"))
-    if style is None:
-        print(text, file=stream, flush=True)
-    else:
+    if is_terminal := stream.isatty() or os.environ.get("FORCE_COLOR"):
+        width = shutil.get_terminal_size().columns
+        text = "\n".join(_folded(line, width, indent) for line in text.split("\n"))
+    if is_terminal and style:
         _console(stderr=stderr).print(text, soft_wrap=True, style=style)
+    else:
+        print(text, file=stream, flush=True)
 
 
 def _folded(line: str, width: int, indent: str) -> str:

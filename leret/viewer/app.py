@@ -131,7 +131,11 @@ class Viewer:
     async def _locked(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run a function that reads indexes in a thread, one at a time."""
         async with self._lock:
-            return await asyncio.to_thread(function, *arguments)
+            work = asyncio.create_task(asyncio.to_thread(function, *arguments))
+            try:
+                return await asyncio.shield(work)
+            finally:
+                await asyncio.wait([work])  # if cancelled, too: no other thread may use or close the index meanwhile
 
     @web.middleware
     async def _outermost(self, request: web.Request, handler: Handler) -> web.StreamResponse:

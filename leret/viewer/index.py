@@ -95,7 +95,7 @@ class RunIndex:
         self._database = sqlite3.connect(
             file.absolute().as_uri(), uri=True, isolation_level=None, check_same_thread=False
         )
-        self._database.row_factory = sqlite3.Row
+        self._database.row_factory, self.close = sqlite3.Row, self._database.close
         self._database.executescript(_TABLES)
         self._database.execute("ATTACH ':memory:' AS facts")
         self._database.executescript(_FACTS.replace("INDEX ", "INDEX facts.").replace("TABLE ", "TABLE facts."))
@@ -150,9 +150,6 @@ class RunIndex:
             with errors_of(self.run.store):
                 self._memo[key] = convert(self._database.execute(sql, values))
         return cast(T, self._memo[key])
-
-    def close(self) -> None:
-        self._database.close()
 
     def _is_changed(self) -> bool:
         """Return True if the store changed since the last call. Start again if its rewards were recomputed."""

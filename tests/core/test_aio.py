@@ -68,7 +68,7 @@ def test_other_threads_still_print(capsys):
 
 
 def test_print_of_another_thread_outlives_its_block(capsys):
-    """CPython 3.11 keeps no reference to the stream of a print: one that was dropped meanwhile is another object."""
+    """CPython 3.11 keeps no reference to a print's stream: a stream dropped during the print is another object."""
     begun, left = threading.Event(), threading.Event()
 
     class Late:

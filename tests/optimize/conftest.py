@@ -43,7 +43,6 @@ def trainings(monkeypatch):
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
-    """The fake vLLM as an executable; it writes its arguments into the directory ``record``."""
     monkeypatch.setenv("FAKE_RECORD", str(tmp_path / "record"))
     return fake_engine(tmp_path)
 

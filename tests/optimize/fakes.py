@@ -27,8 +27,6 @@ def recall(example, prediction, trace=None):
 
 
 class Words(FakePolicy):
-    """Words that depend on the prompt and the seed; those of the question once it is ``trained``."""
-
     def __init__(self, name, trained=False, text=None):
         super().__init__()
         self.name = self.digest = name

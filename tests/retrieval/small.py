@@ -26,7 +26,6 @@ ANIMALS = Corpus(
 
 
 def settings(kind, folder, **more):
-    """Return settings of a small index; skip if a package is missing."""
     needed = {"bm25": "bm25s", "tantivy": "tantivy", "chroma": "chromadb", "colbert": "sentence_transformers"}.get(
         kind, "faiss"
     )

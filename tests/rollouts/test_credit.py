@@ -308,8 +308,6 @@ def test_auto_credit_is_both_where_the_policy_decides_when_to_stop(tmp_path, mon
 
 
 class Reader(Recorded):
-    """Answers "alpha" if it has read a passage, and else "beta"; the adapter leaves empty inputs out."""
-
     def _one(self, request, seed):
         last = request.messages[-1]["content"]
         known = Completion("alpha" if "leads to" in last else "beta", "stop", 1, 1)

@@ -41,8 +41,6 @@ def made(name, reward=None, **values):
 
 
 class FakeRetriever:
-    """A document scores by how many of the query's words are in it."""
-
     digest = "fake-retriever"
 
     def __init__(self, broken=()):
@@ -63,8 +61,6 @@ class FakeRetriever:
 
 
 class FakePolicy:
-    """Writes two words that depend on the messages and the seed alone."""
-
     name = "fake"
     digest = "fake-policy"
 
@@ -153,7 +149,6 @@ def served(server, **sampling):
 
 
 def blank(share):
-    """Every so many completions are empty, which the compact adapter cannot read."""
     choice = {"index": 0, "message": {"content": " "}, "finish_reason": "stop"}
     return lambda body: {"choices": [choice]} if body.get("seed", 0) % 100 < 100 * share else {}
 

@@ -77,7 +77,6 @@ def dialogue_run(tmp_path):
 
 @pytest.fixture
 def learnt(monkeypatch):
-    """The (prompt, completion) ids that a writer's updates are made of."""
     pairs, of = [], RolloutBatch.of
     batch_of = lambda sequences, groups: pairs.extend(sequences) or of(sequences, groups)  # noqa: E731
     monkeypatch.setattr("leret.training.online.writing.RolloutBatch.of", batch_of)

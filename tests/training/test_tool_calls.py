@@ -49,7 +49,6 @@ def directory(tmp_path_factory):
 
 @pytest.fixture
 def script(directory, monkeypatch):
-    """Decode scripted completions, which depend only on the seed; return the (prompt, completion) ids."""
     tokenizer, decoded = AutoTokenizer.from_pretrained(directory), []
 
     def run(self, jobs):

@@ -29,8 +29,6 @@ PROMPTS = ("the red book", "question: who wrote the song ?", "new york city")
 
 @dataclass(frozen=True)
 class Scribble:
-    """A validation that decodes for real, and whose figure hangs on every token that is written."""
-
     figures: tuple[float, ...] = ()  # in place of it, by the step
 
     def run_model(self, model, tokenizer, step):

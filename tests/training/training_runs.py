@@ -134,7 +134,6 @@ def same_gradients(policy, model):
 
 
 def world_recipe(program, *, limit=8, policies=(), **sampling):
-    """Return a recipe of the demo's policy on a few questions of its world."""
     return SamplingRecipe.model_validate({
         "data": {"kind": "world", "options": {"n_train": 20, "n_dev": 5, "n_test": 5}, "limit": limit},
         "policy": {"kind": "local", "model": "demo", "max_tokens": 12},

@@ -1,10 +1,12 @@
 import asyncio
+import time
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from leret.sampling.store.store import Store
 from leret.viewer import app
+from leret.viewer.index import RunIndex
 from tests.viewer.conftest import ORIGIN, sample, state
 
 
@@ -39,6 +41,20 @@ def test_pages_are_served_with_a_policy_that_allows_no_other_source(shared, tmp_
         return await page.text()
 
     assert "query a" in visit(shared[0], tmp_path, work, monkeypatch)
+
+
+def test_an_index_is_closed_after_its_threads_have_ended(shared, tmp_path, monkeypatch):
+    begun, ended = [], []
+
+    def advance(index):
+        begun.append(1)
+        time.sleep(0.2)
+        ended.append(index.one("SELECT 1"))
+
+    monkeypatch.setattr(RunIndex, "advance", advance)
+    visit(shared[0], tmp_path, statuses(("GET", "/prompts")), monkeypatch)
+    assert len(begun) > 1
+    assert begun == ended
 
 
 def test_only_get_and_named_hosts_are_answered(shared, tmp_path, monkeypatch):

@@ -39,7 +39,6 @@ def url(viewer):
 
 @pytest.fixture
 def page(browser):
-    """A page; at the end, nothing was logged and no request went to another host."""
     context = browser.new_context()
     page, seen, requests = context.new_page(), [], []
     page.on("console", lambda message: seen.append(message.text))

@@ -15,7 +15,6 @@ def decoder(directory, **kwargs):
 
 
 def jobs(*seeds, temperature=1.0, top_p=1.0):
-    """Return jobs with prompts of 3 to 60 tokens; the last three begin with the same 30."""
     generator = torch.Generator().manual_seed(3)
     drawn = [tuple(torch.randint(6, 200, (n,), generator=generator).tolist()) for n in (3, 17, 60, 30, 4, 9, 25)]
     prompts = [(ids, 0) for ids in drawn[:3]] + [(drawn[3] + ids, 30) for ids in drawn[4:]]
