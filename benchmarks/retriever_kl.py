@@ -6,7 +6,7 @@ For each training question, the untrained model finds 20 passages, and a picker 
 them, each rewarded by recall. The models are compared on the questions of `--split`, in a corpus of their gold
 documents and random others, `--documents` in all. Prints the recall of both, and the difference with its bootstrapped
 95 % interval over questions. WORK keeps the run and the indexes; DATA is the folder of HotpotQA, by default next to
-the checkout. Settings are chosen on dev: `--set` replaces the defaults.
+the checkout. Choose settings (`--set`) on dev.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ def main() -> None:
     }
     (work / "sample.yaml").write_text(json.dumps(recipe))
     leret("sample", work / "sample.yaml", "--run", work / "run")
-    test = load(FileSettings(**files, split=arguments.split))
+    held_out = load(FileSettings(**files, split=arguments.split))
     corpus = work / f"{arguments.split}-{arguments.documents}.jsonl"
-    tasks, documents = list(test.tasks), pool(test, arguments.documents, corpus)
+    tasks, documents = list(held_out.tasks), pool(held_out, arguments.documents, corpus)
     queries = [task.text for task in tasks]
     before = open_index(untrained).search(queries, 3_000)
     for seed in arguments.seeds:
@@ -87,13 +87,13 @@ def main() -> None:
             print(f"{arguments.split}, {name}, recall@{k}: {figures}", flush=True)
 
 
-def pool(test: Any, n: int, path: Path) -> set[str]:
-    """Write the test questions' gold documents and random others to a corpus file, and return the ids."""
-    gold = {doc_id for task in test.tasks for doc_id in task.gold}
-    others = [doc_id for doc_id in test.corpus if doc_id not in gold]
+def pool(held_out: Any, n: int, path: Path) -> set[str]:
+    """Write the questions' gold documents and random others to a corpus file, and return the ids."""
+    gold = {doc_id for task in held_out.tasks for doc_id in task.gold}
+    others = [doc_id for doc_id in held_out.corpus if doc_id not in gold]
     random.Random(0).shuffle(others)
     chosen = gold | {*others[: n - len(gold)]}
-    rows = (test.corpus[doc_id] for doc_id in test.corpus if doc_id in chosen)
+    rows = (held_out.corpus[doc_id] for doc_id in held_out.corpus if doc_id in chosen)
     lines = (json.dumps({"doc_id": one.doc_id, "title": one.title, "text": one.text}) + "\n" for one in rows)
     path.write_text("".join(lines))
     return chosen

@@ -110,8 +110,7 @@ def raised(error: BaseException) -> str:
     """Return `reason` and the place in the user's code that raised the error (``ValueError: x (a.py:3)``)."""
     import sysconfig  # imported late to keep every command fast
 
-    paths = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib"))
-    libraries = (str(Path(__file__).parents[1]), *paths, "<")  # "<": code without a file
+    libraries = (str(Path(__file__).parents[1]), *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib")), "<")
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(libraries)]
     if not frames:
         return reason(error)

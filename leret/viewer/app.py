@@ -135,7 +135,7 @@ class Viewer:
             try:
                 return await asyncio.shield(work)
             finally:
-                await asyncio.wait([work])  # if cancelled, too: no other thread may use or close the index meanwhile
+                await asyncio.wait([work])  # even if cancelled: no one may use or close the index before
 
     @web.middleware
     async def _outermost(self, request: web.Request, handler: Handler) -> web.StreamResponse:

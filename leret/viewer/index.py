@@ -95,7 +95,8 @@ class RunIndex:
         self._database = sqlite3.connect(
             file.absolute().as_uri(), uri=True, isolation_level=None, check_same_thread=False
         )
-        self._database.row_factory, self.close = sqlite3.Row, self._database.close
+        self._database.row_factory = sqlite3.Row
+        self.close = self._database.close
         self._database.executescript(_TABLES)
         self._database.execute("ATTACH ':memory:' AS facts")
         self._database.executescript(_FACTS.replace("INDEX ", "INDEX facts.").replace("TABLE ", "TABLE facts."))
