@@ -1,8 +1,8 @@
 """Prints what the size and the shape of the code are measured by: ``python scripts/figures.py [--details]``.
 
-Lines and files are Python's; a function's length counts its signature and docstring. An import counts wherever it
-stands: in a function and for type checking too. ``tests/test_layers.py`` holds the code to the limits that are not
-about size.
+AST nodes and nodes per statement measure size and density; lines are printed for information and have no limit. A
+function's length counts its signature and docstring. An import counts wherever it stands: in a function and for type
+checking too. ``tests/test_layers.py`` holds the limits.
 """
 
 from __future__ import annotations
@@ -119,6 +119,24 @@ def without_twin(modules: dict[str, Path], least: int = 80) -> list[str]:
     return missing
 
 
+def nodes(paths: Iterable[Path]) -> int:
+    """AST nodes of all files, as ``ast.walk`` visits them."""
+    return sum(sum(1 for _ in ast.walk(ast.parse(path.read_text(encoding="utf-8")))) for path in paths)
+
+
+def statements(paths: Iterable[Path]) -> int:
+    """Statements of all files, without docstrings and other lone strings."""
+    return sum(
+        isinstance(node, ast.stmt) and not _is_text(node)
+        for path in paths
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    )
+
+
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
 def lines(path: Path) -> int:
     """Lines of a file, blank ones and comments too."""
     return len(path.read_text(encoding="utf-8").splitlines())
@@ -131,6 +149,9 @@ def main(details: bool) -> None:
     n_functions = sum(1 for _ in functions(modules.values()))
     sizes = {module: lines(path) for module, path in modules.items()}
     tests = sources("tests")
+    n_nodes, n_statements = nodes(modules.values()), statements(modules.values())
+    print(f"leret/ AST nodes                  {n_nodes:,}")
+    print(f"leret/ statements                 {n_statements:,} ({n_nodes / n_statements:.2f} nodes each)")
     print(f"leret/ lines                      {sum(sizes.values()):,}")
     print(f"leret/ files                      {len(modules)}")
     print(f"leret/ files under 80 lines       {sum(size < 80 for size in sizes.values())}")
