@@ -90,6 +90,10 @@ class ServedPolicySettings(KeyedPolicySettings):
     retry_for_s: Annotated[float, Free()] = Field(300.0, ge=0, description="how long to retry; 0: no retry")
     concurrency: Annotated[PositiveInt, Free()] = Field(32, description="maximum number of requests in flight")
 
+    def id_keys(self) -> dict[str, Any]:
+        """Return the request keys for token ids without log-probabilities; empty if the API has none."""
+        return {}
+
 
 class OpenAIPolicySettings(ServedPolicySettings):
     """Servers with OpenAI's chat completions API."""
@@ -99,9 +103,13 @@ class OpenAIPolicySettings(ServedPolicySettings):
     enable_thinking: Thinking = None
     logprobs: Annotated[bool, Free()] = Field(False, description="ask for log-probabilities and token ids")
 
+    def id_keys(self) -> dict[str, Any]:
+        """Return the request key for token ids, a vLLM extension that other servers may reject."""
+        return {"return_token_ids": True}
+
     def request_keys(self) -> dict[str, Any]:
-        """Return optional request keys. ``return_token_ids`` is a vLLM extension that other servers may reject."""
-        keys: dict[str, Any] = {"logprobs": True, "return_token_ids": True} if self.logprobs else {}
+        """Return optional request keys."""
+        keys: dict[str, Any] = {"logprobs": True, **self.id_keys()} if self.logprobs else {}
         if self.enable_thinking is not None:
             keys["chat_template_kwargs"] = {"enable_thinking": self.enable_thinking}
         return keys

@@ -280,8 +280,9 @@ class Sample:
     failure: Failure | None = None
     n_prompt_tokens: int | None = None
     n_completion_tokens: int | None = None
-    token_ids: tuple[int, ...] | None = None  # of the completion, with `sampling.token_ids`
-    logprobs: tuple[float, ...] | None = None  # one per token, at temperature 1
+    token_ids: tuple[int, ...] | None = None  # of the completion, end token included; None if the server sends none
+    logprobs: tuple[float, ...] | None = None  # one per token, at temperature 1, with `sampling.token_ids`
+    finish_reason: str | None = None  # stop, or length: cut at max_tokens; None if unknown
 
     @property
     def is_sampled(self) -> bool:
@@ -290,6 +291,11 @@ class Sample:
     @property
     def is_unparsed(self) -> bool:
         return self.failure is not None and self.failure.kind == "parse"
+
+    @property
+    def is_cut(self) -> bool:
+        """True if ``max_tokens`` ended the completion, so that it has no end token."""
+        return self.finish_reason == "length"
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ class Request:
     choice: Choice | None = None  # candidates to pick from; the completion's text is the id of the pick
     predictor: str = ""  # name of the calling predictor; `PolicySet` selects the policy by it
     logprobs: bool = False  # ask a server for token ids and log-probabilities
+    token_ids: bool = False  # ask a server for token ids, if it can send them alone
 
 
 @dataclass(frozen=True, slots=True)

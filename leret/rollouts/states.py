@@ -200,12 +200,14 @@ class StateSampler:
         if prompt.digest != ZERO_SHOT.digest:
             messages = self._runner.formatter.messages(need, prompt, messages[-1])
         call, began = need.call, time.monotonic()
-        tokens = self._plan.token_ids and visit.role.sampled and call.choice is None
+        writes = visit.role.sampled and call.choice is None
+        tokens = self._plan.token_ids and writes
         try:
             completions = await visit.role.policy.complete(
                 Request(
-                    messages, seeds, temperature, max_tokens, top_p, (), call.choice, call.predictor, logprobs=tokens
-                )
+                    messages, seeds, temperature, max_tokens, top_p, (), call.choice, call.predictor,
+                    logprobs=tokens, token_ids=writes,
+                )  # fmt: skip
             )
         except PolicyError:
             self.usage[state.step, name].lost(len(seeds))
@@ -276,11 +278,12 @@ class StateSampler:
         if answer.value is not None:
             logp = {"logp": answer.logprobs[0]} if answer.logprobs else {}
             components = {**components, "q": answer.value, **logp}
+        logprobs = answer.logprobs if self._plan.token_ids and answer.token_ids else None
         return Sample(
             sample.id, sample.state_id, sample.task_id, sample.step, sample.prompt, sample.index, sample.seed, text,
             outputs, tuple([one.doc_id for one in ranking]), tuple([one.score for one in ranking]), reward, components,
             failure, answer.n_prompt_tokens, answer.n_completion_tokens,
-            *((answer.token_ids, answer.logprobs) if self._plan.token_ids and answer.token_ids else ()),
+            answer.token_ids or None, logprobs, answer.finish_reason,
         )  # fmt: skip
 
     async def _final(self, visit: _Visit, key: str, reached: Reached) -> dict[str, float]:
@@ -399,7 +402,8 @@ def completion_of(sample: Sample) -> Completion:
     known, n_tokens = sample.components, (sample.n_prompt_tokens or 0, sample.n_completion_tokens or 0)
     logprobs = (known["logp"],) if "logp" in known else sample.logprobs
     text = sample.completion or ""
-    return Completion(text, "stop", *n_tokens, token_ids=sample.token_ids, logprobs=logprobs, value=known.get("q"))
+    finish = sample.finish_reason or "stop"
+    return Completion(text, finish, *n_tokens, token_ids=sample.token_ids, logprobs=logprobs, value=known.get("q"))
 
 
 def _key(outputs: Mapping[str, Any], completion: str) -> str:

@@ -1,7 +1,10 @@
 """Training examples, which are read from samples, encoded as token ids and checked against the sampled prompts.
 
-The ids match the sampler's: prompt, generation prompt, completion, one end token. A chat template may end a rendered
-conversation differently (for example with a newline), but a sampler never produces that ending.
+A completion is trained as the sampled token ids where the store has them. Without them (texts from an API that sends
+no ids, reference answers) its text is encoded again, which a tokenizer may split differently than the sampler did.
+The end token follows a completion unless ``max_tokens`` cut it. A stop string also ends a completion: the text before
+it is trained with an end token. A chat template may end a rendered conversation differently (for example with a
+newline), but a sampler never produces that ending.
 """
 
 from __future__ import annotations
@@ -11,14 +14,15 @@ import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import cached_property
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from leret.core.errors import LeretError, TrainingError
 from leret.core.runs import Run, program_digest, versions
-from leret.core.types import Messages, message, text_of
+from leret.core.types import Messages, Sample, State, message, text_of
 from leret.policies.checkpoints import sampled_settings
-from leret.policies.local.chat_template import PromptEncoder, apply_template, n_common
+from leret.policies.local.chat_template import PromptEncoder, apply_template, letters, n_common
 from leret.training.model import InitialPolicy
 
 if TYPE_CHECKING:
@@ -28,19 +32,43 @@ _TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "conten
 _STATES = 8  # number of states whose sampled prompts are checked
 _EXAMPLES = 16  # number of examples whose token ids are checked
 _COLUMNS = ("prompt", "chosen", "rejected", "question_id", "predictor", "score_chosen", "score_rejected")
+_SIDES = ("chosen", "rejected")
+_ENDINGS = ("chosen_finish_reason", "rejected_finish_reason", "chosen_token_ids", "rejected_token_ids")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingExample:
     """A prompt with its completions: the target (SFT, KTO), or the chosen and the rejected completion.
 
-    ``scores`` are the completions' rewards (for KTO, minus the baseline); unused if the algorithm uses no rewards.
+    Attributes:
+        scores: rewards of the completions (for KTO, minus the baseline); unused if the algorithm uses no rewards.
+        is_cut: by completion, whether ``max_tokens`` cut it; empty if all ended.
+        token_ids: by completion, the sampled token ids, or None; empty if there are none.
     """
 
     task_id: str
     prompt: Messages
     completions: tuple[str, ...]
     scores: tuple[float, ...] = ()
+    is_cut: tuple[bool, ...] = ()
+    token_ids: tuple[tuple[int, ...] | None, ...] = ()
+
+    @classmethod
+    def of(cls, state: State, samples: Sequence[Sample], scores: tuple[float, ...] = ()) -> TrainingExample:
+        """Build an example from samples of a state."""
+        return cls(
+            state.task_id,
+            plain(state.messages),
+            tuple(str(sample.completion) for sample in samples),
+            scores,
+            tuple(sample.is_cut for sample in samples),
+            tuple(sample.token_ids for sample in samples),
+        )
+
+    @property
+    def targets(self) -> Iterator[tuple[str, bool | None, tuple[int, ...] | None]]:
+        """Text, cut or not, and token ids of each completion."""
+        return zip_longest(self.completions, self.is_cut, self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -58,8 +86,8 @@ class GroupSamples:
 
         for group in self.samples:
             for pair in make_pairs(distinct(group.samples), "adjacent"):
-                texts, rewards = zip(*((str(one.completion), float(one.reward or 0.0)) for one in pair), strict=True)
-                yield TrainingExample(group.state.task_id, plain(group.state.messages), texts, rewards)
+                rewards = tuple(float(sample.reward or 0.0) for sample in pair)
+                yield TrainingExample.of(group.state, pair, rewards)
 
 
 @dataclass(frozen=True)
@@ -106,7 +134,8 @@ class RunSamples:
                 f"{path} has no column {', '.join(missing)} (it has {', '.join(table.column_names)}); "
                 "rebuild it with `leret pairs`"
             )
-        rows = table.select(list(_COLUMNS)).to_pylist()
+        added = [name for name in _ENDINGS if name in table.column_names]  # pairs of an older version lack them
+        rows = table.select([*_COLUMNS, *added]).to_pylist()
         if not rows:
             raise TrainingError(
                 f"{path} holds no pairs, because no state has two completions with different rewards; sample more "
@@ -119,6 +148,8 @@ class RunSamples:
                 plain(row["prompt"]),
                 (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"])),
                 (float(row["score_chosen"]), float(row["score_rejected"])),
+                tuple(row.get(f"{side}_finish_reason") == "length" for side in _SIDES),
+                tuple(_ids_of(row.get(f"{side}_token_ids")) for side in _SIDES),
             )
             for row in rows
             if self.predictors is None or row["predictor"] in self.predictors
@@ -126,6 +157,10 @@ class RunSamples:
 
 
 Samples = GroupSamples | RunSamples
+
+
+def _ids_of(ids: Sequence[int] | None) -> tuple[int, ...] | None:
+    return None if ids is None else tuple(ids)
 
 
 def plain(messages: Sequence[Any]) -> Messages:
@@ -160,17 +195,20 @@ def completion_rows(
 
 
 def examples_digest(examples: Sequence[TrainingExample]) -> str:
-    """Return a digest of the examples in their order: task ids, prompts, completions and scores."""
+    """Return a digest of the examples in their order: task ids, prompts, completions, scores, endings and token ids."""
     name = hashlib.blake2b(digest_size=16)
     for example in examples:
-        row = json.dumps([example.task_id, example.prompt, example.completions, example.scores], sort_keys=True)
+        content: list[Any] = [example.task_id, example.prompt, example.completions, example.scores]
+        if any(example.is_cut) or any(example.token_ids):  # other examples keep the digest of earlier versions
+            content += [example.is_cut, example.token_ids]
+        row = json.dumps(content, sort_keys=True)
         name.update(f"{row}\n".encode())
     return name.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """An example as token ids; every completion ends with the end token."""
+    """An example as token ids; a completion ends with the end token, unless ``max_tokens`` cut it."""
 
     prompt: list[int]
     completions: tuple[list[int], ...]
@@ -188,14 +226,30 @@ class Encoded:
 
 
 class TokenEncoder:
-    """Encodes examples for one policy; ``end`` is the id that `end_token` returns."""
+    """Encodes examples for one policy.
 
-    def __init__(self, tokenizer: Any, end: int, enable_thinking: bool | None = None) -> None:
+    Args:
+        tokenizer: the policy's tokenizer.
+        end: id that `end_token` returns.
+        enable_thinking: value for the chat template.
+        stops: other end tokens of the sampler.
+    """
+
+    def __init__(
+        self, tokenizer: Any, end: int, enable_thinking: bool | None = None, stops: Sequence[int] = ()
+    ) -> None:
         self.tokenizer = tokenizer
         self.end = end
         self.enable_thinking = enable_thinking
+        self._sampler = PromptEncoder(tokenizer, None, str(tokenizer.name_or_path), enable_thinking)
+        self._sampler.set_ends([end, *stops])
 
-    def encode(self, examples: Sequence[TrainingExample]) -> list[Encoded]:
+    def encode(self, examples: Sequence[TrainingExample], *, same_tokenizer: bool = False) -> list[Encoded]:
+        """Encode examples; with ``same_tokenizer``, their token ids are from a sampler with this tokenizer.
+
+        Raises:
+            TrainingError: token ids are not those of the completion's text, with ``same_tokenizer``.
+        """
         messages = {str(example.prompt): example.prompt for example in examples}  # pairs of a state share a prompt
         rendered = {key: self.render(prompt) for key, prompt in messages.items()}
         prompts = [rendered[str(example.prompt)] for example in examples]
@@ -205,7 +259,11 @@ class TokenEncoder:
         return [
             Encoded(
                 list(ids[prompt]),
-                tuple(self._completion(ids[prompt], ids[prompt + text], text) for text in example.completions),
+                tuple(
+                    self._sampled(example.task_id, text, cut, sampled, same_tokenizer)
+                    or self._completion(ids[prompt], ids[prompt + text], text, cut)
+                    for text, cut, sampled in example.targets
+                ),
                 example.scores,
             )
             for prompt, example in zip(prompts, examples, strict=True)
@@ -218,11 +276,35 @@ class TokenEncoder:
     def prompt_ids(self, messages: Messages) -> list[int]:
         return self._ids([self.render(messages)])[0]
 
-    def _completion(self, prompt: list[int], whole: list[int], text: str) -> list[int]:
+    def _sampled(
+        self, task_id: str, text: str, is_cut: bool | None, ids: tuple[int, ...] | None, same_tokenizer: bool
+    ) -> list[int] | None:
+        """Return the sampled ids of a completion, with an end token unless it was cut; None to encode its text.
+
+        The text is encoded if it is a part of the sampled text: a stop string or a reasoning parser removed the rest.
+        """
+        if ids is None:
+            return None
+        fault = self._sampler.fault_of(ids, text, self._size)
+        if fault is None:
+            ended = is_cut or self._sampler.ends_with(ids)
+            return list(ids) if ended else [*ids, self.end]
+        is_part = letters(text) in letters(self._sampler.to_text(ids, special=True))
+        if same_tokenizer and not is_part:
+            raise TrainingError(
+                f"question {task_id}: the sampler sent {fault}. Its tokenizer differs from that of "
+                f"{self.tokenizer.name_or_path}; serve the model with the policy's tokenizer, and sample a new run"
+            )
+        return None
+
+    @cached_property
+    def _size(self) -> int:
+        return max(self.tokenizer.get_vocab().values()) + 1
+
+    def _completion(self, prompt: list[int], whole: list[int], text: str, is_cut: bool | None) -> list[int]:
         """Encode a completion as it follows its prompt, or alone if a token would span both (no sampled token does)."""
-        if whole[: len(prompt)] == prompt:
-            return [*whole[len(prompt) :], self.end]
-        return [*self._ids([text])[0], self.end]
+        ids = whole[len(prompt) :] if whole[: len(prompt)] == prompt else self._ids([text])[0]
+        return ids if is_cut else [*ids, self.end]
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
         encoding = self.tokenizer(texts, add_special_tokens=False, verbose=False)

@@ -104,6 +104,27 @@ class PromptEncoder:
             text: str = self._tokenizer.decode(list(content), skip_special_tokens=not special)
         return text
 
+    def fault_of(self, ids: Sequence[int], text: str, size: int) -> str | None:
+        """Return what is wrong with the token ids of a completion; None if they are ids of its text.
+
+        ``size`` is the number of tokens in the vocabulary.
+        """
+        if not all(0 <= token < size for token in ids):
+            return f"token ids from {min(ids)} to {max(ids)}, but the vocabulary has {size} tokens"
+        if any(token in self._ends for token in ids[:-1]):
+            return f"token ids that go on after an end token for the completion {text[:80]!r}"
+        plain, whole = (self.to_text(ids, special) for special in (False, True))
+        if letters(text) in {letters(plain), letters(whole)}:
+            return None
+        calls = self.read_calls(text, ())[1]
+        if calls and calls == self.read_calls(whole, ())[1]:  # a server's tool parser rewrites the text of tool calls
+            return None
+        return f"token ids of {plain[:80]!r} for the completion {text[:80]!r}"
+
+    def ends_with(self, ids: Sequence[int]) -> bool:
+        """Return whether the last token is an end token."""
+        return bool(ids) and ids[-1] in self._ends
+
     def completion(self, n_prompt: int, generated: Generated, stop: Sequence[str], tools: bool = False) -> Completion:
         """Convert generated tokens to a completion; its text ends before the first stop string.
 
@@ -137,6 +158,11 @@ class PromptEncoder:
             return self._render(tuple(json.loads(messages)), add_generation_prompt=False)
         except PolicyError:
             return []  # the template requires a user message at the end: share no tokens
+
+
+def letters(text: str) -> str:
+    """Return the text without whitespace and broken characters, which servers decode differently."""
+    return "".join(text.split()).replace("\ufffd", "")
 
 
 def before_stop(text: str, stop: Sequence[str]) -> str:

@@ -31,6 +31,7 @@ _FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", "t
 _TOO_LONG = re.compile(r"(?i)context.(length|size|window)|maximum model length|`inputs` (must have less|tokens \+)")
 """Error messages of vLLM, SGLang, llama.cpp, OpenAI, TGI and Together for a prompt that is too long."""
 
+_LARGEST_ID = 2**31 - 1  # the store keeps 32 bits
 _ROUNDING = 1e-3  # maximum of a log-probability: half precision rounds some to above 0
 
 
@@ -58,6 +59,7 @@ class OpenAIPolicy(SharedInstance):
         )
         tokens = settings.model_copy(update={"logprobs": True})
         self._extensions = {False: settings.request_keys(), True: tokens.request_keys()}  # by `Request.logprobs`
+        self._id_keys = settings.id_keys()
         self._refused: set[str] = set()  # optional keys that the servers have rejected
         self._takes_n: bool | None = None  # None before the probe
         self._probe: asyncio.Task[bool] | None = None
@@ -154,6 +156,8 @@ class OpenAIPolicy(SharedInstance):
             "seed": seed & _SEED_BITS,
             **self._extensions[request.logprobs],
         }
+        if request.token_ids:
+            body |= self._id_keys
         if n > 1:
             body["n"] = n
         if request.stop:
@@ -233,7 +237,10 @@ def completions_of(
             ids, logprobs = _tokens(choice)
         tokens = logprobs if ids is None else ids
         n_tokens = count if tokens is None else len(tokens)
-        finish = "length" if reason == "length" else "stop"
+        if n_tokens > max_tokens and tokens is not None:
+            raise ValueError(f"{n_tokens} tokens exceed max_tokens={max_tokens}")
+        is_cut = reason == "length" or (reason is None and n_tokens >= max_tokens)
+        finish = "length" if is_cut else "stop"
         text = before_stop(text, stop) if stop else text
         completions.append(Completion(text, finish, n_prompt, n_tokens, ids, logprobs))
     if meter is not None:
@@ -282,6 +289,8 @@ def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[fl
         values = [token["logprob"] for token in table["content"]]
     if values is not None and not all(float(value) <= _ROUNDING for value in values):
         raise ValueError("a log-probability is above 0 or not a number")
+    if ids is not None and not all(abs(int(token)) <= _LARGEST_ID for token in ids):
+        raise ValueError("a token id does not fit 32 bits")
     return None if ids is None else tuple(map(int, ids)), None if values is None else tuple(map(float, values))
 
 

@@ -22,6 +22,8 @@ COLUMNS = {
     "prompt": "messages", "chosen": "messages", "rejected": "messages", "score_chosen": "float64",
     "score_rejected": "float64", "question_id": "string", "state_id": "string", "step": "int64", "predictor": "string",
     "chosen_id": "string", "rejected_id": "string", "chosen_prompt": "string", "rejected_prompt": "string",
+    "chosen_finish_reason": "string", "rejected_finish_reason": "string", "chosen_token_ids": "ints",
+    "rejected_token_ids": "ints",
 }  # fmt: skip
 
 
@@ -91,6 +93,7 @@ def _count(group: StateSamples, report: PreferenceReport) -> list[Sample]:
     report.states += 1
     report.samples += len(group.samples)
     report.rewarded += len(rewards)
+    report.cut += sum(sample.is_cut for sample in group.samples)
     report.duplicates += sum(sample.reward is not None for sample in priced) - len(different)
     report.unscored += not rewards
     report.no_spread += len(reward_levels(priced)) == 1
@@ -115,6 +118,7 @@ def _row(group: StateSamples, pair: Pair, report: PreferenceReport) -> dict[str,
         chosen.reward, rejected.reward,
         group.state.task_id, group.state.id, group.state.step, group.state.predictor,
         chosen.id, rejected.id, chosen.prompt, rejected.prompt,
+        chosen.finish_reason, rejected.finish_reason, chosen.token_ids, rejected.token_ids,
     )  # fmt: skip
     return dict(zip(COLUMNS, values, strict=True))
 

@@ -23,13 +23,21 @@ from leret.core.files import locked, read_uri
 from leret.core.runs import Run
 from leret.core.types import OUTAGES, Failure, Sample, SamplingParams, State, json_encoder, storable
 
-STORE_SCHEMA = 3
+STORE_SCHEMA = 4
 
 TOKEN_COLUMNS = (
     "token_ids BLOB",
     'logprobs BLOB CONSTRAINT "one log-probability per token" CHECK (length(logprobs) IS length(token_ids))',
+    "finish_reason TEXT CONSTRAINT \"a finish reason is stop or length\" CHECK (finish_reason IN ('stop', 'length'))",
+    "sampled_ids BLOB",
 )
-"""Columns of ``samples`` that schema 2 lacks: int32 and float32, little-endian; null without `sampling.token_ids`."""
+"""Columns of ``samples`` that schema 2 lacks. Ids are int32 and log-probabilities float32, little-endian.
+
+``token_ids`` and ``logprobs`` are null without `sampling.token_ids`; the ids are then in ``sampled_ids``.
+"""
+
+_MISSING_COLUMNS = {2: TOKEN_COLUMNS, 3: TOKEN_COLUMNS[2:]}
+"""Columns that a store of an older schema lacks."""
 
 OUTAGE_SQL = ", ".join(f"'{kind}'" for kind in OUTAGES)
 
@@ -73,7 +81,7 @@ CREATE TABLE visits (
 
 ANSWER_COLUMNS = (
     "completion", "outputs", "doc_ids", "scores", "reward", "components", "failure_kind", "failure_message",
-    "n_prompt_tokens", "n_completion_tokens", "token_ids", "logprobs",
+    "n_prompt_tokens", "n_completion_tokens", "token_ids", "logprobs", "finish_reason", "sampled_ids",
 )  # fmt: skip
 """Columns of ``samples`` that a retry may change."""
 
@@ -92,7 +100,7 @@ _PUT = {
 }
 """Insert statements; referenced tables come first."""
 _REWARD_SQL = "UPDATE samples SET reward = ?, components = ? WHERE id = ? AND failure_kind IS NULL"
-_N_COLUMNS = {"states": 5, "samples": 25, "visits": 7}
+_N_COLUMNS = {"states": 5, "samples": 27, "visits": 7}
 _DONE_SQL = (
     "SELECT question_id FROM visits WHERE policy_digest = ? AND outcome != 'next' EXCEPT "
     f"SELECT question_id FROM samples WHERE policy_digest = ? AND failure_kind IN ({OUTAGE_SQL})"
@@ -132,26 +140,40 @@ def state_row(state: State) -> tuple[Any, ...]:
 def sample_row(sample: Sample, origin: SamplingParams) -> tuple[Any, ...]:
     """Return a sample as a row of ``samples``."""
     failure = sample.failure
+    ids = _packed(sample.token_ids, "i")
+    sampled_ids = None
+    if sample.logprobs is None:
+        ids, sampled_ids = None, ids
     return (
         sample.id, sample.state_id, sample.task_id, sample.step, sample.prompt, sample.index, sample.seed,
         sample.completion, dump(sample.outputs), dump(sample.doc_ids), dump(sample.scores),
         sample.reward, dump(sample.components), failure and failure.kind, failure and storable(failure.message),
         sample.n_prompt_tokens, sample.n_completion_tokens,
         origin.policy, origin.policy_digest, origin.prompt_digest, origin.temperature, origin.top_p, origin.max_tokens,
-        _packed(sample.token_ids, "i"), _packed(sample.logprobs, "f"),
+        ids, _packed(sample.logprobs, "f"), sample.finish_reason, sampled_ids,
     )  # fmt: skip
 
 
 def sample_of(row: sqlite3.Row) -> Sample:
-    """Return the sample of a row; inverse of `sample_row`."""
-    kind, columns = row["failure_kind"], row.keys()
-    tokens = (row["token_ids"], row["logprobs"]) if "token_ids" in columns else (None, None)  # schema 2
+    """Return the sample of a row; inverse of `sample_row`.
+
+    A row without a finish reason, from an older version of leret, was cut if it has ``max_tokens`` tokens.
+    """
+    kind, columns = row["failure_kind"], set(row.keys())
+    ids = logprobs = finish = None
+    if "token_ids" in columns:  # not in schema 2
+        ids, logprobs = row["token_ids"], row["logprobs"]
+    if "finish_reason" in columns:  # not in schema 3
+        finish = row["finish_reason"]
+        ids = row["sampled_ids"] if ids is None else ids
+    if finish is None and (row["n_completion_tokens"] or 0) >= row["max_tokens"]:
+        finish = "length"
     return Sample(
         row["id"], row["state_id"], row["question_id"], row["step"], row["prompt"], row["n"], row["seed"],
         row["completion"], json.loads(row["outputs"]), tuple(json.loads(row["doc_ids"])),
         tuple(json.loads(row["scores"])), row["reward"], json.loads(row["components"]),
         None if kind is None else Failure(kind, row["failure_message"]),
-        row["n_prompt_tokens"], row["n_completion_tokens"], _values(tokens[0], "i"), _values(tokens[1], "f"),
+        row["n_prompt_tokens"], row["n_completion_tokens"], _values(ids, "i"), _values(logprobs, "f"), finish,
     )  # fmt: skip
 
 
@@ -344,7 +366,7 @@ def stored_paths(run: Run) -> dict[str, dict[int, Sample]]:
 def connect(path: Path, read_only: bool) -> sqlite3.Connection:
     """Open or create a store; RunError if it is damaged, has another schema, or is missing with ``read_only``.
 
-    A store of schema 2 gets the `TOKEN_COLUMNS`; with ``read_only`` it is read without them.
+    A store of an older schema gets the columns that it lacks; with ``read_only`` it is read without them.
     """
     if read_only and not path.is_file():
         raise RunError(f"{path} does not exist; run `leret sample RECIPE --run {path.parent}` first")
@@ -358,15 +380,15 @@ def connect(path: Path, read_only: bool) -> sqlite3.Connection:
             database.execute("PRAGMA journal_mode = WAL")
             database.executescript(f"BEGIN;{SCHEMA_SQL}PRAGMA user_version = {STORE_SCHEMA};COMMIT;")
             version = STORE_SCHEMA
-        if version == 2 and not read_only:
-            added = "".join(f"ALTER TABLE samples ADD COLUMN {column};" for column in TOKEN_COLUMNS)
+        if version in _MISSING_COLUMNS and not read_only:
+            added = "".join(f"ALTER TABLE samples ADD COLUMN {column};" for column in _MISSING_COLUMNS[version])
             database.executescript(f"BEGIN;{added}PRAGMA user_version = {STORE_SCHEMA};COMMIT;")
         database.execute("PRAGMA synchronous = NORMAL")
         database.execute("PRAGMA foreign_keys = ON")
-    if version not in {2, STORE_SCHEMA}:
+    if version not in {*_MISSING_COLUMNS, STORE_SCHEMA}:
         database.close()
         raise RunError(
-            f"{path} has schema {version}, but this version of leret reads schema {STORE_SCHEMA} (or 2); "
+            f"{path} has schema {version}, but this version of leret reads schema {STORE_SCHEMA} (or 2, 3); "
             "use the version that wrote the store, or sample again into a new run directory"
         )
     return database

@@ -18,7 +18,7 @@ from leret.core.types import Sample
 from leret.rollouts.credit import with_unparsed_reward
 from leret.sampling.preferences.dataset import distinct
 from leret.training.algorithms.base import StoredAlgorithm, TrainerInputs, completion_logps, stored_trainer
-from leret.training.data import Encoded, Samples, TrainingExample, plain
+from leret.training.data import Encoded, Samples, TrainingExample
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +85,7 @@ def examples(recipe: KTORecipe, samples: Samples) -> list[TrainingExample]:
     The order is shuffled once, because TRL pairs each prompt with the completion of a neighbouring row as its mismatch.
     """
     completions = [
-        TrainingExample(group.state.task_id, plain(group.state.messages), (str(sample.completion),), (score,))
+        TrainingExample.of(group.state, (sample,), (score,))
         for group in samples.groups()
         for sample, score in scored_completions(
             with_unparsed_reward(group.samples, samples.unparsed_reward), recipe.baseline

@@ -44,7 +44,7 @@ def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
         case chosen:
             how = (chosen, recipe.require_spread, recipe.max_targets, recipe.seed)
     targets = [
-        TrainingExample(group.state.task_id, plain(group.state.messages), (str(target.completion),))
+        TrainingExample.of(group.state, (target,))
         for group in samples.groups()
         for target in state_targets(group, *how)
     ]

@@ -227,21 +227,12 @@ class ServedPolicy:
     def _check_ids(self, completion: Completion, ids: Sequence[int]) -> None:
         """Raise `TrainingError` if the token ids do not match the completion's text."""
         size, n_logprobs = self._model.get_input_embeddings().num_embeddings, len(completion.logprobs or ids)
-        if not all(0 <= one < size for one in ids):
-            fault = f"token ids from {min(ids)} to {max(ids)}, but the vocabulary has {size} tokens"
-        elif len(ids) != n_logprobs:
-            fault = f"{len(ids)} token ids and {n_logprobs} log-probabilities for one completion"
-        else:
-            text, whole = (self._encoder.to_text(ids, special) for special in (False, True))
-            if _letters(completion.text) in {_letters(text), _letters(whole)}:
-                return
-            fault = f"token ids of {text[:80]!r} for the completion {completion.text[:80]!r}"
+        fault = self._encoder.fault_of(ids, completion.text, size)
+        if len(ids) != n_logprobs:
+            fault = fault or f"{len(ids)} token ids and {n_logprobs} log-probabilities for one completion"
+        if fault is None:
+            return
         raise TrainingError(
             f"{self._settings.urls[0]} sent {fault}. Its tokenizer differs from the policy's, or it edits the text; "
             "serve it with the policy's tokenizer, no reasoning parser, and a tool parser only for native tool calls"
         )
-
-
-def _letters(text: str) -> str:
-    """Return the text without whitespace and without a truncated last character; servers decode both differently."""
-    return "".join(text.split()).rstrip("\ufffd")

@@ -222,7 +222,7 @@ def test_a_run_stores_and_prints_no_key(tmp_path, monkeypatch):
     }
 
     async def main():
-        async with serving(ChatServer([None] * 3 + [refusal(f"no {SECRET}")] * 9), under="/v1") as urls:
+        async with serving(ChatServer([None] * 3 + [refusal(f"no {SECRET}")] * 40), under="/v1") as urls:
             policy = {"kind": "openai", "model": "m", "api_key_env": "TINY_KEY", "retry_for_s": 0, "urls": urls}
             recipe.write_text(yaml.dump({**sections, "policy": policy}))
             command = ["--debug", "sample", str(recipe), "--run", str(run)]
