@@ -28,6 +28,7 @@ _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
 _NAME, _HEAD = 16, 8  # minimum width of a table's first column; headings up to this width are not wrapped
 _LABELS = {
     "no_spread": "states without spread",
+    "cut": "completions cut at max_tokens",
     "histogram": "samples per tenth of the reward range",
     "waiting": "questions stopped by an outage",
 }

@@ -19,6 +19,7 @@
 
 from __future__ import annotations
 
+import datetime
 import errno
 import json
 import os
@@ -51,6 +52,7 @@ class RunManifest:
     """Content of run.yaml with absolute paths. A section is None or empty until its stage has run."""
 
     versions: Mapping[str, str | None] = field(default_factory=dict)  # Python and the packages that affect results
+    date: str | None = None  # day on which the run began (YYYY-MM-DD): today's date for chat templates in all stages
     sampling: Mapping[str, Any] | None = None  # the resolved recipe of `leret sample`, as JSON values
     digests: Mapping[str, str] = field(default_factory=dict)  # by name: corpus, program, last sampling policy ...
     rounds: Sequence[Mapping[str, Any]] = ()  # policy, model and digest per sampling round, oldest first
@@ -111,7 +113,7 @@ class Run:
             path.mkdir(parents=True, exist_ok=True)
             with FileLock(run.setup_lock):  # shards may start at the same time
                 if not run.manifest_path.is_file():
-                    run.update(versions=versions())
+                    run.update(versions=versions(), date=datetime.date.today().isoformat())
         return run
 
     @property

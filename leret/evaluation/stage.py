@@ -27,6 +27,7 @@ from leret.evaluation.runner import Evaluator
 from leret.evaluation.summary import main_measure, summarise
 from leret.evaluation.systems import HYDE, System, focus
 from leret.policies.load import probe
+from leret.policies.local.chat_template import dated
 from leret.programs.saved import save
 from leret.rollouts.environment import Environment
 
@@ -63,7 +64,7 @@ def evaluate(
     if (before := evaluation.done()) is not None:
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
     chosen = _chosen(evaluation, progress)
-    with Environment.open(run) as environment:
+    with dated(run.manifest.date), Environment.open(run) as environment:
         questions = held_out(evaluation, environment)
         evaluator = open_evaluator(evaluation, environment, questions, progress or Progress())
         asked, results = _evaluate_systems(evaluation, evaluator)

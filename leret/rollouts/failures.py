@@ -15,6 +15,9 @@ BOUNDARIES: Mapping[str, type[LeretError]] = {
     "policy": PolicyError, "retrieval": RetrievalError, "program": ProgramError,
 }  # fmt: skip
 
+MANY_CUT = 0.1
+"""Share of completions cut at ``max_tokens`` above which a warning is shown."""
+
 FAILURES = (PolicyError, RetrievalError, ProgramError)
 
 _MIN_SAMPLES, _MIN_UNPARSED = 50, 5
@@ -36,6 +39,14 @@ def unparsed(formatter: Formatter, predictor: str, completion: str) -> Failure:
         fields = {name: f"<{name}>" for name in formatter.signature(predictor).output_fields}
         example = f"; {type(formatter.adapter).__name__} reads {formatter.completion(predictor, fields)!r}"
     return Failure("parse", f"{completion[:200]!r} is not in the adapter's format{example}")
+
+
+def cut_note(n_cut: int, n_samples: int, limit: str = "policy.max_tokens") -> str:
+    """Return a warning about completions that were cut; ``limit`` names the setting."""
+    return (
+        f"{n_cut:,} of {n_samples:,} completions ({n_cut / n_samples:.0%}) were cut at {limit}, and are trained "
+        f"without an end token; raise {limit}"
+    )
 
 
 @dataclass

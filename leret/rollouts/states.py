@@ -205,9 +205,17 @@ class StateSampler:
         try:
             completions = await visit.role.policy.complete(
                 Request(
-                    messages, seeds, temperature, max_tokens, top_p, (), call.choice, call.predictor,
-                    logprobs=tokens, token_ids=writes,
-                )  # fmt: skip
+                    messages,
+                    seeds,
+                    temperature,
+                    max_tokens,
+                    top_p,
+                    (),
+                    call.choice,
+                    call.predictor,
+                    logprobs=tokens,
+                    token_ids=writes,
+                )
             )
         except PolicyError:
             self.usage[state.step, name].lost(len(seeds))

@@ -29,7 +29,10 @@ from leret.core.stages import completed, input_stamps, is_complete_parquet, mark
 from leret.core.types import OUTAGES, Task
 from leret.http.usage import UsageByPrompt, UsageEvents
 from leret.policies.base import Policy
-from leret.policies.load import PolicySet, open_policies, probe, sampled_policy
+from leret.policies.load import PolicySet, open_policies, policy_for, probe, sampled_policy
+from leret.policies.local.chat_template import dated
+from leret.policies.local.policy import LocalPolicy
+from leret.policies.remote.tinker import TinkerPolicy
 from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.checks import check_path
 from leret.programs.needs import NeedsCompletion, Step
@@ -47,7 +50,7 @@ from leret.rollouts.environment import (
     refuse_changes,
     scorable,
 )
-from leret.rollouts.failures import SamplingStats, refuse_unparsed
+from leret.rollouts.failures import MANY_CUT, SamplingStats, cut_note, refuse_unparsed
 from leret.rollouts.states import LOOKED_AT, StateSampler, with_credit
 from leret.sampling.bank.bank import load_or_build_bank
 from leret.sampling.preferences.dataset import build_preferences
@@ -68,6 +71,7 @@ class SampleReport:
         already: True if the stage was already complete and nothing was done.
         questions: questions to sample; this call finished ``new_questions`` of them.
         waiting: questions that an outage stopped; the same command continues them.
+        cut: completions of finished questions that ``max_tokens`` cut.
         prompts: dev score per prompt of the bank (None if not scored).
         failures: number of failed samples by kind.
     """
@@ -83,6 +87,7 @@ class SampleReport:
     mean_reward: float
     pairs: int
     no_spread: int
+    cut: int = 0
     prompts: dict[str, float | None] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
     seconds: float = 0.0
@@ -203,7 +208,7 @@ def open_recipe(
     refuse_changes(run, recipe, {})
     for settings in recipe.by_predictor.values():
         asyncio.run(probe(settings))
-    with Environment(recipe, run.cache, progress) as environment:
+    with dated(run.manifest.date), Environment(recipe, run.cache, progress) as environment:
         environment.check_policies(recipe.policies)
         progress.start("data and index", None)
         refuse_changed_files(run, environment)
@@ -228,6 +233,10 @@ def begin(
 ) -> Policy:
     """Open the policy, which must have ``policy_digest`` if set, and write the sampling sections of run.yaml."""
     policy = open_policies(environment.recipe.by_predictor, sampled_policy)
+    for name, settings in environment.recipe.by_predictor.items():
+        actor = policy_for(policy, name)
+        if settings.temperature > 0 and isinstance(actor, LocalPolicy | TinkerPolicy):
+            actor.check_trainable()
     if policy_digest not in {None, policy.digest}:
         raise RunError(
             f"policy.model: {environment.recipe.policy.model} changed since sampling began; restore it on all machines"
@@ -332,6 +341,7 @@ def _report(
         mean_reward=pairs.mean_reward,
         pairs=pairs.pairs,
         no_spread=pairs.no_spread,
+        cut=pairs.cut,
         prompts={prompt.name: prompt.score for prompt in bank},
         failures={name.removeprefix("failed_"): n for name, n in counts.items() if name.startswith("failed_")},
         notes=[*notes, *stats.notes, *_notes(len(bank), settings.prompts, pairs)],
@@ -345,5 +355,7 @@ def _notes(n_prompts: int, wanted: int, pairs: PreferenceReport) -> Iterator[str
     if 2 * pairs.no_spread > pairs.states:
         which = f"at {pairs.no_spread:,} of {pairs.states:,} states all rewards are equal"
         yield f"the samples hardly differ: {which}; raise policy.temperature or sampling.samples"
+    if pairs.cut_share > MANY_CUT:
+        yield cut_note(pairs.cut, pairs.samples)
     if pairs.failures["prompt"]:
         yield f"{pairs.failures['prompt']:,} of {pairs.samples:,} samples failed: prompts are too long for the policy"

@@ -11,24 +11,28 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
+import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, zip_longest
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leret.core.errors import LeretError, TrainingError
+from leret.core.errors import LeretError, PolicyError, TrainingError
 from leret.core.runs import Run, program_digest, versions
 from leret.core.types import Messages, Sample, State, message, text_of
 from leret.policies.checkpoints import sampled_settings
-from leret.policies.local.chat_template import PromptEncoder, apply_template, letters, n_common
-from leret.training.model import InitialPolicy
+from leret.policies.local import chat_template
+from leret.policies.local.chat_template import PromptEncoder, apply_template, letters
+from leret.training.model import InitialPolicy, training_record
 
 if TYPE_CHECKING:
     from leret.sampling.store.store import StateSamples
 
-_TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
+_LOG = logging.getLogger("leret")
 _STATES = 8  # number of states whose sampled prompts are checked
 _EXAMPLES = 16  # number of examples whose token ids are checked
 _COLUMNS = ("prompt", "chosen", "rejected", "question_id", "predictor", "score_chosen", "score_rejected")
@@ -312,34 +316,11 @@ class TokenEncoder:
 
 
 def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
-    """Return the end token's id: the token in ``stops`` with which the chat template ends a turn.
-
-    Raises:
-        TrainingError: the template renders turns that the sampler cannot produce.
-    """
-    if not getattr(tokenizer, "chat_template", None):
-        raise TrainingError(
-            f"the tokenizer of {tokenizer.name_or_path} has no chat template; add chat_template.jinja to its directory"
-        )
-    known = list(stops) or ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
-    if not known:
-        raise TrainingError(
-            f"{tokenizer.name_or_path} has no end token; set eos_token_id in its generation_config.json"
-        )
-    prompt = tokenizer.apply_chat_template(list(_TURNS[:1]), tokenize=True, add_generation_prompt=True)["input_ids"]
-    whole = tokenizer.apply_chat_template(list(_TURNS), tokenize=True)["input_ids"]
-    turn = whole[n_common(prompt, whole) :]
-    length = next((place for place, token in enumerate(turn) if token in known), None)
-    answer = [token for token in turn[:length] if token != tokenizer.unk_token_id]
-    written = tokenizer.decode(answer)
-    # Empty thinking tags of a hybrid model are plain text. The sampler's text omits special tokens.
-    if length is None or written != tokenizer.decode(answer, skip_special_tokens=True):
-        raise TrainingError(
-            f"the chat template of {tokenizer.name_or_path} renders a turn as {written!r}, but a turn must end with "
-            f"a stop token ({', '.join(tokenizer.convert_ids_to_tokens(known))}) and contain no other special token; "
-            "fix chat_template.jinja, or eos_token_id in generation_config.json"
-        )
-    return int(turn[length])
+    """Return the end token's id, as `leret.policies.local.chat_template.end_token`; a fault is a TrainingError."""
+    try:
+        return chat_template.end_token(tokenizer, stops)
+    except PolicyError as error:
+        raise TrainingError(str(error)) from error
 
 
 def check_parity(
@@ -360,7 +341,7 @@ def check_parity(
         groups = store.groups(run.manifest.policy_digest)
         trained = (group for group in groups if predictors is None or group.state.predictor in predictors)
         states = list(islice(trained, _STATES))
-    _check_counts(sampled_settings(run, predictors), initial, encoder, states)
+    _check_counts(run, initial, encoder, states, predictors)
     _check_examples(run, states, examples)
     _check_program(run, states)
 
@@ -382,24 +363,52 @@ def _check_ids(examples: Sequence[TrainingExample], encoder: TokenEncoder, encod
             )
 
 
+def has_sampled_tokenizer(run: Run, initial: InitialPolicy, predictors: Collection[str] | None = None) -> bool:
+    """Return whether training starts from the sampled model, or from a policy that this run trained from it.
+
+    A served model is the initial policy if their names agree, without the digest that `leret serve policy` appends.
+    """
+    name = initial.name
+    while "/" not in name and (record := training_record(run.policies / name)):
+        name = str(record["parent"])
+    if name == "base":
+        return True
+    served = str(sampled_settings(run, predictors).get("model", "")).rstrip("/").rpartition("/")[2]
+    stem, _, digest = served.rpartition("-")
+    names = {Path(name).name, initial.directory.name, initial.base_model.rpartition("/")[2]}
+    if re.fullmatch("[0-9a-f]{8}", digest):
+        return stem in names or initial.digest.startswith(digest)
+    return served in names
+
+
 def _check_counts(
-    settings: Mapping[str, Any], initial: InitialPolicy, encoder: TokenEncoder, states: Sequence[StateSamples]
+    run: Run,
+    initial: InitialPolicy,
+    encoder: TokenEncoder,
+    states: Sequence[StateSamples],
+    predictors: Collection[str] | None,
 ) -> None:
-    """Compare token counts of zero-shot prompts with the sampler's counts, if the sampler used the same model."""
-    served = str(settings.get("model", "")).rstrip("/").rpartition("/")[2]
-    if initial.name != "base" and served != initial.directory.name:
-        return  # another model has another tokenizer
+    """Compare token counts of zero-shot prompts with the sampler's; only warn if the sampled model may be another."""
+    n_compared = 0
     for group in states:
         state, ids = group.state, encoder.prompt_ids(plain(group.state.messages))
-        counts = {sample.n_prompt_tokens for sample in group.samples if sample.prompt == "0"}
-        other = sorted(n for n in counts if n is not None and n != len(ids))
-        if other:
-            raise TrainingError(
-                f"question {state.task_id}, step {state.step}: the sampler counted {other[0]} tokens in the "
-                f"zero-shot prompt, but {initial.directory} encodes the same messages to {len(ids)}:\n"
-                f"  {_tokens(encoder.tokenizer, ids, 0)}\n  ... {_tokens(encoder.tokenizer, ids, len(ids))}\n"
-                "Serve the model with the tokenizer and chat template of that directory, and sample again"
-            )
+        counts = {sample.n_prompt_tokens or 0 for sample in group.samples if sample.prompt == "0"} - {0}
+        n_compared += len(counts)
+        if not counts - {len(ids)}:
+            continue
+        fault = (
+            f"question {state.task_id}, step {state.step}: the sampler counted {min(counts - {len(ids)})} tokens in "
+            f"the zero-shot prompt, but {initial.directory} encodes the same messages to {len(ids)}:\n"
+            f"  {_tokens(encoder.tokenizer, ids, 0)}\n  ... {_tokens(encoder.tokenizer, ids, len(ids))}\n"
+            "Serve the model with the tokenizer and chat template of that directory, and sample again"
+        )
+        if has_sampled_tokenizer(run, initial, predictors):
+            raise TrainingError(fault)
+        model = sampled_settings(run, predictors).get("model")
+        _LOG.warning("%s (ignore this if %s, which was sampled, is another model)", fault, model)
+        return
+    if states and not n_compared:
+        _LOG.warning("the sampler sent no token counts, so leret could not compare its prompts with those of training")
 
 
 def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence[TrainingExample]) -> None:

@@ -273,9 +273,3 @@ def save_policy(model: Any, tokenizer: Any, directory: Path, state: Mapping[str,
 def library_of(model: Any) -> str:
     """Return the library that loads the saved model (for the model card)."""
     return "peft" if hasattr(model, "peft_config") else "transformers"
-
-
-def stop_ids(model: Any) -> tuple[int, ...]:
-    """Return the token ids that stop generation."""
-    value = getattr(model.generation_config, "eos_token_id", None)
-    return tuple(value) if isinstance(value, list) else () if value is None else (int(value),)

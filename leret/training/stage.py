@@ -21,6 +21,7 @@ from leret.core.progress import Progress
 from leret.core.runs import Run
 from leret.core.stages import check_resumable, inputs_unchanged
 from leret.policies.checkpoints import pick_device, refuse_changed_weights, sampled_settings
+from leret.policies.local.chat_template import dated
 from leret.policies.local.policy import out_of_memory
 from leret.rollouts.environment import Environment, questions_digest, refuse_changes_since_sampling
 from leret.training.algorithms import ALGORITHMS, Algorithm
@@ -105,10 +106,12 @@ def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> TrainRepo
     """Train and publish one policy, from its last checkpoint if there is one."""
     from leret.training.driver import drive, publish
 
-    began = time.monotonic()
+    began, date = time.monotonic(), nullcontext()
+    if job.run is not None:
+        date = dated(job.run.manifest.date)
     algorithm, device = ALGORITHMS[job.recipe.algorithm], pick_device(job.recipe.device)
     threads = job.recipe.threads if device == "cpu" else None
-    with training_process(threads), algorithm.engine(job, device) as engine:
+    with date, training_process(threads), algorithm.engine(job, device) as engine:
         resumed_from = 0 if job.max_steps == 0 else drive(engine, job, progress, interrupt)
         record = publish(engine, job, algorithm.describe(job.recipe), time.monotonic() - began)
     return record.report(job.directory.policy, time.monotonic() - began, resumed_from=resumed_from)

@@ -123,7 +123,11 @@ class SampledRound:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Rewards and margins of a run, by step; ``n_spread`` is the number of states whose samples differ in reward."""
+    """Rewards and margins of a run, by step.
+
+    ``n_spread`` is the number of states whose samples differ in reward, ``n_cut`` of ``n_samples`` completions were cut
+    at ``max_tokens``.
+    """
 
     rewards: Mapping[int, Sequence[float]] = field(default_factory=dict)
     margins: Mapping[int, Sequence[float]] = field(default_factory=dict)
@@ -131,6 +135,8 @@ class TrainingData:
     n_spread: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
     rounds: Sequence[SampledRound] = ()  # empty for a run with a single round
+    n_samples: int = 0
+    n_cut: int = 0
 
 
 def training_data(run: Run) -> TrainingData:
@@ -139,16 +145,18 @@ def training_data(run: Run) -> TrainingData:
         return TrainingData(margins=_margins(run))
     rewards: dict[int, list[float]] = defaultdict(list)
     failures: Counter[str] = Counter()
-    n_states = n_spread = 0
+    n_states = n_spread = n_samples = n_cut = 0
     with Store(run.store, read_only=True) as store:
         for group in filter(lambda group: group.samples[0].is_sampled, store.groups()):
             values = [sample.reward for sample in group.samples if sample.reward is not None]
             rewards[group.state.step] += values
             n_states += 1
             n_spread += len(set(values)) > 1
+            n_samples += len(group.samples)
+            n_cut += sum(sample.is_cut for sample in group.samples)
             failures.update(sample.failure.kind for sample in group.samples if sample.failure is not None)
         rounds = _rounds(store, run.manifest.rounds)
-    return TrainingData(dict(rewards), _margins(run), n_states, n_spread, failures, rounds)
+    return TrainingData(dict(rewards), _margins(run), n_states, n_spread, failures, rounds, n_samples, n_cut)
 
 
 def _rounds(store: Store, begun: Sequence[Mapping[str, Any]]) -> tuple[SampledRound, ...]:

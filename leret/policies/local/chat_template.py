@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,29 @@ if TYPE_CHECKING:
     from leret.policies.local.decoder import Generated
 
 _BEGINNINGS = 256  # number of prompt beginnings cached as tokens
+_TURNS = ({"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"})
+_date: ContextVar[str | None] = ContextVar("leret_date", default=None)
+
+
+@contextmanager
+def dated(date: str | None) -> Iterator[None]:
+    """Let chat templates in the block print ``date`` (YYYY-MM-DD) as today's date; None lets them read the clock."""
+    token = _date.set(date)
+    try:
+        yield
+    finally:
+        _date.reset(token)
+
+
+def template_variables(tokenizer: Any, enable_thinking: bool | None = None) -> dict[str, Any]:
+    """Return the variables for a chat template: ``enable_thinking`` unless it is None, and the clock of `dated`."""
+    variables: dict[str, Any] = {}
+    if enable_thinking is not None:
+        variables["enable_thinking"] = enable_thinking
+    date = _date.get()
+    if date is not None and "strftime_now" in str(tokenizer.chat_template):
+        variables["strftime_now"] = datetime.fromisoformat(date).strftime
+    return variables
 
 
 def apply_template(
@@ -32,8 +57,7 @@ def apply_template(
     from jinja2 import TemplateError
 
     refusals = (TemplateError, TypeError, ValueError, KeyError)
-    if enable_thinking is not None:
-        how["enable_thinking"] = enable_thinking
+    how |= template_variables(tokenizer, enable_thinking)
     turns, tools = split_tools(messages, parsed=True)
     if tools:
         how["tools"] = tools
@@ -46,6 +70,35 @@ def apply_template(
                 return tokenizer.apply_chat_template([first, *turns[2:]], **how)
         roles = ", ".join(str(one.get("role")) for one in turns)
         raise PolicyError(f"{name}'s chat template rejects the roles {roles} ({error}); use another model") from error
+
+
+def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
+    """Return the end token's id: the token in ``stops`` with which the chat template ends a turn.
+
+    Raises:
+        PolicyError: the template renders turns that the sampler cannot produce, so a policy cannot be trained with it.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        raise PolicyError(
+            f"the tokenizer of {tokenizer.name_or_path} has no chat template; add chat_template.jinja to its directory"
+        )
+    known = list(stops) or ([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])
+    if not known:
+        raise PolicyError(f"{tokenizer.name_or_path} has no end token; set eos_token_id in its generation_config.json")
+    prompt = tokenizer.apply_chat_template(list(_TURNS[:1]), tokenize=True, add_generation_prompt=True)["input_ids"]
+    whole = tokenizer.apply_chat_template(list(_TURNS), tokenize=True)["input_ids"]
+    turn = whole[n_common(prompt, whole) :]
+    length = next((place for place, token in enumerate(turn) if token in known), None)
+    answer = [token for token in turn[:length] if token != tokenizer.unk_token_id]
+    written = tokenizer.decode(answer)
+    # Empty thinking tags of a hybrid model are plain text. The sampler's text omits special tokens.
+    if length is None or written != tokenizer.decode(answer, skip_special_tokens=True):
+        raise PolicyError(
+            f"the chat template of {tokenizer.name_or_path} renders a turn as {written!r}, but a turn must end with "
+            f"a stop token ({', '.join(tokenizer.convert_ids_to_tokens(known))}) and contain no other special token; "
+            "fix chat_template.jinja, or eos_token_id in generation_config.json"
+        )
+    return int(turn[length])
 
 
 @dataclass(frozen=True, slots=True)

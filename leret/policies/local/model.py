@@ -18,7 +18,7 @@ from leret.policies.checkpoints import (
     positions,
     read_model_json,
 )
-from leret.policies.local.chat_template import EncodedPrompt, PromptEncoder
+from leret.policies.local.chat_template import EncodedPrompt, PromptEncoder, end_token
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -76,6 +76,10 @@ class CausalModel:
         if self.decoder.prefixes is not None:
             self.decoder.prefixes.clear()
 
+    def check_trainable(self) -> None:
+        """Raise `PolicyError` if training would refuse the chat template."""
+        end_token(self.tokenizer, stop_ids(self.network))
+
     @staticmethod
     def logps(network: Any, prompt: Sequence[int], completion: Sequence[int]) -> Tensor:
         """Return the (n_tokens,) float32 log-probabilities of a completion, with gradients if they are enabled."""
@@ -124,6 +128,12 @@ def load_model(path: Path, settings: LocalPolicySettings, name: str = "") -> Cau
     tokenizer.model_max_length = 2**62  # PromptEncoder checks lengths against the model's limit
     network.eval().requires_grad_(False)
     return architecture_of(network)(network.to(place), tokenizer, name or str(path), settings.enable_thinking)
+
+
+def stop_ids(model: Any) -> tuple[int, ...]:
+    """Return the token ids that stop generation."""
+    value = getattr(model.generation_config, "eos_token_id", None)
+    return tuple(value) if isinstance(value, list) else () if value is None else (int(value),)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ class PreferenceReport:
     """Counts of the dataset.
 
     Attributes:
+        cut: completions that ``max_tokens`` cut.
         no_spread: states where all rewards are equal; ``unscored``: states without rewards.
         unparsed_reward: reward of unparsed completions in pairs; None excludes unparsed completions.
         histogram: number of samples per tenth of ``reward_range``, which includes 0 to 1.
@@ -45,6 +46,7 @@ class PreferenceReport:
     unscored: int = 0
     samples: int = 0
     rewarded: int = 0
+    cut: int = 0
     duplicates: int = 0
     reward_sum: float = 0.0
     margin_sum: float = 0.0
@@ -57,6 +59,10 @@ class PreferenceReport:
     @property
     def mean_reward(self) -> float:
         return self.reward_sum / self.rewarded if self.rewarded else 0.0
+
+    @property
+    def cut_share(self) -> float:
+        return self.cut / self.samples if self.samples else 0.0
 
     @property
     def mean_margin(self) -> float:

@@ -15,8 +15,16 @@ from leret.config.training import ExampleRecipe, TrainingRecipe, WriterKeys
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import positions
-from leret.policies.local.model import architecture_of, evaluation_mode
-from leret.training.data import RunSamples, Samples, TokenEncoder, TrainingExample, check_parity, end_token
+from leret.policies.local.model import architecture_of, evaluation_mode, stop_ids
+from leret.training.data import (
+    RunSamples,
+    Samples,
+    TokenEncoder,
+    TrainingExample,
+    check_parity,
+    end_token,
+    has_sampled_tokenizer,
+)
 from leret.training.model import (
     InitialPolicy,
     find_initial,
@@ -25,7 +33,6 @@ from leret.training.model import (
     load_for_training,
     new_adapter,
     save_policy,
-    stop_ids,
 )
 from leret.training.processes import from_main, is_main, n_processes
 
@@ -107,8 +114,9 @@ class StoredAlgorithm:
     def _encode(self, job: TrainingJob, tokenizer: Any, stops: Sequence[int], n_positions: int | None) -> list[Encoded]:
         recipe: Any = job.recipe
         examples: Any = job.inputs
-        encoder = TokenEncoder(tokenizer, end_token(tokenizer, stops), job.enable_thinking)
-        encoded = encoder.encode(examples)
+        encoder = TokenEncoder(tokenizer, end_token(tokenizer, stops), job.enable_thinking, stops)
+        same = job.run is not None and has_sampled_tokenizer(job.run, job.initial, recipe.predictors)
+        encoded = encoder.encode(examples, same_tokenizer=same)
         check_parity(job.run, job.initial, examples, encoder, encoded, recipe.predictors)
         limit = min(recipe.max_length, n_positions or recipe.max_length)
         fitting = [example for example in encoded if example.length <= limit]

@@ -14,7 +14,7 @@ from leret.core.errors import ConfigError, RunError, TrainingError
 from leret.core.runs import Run
 from leret.core.types import Messages, State
 from leret.policies.checkpoints import find_model, load_tokenizer, sampled_model, sampled_settings
-from leret.policies.local.chat_template import PromptEncoder
+from leret.policies.local.chat_template import PromptEncoder, dated
 from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.rollouts.credit import training_rewards
 from leret.rollouts.environment import Environment
@@ -46,7 +46,8 @@ class _Prompts:
 
     def ids(self, state: State, name: str, counts: Collection[int | None]) -> list[int]:
         """Return the ids of a state under a prompt of the bank; TrainingError if the sampler's ``counts`` differ."""
-        ids = list(self._encoder(state.predictor).encode(self._messages(state, name)).token_ids)
+        with dated(self._run.manifest.date):
+            ids = list(self._encoder(state.predictor).encode(self._messages(state, name)).token_ids)
         if other := {*counts} - {None, 0, len(ids)}:
             raise TrainingError(
                 f"question {state.task_id}, step {state.step}: the sampler counted {other.pop()} tokens in prompt "

@@ -20,6 +20,7 @@ from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.core.types import State, Task, digest, seed_of
 from leret.policies.checkpoints import adapter_base
+from leret.policies.local.chat_template import template_variables
 from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment
 from leret.rollouts.facts import Group
@@ -152,7 +153,7 @@ def _live(job: TrainingJob, model: Any, tokenizer: Any) -> LocalPolicy:
 def _arguments(recipe: Any, inputs: TrainerInputs, environment: Environment) -> dict[str, Any]:
     """Return TRL arguments for the recipe; ``per_device_train_batch_size`` counts completions per device."""
     lm, suppressed = environment.recipe.policy, inputs.model.generation_config.suppress_tokens
-    thinking = getattr(lm, "enable_thinking", None)
+    variables = template_variables(inputs.tokenizer, getattr(lm, "enable_thinking", None))
     same = ["num_generations", "num_iterations", "epsilon", "epsilon_high", "beta"]
     same += [name for name in TRLKeys.model_fields if name.startswith(("use_vllm", "vllm_"))]
     arguments = trainer_arguments(recipe, inputs) | {name: getattr(recipe, name) for name in same}
@@ -163,5 +164,5 @@ def _arguments(recipe: Any, inputs: TrainerInputs, environment: Environment) -> 
         "top_p": recipe.top_p or lm.top_p,
         "max_completion_length": recipe.max_completion_length or lm.max_tokens,
         "generation_kwargs": {"suppress_tokens": suppressed} if suppressed else None,
-        "chat_template_kwargs": None if thinking is None else {"enable_thinking": thinking},
+        "chat_template_kwargs": variables or None,
     }

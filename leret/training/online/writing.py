@@ -17,6 +17,7 @@ from leret.core.errors import TrainingError
 from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import positions
 from leret.policies.local.chat_template import PromptEncoder
+from leret.policies.local.model import stop_ids
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.serving.model import refresh, resolve_policy
@@ -25,7 +26,7 @@ from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
 from leret.training.data import end_token
 from leret.training.job import TrainingJob
-from leret.training.model import library_of, save_policy, stop_ids
+from leret.training.model import library_of, save_policy
 from leret.training.online.advantages import Comparison, group_statistics, mini_batches, same_side_of_mean
 from leret.training.online.base import Objective
 from leret.training.online.losses import KL, KLController
@@ -227,9 +228,9 @@ class ServedPolicy:
     def _check_ids(self, completion: Completion, ids: Sequence[int]) -> None:
         """Raise `TrainingError` if the token ids do not match the completion's text."""
         size, n_logprobs = self._model.get_input_embeddings().num_embeddings, len(completion.logprobs or ids)
-        fault = self._encoder.fault_of(ids, completion.text, size)
-        if len(ids) != n_logprobs:
-            fault = fault or f"{len(ids)} token ids and {n_logprobs} log-probabilities for one completion"
+        fault: str | None = f"{len(ids)} token ids and {n_logprobs} log-probabilities for one completion"
+        if len(ids) == n_logprobs:
+            fault = self._encoder.fault_of(ids, completion.text, size)
         if fault is None:
             return
         raise TrainingError(

@@ -27,6 +27,8 @@ def test_datasets_reads_pairs_on_the_zero_shot_prompt_with_both_rewards(run):
         "score_chosen": 1.0, "score_rejected": 0.5,
         "question_id": "q1", "state_id": "q1-0", "step": 0, "predictor": "write",
         "chosen_id": "q1-0-3", "rejected_id": "q1-0-0", "chosen_prompt": "1", "rejected_prompt": "0",
+        "chosen_finish_reason": None, "rejected_finish_reason": None,
+        "chosen_token_ids": None, "rejected_token_ids": None,
     }  # fmt: skip
 
 
