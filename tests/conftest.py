@@ -30,3 +30,12 @@ def shared_data():
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}: this test compares with published figures on it")
     return folder
+
+
+@pytest.fixture(scope="session")
+def smollm2():
+    """The directory of a real LM; tests that need it are skipped where `make smollm2` has not built it."""
+    folder = Path(__file__).resolve().parents[1] / "policies" / "smollm2"
+    if not (folder / "config.json").is_file():
+        pytest.skip(f"no real LM at {folder}: build it with `make smollm2`")
+    return folder

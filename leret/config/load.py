@@ -277,7 +277,7 @@ def _sampling_clashes(recipe: SamplingRecipe) -> Iterator[Clash]:
         picks = "" if data.kind in {"jsonl", "hover"} else ", or set retriever.kind: none if the program only picks"
         message = f"missing; kind {data.kind} has only questions, but retriever {recipe.retriever.kind} needs a corpus"
         yield ("data.corpus", "data.kind", "retriever.kind"), f"{message}; add a corpus file{picks}"
-    if policy.kind == "local" and policy.model in shipped.POLICIES and adapter != "compact":
+    if policy.kind == "local" and policy.model in shipped.SCOPES and adapter != "compact":
         message = f"is {adapter}, but policy.model {policy.model} only reads compact prompts; change one of the two"
         yield ("program.adapter.kind", "policy.model"), message
     if settings.prompts * settings.samples < 2:

@@ -57,8 +57,11 @@ class LocalPolicySettings(PolicySettings):
     model: Annotated[
         str,
         Free(),
-        RecipePath("model directory", "download the model there, or fix the path", hub=True, names=tuple(POLICIES)),
-    ] = Field("demo", description="model directory, name on the hub, or a shipped model (`demo`, `agent`)")
+        RecipePath("model directory", "download the model there, or fix the path", hub=True, names=POLICIES),
+    ] = Field(
+        "demo",
+        description="model directory, name on the hub, or a shipped model (`demo`, `agent`, `english`), or `smollm2`",
+    )
     enable_thinking: Thinking = None
     template: Literal["plain"] | None = Field(
         None, description="plain: join messages with newlines, for base models without a chat template (GPT-2)"

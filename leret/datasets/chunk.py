@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
-from leret.core.bundled import POLICIES, find_model
+from leret.core.bundled import POLICIES, find_model, policy_path
 from leret.core.errors import ConfigError, import_optional
 from leret.core.files import atomic_file
 from leret.core.types import Document, storable
@@ -26,7 +26,6 @@ _SENTENCE_END = re.compile(
     r"""(?<=[.!?…])(?<!\b[A-Z]\.)(?<!\b(?:Dr|Mr|Ms|St)\.)(?<!\bMrs\.)["'”’)\]]*\s+(?=[^\sa-z])|(?<=[。！？])|\n\s*"""
 )
 _WORD_END, _CHARACTER_END = re.compile(r"\s+"), re.compile(r"(?<=.)", re.DOTALL)
-_DEMO = Path(__file__).parents[1] / "demo"
 
 
 def write_chunks(corpus: Corpus, out: Path, size: int, count: Count, header: str = "") -> int:
@@ -75,7 +74,7 @@ def tokens_of(tokenizer: str) -> Count:
     the Hugging Face hub. ConfigError if it has no tokenizer.json.
     """
     tokenizers = import_optional("tokenizers", "tokenizers", "train")
-    name = str(_DEMO / POLICIES[tokenizer]) if tokenizer in POLICIES else tokenizer
+    name = str(policy_path(tokenizer)) if tokenizer in POLICIES else tokenizer
     path = find_model(name, "--tokenizer") / "tokenizer.json"
     if not path.is_file():
         raise ConfigError(f"--tokenizer {tokenizer}: {path} does not exist; name a model with a tokenizer.json")
