@@ -45,7 +45,8 @@ class OpenAIPolicy(SharedInstance):
         self.settings = settings
         self.name = settings.model
         # A client cannot see a server's weights, only their name: new weights must have a new name.
-        self.digest = digest(settings.kind, settings.model)
+        body = settings.extra_body
+        self.digest = digest(settings.kind, settings.model, body) if body else digest(settings.kind, settings.model)
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.client = Client(
             settings.urls,
@@ -57,7 +58,10 @@ class OpenAIPolicy(SharedInstance):
             meter=self.meter,
         )
         tokens = settings.model_copy(update={"logprobs": True})
-        self._extensions = {False: settings.request_keys(), True: tokens.request_keys()}  # by `Request.logprobs`
+        self._extensions = {  # by `Request.logprobs`
+            False: settings.merged_body(settings.request_keys()),
+            True: settings.merged_body(tokens.request_keys()),
+        }
         self._refused: set[str] = set()  # optional keys that the servers have rejected
         self._takes_n: bool | None = None  # None before the probe
         self._probe: asyncio.Task[bool] | None = None
@@ -156,6 +160,8 @@ class OpenAIPolicy(SharedInstance):
         }
         if n > 1:
             body["n"] = n
+        if request.messages[-1]["role"] == "assistant":
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
         if request.stop:
             body["stop"] = list(request.stop)
         for key in self._refused:
