@@ -134,7 +134,7 @@ def with_paths(settings: M, change: Callable[[Key, str, RecipePath], str], key: 
         if isinstance(value, tuple):
             return tuple(changed(item, mark, (*key, i)) for i, item in enumerate(value))
         if isinstance(value, dict):
-            return {name: changed(item, mark, (*key, name)) for name, item in value.items()}
+            return type(value)({name: changed(item, mark, (*key, name)) for name, item in value.items()})
         return value
 
     marks = _path_marks(type(settings))

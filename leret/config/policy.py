@@ -7,10 +7,11 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import Field, PositiveInt, field_validator
+from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
 from leret.config.base import BaseUrl, BaseUrls, Free, KindSettings, RecipePath
 from leret.core.bundled import MINILM, POLICIES
+from leret.core.types import digest
 
 TOGETHER_URL = "https://api.together.ai/v1"
 TINKER_URL = "https://tinker.thinkingmachines.dev/services/tinker-prod"
@@ -84,6 +85,29 @@ class KeyedPolicySettings(PolicySettings):
         return value
 
 
+_OWN_KEYS = frozenset(
+    {"model", "messages", "temperature", "top_p", "max_tokens", "seed", "n", "stop", "stream", "tools", "logprobs"}
+)
+GRAMMAR_KEYS = frozenset(
+    {"response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+     "regex", "json_schema", "ebnf", "structural_tag", "grammar"}
+)  # fmt: skip
+"""Request keys of vLLM, SGLang, TGI and llama.cpp that exclude tokens, so that a server samples from fewer tokens."""
+
+
+class RequestBody(dict[str, Any]):
+    """Extra request keys. They are hashable, because policies are looked up by their settings."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(digest(self))
+
+
+def _request_body(value: dict[str, Any]) -> RequestBody:
+    if own := sorted(_OWN_KEYS & set(value)):
+        raise ValueError(f"leret sets {', '.join(own)} itself; remove it (policy and program have keys for most)")
+    return RequestBody(value)
+
+
 class ServedPolicySettings(KeyedPolicySettings):
     """Keys shared by all policies on servers with a chat completions API."""
 
@@ -92,6 +116,20 @@ class ServedPolicySettings(KeyedPolicySettings):
     timeout_s: Annotated[float, Free()] = Field(60.0, gt=0, description="timeout per attempt")
     retry_for_s: Annotated[float, Free()] = Field(300.0, ge=0, description="how long to retry; 0: no retry")
     concurrency: Annotated[PositiveInt, Free()] = Field(32, description="maximum number of requests in flight")
+    extra_body: Annotated[dict[str, Any], AfterValidator(_request_body)] = Field(
+        default_factory=RequestBody, description="request keys to add, as in {response_format: {type: json_object}}"
+    )
+
+    @property
+    def grammar(self) -> list[str]:
+        """Keys of ``extra_body`` that exclude tokens."""
+        return sorted(GRAMMAR_KEYS & set(self.extra_body))
+
+    def merged_body(self, keys: dict[str, Any]) -> dict[str, Any]:
+        """Return ``extra_body`` with ``keys``; both may hold keys of the chat template."""
+        name = "chat_template_kwargs"
+        template = {**self.extra_body.get(name, {}), **keys.get(name, {})}
+        return {**self.extra_body, **keys, **({name: template} if template else {})}
 
     def id_keys(self) -> dict[str, Any]:
         """Return the request keys for token ids without log-probabilities; empty if the API has none."""

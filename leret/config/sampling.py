@@ -31,6 +31,7 @@ class AdapterSettings(Settings):
     items: PositiveInt = Field(6, description="passages per call (compact)")
     demo_items: NonNegativeInt = Field(0, description="passages per demo (compact)")
     instructions: bool = Field(False, description="send the signature's instructions (compact)")
+    prefill: bool = Field(False, description="send the fixed beginning of the answer, which the LM continues")
     use_native_function_calling: bool = Field(
         False, description="pass `dspy.Tool` inputs to the chat template, and read `dspy.ToolCalls` (not compact)"
     )

@@ -77,8 +77,9 @@ def policy_of(lm: dspy.BaseLM) -> Policy:
 
 
 def _served_lm(settings: OpenAIPolicySettings, asked: dict[str, Any]) -> dspy.LM:
-    if settings.enable_thinking is not None:
-        asked = {"extra_body": {"chat_template_kwargs": {"enable_thinking": settings.enable_thinking}}, **asked}
+    thinking = settings.model_copy(update={"logprobs": False}).request_keys()
+    if body := settings.merged_body(thinking):
+        asked = {"extra_body": body, **asked}
     # litellm sends n in one request; DSPy's own engine sends n requests with one seed.
     return dspy.LM(
         f"openai/{settings.model}",

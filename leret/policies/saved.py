@@ -155,7 +155,7 @@ def open_lm(
         url, model = server.settings.urls[0], server.settings.model
     else:
         url, model = str(serve), record.get("name", settings.model)
-    sampling = settings.model_dump(include={"temperature", "top_p", "max_tokens", "enable_thinking"})
+    sampling = settings.model_dump(include={"temperature", "top_p", "max_tokens", "enable_thinking", "extra_body"})
     variable = key or getattr(settings, "api_key_env", None)
     served = OpenAIPolicySettings(model=model, urls=(url,), api_key_env=variable, **sampling)
     name = submit(_served_name(served, record)).result()

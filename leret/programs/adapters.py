@@ -14,12 +14,20 @@ from leret.config.sampling import AdapterSettings
 from leret.core.classes import class_at, path_of, plain_value
 from leret.core.dspy_internals import AdapterParseError, PlainJSONAdapter, parse_value
 from leret.core.errors import ConfigError, ProgramError
+from leret.programs.prefill import (
+    AnswerAdapter,
+    PrefilledChatAdapter,
+    PrefilledJSONAdapter,
+    PrefilledXMLAdapter,
+    prefill_messages,
+)
 
 
-class CompactAdapter(dspy.ChatAdapter):
+class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
     """Formats each call as bare fields, one message per turn, without a system message.
 
-    It subclasses the chat adapter only because DSPy's finetuning and GRPO require a chat adapter.
+    An answer with one output is a line: a line break ends the completion. It subclasses the chat adapter only because
+    DSPy's finetuning and GRPO require a chat adapter.
 
     Args:
         words_per_item: maximum number of words per item of a list-valued input (such as a passage).
@@ -28,6 +36,7 @@ class CompactAdapter(dspy.ChatAdapter):
         instructions: whether to send the signature's instructions as a system message.
         outputs: whether to end each call with the output names, the choices of ``Literal`` outputs, and the types of
             other non-text outputs, so that a policy can distinguish signatures.
+        prefill: whether to write the name of the first output of several as the beginning of the answer.
     """
 
     def __init__(
@@ -37,13 +46,15 @@ class CompactAdapter(dspy.ChatAdapter):
         demo_items: int = 0,
         instructions: bool = False,
         outputs: bool = False,
+        prefill: bool = False,
     ) -> None:
         super().__init__(use_json_adapter_fallback=False)
         self.words_per_item, self.items, self.demo_items = words_per_item, items, demo_items
         self.instructions, self.outputs = instructions, outputs
+        self.prefill = prefill
 
     def settings(self) -> dict[str, Any]:
-        names = ("words_per_item", "items", "demo_items", "instructions", "outputs")
+        names = ("words_per_item", "items", "demo_items", "instructions", "outputs", "prefill")
         return {name: getattr(self, name) for name in names}
 
     def format(
@@ -58,7 +69,11 @@ class CompactAdapter(dspy.ChatAdapter):
                 messages.append({"role": "user", "content": self._call(signature, demo, self.demo_items)})
                 messages.append({"role": "assistant", "content": answer})
         messages.append({"role": "user", "content": self._call(signature, inputs, self.items)})
-        return messages
+        return messages + prefill_messages(self, signature)
+
+    def stop(self, signature: type[dspy.Signature]) -> tuple[str, ...]:
+        annotations = [field.annotation for field in signature.output_fields.values()]
+        return ("\n",) if annotations == [str] else ()
 
     def format_user_message_content(
         self,
@@ -81,6 +96,7 @@ class CompactAdapter(dspy.ChatAdapter):
 
     def parse(self, signature: type[dspy.Signature], completion: str) -> dict[str, Any]:
         names = list(signature.output_fields)
+        completion = self.beginning(signature) + completion
         raw = {names[0]: completion.strip()} if len(names) == 1 else _labelled(names, completion)
         missing = [name for name in names if not raw.get(name)]
         if missing:
@@ -140,11 +156,16 @@ def _labelled(names: Sequence[str], completion: str) -> dict[str, str]:
 
 def make_adapter(settings: AdapterSettings) -> dspy.Adapter:
     """Return a recipe's adapter. The chat adapter does not retry with JSON, which would be a silent second call."""
+    if settings.prefill and settings.use_native_function_calling:
+        raise ConfigError("adapter.prefill: a native tool call has no fixed beginning; remove prefill")
     tools = {"use_native_function_calling": settings.use_native_function_calling}
     if settings.kind == "compact":
         if settings.use_native_function_calling:
             raise ConfigError("adapter: compact does not pass tools; use kind: chat, or xml")
         return CompactAdapter(**settings.model_dump(exclude={"kind", *tools}))
+    if settings.prefill:
+        prefilled = {"chat": PrefilledChatAdapter, "json": PrefilledJSONAdapter, "xml": PrefilledXMLAdapter}
+        return prefilled[settings.kind]()
     if settings.kind == "chat":
         return dspy.ChatAdapter(use_json_adapter_fallback=False, **tools)
     return {"json": PlainJSONAdapter, "xml": dspy.XMLAdapter}[settings.kind](**tools)

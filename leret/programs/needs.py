@@ -12,6 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from leret.core.dspy_internals import AdapterParseError, lm15
 from leret.core.types import Choice, Ranking, json_encoder, merge
+from leret.programs.prefill import stop_strings
 from leret.programs.search import SearchCall
 from leret.retrieval.base import Retriever
 
@@ -95,6 +96,11 @@ class NeedsCompletion:
     @property
     def choice(self) -> Choice | None:
         return self.call.choice
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end the completion."""
+        return stop_strings(self.call.adapter, self.call.signature)
 
 
 @dataclass(frozen=True, slots=True)

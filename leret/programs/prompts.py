@@ -23,6 +23,7 @@ from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.adapters import CompactAdapter
 from leret.programs.needs import PLAIN, NeedsCompletion, PredictorCall, Step
 from leret.programs.pick import Candidates, ChoiceCall
+from leret.programs.prefill import PrefilledChatAdapter, answer_after_beginning, prefill_messages
 from leret.programs.replay import Replay, Stop
 
 _PROOFS = 3  # messages per prompt, and completions per predictor, that are processed both ways and compared
@@ -89,7 +90,7 @@ class Formatter:
         self.adapter = replay.adapter
         self._predictors, self._read = replay.predictors, replay.read
         self.picks = replay.picks
-        self._splits = internals.is_turn_by_turn(self.adapter, [CompactAdapter])
+        self._splits = internals.is_turn_by_turn(self.adapter, [CompactAdapter, PrefilledChatAdapter])
         self._native = getattr(self.adapter, "use_native_function_calling", False)
         # All messages but the last, and how often both ways gave the same result; None: the fast path is off.
         self._heads: dict[tuple[str, str], tuple[Messages, int] | None] = {}
@@ -107,9 +108,9 @@ class Formatter:
         return NeedsCompletion(call, ())
 
     def messages(
-        self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, last: Mapping[str, str] | None = None
+        self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, alike: Messages = ()
     ) -> Messages:
-        """Return the messages for the LM. ``last``, the same call's last message with another prompt, saves time."""
+        """Return the messages for the LM. ``alike``, the same call's messages with another prompt, saves time."""
         if isinstance(need.call, ChoiceCall):
             return need.call.messages
         key = (need.predictor, prompt.digest)
@@ -122,19 +123,21 @@ class Formatter:
         if head is None or not plain:
             whole = self._in_full(need, prompt)
             if key not in self._heads and self._splits and plain:
-                self._heads[key] = whole[:-1], 0
+                n_after = 1 + len(prefill_messages(self.adapter, need.call.signature))
+                self._heads[key] = whole[:-n_after], 0
             return whole
         signature = self.signature(need.predictor, prompt)
-        if last is not None:
-            message = dict(last)
+        prefill = prefill_messages(self.adapter, signature)
+        if alike:
+            message = dict(alike[-1 - len(prefill)])
         elif isinstance(self.adapter, CompactAdapter):
-            message = self.adapter.format(signature, (), need.inputs)[-1]
+            message = self.adapter.format(signature, (), need.inputs)[-1 - len(prefill)]
         else:
             message = internals.last_message(self.adapter, signature, need.inputs)
         if not message["content"] or internals.PART_MARKER in message["content"]:
             return self._in_full(need, prompt)
         before, n_proofs = head
-        messages = (*before, message)
+        messages = (*before, message, *prefill)
         if n_proofs < _PROOFS:
             whole = self._in_full(need, prompt)
             self._heads[key] = (before, n_proofs + 1) if messages == whole else None
@@ -169,7 +172,7 @@ class Formatter:
         return Step(need.call, [dict(outputs)])
 
     def completion(self, predictor: str, outputs: Mapping[str, Any]) -> str:
-        return str(self.adapter.format_assistant_message_content(self._predictors[predictor].signature, dict(outputs)))
+        return answer_after_beginning(self.adapter, self._predictors[predictor].signature, outputs)
 
     def _instructed(self, signature: type[dspy.Signature], name: str, prompt: Prompt) -> type[dspy.Signature]:
         text = prompt.instructions.get(name)

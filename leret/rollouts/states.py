@@ -198,7 +198,7 @@ class StateSampler:
         need, state, (temperature, top_p, max_tokens) = visit.need, visit.state, visit.decoding
         messages: Messages = tuple([dict(message) for message in state.messages])  # the zero-shot prompt
         if prompt.digest != ZERO_SHOT.digest:
-            messages = self._runner.formatter.messages(need, prompt, messages[-1])
+            messages = self._runner.formatter.messages(need, prompt, messages)
         call, began = need.call, time.monotonic()
         writes = visit.role.sampled and call.choice is None
         tokens = self._plan.token_ids and writes
@@ -210,7 +210,7 @@ class StateSampler:
                     temperature,
                     max_tokens,
                     top_p,
-                    (),
+                    need.stop,
                     call.choice,
                     call.predictor,
                     logprobs=tokens,

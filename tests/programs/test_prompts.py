@@ -74,12 +74,12 @@ def test_messages_are_what_the_adapter_gives(kind):
     adapter = make_adapter(AdapterSettings(kind=kind))
     formatter = Formatter(Replay(Asks(), adapter))
     for inputs in INPUTS:  # many: it takes a short cut once it has seen a prompt a few times
-        last = formatter.messages(formatter.need("write", inputs))[-1]
+        alike = formatter.messages(formatter.need("write", inputs))
         for prompt in PROMPTS:
             demos = [dict(demo) for demo in prompt.demos.get("write", [])]
             whole = tuple(adapter.format(formatter.signature("write", prompt), demos, dict(inputs)))
             assert formatter.messages(formatter.need("write", inputs), prompt) == whole
-            assert formatter.messages(formatter.need("write", inputs), prompt, last) == whole
+            assert formatter.messages(formatter.need("write", inputs), prompt, alike) == whole
 
 
 class Moody(dspy.ChatAdapter):

@@ -52,12 +52,14 @@ def apply_template(
     """Call ``tokenizer.apply_chat_template``. All prompts in leret are created by this function.
 
     If the template rejects system messages (Gemma 2's does), the system message is prepended to the user message.
-    If ``enable_thinking`` is None, the template's default applies. ``name`` is the model's name in errors.
+    A prompt that ends with an assistant message is continued there. If ``enable_thinking`` is None, the template's default applies. ``name`` is the model's name in errors.
     """
     from jinja2 import TemplateError
 
     refusals = (TemplateError, TypeError, ValueError, KeyError)
     how |= template_variables(tokenizer, enable_thinking)
+    if how.get("add_generation_prompt") and messages[-1]["role"] == "assistant":
+        how |= {"add_generation_prompt": False, "continue_final_message": True}
     turns, tools = split_tools(messages, parsed=True)
     if tools:
         how["tools"] = tools
@@ -140,7 +142,7 @@ class PromptEncoder:
             if not self._shows_tools and messages[0].get("tools"):
                 self._check_template()
             ids = self._render(messages)
-            before = messages[:-1]
+            before = messages[:-2] if messages[-1]["role"] == "assistant" else messages[:-1]
             n_shared = n_common(ids, self._beginning(json.dumps(before))) if before else 0
         if self.n_positions is not None and len(ids) >= self.n_positions:
             raise PromptTooLongError(

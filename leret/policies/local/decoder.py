@@ -93,7 +93,8 @@ class _Rows:
 class Decoder:
     """Completes batches of prompts with one model.
 
-    ``to_text`` decodes tokens to find stop strings; jobs without stop strings do not need it. ``prefill_tokens`` is the
+    ``to_text`` decodes tokens to find stop strings; jobs without stop strings do not need it. Only a token with the last
+    character of a stop string can complete it, so the text is decoded only after such tokens. ``prefill_tokens`` is the
     maximum number of tokens per forward pass over prompts, padding included.
     """
 
@@ -116,6 +117,7 @@ class Decoder:
         self.to_text = to_text
         self.prefixes = prefixes
         self.prefill_tokens = prefill_tokens
+        self._stop_tokens: dict[str, Tensor] = {}  # by last character of a stop string: which tokens contain it
         self._keeps_last = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @torch.inference_mode()
@@ -227,7 +229,7 @@ class Decoder:
             ids[rows.place[alive], step] = chosen[alive]
             logprobs[rows.place[alive], step] = chances[alive]
             lengths[rows.place[alive]] = step + 1
-            over = torch.isin(chosen, self.end_ids) | self._stopped(ids, rows, alive, owners, step + 1)
+            over = torch.isin(chosen, self.end_ids) | self._stopped(chosen, ids, rows, alive, owners, step + 1)
             ended[rows.place[alive & over]] = True
             alive &= ~over & (rows.max_tokens > step + 1)
             n_alive = int(alive.sum())
@@ -257,17 +259,40 @@ class Decoder:
         )
 
     def _stopped(
-        self, ids: Tensor, rows: _Rows, alive: Tensor, owners: Sequence[tuple[Job, int]], n_tokens: int
+        self,
+        chosen: Tensor,
+        ids: Tensor,
+        rows: _Rows,
+        alive: Tensor,
+        owners: Sequence[tuple[Job, int]],
+        n_tokens: int,
     ) -> Tensor:
         stopped = torch.zeros_like(alive)
-        if self.to_text is None or not any(job.stop for job, _ in owners):
+        ends = {mark[-1] for job, _ in owners for mark in job.stop}
+        if self.to_text is None or not ends:
             return stopped
-        for row, (place_, is_alive) in enumerate(zip(rows.place.tolist(), alive.tolist(), strict=True)):
-            stop = owners[place_][0].stop
-            if is_alive and stop:
-                text = self.to_text(ids[place_, :n_tokens].tolist())
-                stopped[row] = any(mark in text for mark in stop)
+        may_stop = torch.zeros_like(alive)
+        for end in ends:
+            may_stop |= self._tokens_with(end)[chosen]
+        for row in (may_stop & alive).nonzero()[:, 0].tolist():
+            place_ = int(rows.place[row])
+            text = self.to_text(ids[place_, :n_tokens].tolist())
+            stopped[row] = any(mark in text for mark in owners[place_][0].stop)
         return stopped
+
+    def _tokens_with(self, character: str) -> Tensor:
+        """Return which tokens may complete a stop string with this last character, (n_vocabulary,) bool."""
+        known = self._stop_tokens.get(character)
+        if known is None:
+            assert self.to_text is not None
+            n_tokens = self.model.get_output_embeddings().weight.shape[0]
+            if character.isascii() and (character.isprintable() or character == "\n") and character != " ":
+                contains = [character in self.to_text([token]) for token in range(n_tokens)]
+            else:
+                contains = [True] * n_tokens  # a part of the character, or a space that decoding strips
+            known = torch.tensor(contains, device=self.device)
+            self._stop_tokens[character] = known
+        return known
 
 
 def _collect(ids: Tensor, logprobs: Tensor, lengths: Tensor, ended: Tensor) -> list[Generated]:

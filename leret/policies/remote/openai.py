@@ -46,7 +46,8 @@ class OpenAIPolicy(SharedInstance):
         self.settings = settings
         self.name = settings.model
         # A client cannot see a server's weights, only their name: new weights must have a new name.
-        self.digest = digest(settings.kind, settings.model)
+        body = settings.extra_body
+        self.digest = digest(settings.kind, settings.model, body) if body else digest(settings.kind, settings.model)
         self.meter = UsageMeter(settings.price_prompt, settings.price_completion)
         self.client = Client(
             settings.urls,
@@ -58,7 +59,10 @@ class OpenAIPolicy(SharedInstance):
             meter=self.meter,
         )
         tokens = settings.model_copy(update={"logprobs": True})
-        self._extensions = {False: settings.request_keys(), True: tokens.request_keys()}  # by `Request.logprobs`
+        self._extensions = {  # by `Request.logprobs`
+            False: settings.merged_body(settings.request_keys()),
+            True: settings.merged_body(tokens.request_keys()),
+        }
         self._id_keys = settings.id_keys()
         self._refused: set[str] = set()  # optional keys that the servers have rejected
         self._takes_n: bool | None = None  # None before the probe
@@ -160,6 +164,8 @@ class OpenAIPolicy(SharedInstance):
             body |= self._id_keys
         if n > 1:
             body["n"] = n
+        if request.messages[-1]["role"] == "assistant":
+            body |= {"continue_final_message": True, "add_generation_prompt": False}
         if request.stop:
             body["stop"] = list(request.stop)
         for key in self._refused:

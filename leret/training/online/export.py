@@ -60,7 +60,7 @@ class _Prompts:
         if name == ZERO_SHOT.name:
             return state.messages
         formatter = self._formatter()
-        return formatter.messages(formatter.need(state.predictor, state.inputs), self._bank(name), state.messages[-1])
+        return formatter.messages(formatter.need(state.predictor, state.inputs), self._bank(name), state.messages)
 
     def _load_encoder(self, predictor: str) -> PromptEncoder:
         settings = self.settings(predictor)

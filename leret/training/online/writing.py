@@ -62,6 +62,12 @@ class WriterLearner:
             return LocalPolicy.over(self.model, self.tokenizer, enable_thinking=thinking, **identity)
         if not isinstance(sampled, OpenAIPolicySettings):
             raise TrainingError(f"served: needs a run with policy kind openai, not {sampled.kind}; remove served")
+        if sampled.grammar:
+            raise TrainingError(
+                f"served: policy.extra_body has {', '.join(sampled.grammar)}, so the server samples from a distribution "
+                "without the tokens that the grammar excludes, and the training's ratios would be of another one; remove "
+                "served, or sample without a grammar (program.adapter.prefill)"
+            )
         directory = environment.cache / f"served-{self.recipe.policy_name}"
         return ServedPolicy(sampled, self.model, self.tokenizer, directory, **identity)
 
