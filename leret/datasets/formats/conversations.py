@@ -129,15 +129,15 @@ def _windows_of(dialogue: Sequence[Turn]) -> set[Window]:
     two utterances are a window too; they identify a conversation only if one side has no others.
     """
     in_order: list[str] = []
-    found: set[Window] = set()
+    of_dialogue: set[Window] = set()
     for turn in dialogue:
         texts = utterances(turn.task)
         in_order += texts[-2:]
-        found.update(windows(texts))
-    found.update(windows(in_order))
+        of_dialogue.update(windows(texts))
+    of_dialogue.update(windows(in_order))
     if len(in_order) > 1:
-        found.add(Window(tuple(in_order[:2]), len(in_order) % 2 == 0))
-    return found
+        of_dialogue.add(Window(tuple(in_order[:2]), len(in_order) % 2 == 0))
+    return of_dialogue
 
 
 def _persona_key(dialogue: Sequence[Turn]) -> list[Hashable]:

@@ -141,8 +141,10 @@ def _parted(record: Fields) -> tuple[dict[str, list[str]], tuple[str, ...]]:
         "history": _utterances(parts["context"]),
     }
     replies = text_list(record, "answers")
+    if not replies and "answer" in record:
+        replies = (text(record, "answer"),)
     if not replies:
-        replies = (text(record, "answer" if "answer" in record else "answers"),)
+        raise BadRecord("empty field", 'field \'answers\' has no reply; add it, as in "answers": ["i am fine"]')
     return inputs, tuple(reply.strip() for reply in replies)
 
 
