@@ -107,7 +107,9 @@ def test_equal_turns_of_one_side_are_different_conversations():
 
 def test_names_do_not_depend_on_the_order_of_the_views():
     talks = [view for pair in conversations(3, 6, 10) for view in pair]
-    turns = [[turn(persona, [said], reply, block=block)] for block, (persona, _, [*_, (said, reply)]) in enumerate(talks)]
+    turns = [
+        [turn(persona, [said], reply, block=block)] for block, (persona, _, [*_, (said, reply)]) in enumerate(talks)
+    ]
     forward = split_names(list(chain(*turns)))
     assert split_names(list(chain(*reversed(turns)))) == forward[::-1]
 

@@ -88,7 +88,11 @@ def lapdog(tmp_path, question, **more):
             ["i read.", "i'm a stunt double."],
             ["hello ?", "hi : )", "at 10:30 ?"],
         ),
-        ("persona: i like tea . mr. smith is my boss . context: R: a Q: b", ["i like tea .", "mr. smith is my boss ."], ["a", "b"]),
+        (
+            "persona: i like tea . mr. smith is my boss . context: R: a Q: b",
+            ["i like tea .", "mr. smith is my boss ."],
+            ["a", "b"],
+        ),
         ("persona: i sing\ni read\ncontext:\nQ: hi\nR: so\nQ: no", ["i sing", "i read"], ["hi", "so", "no"]),
         ("persona: i sing. context: R: b Q: c R: d", ["i sing."], ["b", "c", "d"]),  # as in LAPDOG's files
         ("Persona: I sing! Context: q: a Q: and b r: c", ["I sing!"], ["a Q: and b", "c"]),
