@@ -51,7 +51,7 @@ def inspect(
 def episodes(
     questions: Annotated[str, typer.Option(metavar="PATH", help="The question file, or hf:NAME.")],
     corpus: Annotated[str, typer.Option(metavar="PATH", help="The corpus file, or hf:NAME.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file (JSON lines in the chunks format).")],
+    out: Annotated[Path, console.output_file("Output file (JSON lines in the chunks format).")],
     candidates: Annotated[int, typer.Option(min=2, help="Candidates per question, including gold documents.")] = 10,
     form: FormatOption = None,
 ) -> None:
@@ -66,7 +66,7 @@ def episodes(
 @app.command("fetch", epilog="Example: leret data fetch questions.jsonl --url-field document_url --out pages")
 def fetch(
     urls: Annotated[Path, typer.Argument(metavar="LIST", help="JSON lines, CSV, or a file with one URL per line.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for corpus.jsonl, failures.tsv and the cache.")],
+    out: Annotated[Path, console.output_directory("Directory for corpus.jsonl, failures.tsv and the cache.")],
     url_field: Annotated[str | None, typer.Option(metavar="NAME", help="Field of LIST with the URL.")] = None,
     id_field: Annotated[str | None, typer.Option(metavar="NAME", help="Field with the id; default: the URL.")] = None,
     rate: Annotated[float, typer.Option(min=1e-3, help="Maximum requests per second to one site.")] = 1.0,
@@ -93,7 +93,7 @@ def fetch(
 @app.command("chunk", epilog="Example: leret data chunk corpus.jsonl --tokens 253 --tokenizer english --out c.jsonl")
 def chunk(
     corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="The corpus file, or hf:NAME.")],
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file (a corpus in JSON lines).")],
+    out: Annotated[Path, console.output_file("Output file (a corpus in JSON lines).")],
     tokens: Annotated[int, typer.Option(min=8, help="Maximum tokens of title, header and text.")] = 253,
     tokenizer: Annotated[str | None, typer.Option(metavar="DIR", help="Model directory; default: count words.")] = None,
     header: Annotated[str, typer.Option(help="First line of each text, with {title} and {doc_id}.")] = "",
@@ -137,6 +137,8 @@ def _write_episodes(data: Data, path: Path, n: int) -> int:
 
 
 def _show(report: DataReport) -> None:
+    from leret.datasets.leaks import KINDS
+
     chunks = f" (chunks of {report.n_parents:,})" if report.n_parents else ""
     say(f"{report.n_questions:,} questions, {report.n_documents:,} documents{chunks}")
     facts(
@@ -157,6 +159,7 @@ def _show(report: DataReport) -> None:
             "duplicate questions": report.duplicate_questions,
             "records merged with an equal question": report.n_merged or None,
             "duplicate documents": report.duplicate_documents,
+            "held-out turns like a training turn": {KINDS[kind]: n for kind, n in report.leaks.items()} or None,
             "invalid lines": report.skipped or None,
             "corpus digest": report.corpus_digest,
         },

@@ -83,7 +83,7 @@ def init(
     policy: Annotated[str | None, typer.Option(metavar="NAME", help=_POLICY_HELP)] = None,
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Model name on the --policy server.")] = None,
     weights: Annotated[str | None, typer.Option(metavar="DIR", help="Weights of the served model.")] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for sample.yaml and eval.yaml.")] = Path(),
+    out: Annotated[Path, console.output_directory("Directory for sample.yaml and eval.yaml.")] = Path(),
 ) -> None:
     """Write recipes for your questions and corpus, and measure recall with the unmodified questions as queries."""
     data = _starter_data(questions, corpus, fields or [])

@@ -11,6 +11,7 @@ import typer
 from leret.cli import console
 from leret.cli.console import AsJson, DryRun, FormatOption, RetrieverOverrides, SkipInvalid
 from leret.core.errors import ConfigError, RetrievalError
+from leret.core.files import require_writable
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
@@ -57,6 +58,8 @@ def build(
     else:
         data, settings = _flag_settings(kind, corpus, form, model, changes, skip_invalid)
     out = Path(os.path.abspath(out))
+    if not out.exists():
+        require_writable(out, "--out")
     documents = load_corpus(data)
     planned = plan_index(settings, documents)
     if _exists(out, planned, force):

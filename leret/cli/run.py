@@ -105,7 +105,7 @@ def _run_launcher(command: list[str]) -> int:
 
 def merge(
     adapter: Annotated[Path, typer.Argument(metavar="ADAPTER", help="Directory of a trained adapter.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for the merged model, in float32.")],
+    out: Annotated[Path, console.output_directory("Directory for the merged model, in float32.")],
     as_json: AsJson = False,
 ) -> None:
     """Merge a LoRA adapter into its base model, and compare logits before and after."""

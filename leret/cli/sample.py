@@ -127,7 +127,7 @@ def merge(
 @app.command("export", epilog="Example: leret store export --run runs/mine --out samples.jsonl")
 def export(
     run: RunOption,
-    out: Annotated[Path, typer.Option(metavar="FILE", help="Output file; - for stdout (jsonl only).")],
+    out: Annotated[Path, console.output_file("Output file; - for stdout (jsonl only).")],
     to: Annotated[
         Literal["jsonl", "parquet"] | None, typer.Option(help="File format; default: by FILE's ending, else jsonl.")
     ] = None,

@@ -89,7 +89,7 @@ def eval_retriever(
         "R@10,AP"
     ),
     overrides: DataOverrides = None,
-    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Directory for TREC files and summary.json.")] = None,
+    out: Annotated[Path | None, console.output_directory("Directory for TREC files and summary.json.")] = None,
     token_env: TokenEnv = None,
     as_json: AsJson = False,
 ) -> None:

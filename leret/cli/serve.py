@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from leret.cli.console import Host, Port, complain, done, say
+from leret.cli.console import Host, Port, complain, done, output_file, say
 
 app = typer.Typer(help="Serve a policy or a retriever.", no_args_is_help=True)
 
@@ -39,7 +39,7 @@ def policy(
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Maximum seconds until the server is ready.")] = 600.0,
     grace: Annotated[float, typer.Option(min=0, help="Seconds to wait on exit before killing the server.")] = 15.0,
-    log: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the server's output.")] = None,
+    log: Annotated[Path | None, output_file("File for the server's output.")] = None,
     dry: Annotated[bool, typer.Option("--print", help="Print the command without running it.")] = False,
 ) -> None:
     """Start an LM server for a policy, wait until it is ready, and stop it on Ctrl-C."""

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from leret.cli.console import Host, Port, done, say
+from leret.cli.console import Host, Port, done, output_directory, say
 from leret.cli.serve import is_loopback
 
 
@@ -17,9 +17,7 @@ def view(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN ...", help="Run directories, the main one first.")],
     host: Host = "127.0.0.1",
     port: Port = 0,
-    static: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write the pages to a new directory instead.")
-    ] = None,
+    static: Annotated[Path | None, output_directory("Write the pages to a new directory instead.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="With --static: maximum questions, sampled and evaluated.")] = 500,
 ) -> None:
     """Show runs in a browser: the tree of samples of each question, pairs, trainings and evaluated systems."""

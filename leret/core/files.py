@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 from uuid import uuid4
 
-from leret.core.errors import LeretError
+from leret.core.errors import ConfigError, LeretError
 
 _KEY = ".key"  # file with the content key of an unfinished directory
 
@@ -42,6 +42,22 @@ def write_atomically(path: Path, text: str) -> None:
         file.write(text)
 
 
+def require_writable(directory: Path, name: str) -> None:
+    """Raise a ConfigError if a directory, which may be missing, cannot be written; ``name`` is its flag or key.
+
+    A temporary file is written and removed, because permissions do not show a read-only or virtual file system.
+    """
+    parent = directory
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        fault = f"{name} {directory} cannot be written (no file can be created in {parent}: {error.strerror})"
+        raise ConfigError(f"{fault}; choose a writable directory") from error
+
+
 @contextmanager
 def locked(path: Path, busy: LeretError) -> Iterator[None]:
     """Hold a lock file until the block or the process ends; raise ``busy`` if another process holds it."""
@@ -52,6 +68,7 @@ def locked(path: Path, busy: LeretError) -> Iterator[None]:
         try:
             lock.enter_context(FileLock(path, timeout=0, thread_local=False))
         except Timeout:
+            require_writable(path.parent, "directory")  # /proc and /sys fail in the same way as a lock
             raise busy from None
         yield
 

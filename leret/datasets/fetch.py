@@ -143,9 +143,12 @@ class Fetcher:
         self.missing = sorted(url for url in urls if self._is_missing(url))
 
     def record(self, url: str) -> dict[str, Any] | None:
-        """Return a page's record, or None if it has not been fetched."""
-        path = self._path(url)
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        """Return a page's record; None if it has not been fetched or its file is damaged."""
+        try:
+            record = json.loads(self._path(url).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError, RecursionError):
+            return None
+        return record if _is_whole(record, str(_web_url(url))) else None
 
     async def run(self) -> None:
         """Fetch the missing pages."""
@@ -229,18 +232,18 @@ class Fetcher:
 
     async def _read(self, response: aiohttp.ClientResponse) -> bytes:
         limit, content = self._settings.max_bytes, bytearray()
-        encoding = response.headers.get("Content-Encoding", "identity").lower()
+        encoding = response.headers.get("Content-Encoding", "identity").strip().lower().removeprefix("x-")
         if encoding not in {"identity", "gzip", "deflate"}:
             raise PageError("type", f"compressed as {encoding} instead of gzip or deflate")
-        unzip = None if encoding == "identity" else zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip or zlib
+        unzip = None if encoding == "identity" else _Unzip(encoding)
         try:
             async for chunk in response.content.iter_any():
                 content += chunk if unzip is None else unzip.decompress(chunk, limit + 1 - len(content))
-                if len(content) > limit:
+                if len(content) > limit or (unzip is not None and unzip.n_ignored > limit):
                     raise PageError("size", f"more than {limit:,} bytes")
         except zlib.error as error:
             raise PageError("type", f"broken compression ({error})") from error
-        if unzip is not None and not unzip.eof:
+        if unzip is not None and not unzip.is_complete:
             raise PageError("connection", "the compressed page ends early", transient=True)
         return bytes(content)
 
@@ -267,6 +270,33 @@ class Fetcher:
         if delay := min(int(rules.crawl_delay(_AGENT) or 0), _LONGEST_DELAY_S):
             self._rates[origin] = RateLimit(min(self._settings.rate, 1 / delay), self._clock)
         return rules
+
+
+class _Unzip:
+    """Decompresses a page, which may be several gzip members one after another. Ignores other bytes after the end."""
+
+    def __init__(self, encoding: str) -> None:
+        self._start = b"\x1f\x8b" if encoding == "gzip" else b"\x78"
+        self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)  # 32: gzip or zlib
+
+    @property
+    def is_complete(self) -> bool:
+        return self._member.eof
+
+    @property
+    def n_ignored(self) -> int:
+        return len(self._member.unused_data)
+
+    def decompress(self, chunk: bytes, limit: int) -> bytes:
+        """Return at most ``limit`` bytes."""
+        content = self._member.decompress(chunk, limit)
+        while self._member.eof and len(content) < limit:
+            rest = self._member.unused_data.lstrip(b"\0")
+            if not rest.startswith(self._start):
+                break
+            self._member = zlib.decompressobj(zlib.MAX_WBITS | 32)
+            content += self._member.decompress(rest, limit - len(content))
+        return content
 
 
 def main_text(content: bytes, kind: str, charset: str | None) -> tuple[str, str]:
@@ -305,11 +335,22 @@ def _web_url(text: str, base: URL | None = None) -> URL:
     kind, cut = ("list", "") if base is None else ("redirect", "redirects to ")
     try:
         url = URL(text) if base is None else base.join(URL(text))
-        if url.scheme in {"http", "https"} and url.host and url.user is None:
+        if url.scheme in {"http", "https"} and url.host and "@" not in url.raw_authority:
             return url.with_fragment(None)
     except ValueError:
         pass
     raise PageError(kind, f"{cut}{text[:200]!r}, which is not an http or https URL without user and password")
+
+
+def _is_whole(record: Any, url: str) -> bool:
+    """Return True if a JSON value is the record of a page: its text, or why there is none."""
+    if not isinstance(record, dict) or record.get("url") != url:
+        return False
+    if "kind" in record:
+        names = ("kind", "reason", "limits")
+        return isinstance(record.get("transient"), bool) and all(isinstance(record.get(name), str) for name in names)
+    texts = [record.get(name) for name in ("title", "text")]
+    return all(isinstance(text, str) for text in texts) and bool(record["text"].strip())
 
 
 def _host(url: URL) -> str:
@@ -319,8 +360,11 @@ def _host(url: URL) -> str:
 def _write_corpus(urls: Mapping[str, str], fetcher: Fetcher, path: Path) -> Iterator[Fault]:
     with atomic_file(path) as corpus:
         for doc_id, url in urls.items():
-            page = {"doc_id": doc_id, **(fetcher.record(url) or {})}
-            if "kind" in page:
+            page = fetcher.record(url)
+            if page is None:
+                yield url, "cache", "its file in pages/ was changed; run the command again"
+            elif "kind" in page:
                 yield url, page["kind"], page["reason"]
             else:
-                corpus.write(storable(json.dumps(page, ensure_ascii=False)) + "\n")
+                document = {"doc_id": doc_id, **{name: page[name] for name in ("url", "title", "text")}}
+                corpus.write(storable(json.dumps(document, ensure_ascii=False)) + "\n")

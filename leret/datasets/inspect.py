@@ -12,7 +12,9 @@ from leret.config.data import DataSettings
 from leret.core.types import Task, digest
 from leret.datasets.columns import guess
 from leret.datasets.corpus import Corpus
+from leret.datasets.formats.conversations import utterances
 from leret.datasets.formats.jsonl import JSONL
+from leret.datasets.leaks import find_leaks
 from leret.datasets.load import has_corpus, load, load_tasks, split_name
 from leret.datasets.records import Problems
 
@@ -39,6 +41,7 @@ class DataReport:
     duplicate_questions: int  # questions with the same text as another question
     n_merged: int  # records that `data.merge_questions` merged with an earlier one
     duplicate_documents: int
+    leaks: Mapping[str, int]  # turns of split dev or test like a turn of split train, by kind (only dialogues)
     skipped: Mapping[str, int]  # bad records of the question and corpus files, by kind of fault
     problems: tuple[str, ...]  # first faults, one line each
     examples: tuple[Task, ...]  # first tasks
@@ -77,6 +80,7 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
         duplicate_questions=_repeated(digest(task.text) for task in tasks),
         n_merged=tasks.n_merged,
         duplicate_documents=_repeated(digest(document.text) for document in documents),
+        leaks=_leaks(tasks, data.seed),
         skipped=dict(Counter(tasks.skipped) + problems.kinds),
         problems=(*tasks.problems, *problems.shown),
         examples=tasks.items[:n_examples],
@@ -90,6 +94,14 @@ def guess_fields(questions: str, corpus: str | None) -> dict[str, str]:
         first = next((record.value for record in JSONL.rows(source, Problems())), {}) if source else {}
         fields |= guess(first, documents)
     return fields
+
+
+def _leaks(tasks: Iterable[Task], seed: int) -> dict[str, int]:
+    training, held_out = list[Task](), list[Task]()
+    for task in tasks:
+        if utterances(task):
+            (training if split_name(task, seed) == "train" else held_out).append(task)
+    return {kind: n for kind, n in find_leaks(held_out, training)["by_kind"].items() if n}
 
 
 def _repeated(names: Iterable[str]) -> int:

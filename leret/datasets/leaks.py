@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -13,18 +11,22 @@ from typing import Any
 from leret.core.errors import DataError
 from leret.core.files import write_atomically
 from leret.core.types import Task
+from leret.datasets.formats.conversations import plain, utterances, windows
 
 FINGERPRINTS = "pretrain-texts.txt"
 """File in a policy's directory, with a `fingerprint` of each text that the policy learned from."""
 
 _SHOWN = 5
+_SHORT = 3  # words; shorter replies ("i do") are the same in many dialogues
 
-_KINDS = {
+KINDS = {
     "id": "with the same id",
     "text": "with the same text",
     "words": "with the same words in another order",
     "pretraining": "with the words of a text from pretraining",
     "gold": "with the same gold documents",
+    "turns": "with successive utterances of a training dialogue",
+    "reply": "with a reply from a training dialogue",
 }
 """Kinds of leaks, worst first."""
 
@@ -35,20 +37,22 @@ def find_leaks(
     """Compare each evaluation question with all training questions, in linear time.
 
     Texts are equal without regard to case, punctuation, spaces and accents. Equal sets of gold documents count from two
-    documents. ``pretrained`` are results of `fingerprint`; ``unknown`` names models without a record of their texts.
+    documents. The reply of a dialogue is compared with all utterances of the training dialogues. ``pretrained`` are
+    results of `fingerprint`; ``unknown`` names models without a record of their texts.
 
     Returns:
         JSON values: the counts, the first ``examples``, and a ``verdict`` of one line. A question counts once.
     """
-    known: dict[str, dict[Any, str | None]] = {kind: {} for kind in _KINDS}
+    known: dict[str, dict[Any, str | None]] = {kind: {} for kind in KINDS}
     for task in training:
-        for kind, key in _keys(task):
+        for kind, key in (*_keys(task), *_utterance_keys(utterances(task))):
             known[kind].setdefault(key, task.id)
     known["pretraining"] = dict.fromkeys(pretrained)
     gold = {doc_id for task in training for doc_id in task.gold}
     pairs, n_shared = list[tuple[str, str, str | None]](), 0
     for task in evaluation:
-        pair = next(((task.id, kind, known[kind][key]) for kind, key in _keys(task) if key in known[kind]), None)
+        keys = (*_keys(task), *_utterance_keys(utterances(task)[-1:]))
+        pair = next(((task.id, kind, known[kind][key]) for kind, key in keys if key in known[kind]), None)
         if pair is not None:
             pairs.append(pair)
         else:
@@ -58,7 +62,7 @@ def find_leaks(
         "n_questions": len(evaluation),
         "n_trained": len(training),
         "n_pretrained": len(pretrained),
-        "by_kind": {kind: by_kind[kind] for kind in _KINDS},
+        "by_kind": {kind: by_kind[kind] for kind in KINDS},
         "n_shared_gold": n_shared,
         "unknown": list(unknown),
         "examples": [{"id": one, "kind": kind, "training_id": other} for one, kind, other in pairs[:_SHOWN]],
@@ -71,7 +75,7 @@ def _verdict(leaks: Mapping[str, Any]) -> str:
     compared = f"one of {leaks['n_trained']:,} training questions"
     if leaks["n_pretrained"]:
         compared += f" or {leaks['n_pretrained']:,} texts from pretraining"
-    kinds = ", ".join(f"{count:,} {_KINDS[kind]}" for kind, count in leaks["by_kind"].items() if count)
+    kinds = ", ".join(f"{count:,} {KINDS[kind]}" for kind, count in leaks["by_kind"].items() if count)
     verb = "resemble" if n > 1 else "resembles"
     parts = [f"{n or 'none'} of {leaks['n_questions']:,} questions {verb} {compared}{': ' * bool(n)}{kinds}"]
     if n_shared_gold:
@@ -108,11 +112,18 @@ def _keys(task: Task) -> Iterator[tuple[str, Any]]:
         yield "pretraining", _digest(words)
     if len(task.gold) > 1:
         yield "gold", frozenset(task.gold)
+    for window in windows(utterances(task)):
+        yield "turns", hash(window.texts)
+
+
+def _utterance_keys(texts: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    for text in texts:
+        if len(text.split()) >= _SHORT:
+            yield "reply", hash(text)
 
 
 def _words(text: str) -> list[str]:
-    plain = unicodedata.normalize("NFKD", text).casefold().replace("'", "").replace("’", "")
-    return re.findall(r"\w+", "".join(char for char in plain if not unicodedata.combining(char)))
+    return plain(text).split()
 
 
 def refuse_leaks(training: Sequence[Task], evaluation: Sequence[Task]) -> None:

@@ -202,7 +202,8 @@ def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
     corpus = Corpus(_documents(data, problems))
     problems.check(source, data.skip_invalid, len(corpus) > 0)
     if not len(corpus):
-        raise DataError(f"{source} has no documents; set data.corpus to a corpus file")
+        advice = "choose a file with doc_id, title and text" if data.corpus_file else "set data.corpus to a corpus file"
+        raise DataError(f"{source} has no documents; {advice}")
     return corpus, problems
 
 

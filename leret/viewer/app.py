@@ -20,7 +20,7 @@ from leret.core.types import digest
 from leret.http.serving import Handler, is_named
 from leret.viewer.collect import command, sources
 from leret.viewer.index import RunIndex
-from leret.viewer.pages import ASSETS, Pages, server_url
+from leret.viewer.pages import ASSETS, Pages, part_of, server_url
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
@@ -55,7 +55,7 @@ class Viewer:
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._outermost])
         app.router.add_static("/assets/", ASSETS)
-        app.router.add_get("/{path:.*}", self._page)
+        app.router.add_get(r"/{path:[\s\S]*}", self._page)
         app.on_response_prepare.append(_add_headers)
         app.cleanup_ctx.append(self._background)
         return app
@@ -157,7 +157,7 @@ async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
 
 
 def _parts(path: str) -> tuple[str, ...]:
-    return tuple(unquote(part) for part in path.split("/") if part)
+    return tuple(part_of(unquote(part)) for part in path.split("/") if part)
 
 
 def _is_equal(text: str | None, token: str) -> bool:

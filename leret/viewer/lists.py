@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import unicodedata
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from leret.viewer.index import RunIndex
 
 PAGE = 50
 _CSV_ROWS = 2000
+_FORMULA = "=+-@\N{MINUS SIGN}"
+"""Characters that begin a formula in a spreadsheet, also after spaces and in other widths."""
 _SORTABLE = ("question", "policy", "reason")  # and numbers
 
 
@@ -224,10 +227,17 @@ def _value(one: Filter, text: str, options: Sequence[str] | None) -> Any:
 
 def csv_lines(rows: Sequence[Sequence[Any]]) -> str:
     """Return rows as CSV, without texts that a spreadsheet would run as formulas."""
-    file = io.StringIO()
-    csv.writer(file, lineterminator="\n").writerows([[_safe(cell) for cell in row] for row in rows])
-    return file.getvalue()
+    lines: list[str] = []
+    for row in rows:
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\r\n").writerow(map(_safe, row))  # so that \r and \n are put in quotes
+        lines.append(file.getvalue().removesuffix("\r\n") + "\n")
+    return "".join(lines)
 
 
 def _safe(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+    if not isinstance(cell, str):
+        return cell
+    first = next((character for character in cell if unicodedata.category(character)[0] not in "CZ"), "")
+    is_formula = first != "" and unicodedata.normalize("NFKC", first) in _FORMULA
+    return f"'{cell}" if is_formula or cell.startswith(("\t", "\r", "\n")) else cell

@@ -42,10 +42,21 @@ _GOLD = "SELECT count(recall) AS n, avg(recall) AS best, sum(recall = 1) AS comp
 _COSTS = {"LM calls": "lm_calls", "tokens": "tokens", "searches": "searches", "seconds": "seconds"}
 
 
+def segment(part: str) -> str:
+    """Return a part as a segment of a path: ``~.`` and ``~..`` for ``.`` and ``..``, which mean other directories."""
+    return f"~{part}" if part.lstrip("~") in {".", ".."} else part
+
+
+def part_of(segment: str) -> str:
+    """Return the part that a segment stands for."""
+    is_escaped = segment.startswith("~") and segment.lstrip("~") in {".", ".."}
+    return segment[1:] if is_escaped else segment
+
+
 def server_url(*parts: str, anchor: str = "", **query: Any) -> str:
     """Return the address of a page on the server."""
     text = urlencode({name: value for name, value in query.items() if value not in (None, "")})
-    path = "/" + "/".join(quote(part, safe="") for part in parts)
+    path = "/" + "/".join(quote(segment(part), safe="") for part in parts)
     return path + (f"?{text}" if text else "") + (f"#{anchor}" if anchor else "")
 
 

@@ -11,11 +11,11 @@ from typing import Any
 from urllib.parse import quote
 
 from leret.core.errors import ConfigError, RunError
-from leret.core.files import atomic_directory
+from leret.core.files import atomic_directory, require_writable
 from leret.viewer.collect import complete
 from leret.viewer.index import RunIndex
 from leret.viewer.lists import LISTS
-from leret.viewer.pages import ASSETS, MENU, Pages, Parts
+from leret.viewer.pages import ASSETS, MENU, Pages, Parts, segment
 
 _LONGEST_NAME = 100
 
@@ -27,6 +27,7 @@ def write_site(runs: Mapping[str, RunIndex], directory: Path, limit: int, scratc
     """
     if directory.exists():
         raise ConfigError(f"--static {directory} already exists; choose another directory")
+    require_writable(directory, "--static")
     for name, index in runs.items():
         complete(index, scratch / f"{name}.db")
     sql = "SELECT question_id FROM questions WHERE (n > 0) = ? ORDER BY rowid LIMIT ?"
@@ -56,7 +57,7 @@ def _pages(index: RunIndex, prefix: Parts, question_ids: Iterable[str]) -> Itera
 
 def _file(parts: Parts) -> Path:
     """Return the file of a page or an asset; a long name is cut, and its digest added."""
-    names = [quote(part, safe=" ") for part in parts]
+    names = [quote(segment(part), safe=" ") for part in parts]
     names = [n if len(n) <= _LONGEST_NAME else f"{n[:60]}-{sha256(n.encode()).hexdigest()[:16]}" for n in names]
     is_page = parts[:1] != ("assets",) and ("q" in parts[:3:2] or not "".join(parts[-1:]).endswith(".csv"))
     return Path(*names, "index.html") if is_page else Path(*names)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from collections import Counter
 
 import pytest
@@ -72,6 +73,78 @@ def test_a_hostile_site_is_read_to_the_end_and_every_failure_has_its_reason(tmp_
     assert table == [["url", "kind", "reason"], *map(list, report.failures)]
     assert set(new) == {"/robots.txt", "/hang", "/cut"}  # only pages that another attempt may change
     assert (again.n_requested, again.failures) == (2, report.failures)
+
+
+HEAD, TAIL = html("Parts", WORDS).body[:200], html("Parts", WORDS).body[200:]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "kind"),
+    [
+        ("gzip", gzip.compress(HEAD) + gzip.compress(TAIL), None),
+        ("x-gzip", gzip.compress(HEAD) + bytes(5) + gzip.compress(TAIL), None),
+        ("GZIP", gzip.compress(b"") + gzip.compress(HEAD + TAIL) + b"junk", None),
+        ("deflate", zlib.compress(HEAD) + zlib.compress(TAIL), None),
+        ("gzip", gzip.compress(HEAD) + gzip.compress(TAIL)[:-12], "connection"),
+        ("gzip", gzip.compress(HEAD) + gzip.compress(TAIL)[:8] + bytes(99), "type"),
+        ("gzip", gzip.compress(HEAD) + BOMB, "size"),
+        ("gzip", gzip.compress(HEAD + TAIL) + bytes(2 << 20), "size"),
+        ("br", b"x", "type"),
+        ("zstd", b"\x28\xb5\x2f\xfd", "type"),
+        ("gzip, gzip", gzip.compress(gzip.compress(HEAD + TAIL)), "type"),
+    ],
+)
+def test_a_compressed_page_is_whole_or_refused(tmp_path, encoding, body, kind):
+    page = web.Response(body=body, headers=GZIP | {"Content-Encoding": encoding})
+    with sites(site := Site({"/x": page, "/whole": html("Parts", WORDS)})):
+        report = run([f"{site.url}/x", f"{site.url}/whole"], tmp_path)
+    assert kinds(report) == ({"x": kind} if kind else {})
+    texts = {line["url"].rpartition("/")[2]: line["text"] for line in read_lines(tmp_path / "corpus.jsonl")}
+    assert kind or texts["x"] == texts["whole"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"url": "x', "", "[]", "[[" * 10_000, "{}", '"text"', "\x00", '{"doc_id": "HIJACK"}',
+        '{"doc_id": "HIJACK", "url": "http://evil.example/", "title": "", "text": "x"}',
+        '{"url": "URL", "title": "", "text": " "}', '{"url": "URL", "title": null, "text": "x"}',
+        '{"url": "URL", "kind": "text", "reason": "no main text"}',
+    ],
+)  # fmt: skip
+def test_a_damaged_page_in_the_cache_is_fetched_again(tmp_path, content):
+    with sites(site := Site({"/x": html("Page", WORDS)})):
+        run([f"{site.url}/x"], tmp_path)
+        before = (tmp_path / "corpus.jsonl").read_text()
+        [path] = (tmp_path / "pages").glob("*.json")
+        path.write_text(content.replace("URL", f"{site.url}/x"))
+        assert run([f"{site.url}/x"], tmp_path).n_requested == 1
+    assert (tmp_path / "corpus.jsonl").read_text() == before
+
+
+def test_the_list_decides_the_id_of_a_page(tmp_path):
+    with sites(site := Site({"/x": html("Page", WORDS)})):
+        run([f"{site.url}/x"], tmp_path)
+        [path] = (tmp_path / "pages").glob("*.json")
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"doc_id": "HIJACK", "parent": "HIJACK"}))
+        assert run([f"{site.url}/x"], tmp_path).n_requested == 0
+    assert [list(line) for line in read_lines(tmp_path / "corpus.jsonl")] == [["doc_id", "url", "title", "text"]]
+    assert read_lines(tmp_path / "corpus.jsonl")[0]["doc_id"] == f"{site.url}/x"
+
+
+@pytest.mark.parametrize("login", ["user", ":password", "user:password", ":", "%75ser", "%3Apw", "a%40b:c"])
+def test_a_url_with_a_login_is_refused(tmp_path, login):
+    urls = tmp_path / "list.txt"
+    with sites(site := Site({"/x": html("Page", WORDS)})):
+        private = site.url.replace("://", f"://{login}@") + "/x"
+        urls.write_text(f"{site.url}/away\n{private}\n")
+        site.pages["/away"] = private
+        listed, faults = read_list(urls, None, None)
+        assert (list(listed), [kind for _, kind, _ in faults]) == ([f"{site.url}/away"], ["list"])
+        with pytest.raises(DataError, match="no page could be fetched"):
+            run(listed, tmp_path)
+    assert "redirect" in (tmp_path / "failures.tsv").read_text()
+    assert {request.path for request in site.requests} == {"/robots.txt", "/away"}
 
 
 def test_a_killed_fetch_loses_nothing_and_asks_only_for_the_rest(tmp_path):

@@ -39,6 +39,32 @@ def test_a_planted_leak_is_found_with_its_training_question(planted, kind, train
     assert "1 of 2 questions resembles one of 3 training questions" in leaks["verdict"]
 
 
+def reply(id, history, answer, persona=("i sing",)):
+    return Task(id, {"persona": list(persona), "history": history}, answers=(answer,))
+
+
+@pytest.mark.parametrize(
+    ("planted", "kind"),
+    [
+        (reply("x", ["Hi, you", "it is you ?"], "Yes, it is me"), "turns"),  # from the other side
+        (reply("x", ["so"], "Hi you"), None),  # too short
+        (reply("x", ["so"], "yes it is me !"), "reply"),
+        (reply("x", ["so"], "i sing a lot"), "reply"),
+        (reply("x", ["yes it is me !"], "no"), None),
+        (reply("x", ["no"], "not me"), None),
+        (reply("x", ["hi you"], "it is you ?", ("sing i",)), "words"),
+    ],
+)
+def test_turns_of_a_training_dialogue_are_found(planted, kind):
+    trained = [
+        reply("t1", ["hi you"], "it is you ?"),
+        reply("t2", ["hi you", "it is you ?", "yes it is me"], "i sing a lot"),
+    ]
+    leaks = find_leaks([planted], trained)
+    assert [kind for kind, n in leaks["by_kind"].items() if n] == ([kind] if kind else [])
+    assert f"{'1' if kind else 'none'} of 1 questions resembles one of 2" in leaks["verdict"]
+
+
 def test_a_shared_gold_document_is_a_note():
     clean = [Task.question("x", "Who?", gold=("c",)), Task.question("y", "?!", gold=("a", "c")), Task.question("z", "")]
     leaks = find_leaks(clean, [*TRAINED, Task.question("t4", "!")], (), ["demo"])

@@ -30,7 +30,8 @@ def sample(name, state_id, doc_ids=(), reward=None, query=None, step=0, **more):
     failure = Failure("parse", f"bad {EVIL}") if reward is None else None
     values = {"reward": reward, "failure": failure, "components": {} if reward is None else {"recall": reward}}
     scores = tuple(float(9 - i) for i in range(len(doc_ids)))
-    ids = (name, state_id, "q1" if state_id.startswith("s") else "q2", step)
+    question_id = more.pop("question_id", "q1" if state_id.startswith("s") else "q2")
+    ids = (name, state_id, question_id, step)
     fields = {"prompt": "0", "index": ord(name[0]), "seed": 0, "completion": query, "outputs": {"query": query}} | more
     return Sample(*ids, doc_ids=tuple(doc_ids), scores=scores, **fields, **values)
 

@@ -3,10 +3,12 @@ import time
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
 
 from leret.sampling.store.store import Store
 from leret.viewer import app
 from leret.viewer.index import RunIndex
+from leret.viewer.pages import server_url
 from tests.viewer.conftest import ORIGIN, sample, state
 
 
@@ -77,6 +79,24 @@ def test_a_token_is_needed_once(shared, tmp_path, monkeypatch):
         return seen
 
     assert visit(shared[0], tmp_path, work, monkeypatch, token="secret") == [401, 401, 302, 200, 200]
+
+
+@pytest.mark.parametrize("name", [".", "..", "a\nb", "a\r\nb", "a/b", "~..", "\u2028", "%2e%2e", "?#"])
+def test_a_question_with_any_id_has_a_page(run, tmp_path, monkeypatch, name):
+    with Store(run.store) as store:
+        store.put_state(state("z0", name))
+        store.put_samples([sample("z", "z0", question_id=name)], ORIGIN)
+
+    async def work(client):
+        texts = []
+        for parts in (("q", name), ("q", name, "z0")):
+            answer = await client.get(URL(server_url(*parts), encoded=True))
+            assert answer.status == 200
+            texts.append(await answer.text())
+        return texts
+
+    for text in visit(run, tmp_path, work, monkeypatch):
+        assert "query z" in text
 
 
 def test_a_list_is_streamed_as_csv(shared, tmp_path, monkeypatch):

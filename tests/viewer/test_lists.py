@@ -1,3 +1,6 @@
+import csv
+import io
+
 import pytest
 
 from leret.core.errors import ConfigError
@@ -78,6 +81,24 @@ def test_every_list_is_a_csv_file(index, kind):
     lines = "".join(selection.csv(index)).splitlines()
     assert lines[0].startswith("question_id,")
     assert len(lines) == len(selection.ids(index)) + 1
+
+
+def read(text):
+    return list(csv.reader(io.StringIO(text, newline=""), strict=True))
+
+
+STARTS = ["=", "+", "-", "@", "\t", "\r", "\n", "\n=", " =", "\xa0@", "\ufeff=", "\u200b+"]
+WIDE = ["\uff1d", "\uff0b", "\uff0d", "\uff20", "\ufe66", "\u2212"]
+
+
+@pytest.mark.parametrize("start", [*STARTS, *WIDE, "=1\r=", "=1\n="])
+def test_a_cell_that_may_be_a_formula_begins_with_an_apostrophe(start):
+    assert read(csv_lines([[f"{start}1+1", "x"]])) == [[f"'{start}1+1", "x"]]
+
+
+def test_cells_without_a_formula_stay():
+    cells = ["a\r=1", "a\n=1", "a=1", "(-1)", "é", "", " ", "'=1", "1-2", "“quote”", "\ufeffx"]
+    assert read(csv_lines([[*cells, -1, 2.5, None]])) == [[*cells, "-1", "2.5", ""]]
 
 
 def test_a_formula_is_text_in_a_csv_file():

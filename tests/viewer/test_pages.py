@@ -1,11 +1,12 @@
 import csv
 import io
 import re
+from urllib.parse import unquote
 
 import pytest
 
 from leret.viewer.index import RunIndex
-from leret.viewer.pages import MENU, Pages, server_url, visible
+from leret.viewer.pages import MENU, Pages, part_of, server_url, visible
 from tests.viewer.conftest import EVIL, LINK, SHOWN
 
 PAGES = [(), *((name,) for name in MENU), ("q", "q1"), ("q", "q3")]
@@ -92,6 +93,15 @@ def test_a_page_has_a_version_of_its_own_question(index, pages):
 def test_ids_of_any_form_have_addresses():
     assert server_url("q", "a/b c?", "s", anchor="x", page="") == "/q/a%2Fb%20c%3F/s#x"
     assert server_url("questions", search="a&b", sort=None) == "/questions?search=a%26b"
+
+
+@pytest.mark.parametrize(
+    "part", [".", "..", "~..", "~~.", "~", "~a", "...", "%2E", "a/..", "a\nb", "~...", "index.html"]
+)
+def test_every_id_has_one_address_that_a_browser_keeps(part):
+    [_, address] = server_url("q", part).rsplit("/", 1)
+    assert address not in {".", "..", "%2E", "%2E%2E"}
+    assert part_of(unquote(address)) == part
 
 
 def test_invisible_characters_are_shown_and_others_kept():

@@ -1,51 +1,94 @@
-"""Dialogues with personas: ConvAI2's text files, and JSON lines.
+"""Dialogues with personas: ConvAI2's text files, JSON lines, and LAPDOG's JSON lines.
 
 A ConvAI2 line starts with its number in the dialogue. Lines of the persona (``1 your persona: i like tea .``) come
-before turns (``4 the partner's utterance<TAB>reply``). The partner's persona and candidates after further tabs are
-ignored. Each turn is a task. A JSON object has ``persona``, ``history`` (utterances, the partner's last), ``reply``,
+before turns (``4 the partner's utterance<TAB>reply``). The partner's persona and candidates after further tabs are not
+inputs. Each turn is a task. A JSON object has ``persona``, ``history`` (utterances, the partner's last), ``reply``,
 and optionally ``stories`` (texts, or objects with ``id``, ``title`` and ``text``), ``id``, ``dialogue`` and ``split``.
+LAPDOG's objects (arXiv 2406.18847) have the three in a text, ``{"question": "persona: i like tea. i have a dog.
+context: Q: hi R: hello Q: who are you?", "answers": ["..."]}``. The labels ``Q:`` and ``R:`` only separate utterances:
+LAPDOG's own files keep the partner's last three, so every second context begins or ends with ``R:``.
 A task's inputs are ``persona`` and ``history``; the stories of all records are the corpus, unless `data.corpus` names
-another.
+another, with leret's JSON lines.
 
-The tasks of a dialogue are in one split. Without the field ``dialogue``, tasks with the same persona are in one split.
+The tasks of a conversation are in one split, also if the file holds it from both sides (`conversations`).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from leret.config.data import FileSettings
 from leret.core.types import Document, Task, digest
-from leret.datasets.formats.base import HUB, Fields, FileReader, optional_text, text, wrong
+from leret.datasets.formats.base import HUB, Fields, FileReader, optional_text, text, text_list, wrong
+from leret.datasets.formats.conversations import Turn, split_names
 from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.records import BadRecord, Problems, Record, lines, open_compressed
 from leret.datasets.splits import SPLITS, split_of
 
 _SILENCE = "__SILENCE__"  # stands for the partner's utterance if the other speaker begins
+_TABLES = frozenset({".csv", ".tsv", ".parquet"})
+_NOT_DOCUMENT = frozenset({"persona", "history", "reply", "question", "stories"})
+"""Fields of dialogues, which a document does not have."""
+
+_QUESTION = re.compile(
+    r"\s*(?:persona:(?P<persona>.*?))?\bcontext:\s*(?P<context>(?:[QR]:.*)?)", re.DOTALL | re.IGNORECASE
+)
+_LABEL = re.compile(r"(?<!\S)([QRqr]):")
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\b(?:dr|mr|ms|st)\.)(?<!\bmrs\.)\s+|\s*\n\s*", re.IGNORECASE)
 
 
 class DialogueReader(FileReader):
-    """Reads either format; a file is JSON if it begins with a brace or a bracket."""
+    """Reads all three formats; a file is JSON if it begins with a brace or a bracket."""
+
+    def fits(self, record: Fields) -> bool:
+        question = record.get("question")
+        in_one_text = isinstance(question, str) and question.lstrip().lower().startswith(("persona:", "context:"))
+        return in_one_text or super().fits(record)
 
     def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
-        for record, task in super().tasks(data, problems):
-            dialogue = str(record.value.get("dialogue") or digest(task.inputs["persona"]))
-            yield record, replace(task, split=task.split or split_of(dialogue, data.seed))
+        pairs = list(super().tasks(data, problems))
+        names = split_names([_turn(record, task) for record, task in pairs])
+        for (record, task), name in zip(pairs, names, strict=True):
+            yield record, replace(task, split=task.split or split_of(name, data.seed))
 
     def rows(self, source: str, problems: Problems) -> Iterator[Record]:
-        if not source.startswith(HUB):
-            with open_compressed(Path(source)) as file:
-                if file.peek(1)[:1] not in (b"{", b"["):
-                    return _turns(Path(source), problems)
+        if not source.startswith(HUB) and _is_convai2(Path(source)):
+            return _turns(Path(source), problems)
         return super().rows(source, problems)
+
+
+def _is_convai2(path: Path) -> bool:
+    if not _TABLES.isdisjoint(path.suffixes):
+        return False
+    with open_compressed(path) as file:
+        start = file.peek(64).removeprefix(b"\xef\xbb\xbf").lstrip()
+    return not start.startswith((b"{", b"[", b"PAR1"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line(Record):
+    """A turn of a ConvAI2 file."""
+
+    block: int = 0  # first line of the dialogue
+    partner: tuple[str, ...] = ()  # the partner's persona
+
+
+def _turn(record: Record, task: Task) -> Turn:
+    if isinstance(record, _Line):
+        return Turn(task, block=record.block, partner=record.partner)
+    name = record.value.get("dialogue")
+    return Turn(task, dialogue=None if name in (None, "") else str(name))
 
 
 def _turns(path: Path, problems: Problems) -> Iterator[Record]:
     """Yield each turn of a ConvAI2 file as a record with the fields of the JSON format."""
-    persona, history, start = list[str](), list[str](), 0
+    personas: dict[str, list[str]] = {"your": [], "partner's": []}
+    history: list[str] = []
+    start = 0
     for number, line in lines(path, problems):
         with problems.at(f"{path}:{number}"):
             head, _, rest = line.partition(" ")
@@ -53,31 +96,76 @@ def _turns(path: Path, problems: Problems) -> Iterator[Record]:
                 fault = f"{line[:60]!r} is not a ConvAI2 line; each line is a number, a space and a text"
                 raise BadRecord("broken line", fault)
             if head == "1":
-                persona, history, start = [], [], number
-            who, mark, fact = rest.partition(" persona: ")
-            if mark and who in {"your", "partner's"}:
-                persona += [fact.strip()] if who == "your" else []
+                personas, history, start = {"your": [], "partner's": []}, [], number
+            who, mark, sentence = rest.partition(" persona: ")
+            if mark and who in personas:
+                personas[who].append(sentence.strip())
                 continue
             said, _, reply = rest.partition("\t")
             reply = reply.partition("\t")[0].strip()
             if not reply:
                 fault = f"{line[:60]!r} has no reply; a turn is an utterance, a tab and a reply"
                 raise BadRecord("broken line", fault)
-            history += [said.strip()] if said.strip() not in {"", _SILENCE} else []
-            value = {"id": f"{path.name.partition('.')[0]}-{number}", "persona": persona, "history": [*history]}
-            answered = {"reply": reply, "dialogue": None if persona else str(start)}
-            yield Record(f"{path}:{number}", number, {**value, **answered})
+            if said.strip() not in {"", _SILENCE}:
+                history.append(said.strip())
+            name = f"{path.name.partition('.')[0]}-{number}"
+            value = {"id": name, "persona": personas["your"], "history": [*history], "reply": reply}
+            yield _Line(f"{path}:{number}", number, value, block=start, partner=tuple(personas["partner's"]))
             history.append(reply)
 
 
 def _task(record: Fields) -> Task:
-    inputs = {name: _texts(record, name) for name in ("persona", "history")}
+    if "question" in record and "history" not in record:
+        inputs, replies = _parted(record)
+    else:
+        inputs = {name: _texts(record, name) for name in ("persona", "history")}
+        replies = (text(record, "reply"),)
     split = optional_text(record, "split")
     if split is not None and split not in SPLITS:
         raise BadRecord("unknown split", f"field 'split' is {split!r}; it should be train, dev or test")
-    reply = text(record, "reply")
-    name = text(record, "id") if record.get("id") is not None else digest(inputs, reply)
-    return Task(name, inputs, answers=(reply,), split=SPLITS[split] if split else None)
+    name = text(record, "id") if record.get("id") is not None else digest(inputs, *replies)
+    return Task(name, inputs, answers=replies, split=SPLITS[split] if split else None)
+
+
+def _parted(record: Fields) -> tuple[dict[str, list[str]], tuple[str, ...]]:
+    """Return the inputs and the replies of a record in LAPDOG's format."""
+    question = text(record, "question")
+    parts = _QUESTION.fullmatch(question)
+    if parts is None:
+        form = "persona: SENTENCES context: Q: UTTERANCE R: UTTERANCE Q: UTTERANCE"
+        advice = f"it should be '{form}', or use the fields persona, history and reply"
+        raise BadRecord("broken dialogue", f"field 'question' is {question[:60]!r}; {advice}")
+    sentences = _SENTENCE_END.split((parts["persona"] or "").strip())
+    inputs = {
+        "persona": [sentence for sentence in sentences if sentence],
+        "history": _utterances(parts["context"]),
+    }
+    replies = text_list(record, "answers")
+    if not replies and "answer" in record:
+        replies = (text(record, "answer"),)
+    if not replies:
+        raise BadRecord("empty field", 'field \'answers\' has no reply; add it, as in "answers": ["i am fine"]')
+    return inputs, tuple(reply.strip() for reply in replies)
+
+
+def _utterances(context: str) -> list[str]:
+    """Part a context at its labels; ``q:`` is no label in a context that begins with ``Q:``, or the reverse."""
+    if not context:
+        return []
+    is_lower = context[0].islower()
+    labels = [label for label in _LABEL.finditer(context) if label[1].islower() == is_lower]
+    said: list[str] = []
+    for number, label in enumerate(labels):
+        end = labels[number + 1].start() if number + 1 < len(labels) else len(context)
+        utterance = context[label.end() : end].strip()
+        if number and label[1] == labels[number - 1][1]:
+            fault = f"two {label[0]!r} in a row before {utterance[:60]!r}; Q: and R: should alternate"
+            raise BadRecord("broken dialogue", fault)
+        if not utterance and number:
+            raise BadRecord("broken dialogue", f"no utterance after {label[0]!r} number {number + 1} of the context")
+        if utterance and utterance != _SILENCE:
+            said.append(utterance)
+    return said
 
 
 def _texts(record: Fields, name: str) -> list[Any]:
@@ -90,11 +178,14 @@ def _texts(record: Fields, name: str) -> list[Any]:
 
 
 def _stories(record: Fields) -> Iterable[Document]:
+    if "text" in record or _NOT_DOCUMENT.isdisjoint(record):
+        yield from JSONL.in_record(record)
+        return
     stories = record.get("stories") or []
-    if not isinstance(stories, list) or not all(isinstance(one, str | dict) for one in stories):
+    if not isinstance(stories, list) or not all(isinstance(item, str | dict) for item in stories):
         raise wrong("stories", stories, "a list of texts, or of objects with id, title and text")
-    for one in stories:
-        story = {"text": one} if isinstance(one, str) else one
+    for item in stories:
+        story = {"text": item} if isinstance(item, str) else item
         body = text(story, "text")
         name = text(story, "id") if story.get("id") is not None else digest(body)
         yield Document(name, optional_text(story, "title") or "", body)

@@ -22,6 +22,7 @@ from leret.config.base import Settings
 from leret.config.sampling import PretrainSettings, SamplingRecipe
 from leret.core.bundled import POLICIES
 from leret.core.errors import ConfigError, TrainingError
+from leret.core.files import require_writable
 from leret.core.progress import Progress
 from leret.core.types import Ranking, digest
 from leret.datasets.leaks import write_fingerprints
@@ -83,6 +84,7 @@ def pretrain(recipe: SamplingRecipe, out: Path | None = None, *, progress: Progr
     minilm_directory()  # fail before reading the data if the weights are missing
     if is_finished(out, settings.steps):
         return out
+    require_writable(out, "policy directory")
     progress = progress or Progress()
     progress.start(f"pretraining {out.name}", settings.steps)
     try:

@@ -72,9 +72,87 @@ def test_a_corpus_file_holds_the_stories_of_a_text_file(convai2, tmp_path):
     assert list(load_corpus(settings(convai2, corpus=str(corpus)))) == ["d1"]
 
 
+def lapdog(tmp_path, question, **more):
+    path = tmp_path / "lapdog.jsonl"
+    path.write_text(json.dumps({"question": question, "answers": ["fine"], **more}))
+    assert detect_kind(str(path)) == "dialogue"
+    [task] = load_tasks(settings(path)).items
+    return task
+
+
+@pytest.mark.parametrize(
+    ("question", "persona", "history"),
+    [
+        (
+            "persona: i read. i'm a stunt double. context:  Q: hello ?  R: hi : ) Q: at 10:30 ?",
+            ["i read.", "i'm a stunt double."],
+            ["hello ?", "hi : )", "at 10:30 ?"],
+        ),
+        (
+            "persona: i like tea . mr. smith is my boss . context: R: a Q: b",
+            ["i like tea .", "mr. smith is my boss ."],
+            ["a", "b"],
+        ),
+        ("persona: i sing\ni read\ncontext:\nQ: hi\nR: so\nQ: no", ["i sing", "i read"], ["hi", "so", "no"]),
+        ("persona: i sing. context: R: b Q: c R: d", ["i sing."], ["b", "c", "d"]),  # as in LAPDOG's files
+        ("Persona: I sing! Context: q: a Q: and b r: c", ["I sing!"], ["a Q: and b", "c"]),
+        ("persona: in context: no. context: Q:hi", ["in context: no."], ["hi"]),
+        ("persona: context: Q: hi", [], ["hi"]),
+        ("context: Q: hi", [], ["hi"]),
+        ("persona: i sing. context: ", ["i sing."], []),
+        ("persona: i sing. context: Q: __SILENCE__", ["i sing."], []),
+    ],
+)
+def test_a_lapdog_line_is_parted(tmp_path, question, persona, history):
+    task = lapdog(tmp_path, question)
+    assert task.inputs == {"persona": persona, "history": history}
+    assert task.answers == ("fine",)
+
+
+def test_a_lapdog_line_may_have_several_replies_an_id_and_a_split(tmp_path):
+    task = lapdog(tmp_path, "context: Q: hi", answers=[" yo ", "hey"], id="a", split="valid")
+    assert (task.answers, task.id, task.split) == (("yo", "hey"), "a", "dev")
+
+
+@pytest.mark.parametrize("name", ["id", "_id", "doc_id"])
+@pytest.mark.parametrize("form", ["{}", "\ufeff{}", "[{}]"])
+def test_stories_may_have_any_id_field(convai2, tmp_path, name, form):
+    corpus = tmp_path / "story.jsonl"
+    corpus.write_text(form.format(json.dumps({name: "s1", "title": "Beach", "text": "I walked."})))
+    data = load(settings(convai2, corpus=str(corpus)))
+    assert data.corpus["s1"].title == "Beach"
+
+
+def test_stories_may_be_a_table(convai2, tmp_path):
+    corpus = tmp_path / "story.csv"
+    corpus.write_text("id,title,text\ns1,Beach,I walked.\n")
+    assert list(load_corpus(settings(convai2, corpus=str(corpus)))) == ["s1"]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"id": "s1", "title": "Beach"}, ":1: field 'text' is missing"),
+        ({"title": "Beach", "text": "x"}, ":1: field 'doc_id' or '_id' or 'id' is missing"),
+        ({"persona": ["a"], "history": [], "reply": "b"}, "choose a file with doc_id, title and text"),
+    ],
+)
+def test_a_corpus_without_stories_is_refused(convai2, tmp_path, row, says):
+    corpus = tmp_path / "story.jsonl"
+    corpus.write_text(json.dumps(row))
+    with pytest.raises(DataError, match=says):
+        load_corpus(settings(convai2, corpus=str(corpus)))
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ('{"question": "persona: i sing. context: hello", "answers": ["a"]}\n', ":1: field 'question' is"),
+        ('{"question": "persona: i sing. Q: hello", "answers": ["a"]}\n', ":1: field 'question' is"),
+        ('{"question": "context: Q: a Q: b", "answers": ["a"]}\n', ":1: two 'Q:' in a row before 'b'"),
+        ('{"question": "context: Q: a R: Q: b", "answers": ["a"]}\n', ":1: no utterance after 'R:'"),
+        ('{"question": "context: Q: a", "answers": []}\n', ":1: field 'answers' has no reply"),
+        ('{"question": "context: Q: a"}\n', ":1: field 'answers' has no reply"),
         ("your persona: i sing .\n", ":1: .*not a ConvAI2 line"),
         ("1 your persona: i sing .\n2 hello\n", ":2: .*has no reply"),
         ('{"persona": ["a"], "history": [3], "reply": "la"}\n', "'history' is '\\[3\\]'"),
