@@ -115,7 +115,7 @@ def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
     """
     import leret.policies.load
     import leret.retrieval.load  # noqa: F401
-    from leret.config.sampling import ProgramSettings, SamplingRecipe
+    from leret.config.sampling import SamplingRecipe
     from leret.datasets.formats import reader_of
     from leret.rewards import faults
 
@@ -155,7 +155,7 @@ def _misspelled_arguments(program: ProgramSettings) -> Iterator[tuple[tuple[str,
 def sampling_recipe(recipe: str | Path, overrides: Sequence[str] = (), optional: Sequence[str] = ()) -> SamplingRecipe:
     """Load a sampling recipe and check it with `known_names`."""
     from leret.config.load import load_recipe
-    from leret.config.sampling import ProgramSettings, SamplingRecipe
+    from leret.config.sampling import SamplingRecipe
 
     return load_recipe(recipe, SamplingRecipe, overrides, optional=optional, check=known_names())
 

@@ -146,7 +146,7 @@ def _unmatched(override: str) -> str:
     if near is None or near == first:
         return f"--set {override}: no recipe has key {section!r}; fix it"
     prefix = f"{section}." if section in stages else ""
-    return f"--set {path}: unknown key; did you mean {prefix}{near}?"
+    return f"--set {override}: unknown key; did you mean {prefix}{near}?"
 
 
 def _has_place(stage: Any, value: Mapping[str, Any], override: str) -> bool:

@@ -30,10 +30,10 @@ def closest(name: str, names: Iterable[str]) -> str | None:
     """
     by_lower = {candidate.lower(): candidate for candidate in names}
     lower = name.lower()
-    for candidate in by_lower:  # k2 is a misspelled k1, not a misspelled k
+    for candidate, original in by_lower.items():  # k2 is a misspelled k1, not a misspelled k
         ends_in_digits = candidate[-1:].isdigit() and lower[-1:].isdigit()
         if ends_in_digits and candidate[:-1] == lower[:-1]:
-            return by_lower[candidate]
+            return original
     near = get_close_matches(lower, by_lower, 1)
     return by_lower[near[0]] if near else None
 
@@ -79,8 +79,7 @@ class _Speller:
         self.problems: list[str] = []
 
     def correct(self, annotation: Any, value: Any, written: Key, key: Key) -> Any:
-        """Return a value of the annotated type, corrected. ``written`` is its key in the recipe, ``key`` the right one.
-        """
+        """Return a value of the annotated type with corrected keys. ``written`` is its key in the recipe."""
         if written in self.placed.places:
             self.places[key] = self.placed.places[written]
         if isinstance(value, list):
@@ -143,16 +142,17 @@ class _Speller:
 
 
 def fields_of(models: Iterable[type[BaseModel]]) -> list[str]:
+    """Return the names of all fields of settings classes."""
     return sorted({name for model in models for name in model.model_fields})
 
 
 def field_of(models: Iterable[type[BaseModel]], name: str) -> Any:
-    """Return the annotation of a field, or None. A field has one type in all kinds that share a key."""
+    """Return the annotation of a field, or None. A field has the same type in all kinds that have it."""
     return next((model.model_fields[name].annotation for model in models if name in model.model_fields), None)
 
 
 def values_of(annotation: Any) -> Any:
-    """Return the type of a mapping's values (``X`` for ``dict[str, X] | None``), or None for other types."""
+    """Return the type of the values of a mapping (``X`` for ``dict[str, X] | None``), or None for other types."""
     if get_origin(annotation) is dict:
         return get_args(annotation)[1]
     return next((inner for part in get_args(annotation) if (inner := values_of(part)) is not None), None)
