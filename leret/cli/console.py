@@ -23,7 +23,7 @@ from leret.core.files import require_writable
 from leret.core.progress import plain
 
 if TYPE_CHECKING:
-    from leret.config.sampling import SamplingRecipe
+    from leret.config.sampling import ProgramSettings, SamplingRecipe
 
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
 _NAME, _HEAD = 16, 8  # minimum width of a table's first column; headings up to this width are not wrapped
@@ -138,27 +138,47 @@ def warn_of_scope(policy: str, data: str, program: str) -> None:
 
 
 def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
-    """Return a check for `leret.config.load` that reports unknown data formats and rewards.
+    """Return a check for `leret.config.load` that reports unknown data formats, rewards and program arguments.
 
     The imports below register the settings of retrievers and policies.
     """
     import leret.policies.load
     import leret.retrieval.load  # noqa: F401
+    from leret.config.sampling import SamplingRecipe
     from leret.datasets.formats import reader_of
     from leret.rewards import faults
 
     def check(recipe: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+        if not isinstance(recipe, SamplingRecipe):
+            return
         try:
-            if hasattr(recipe, "sampling"):
-                reader_of(recipe.data.kind)
+            reader_of(recipe.data.kind)
         except LeretError as error:
             yield ("data.kind",), str(error)
-        for key in ("reward", "final") if hasattr(recipe, "sampling") else ():
+        yield from _misspelled_arguments(recipe.program)
+        for key in ("reward", "final"):
             spec = getattr(recipe.sampling, key)
-            for fault in [] if spec is None else faults(spec):  # paths in spec are not resolved yet
-                yield (f"sampling.{key}",), fault
+            for fault in [] if spec is None else faults(spec):
+                place, _, message = fault.partition(": ")
+                if place.startswith(("parts", "mixer")):
+                    yield (f"sampling.{key}.{place}",), message
+                else:
+                    yield (f"sampling.{key}",), fault
 
     return check
+
+
+def _misspelled_arguments(program: ProgramSettings) -> Iterator[tuple[tuple[str, ...], str]]:
+    from leret.config.spelling import closest
+    from leret.core.classes import constructor_arguments
+
+    file, _, name = program.path.rpartition(":")
+    arguments = constructor_arguments(Path(file), name)
+    for key in program.arguments:
+        if arguments is not None and key not in arguments:
+            near = closest(key, [*arguments, *type(program).model_fields])
+            if near is not None:
+                yield (f"program.{key}", f"program.{near}"), f"unknown key; did you mean program.{near}?"
 
 
 def sampling_recipe(recipe: str | Path, overrides: Sequence[str] = (), optional: Sequence[str] = ()) -> SamplingRecipe:

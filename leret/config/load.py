@@ -16,8 +16,9 @@ from pydantic import ValidationError
 from leret.config.base import RecipePath, models_in, with_paths
 from leret.config.data import QUESTIONS_ALONE
 from leret.config.evaluation import EvalRecipe
-from leret.config.messages import describe, key_of, sections
+from leret.config.messages import describe, key_of, problems_of, sections
 from leret.config.sampling import SamplingRecipe
+from leret.config.spelling import closest, corrected, nearest
 from leret.config.training import TrainingRecipe
 from leret.core import bundled as shipped
 from leret.core.errors import ConfigError, RunError
@@ -33,6 +34,9 @@ Check = Callable[[Recipe], Iterable[Clash]] | None
 
 _FOLDERS: dict[Any, str] = {SamplingRecipe: "sampling", TrainingRecipe: "training", EvalRecipe: "eval"}
 _SECTIONS: dict[Any, str] = {TrainingRecipe: "train.", EvalRecipe: "eval."}
+_STAGES = ("train", "eval")
+"""Sections of a file that describes a whole run."""
+
 _COMMANDS: dict[Any, str] = {SamplingRecipe: "sample", TrainingRecipe: "train", EvalRecipe: "eval"}
 
 
@@ -106,9 +110,7 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
         for stage, placed in parts:
             try:
                 if stage is None:
-                    keys = ", ".join(sorted(placed.value)) or "none"
-                    advice = "add `data` to sample, `algorithm` to train, or `systems` or `measures` to evaluate"
-                    raise ConfigError(f"{file}: the keys of this recipe ({keys}) do not identify its stage; {advice}")
+                    raise ConfigError(_without_stage(file, placed))
                 plain = {override: override.removeprefix(_SECTIONS.get(stage, "")) for override in overrides}
                 fitting = {override: key for override, key in plain.items() if _has_place(stage, placed.value, key)}
                 matched |= set(fitting)
@@ -116,10 +118,35 @@ def load_all(paths: Sequence[str | Path], overrides: Sequence[str] = (), check: 
             except ConfigError as error:
                 problems += error.problems
     unmatched = [override for override in overrides if override not in matched] if recipes or matched else []
-    problems += [f"--set {override}: no recipe has key {override.split('.')[0]!r}; fix it" for override in unmatched]
+    problems += [_unmatched(override) for override in unmatched]
     if problems:
         raise ConfigError(problems)
     return recipes
+
+
+def _without_stage(file: Path, placed: Placed) -> list[str]:
+    """Return messages about a recipe that could be for any stage: its misspelled keys, or else what to add."""
+    known = {key for stage in _FOLDERS for key in _keys((stage, *models_in(stage)))}
+    misspelled = {key: near for key in placed.value if key not in known and (near := nearest(key, known))}
+    if misspelled:
+        return [f"{placed.at((key,))}{key}: unknown key{near}" for key, near in misspelled.items()]
+    keys = ", ".join(sorted(placed.value)) or "none"
+    advice = "add `data` to sample, `algorithm` to train, or `systems` or `measures` to evaluate"
+    return [f"{file}: the keys of this recipe ({keys}) do not identify its stage; {advice}"]
+
+
+def _unmatched(override: str) -> str:
+    """Return a message about an override with a key that no recipe has."""
+    path = override.partition("=")[0].strip()
+    stages = {prefix.rstrip("."): stage for stage, prefix in _SECTIONS.items()}
+    section, _, rest = path.partition(".")
+    first = rest.partition(".")[0] if section in stages else section
+    searched = [stages[section]] if section in stages else list(_FOLDERS)
+    near = closest(first, {key for stage in searched for key in _keys((stage, *models_in(stage)))})
+    if near is None or near == first:
+        return f"--set {override}: no recipe has key {section!r}; fix it"
+    prefix = f"{section}." if section in stages else ""
+    return f"--set {override}: unknown key; did you mean {prefix}{near}?"
 
 
 def _has_place(stage: Any, value: Mapping[str, Any], override: str) -> bool:
@@ -145,7 +172,7 @@ def stage_of(value: Mapping[str, Any]) -> Any:
 
 def _parts(placed: Placed, file: Path) -> list[tuple[Any, Placed]]:
     """Split a file into (stage, recipe) pairs; the stage is None if no key identifies it."""
-    sampling = {name: value for name, value in placed.value.items() if name not in {"train", "eval"}}
+    sampling = {name: value for name, value in placed.value.items() if name not in _STAGES}
     if len(sampling) == len(placed.value):
         return [(stage_of(sampling), placed)]
     trainings = placed.value.get("train", [])
@@ -188,11 +215,19 @@ def _checked(
     optional: Collection[str],
     check: Check = None,
 ) -> R:
-    problems = [*placed.problems, *(fault for override in overrides for fault in _override(placed, override))]
-    recipe, faults = _validate(placed, model, check, optional)
-    problems += faults
+    problems = list(placed.problems)
+    for override in overrides:
+        problems += _override(placed, override)
+    placed, misspelled = corrected(placed, model, _STAGES if model is SamplingRecipe else ())
+    problems += misspelled
+    recipe, invalid, faulty = _validate(placed, model)
+    problems += invalid
     if recipe is not None:
         recipe, missing = _with_absolute_paths(recipe, placed, folder, optional)
+        unknown = _unsuppressed(check(recipe) if check else (), faulty, optional)
+        faulty |= {_parts_of(name) for names, _ in unknown for name in names}
+        clashes = _unsuppressed(_clashes(recipe), faulty, optional)
+        problems += [_placed_message(placed, names[0], message) for names, message in [*clashes, *unknown]]
         problems += missing
     if problems or recipe is None:
         raise ConfigError(problems)
@@ -229,32 +264,47 @@ def sampling_recipe_of(run: Run, made_by: str = "leret sample RECIPE") -> Sampli
         return SamplingRecipe.model_validate(section)
     except ValidationError as error:
         placed = Placed(section, {(): f"{run.manifest_path}: sampling"})
-        faults = "; ".join(describe(detail, SamplingRecipe, placed) for detail in error.errors())
+        faults = "; ".join(problems_of(error, SamplingRecipe, placed))
         raise RunError(f"{faults}; another version of leret wrote run.yaml, or it was edited; fix run.yaml") from error
 
 
-def _validate(placed: Placed, model: type[R], check: Check, optional: Collection[str]) -> tuple[R | None, list[str]]:
-    """Return the recipe without faulty values (None if it is still invalid then), and messages about the faults."""
+def _validate(placed: Placed, model: type[R]) -> tuple[R | None, list[str], set[Key]]:
+    """Return the recipe without faulty values (None if it is still invalid), messages, and the keys of these values."""
     problems: list[str] = []
     faulty: set[Key] = set()
     value = placed.value
     for whole in (False, False, True):
         try:
             recipe: R = model.model_validate(value)
-            break
+            return recipe, problems, faulty
         except ValidationError as error:
             if not problems:
                 problems = [describe(detail, model, placed) for detail in error.errors()]
-            keys = {key_of(detail, placed.value) for detail in error.errors()}
-            faulty |= {key[:1] for key in keys} if whole else keys
+            for detail in error.errors():
+                key = key_of(detail, placed.value)
+                if detail["type"].startswith("union_tag"):
+                    key = key[:-1]  # without its kind, no key of the section is valid
+                faulty.add(key[:1] if whole else key)
             value = _without(placed.value, faulty)
-    else:
-        return None, problems
-    for names, message in (*_clashes(recipe), *(check(recipe) if check else ())):
-        parts = [tuple(name.split(".")) for name in names]
-        if names[0] not in optional and not any(part[: len(bad)] == bad for part in parts for bad in faulty):
-            problems.append(f"{placed.at(parts[0])}{names[0]}: {message}")
-    return recipe, problems
+    return None, problems, faulty
+
+
+def _unsuppressed(clashes: Iterable[Clash], faulty: Collection[Key], optional: Collection[str]) -> list[Clash]:
+    """Return the clashes of which no key is faulty and the first is not optional."""
+
+    def is_faulty(name: str) -> bool:
+        key = _parts_of(name)
+        return any(key[: len(bad)] == bad for bad in faulty)
+
+    return [clash for clash in clashes if clash[0][0] not in optional and not any(map(is_faulty, clash[0]))]
+
+
+def _parts_of(name: str) -> Key:
+    return tuple(name.split("."))
+
+
+def _placed_message(placed: Placed, name: str, message: str) -> str:
+    return f"{placed.at(_parts_of(name))}{name}: {message}"
 
 
 def _clashes(recipe: Recipe) -> Iterator[Clash]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from leret.config.base import models_in
+from leret.config.spelling import closest, corrected, field_of, fields_of, of_kind, tag_of, unknown_name, values_of
 from leret.core.yaml import Key, Placed, dotted
 
 _KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false", "string": "text", "tuple": "a list",
@@ -35,16 +35,26 @@ def key_of(detail: Mapping[str, Any], value: Any) -> Key:
     """Return an error's key as written in the recipe, without the kinds that pydantic adds to the location."""
     key: list[str | int] = []
     location = detail["loc"]
+    was_kind = False
     for n, part in enumerate(location):
+        is_last = n == len(location) - 1
+        if not (was_kind or is_last) and isinstance(value, Mapping) and part in _tags(value):
+            was_kind = True  # pydantic's own part, which can also be a key of the section (kind: features)
+            continue
+        was_kind = False
         inside = isinstance(value, Mapping) and part in value
         if inside or (isinstance(value, list | tuple) and isinstance(part, int) and part < len(value)):
             value = value[part]
             key.append(part)
-        elif detail["type"] == "missing" and n == len(location) - 1:
+        elif detail["type"] == "missing" and is_last:
             key.append(part)
     if detail["type"].startswith("union_tag"):
         key.append(detail["ctx"]["discriminator"].strip("'"))
     return tuple(key)
+
+
+def _tags(value: Mapping[str, Any]) -> list[Any]:
+    return [value.get("kind"), value.get("algorithm")]
 
 
 def _fault(detail: Mapping[str, Any], key: Key, model: type[BaseModel], recipe: Any) -> str:
@@ -56,8 +66,7 @@ def _fault(detail: Mapping[str, Any], key: Key, model: type[BaseModel], recipe: 
     if kind in {"literal_error", "union_tag_invalid"}:
         value = context.get("tag", value)
         allowed = re.findall(r"'([^']*)'|\b(\d+)\b", context.get("expected_tags") or context["expected"])
-        names = [word or number for word, number in allowed]
-        return f"{value!r} is not one of {', '.join(names)}{nearest(str(value), names)}"
+        return unknown_name(value, [word or number for word, number in allowed])
     if kind in _BOUNDS:
         return f"must be {_BOUNDS[kind](context)}, got {value!r}"
     if kind in {"model_type", "model_attributes_type"}:
@@ -68,51 +77,45 @@ def _fault(detail: Mapping[str, Any], key: Key, model: type[BaseModel], recipe: 
     return f"{detail['msg'][:1].lower()}{detail['msg'][1:]}, got {value!r}"
 
 
-def nearest(name: str, known: list[str]) -> str:
-    """Return ``; did you mean recall?``, or an empty string if no known name is similar."""
-    near = get_close_matches(name, known, 1)
-    return f"; did you mean {near[0]}?" if near else ""
+def problems_of(error: ValidationError, model: type[BaseModel], placed: Placed) -> list[str]:
+    """List the problems of a value that failed validation; a misspelled key is one problem."""
+    spelled, problems = corrected(placed, model)
+    try:
+        model.model_validate(spelled.value)
+    except ValidationError as remaining:
+        problems += [describe(detail, model, spelled) for detail in remaining.errors()]
+    return problems or [describe(detail, model, placed) for detail in error.errors()]
 
 
 def _unknown(key: Key, model: type[BaseModel], recipe: Any) -> str:
-    around, name = key[:-1], str(key[-1])
-    known = sorted({field for one in sections(model, around, recipe) for field in one.model_fields})
-    numbered = [k for k in known if k[-1].isdigit() and name[-1:].isdigit() and k[:-1] == name[:-1]]
-    near = numbered or get_close_matches(name, known, 1)
-    others = (one for one in sections(model, around, recipe, any_kind=True) if name in one.model_fields)
-    if kinds := [one.model_fields[tag].default for one in others if (tag := _tag(one)) in one.model_fields]:
+    section, name = key[:-1], str(key[-1])
+    known = fields_of(sections(model, section, recipe))
+    owners = [owner for owner in sections(model, section, recipe, any_kind=True) if name in owner.model_fields]
+    kinds = [owner.model_fields[tag_of(owner)].default for owner in owners if tag_of(owner) in owner.model_fields]
+    if kinds:
         return f"unknown key for this kind (known for {', '.join(kinds)}); remove it"
-    if near:
-        return f"unknown key; did you mean {dotted((*around, near[0]))}?"
-    if elsewhere := [k for k in _all_keys(model) if k[-1] == name]:
+    near = closest(name, known)
+    if near is not None:
+        return f"unknown key; did you mean {dotted((*section, near))}?"
+    elsewhere = [path for path in _all_keys(model) if path[-1] == name]
+    if elsewhere:
         return f"unknown key in this section; did you mean {dotted(elsewhere[0])}?"
     return f"unknown key; available: {', '.join(known)}"
 
 
 def sections(model: Any, key: Key, value: Any, *, any_kind: bool = False) -> list[type[BaseModel]]:
     """Return the settings classes of the section at a key: for the kind in the recipe, or with ``any_kind`` for all."""
-    models = list(models_in(model))
+    annotation = model
     for part in key:
-        models = _of_kind(models, value)
-        value = value.get(part) if isinstance(value, Mapping) else None if isinstance(part, str) else value[part]
-        if isinstance(part, str):
-            fields = [one.model_fields[part] for one in models if part in one.model_fields]
-            models = [inner for field in fields for inner in models_in(field.annotation)]
-    return models if any_kind else _of_kind(models, value)
-
-
-def _of_kind(models: list[type[BaseModel]], value: Any) -> list[type[BaseModel]]:
-    def fits(model: type[BaseModel]) -> bool:
-        field = model.model_fields.get(_tag(model))
-        if field is None or get_origin(field.annotation) is not Literal or not isinstance(value, Mapping):
-            return True
-        return value.get(_tag(model)) in get_args(field.annotation)
-
-    return [model for model in models if fits(model)] or models
-
-
-def _tag(model: type[BaseModel]) -> str:
-    return getattr(model, "tag", "kind")
+        if isinstance(part, int):  # `models_in` looks into lists
+            value = value[part]
+            continue
+        inner = values_of(annotation)
+        models = of_kind(list(models_in(annotation)), value)
+        annotation = field_of(models, part) if inner is None else inner
+        value = value.get(part) if isinstance(value, Mapping) else None
+    models = list(models_in(annotation))
+    return models if any_kind else of_kind(models, value)
 
 
 def _all_keys(model: Any, around: Key = ()) -> list[Key]:

@@ -18,6 +18,7 @@ from typing import Any, TextIO, cast
 import dspy
 from dspy import lm15
 from dspy.adapters.utils import parse_value
+from dspy.clients.backend_selection import CLIENT_KEYS
 from dspy.clients.base_lm import LM_CLASS_STATE_KEY
 from dspy.clients.provider import Provider, ReinforceJob, TrainingJob
 from dspy.clients.utils_finetune import TrainDataFormat, TrainingStatus, get_finetune_directory
@@ -30,8 +31,9 @@ from dspy.utils.exceptions import AdapterParseError, ContextWindowExceededError,
 from leret.core.errors import ProgramError
 from leret.core.types import Message, Messages, SharedInstance, digest, message
 
-__all__ = ["AdapterParseError", "ContextWindowExceededError", "LMError", "Provider", "ReinforceJob", "TrainDataFormat",
-           "TrainingJob", "TrainingStatus", "get_finetune_directory", "lm15", "parse_value"]  # fmt: skip
+__all__ = ["CLIENT_KEYS", "AdapterParseError", "ContextWindowExceededError", "LMError", "Provider", "ReinforceJob",
+           "TrainDataFormat", "TrainingJob", "TrainingStatus", "get_finetune_directory", "lm15",
+           "parse_value"]  # fmt: skip
 
 LM_ATTRIBUTES = frozenset(
     {LM_CLASS_STATE_KEY, "model", "model_type", "num_retries", "finetuning_model", "launch_kwargs", "train_kwargs"}

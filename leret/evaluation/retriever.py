@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from leret.config.spelling import closest
 from leret.core.errors import ConfigError, DataError, RunError
 from leret.core.files import write_atomically
 from leret.core.progress import Progress
@@ -22,6 +23,8 @@ from leret.evaluation.statistics import bootstrap_intervals
 from leret.retrieval.base import Retriever
 
 _MEASURE = re.compile(r"(R|P|Success)@[1-9][0-9]{0,5}|(AP|RR|nDCG)(@[1-9][0-9]{0,5})?|Rprec")
+_SPELLINGS = {"recall": "R@k", "precision": "P@k", "hit": "Success@k", "success": "Success@k", "ap": "AP", "rr": "RR"}
+_SPELLINGS |= {"ndcg": "nDCG", "rprec": "Rprec"}
 _BATCH = 256
 _DEPTH = 100  # documents to retrieve for a measure without a cut-off
 _SYSTEM = "raw-question"
@@ -124,9 +127,12 @@ def parse_measures(names: Sequence[str]) -> tuple[str, ...]:
     """Return the measure names without duplicates; ConfigError for unknown measures."""
     measures = tuple(dict.fromkeys(name.strip() for name in names))
     supported = "R@k, P@k, Success@k, AP[@k], RR[@k], nDCG[@k] and Rprec, where k is at least 1"
-    problems = [
-        f"measures: unknown measure {n!r}; available: {supported}" for n in measures if not _MEASURE.fullmatch(n)
-    ]
+    problems = []
+    for name in measures:
+        if not _MEASURE.fullmatch(name):
+            near = closest(name.partition("@")[0], _SPELLINGS)
+            hint = f"; did you mean {_SPELLINGS[near]}?" if near else ""
+            problems.append(f"measures: unknown measure {name!r}{hint}; available: {supported}")
     if problems:
         raise ConfigError(problems)
     return measures

@@ -31,8 +31,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from leret.config.messages import nearest
 from leret.config.policy import PolicySettings
+from leret.config.spelling import nearest
 from leret.core.errors import ConfigError, RunError
 from leret.core.runs import Run
 from leret.programs.prompts import ZERO_SHOT, Prompt
@@ -125,7 +125,7 @@ def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[
             wanted.add(other.name)
             composed[name] = replace(other, name=name, kind="prompt", best_of=int(match[1]), rivals=(other.name,))
         else:
-            hint = nearest(name, list(systems)) or ";"
+            hint = nearest(name, systems) or ";"
             problems.append(f"systems: unknown system {name!r}{hint} available: {', '.join(systems)}")
     if problems:
         raise ConfigError(problems)

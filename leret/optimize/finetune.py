@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from leret.config.base import Settings
-from leret.config.messages import describe
+from leret.config.messages import problems_of
 from leret.core.dspy_internals import TrainingJob, TrainingStatus, get_finetune_directory
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
@@ -150,7 +150,7 @@ def validated(settings: type[S], keys: Mapping[str, Any]) -> S:
         return settings.model_validate(dict(keys))
     except ValidationError as error:
         placed = Placed(dict(keys), {(): "train_kwargs"})
-        raise TrainingError("; ".join(describe(fault, settings, placed) for fault in error.errors())) from None
+        raise TrainingError("; ".join(problems_of(error, settings, placed))) from None
 
 
 def initial_policy(model: str) -> InitialPolicy:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,13 +13,15 @@ from dspy.teleprompt.bootstrap_finetune import prepare_teacher
 from dspy.utils.callback import BaseCallback
 from pydantic_core import to_jsonable_python
 
-from leret.core.dspy_internals import complete_messages
+from leret.core.aio import submit
+from leret.core.dspy_internals import CLIENT_KEYS, complete_messages
 from leret.core.errors import ConfigError, DataError, LeretError, PolicyError, ProgramError, reason
 from leret.core.types import Outcome, Task, digest
-from leret.optimize.provider import Provider
+from leret.optimize.provider import LM, Provider, served_name
 from leret.policies.base import Completion, Policy, Request
 from leret.policies.checkpoints import find_model
-from leret.policies.dspy_lm import policy_of
+from leret.policies.dspy_lm import PolicyEngine, policy_of
+from leret.policies.remote.openai import OpenAIPolicy
 from leret.programs.pick import named_picks
 from leret.programs.prompts import Prompt
 from leret.rewards import Reward, scoring
@@ -28,6 +31,9 @@ RewardFunction = Callable[[dspy.Example, Outcome], "float | bool | None"]
 
 _IDS, _TITLES = ("gold", "gold_ids", "relevant_doc_ids"), ("gold_titles",)
 """Example fields that can name the relevant documents; the first non-empty field is used."""
+
+_SERVED = ("openai/", "hosted_vllm/", "lm_studio/")
+"""Prefixes of the models of ``dspy.LM`` on servers with OpenAI's API."""
 
 
 class LMCallsSpent(LeretError):
@@ -80,7 +86,8 @@ def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
     """Return a call-counting policy: a leret LM's policy, or a policy that calls the LM if it is not a leret LM."""
     if is_trainable(lm):
         policy = policy_of(lm)
-        return CountedPolicy(policy.name, policy.digest, budget, policy.complete)
+        complete = _in_background(policy) if isinstance(policy, OpenAIPolicy) else policy.complete
+        return CountedPolicy(policy.name, policy.digest, budget, complete)
 
     async def ask(request: Request) -> list[Completion]:
         if request.messages[0].get("tools"):
@@ -93,6 +100,15 @@ def counted_policy(lm: dspy.BaseLM, budget: CallBudget) -> CountedPolicy:
 
     settings = {name: str(value) for name, value in lm.kwargs.items() if "key" not in name}
     return CountedPolicy(lm.model, digest("lm", lm.model, settings), budget, ask)
+
+
+def _in_background(policy: OpenAIPolicy) -> Callable[[Request], Awaitable[list[Completion]]]:
+    """Return ``policy.complete`` on leret's event loop, which keeps connections open between short event loops."""
+
+    async def complete(request: Request) -> list[Completion]:
+        return await asyncio.wrap_future(submit(policy.complete(request)))
+
+    return complete
 
 
 def counted_lm(lm: dspy.BaseLM, budget: CallBudget, **changes: Any) -> dspy.BaseLM:
@@ -204,19 +220,88 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
             "dspy.Predict on the program, as an attribute or in a list or dict"
         )
     if not lms:
-        models = sorted({str(predictor.lm.model) for predictor in program.predictors()})
-        raise PolicyError(f"none of the student's LMs can be trained ({', '.join(models)}); use leret.LM(...)")
+        raise PolicyError(_without_weights([predictor.lm for predictor in program.predictors()]))
     for lm in set(lms.values()):
         if n_samples > 1 and lm.kwargs.get("temperature") == 0:
             raise ConfigError(f"{lm.model} has temperature 0: all samples are identical; use leret.LM(temperature=1.0)")
         try:
             find_model((lm.finetuning_model or lm.model).removeprefix("leret/"))
         except LeretError as error:
+            name, url = lm.model.removeprefix("leret/"), server_of(lm)
+            remedy = "pass leret.LM(DIRECTORY)"
+            if url is not None:
+                remedy = f"pass leret.LM({name!r}, api_base={url!r}, weights=DIRECTORY_OR_HUB_NAME)"
             raise PolicyError(
-                f"{lm.model} has no local weights to train ({error}); pass leret.LM(finetuning_model=DIRECTORY), or "
-                "give the predictors that use it a different LM"
+                f"{lm.model} has no weights to train ({error}); {remedy}, or give the predictors that use it a "
+                "different LM"
             ) from error
     return lms
+
+
+def _without_weights(lms: Sequence[dspy.BaseLM]) -> str:
+    """Return a message about a student without an LM to train, with the line to write."""
+    models = sorted({str(lm.model) for lm in lms})
+    written = "leret.LM(DIRECTORY_OR_HUB_NAME)"
+    url = next((url for lm in lms if (url := server_of(lm)) is not None), None)
+    if url is not None:
+        name = served_name(models[0].removeprefix("openai/"))
+        written = f"leret.LM({name!r}, api_base={url!r}, weights=DIRECTORY_OR_HUB_NAME)"
+    return (
+        f"none of the student's LMs can be trained ({', '.join(models)}), because their weights are unknown; use "
+        f"{written}, or set finetuning_model=DIRECTORY_OR_HUB_NAME of the dspy.LM"
+    )
+
+
+def server_of(lm: dspy.BaseLM) -> str | None:
+    """Return the URL of the server that answers an LM's requests; None if it is not known."""
+    engine = getattr(lm, "engine", None)
+    if isinstance(engine, PolicyEngine):
+        urls = getattr(engine.settings_of(lm.model), "urls", None)
+        return urls[0] if urls else None
+    kwargs = getattr(lm, "kwargs", {})
+    url = kwargs.get("api_base") or kwargs.get("base_url")
+    return None if url is None else str(url)
+
+
+def with_weights(program: dspy.Module) -> dict[dspy.BaseLM, dspy.BaseLM]:
+    """Replace each ``dspy.LM`` on a server with a ``finetuning_model`` by a `LM` of the same server and weights.
+
+    Return the original LMs by the LMs that replace them. Other LMs stay: leret does not train them.
+    """
+    replaced: dict[dspy.BaseLM, LM] = {}
+    for predictor in program.predictors():
+        lm = predictor.lm
+        if lm not in replaced and _is_served_student(lm):
+            replaced[lm] = _trainable(lm)
+        predictor.lm = replaced.get(lm, lm)
+    return {new: old for old, new in replaced.items()}
+
+
+def _is_served_student(lm: dspy.BaseLM) -> bool:
+    if type(lm) is not dspy.LM or lm.model_type != "chat" or not lm.finetuning_model:
+        return False
+    return lm.model.startswith(_SERVED) and server_of(lm) is not None
+
+
+def _trainable(lm: dspy.LM) -> LM:
+    settings = {name: value for name, value in lm.kwargs.items() if value is not None and name not in CLIENT_KEYS}
+    body = dict(settings.pop("extra_body", None) or {})
+    template = dict(body.pop("chat_template_kwargs", None) or {})
+    thinking = template.pop("enable_thinking", None)
+    if body or template:
+        raise ConfigError(
+            f"{lm.model}: extra_body has {', '.join([*body, *template])}, which leret cannot send while it samples; "
+            "remove it, and set it on the server"
+        )
+    return LM(
+        lm.model.partition("/")[2],
+        api_base=server_of(lm),
+        weights=lm.finetuning_model,
+        api_key=lm.kwargs.get("api_key"),
+        timeout=lm.kwargs.get("timeout"),
+        enable_thinking=thinking,
+        **settings,
+    )
 
 
 def pick_actors(program: dspy.Module) -> dict[str, Policy]:

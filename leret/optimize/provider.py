@@ -5,23 +5,33 @@ from __future__ import annotations
 import atexit
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import dspy
+from pydantic import ValidationError
 
-from leret.config.policy import LocalPolicySettings
+from leret.config.messages import problems_of
+from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
 from leret.core import dspy_internals
 from leret.core.aio import submit
 from leret.core.bundled import POLICIES
 from leret.core.dspy_internals import TrainDataFormat
 from leret.core.errors import ConfigError, TrainingError
+from leret.core.yaml import Placed
+from leret.http.endpoints import ApiKey
 from leret.optimize.finetune import FinetuneJob, default_run_dir, train_examples
 from leret.optimize.reinforce import GRPOJob
-from leret.policies.dspy_lm import PolicyEngine, PolicyLM, policy_of
+from leret.policies.dspy_lm import PolicyEngine, PolicyLM, policy_of, refuse_client_keys
 from leret.policies.load import SERVED, make_policy
+from leret.policies.remote.openai import OpenAIPolicy
 from leret.policies.serving.engines import SERVERS
 from leret.policies.serving.launch import BackgroundServer
 from leret.training.data import TrainingExample
+
+S = TypeVar("S", bound=PolicySettings)
+
+SERVED_MAX_TOKENS = 1024
+"""Default ``max_tokens`` on a server. DSPy's prompts ask for field names around each output."""
 
 _servers: dict[str, BackgroundServer] = {}
 
@@ -86,24 +96,63 @@ class Provider(dspy_internals.Provider):
 
 
 class LM(PolicyLM):
-    """A ``dspy.LM`` that runs a policy in this process and can be trained by DSPy's optimizers.
+    """A ``dspy.LM`` that runs a policy in this process or on a server, and can be trained by DSPy's optimizers.
 
     A new name loads new weights: ``lm.copy(model=...)`` and ``lm.model = ...`` take a directory, ``demo`` or ``agent``.
+    A trained LM runs in this process, also if the first weights were on a server.
 
     Args:
-        model: model or adapter directory, Hugging Face Hub repository, ``demo`` or ``agent``.
-        kwargs: arguments of ``dspy.LM``, and ``device``, ``dtype``, ``enable_thinking`` and ``template`` as in a
-            recipe's ``policy``. DSPy's cache is off by default, because it identifies models by name, not by weights.
+        model: model or adapter directory, Hugging Face Hub repository, ``demo`` or ``agent``; with ``api_base``, the
+            name of the served model.
+        api_base: URL of an OpenAI-compatible server that runs, as in ``http://127.0.0.1:8000/v1``.
+        weights: weights of the served model, for training: a directory or a Hugging Face Hub repository. None: the
+            repository with the name of the served model.
+        api_key: the server's key. It is not saved. `leret.load` then takes the name of a variable.
+        api_key_env: environment variable with the server's key.
+        timeout: seconds per attempt to get an answer from the server.
+        kwargs: arguments of ``dspy.LM`` (``finetuning_model`` is ``weights``), and ``device``, ``dtype``,
+            ``enable_thinking`` and ``template`` as in a recipe's ``policy``. ``max_tokens`` is 64 by default, and
+            1,024 on a server. DSPy's cache is off by default, because it identifies models by name, not by weights.
+
+    Raises:
+        ConfigError: an argument for servers is used without ``api_base``, or the URL or the key is invalid.
     """
 
     def __init__(
-        self, model: str | Path = "demo", *, engine: PolicyEngine | None = None, async_engine: Any = None, **kwargs: Any
+        self,
+        model: str | Path = "demo",
+        *,
+        api_base: str | None = None,
+        weights: str | Path | None = None,
+        api_key: str | None = None,
+        api_key_env: str | None = None,
+        timeout: float | None = None,
+        engine: PolicyEngine | None = None,
+        async_engine: Any = None,
+        **kwargs: Any,
     ) -> None:
         name = str(model).removeprefix("leret/")
-        name = str(Path(name).resolve()) if name not in POLICIES and Path(name).is_dir() else name
-        keys = {key: kwargs.pop(key) for key in ("device", "dtype", "enable_thinking", "template") if key in kwargs}
-        engine = engine or PolicyEngine(settings=LocalPolicySettings.model_validate({"model": name, **keys}))
-        arguments = {"temperature": 1.0, "max_tokens": engine.settings.max_tokens, "cache": False, **kwargs}
+        url = kwargs.pop("base_url", None) or api_base
+        refuse_client_keys(kwargs)
+        local = {key: kwargs.pop(key) for key in ("device", "dtype", "enable_thinking", "template") if key in kwargs}
+        arguments = {"temperature": 1.0, "cache": False, "finetuning_model": _absolute(weights), **kwargs}
+        if url is not None:
+            name = served_name(name)
+            settings = _settings(
+                OpenAIPolicySettings,
+                {"model": name, "urls": (url,), "api_key_env": api_key_env, "timeout_s": timeout or 60.0,
+                 "enable_thinking": local.get("enable_thinking")},
+            )  # fmt: skip
+            policy = OpenAIPolicy(settings)
+            if api_key is not None:
+                policy.client.key = ApiKey(api_key)
+            engine = PolicyEngine(policy, _settings(LocalPolicySettings, local))
+            arguments.setdefault("max_tokens", SERVED_MAX_TOKENS)
+        else:
+            _refuse_without_server(weights=weights, api_key=api_key, api_key_env=api_key_env, timeout=timeout)
+            name = _absolute(name) or name
+            engine = engine or PolicyEngine(settings=_settings(LocalPolicySettings, {"model": name, **local}))
+            arguments.setdefault("max_tokens", engine.settings.max_tokens)
         super().__init__(f"leret/{name}", **{**engine.arguments(), **arguments})
 
     def infer_provider(self) -> Provider:
@@ -113,6 +162,31 @@ class LM(PolicyLM):
         """Finetune like ``dspy.LM``, with this LM's ``enable_thinking`` unless ``train_kwargs`` sets another value."""
         keys = {"enable_thinking": self.engine.settings.enable_thinking, **(train_kwargs or self.train_kwargs)}
         return super().finetune(train_data, train_data_format, keys)
+
+
+def served_name(name: str) -> str:
+    """Return a served model's name without the prefix ``openai/`` of ``dspy.LM`` (``openai/gpt-oss-20b`` has none)."""
+    rest = name.removeprefix("openai/")
+    return rest if "/" in rest else name
+
+
+def _refuse_without_server(**arguments: Any) -> None:
+    for name, value in arguments.items():
+        if value is not None:
+            raise ConfigError(f"leret.LM: {name} is for a server; add api_base=URL, or remove {name}")
+
+
+def _settings(kind: type[S], values: Mapping[str, Any]) -> S:
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(problems_of(error, kind, Placed(dict(values), {(): "leret.LM"}))) from None
+
+
+def _absolute(name: str | Path | None) -> str | None:
+    if name is None or str(name) in POLICIES or not Path(name).is_dir():
+        return None if name is None else str(name)
+    return str(Path(name).resolve())
 
 
 @atexit.register

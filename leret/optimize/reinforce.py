@@ -156,7 +156,7 @@ class GRPOJob(ReinforceJob):
         self.lm.kill()  # memory may not hold the model twice
         with ONE_TRAINING, training_process(self._settings.threads):
             self._training: GRPOTraining | None = GRPOTraining(
-                initial_policy(self._first), self._settings, self.directory
+                initial_policy(self.lm.finetuning_model or self._first), self._settings, self.directory
             )
         self._state = TrainingStatus.running
         self._pending = list(itertools.islice(self._ids, N_IDS))

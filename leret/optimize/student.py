@@ -214,7 +214,8 @@ class StudentEnvironment(Environment):
     ) -> None:
         decoding = {name: lm.kwargs[name] for name in ("temperature", "max_tokens", "top_p") if lm.kwargs.get(name)}
         decoding["enable_thinking"] = lm.engine.settings.enable_thinking
-        policy = LocalPolicySettings(model=lm.model.removeprefix("leret/")).model_copy(update=decoding)
+        model = (lm.finetuning_model or lm.model).removeprefix("leret/")
+        policy = LocalPolicySettings(model=model).model_copy(update=decoding)
         keys: dict[str, Any] = {"policy": policy, "policies": {}, "sampling": settings}
         super().__init__(SamplingRecipe.model_construct(**keys), cache)
         self.role, self.retriever = role, retriever  # type: ignore[assignment]

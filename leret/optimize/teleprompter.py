@@ -44,9 +44,11 @@ from leret.optimize.inputs import (
     pick_actors,
     read_tasks,
     refuse_recurring,
+    server_of,
     step_reward,
     teacher_prompt,
     trained_lms,
+    with_weights,
 )
 from leret.optimize.student import (
     StudentEnvironment,
@@ -188,9 +190,12 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
         job.log("run", f"samples and policies are in {job.run.path}")
         with dated(job.run.manifest.date), shown() as job.progress:
             candidates = job.train_all()
+        job.restore_lms(candidates)
         ranked = sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]  # a stable sort
         job.log("result", job.conclusion(candidates[0], ranked[0]), returned=ranked[0]["stage"])
         program: dspy.Module = ranked[0]["program"]
+        if ranked[0] is not candidates[0]:
+            job.note_servers()
         program._compiled, program.candidate_programs = True, ranked
         program.trial_logs, program.run_dir = job.logs, str(job.run.path)
         return with_save(program, job.adapter)
@@ -219,6 +224,7 @@ class CompileJob:
         teachers = [teacher] if isinstance(teacher, dspy.Module) else list(teacher or ())
         self.prompts = [ZERO_SHOT, *(teacher_prompt(i, student, program) for i, program in enumerate(teachers, 1))]
         self.program = stock.copy_program_with_lms(student)
+        self.originals = with_weights(self.program)
         self.adapter = current_adapter()
         self.budget = CallBudget(settings.max_lm_calls)
         self.stopped: LeretError | None = None  # set if max_lm_calls ended the sampling
@@ -256,6 +262,12 @@ class CompileJob:
             candidates.append(self.candidate(algorithm, trained))
         return candidates
 
+    def restore_lms(self, candidates: Sequence[Mapping[str, Any]]) -> None:
+        """Give each predictor with an LM that was not trained the LM of the student."""
+        for candidate in candidates:
+            for predictor in candidate["program"].predictors():
+                predictor.lm = self.originals.get(predictor.lm, predictor.lm)
+
     def conclusion(self, student: Mapping[str, Any], best: Mapping[str, Any]) -> str:
         """Describe the result, with the paired difference on the valset and a 95 % bootstrap interval."""
         if best is student:
@@ -268,6 +280,16 @@ class CompileJob:
             f"returning the result of {best['stage']}: {best['score']:g} on valset (student: {student['score']:g}), "
             f"difference {differences.mean():+.1f} [{low:+.1f}, {high:+.1f}]"
         )
+
+    def note_servers(self) -> None:
+        """Log where a trained LM runs if the student's LM ran on a server, which keeps the first weights."""
+        urls = {url for lm in self.trained.values() if (url := server_of(lm)) is not None}
+        if urls:
+            self.log(
+                "serve",
+                f"the trained LM runs in this process, because {', '.join(sorted(urls))} has the first weights; to "
+                "serve it: optimized.save(DIR), `leret serve policy DIR/policies/NAME`, leret.load(DIR, serve=URL)",
+            )
 
     def sample(self) -> None:
         settings, examples, before = self.settings, self.examples, self.budget.spent
@@ -424,7 +446,7 @@ class CompileJob:
         return validated(TrainingRecipe, {name: value for name, value in keys.items() if name not in left_out})
 
     def _keys(self, algorithm: str, lm: dspy.LM) -> dict[str, Any]:
-        keys = dict(self.settings.train_kwargs[lm] or {})
+        keys = dict(self.settings.train_kwargs[self.originals.get(lm, lm)] or {})
         algorithm_keys = {name: keys.pop(name, {}) for name in _ALGORITHMS}[algorithm]
         defaults = {"seed": self.settings.seed, "enable_thinking": lm.engine.settings.enable_thinking}
         return {**defaults, **keys, **algorithm_keys, "algorithm": algorithm}

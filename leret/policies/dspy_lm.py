@@ -10,7 +10,7 @@ import asyncio
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -21,8 +21,8 @@ import dspy
 
 from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings, PolicySettings
 from leret.core.aio import submit
-from leret.core.dspy_internals import lm15, messages_of, text_response
-from leret.core.errors import LeretError, PolicyError
+from leret.core.dspy_internals import CLIENT_KEYS, lm15, messages_of, text_response
+from leret.core.errors import ConfigError, LeretError, PolicyError
 from leret.core.types import SharedInstance, digest
 from leret.http.endpoints import ApiKey
 from leret.policies.base import Completion, Policy, PromptTooLongError, Request
@@ -112,6 +112,10 @@ class PolicyLM(dspy.LM):
     DSPy requests one completion at a time from an engine, without ``n`` and ``rollout_id``. This class adds both.
     """
 
+    def copy(self, **kwargs: Any) -> Any:
+        refuse_client_keys(kwargs)
+        return super().copy(**kwargs)
+
     def __call__(self, prompt: Any = None, *, messages: Any = None, **kwargs: Any) -> Any:
         with self._calling(kwargs):
             return super().__call__(prompt, messages=messages, **kwargs)
@@ -122,12 +126,23 @@ class PolicyLM(dspy.LM):
 
     @contextmanager
     def _calling(self, kwargs: dict[str, Any]) -> Iterator[None]:
+        refuse_client_keys(kwargs)
         asked = {**self.kwargs, **kwargs}
         token = _call.set(_Call(asked.get("n") or 1, asked.get("rollout_id")))
         try:
             yield
         finally:
             _call.reset(token)
+
+
+def refuse_client_keys(kwargs: Mapping[str, Any]) -> None:
+    """Raise ConfigError if keyword arguments configure a connection, which belongs to the LM's policy."""
+    keys = sorted(key for key, value in kwargs.items() if key in CLIENT_KEYS and value is not None)
+    if keys:
+        raise ConfigError(
+            f"{', '.join(keys)}: cannot be changed or used here; create an LM with the connection: "
+            "leret.LM(MODEL, api_base=URL), with api_key_env, api_key or timeout if needed"
+        )
 
 
 class PolicyEngine(SharedInstance):
@@ -162,6 +177,18 @@ class PolicyEngine(SharedInstance):
             return self._policy
         name = model.removeprefix("leret/")
         return SERVED.get(name) or shared_policy(self.settings.model_copy(update={"model": name}))
+
+    def settings_of(self, model: str) -> PolicySettings | None:
+        """Return the settings of the policy with this model name; None if the policy has none."""
+        if self._policy is not None and model == self.model:
+            settings: PolicySettings | None = getattr(self._policy, "settings", None)
+            return settings
+        return self.settings.model_copy(update={"model": model.removeprefix("leret/")})
+
+    def has_secret_key(self, model: str) -> bool:
+        """Return True if requests for this model send an API key that is not in an environment variable."""
+        client, settings = getattr(self.policy(model), "client", None), self.settings_of(model)
+        return client is not None and client.key.reveal() is not None and not getattr(settings, "api_key_env", None)
 
     def reader(self, model: str) -> ToolReader:
         """Return the reader of native tool calls for the policy with this model name."""

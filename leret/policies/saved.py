@@ -28,7 +28,7 @@ from leret.core.types import SharedInstance
 from leret.http.endpoints import ApiKey
 from leret.policies.base import Policy, Request
 from leret.policies.checkpoints import find_model, load_tokenizer, model_digest
-from leret.policies.dspy_lm import PolicyLM, policy_lm
+from leret.policies.dspy_lm import PolicyEngine, PolicyLM, policy_lm
 from leret.policies.load import PROBE_S, shared_policy
 from leret.policies.local.chat_template import PromptEncoder
 from leret.policies.remote.openai import OpenAIPolicy
@@ -67,12 +67,14 @@ def lm_record(lm: dspy.BaseLM, directory: Path) -> dict[str, Any]:
     except (TypeError, PolicyError) as error:
         raise ProgramError(f"{name} cannot be saved ({error}); {instead}") from error
     engine, _ = state.pop("engine", "auto"), state.pop("async_engine", None)
-    if str(state["model"]).startswith("leret/") and isinstance(engine, dict):
-        settings = PolicySettings.model_validate(engine["state"])
-        if isinstance(settings, LocalPolicySettings):  # the LM's name selects the weights
-            settings = settings.model_copy(update={"model": state["model"].removeprefix("leret/")})
+    if isinstance(lm, PolicyLM) and isinstance(lm.engine, PolicyEngine):
+        settings = lm.engine.settings_of(lm.model)  # the LM's name selects the weights
+        if settings is None:
+            raise ProgramError(f"{name} cannot be saved: its policy has no settings; {instead}")
         config = {key: value for key, value in state.items() if key not in LM_ATTRIBUTES}
         record = policy_record(settings, directory, config, keep=True)
+        if not isinstance(settings, LocalPolicySettings) and lm.engine.has_secret_key(lm.model):
+            record["has_key"] = True
         return record if type(lm) is PolicyLM else {**record, "class": path_of(type(lm))}
     if type(lm) is not dspy.LM or isinstance(engine, dict):
         raise ProgramError(f"{name} cannot be saved: its class {type(lm).__name__} or its engine is custom; {instead}")
@@ -143,6 +145,9 @@ def open_lm(
         )
     if serve in {None, "local", "vllm"} and local:
         _check_files(settings, record)
+    if serve is None and record.get("has_key") and isinstance(settings, OpenAIPolicySettings):
+        variable = _key_variable(f"the LM {settings.model} of this program", settings.urls[0], key)
+        settings = settings.model_copy(update={"api_key_env": variable})
     if serve in {None, "local"}:
         if not local or "class" not in record:
             return policy_lm(settings, tools=tools, **config)
@@ -212,17 +217,24 @@ async def _served_name(settings: OpenAIPolicySettings, record: Mapping[str, Any]
     return names[0]
 
 
+def _key_variable(name: str, url: str | None, variable: str | None) -> str:
+    """Return the variable with the API key of an LM that was saved with one; raise ConfigError if it is None."""
+    if variable is None:
+        raise ConfigError(
+            f"{name} needs an API key for {url or 'its provider'}; pass the name of a variable that holds it: "
+            "leret.load(..., api_key_env=...), or pass another LM: leret.load(..., lm=...)"
+        )
+    return variable
+
+
 def _plain_lm(record: Mapping[str, Any], api_key_env: str | None) -> dspy.LM:
     """Return a ``dspy.LM`` for the endpoint in its record, with the API key from the variable ``api_key_env``."""
     state, has_key = dict(record["lm"]), record["has_key"]
     url, name = state.get("api_base"), f"the LM {state['model']} of this program"
     if unknown := _unknown_settings(state):
         raise ProgramError(f"{name} sets {', '.join(unknown)}, which may be unsafe; use leret.load(..., lm=...)")
-    if has_key and api_key_env is None:
-        raise ConfigError(
-            f"{name} needs an API key for {url or 'its provider'}; pass the name of a variable that holds it: "
-            "leret.load(..., api_key_env=...), or pass another LM: leret.load(..., lm=...)"
-        )
+    if has_key:
+        _key_variable(name, url, api_key_env)
     if has_key or url:  # an endpoint without a key gets "none": litellm would send OPENAI_API_KEY
         state["api_key"] = (has_key and ApiKey.from_env(api_key_env, "api_key_env").reveal()) or "none"
     return dspy.LM.load_state(state)

@@ -9,6 +9,8 @@ from typing import Any
 
 import dspy
 
+from leret.config.sampling import ProgramSettings
+from leret.config.spelling import nearest
 from leret.core.errors import USER_ERRORS, ProgramError, raised
 from leret.core.stages import run_file
 from leret.core.types import Task
@@ -46,7 +48,8 @@ def load_program(
     unknown = [key for key in arguments if key not in parameters]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         takes = ", ".join(list(parameters)[1:]) or "nothing"
-        raise ProgramError(f"{name} takes {takes}; remove program.{', program.'.join(unknown)} from the recipe")
+        near = nearest(unknown[0], [*list(parameters)[1:], *ProgramSettings.model_fields])
+        raise ProgramError(f"{name} takes {takes}{near}; remove program.{', program.'.join(unknown)} from the recipe")
     try:
         program = cls(**arguments)
     except USER_ERRORS as error:

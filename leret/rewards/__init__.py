@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from leret.config.sampling import RewardSettings
+from leret.config.sampling import PartSettings, RewardSettings
+from leret.config.spelling import nearest
 from leret.core.errors import USER_ERRORS, ConfigError, raised
 from leret.core.types import Outcome, Task
 from leret.rewards import likelihood, ranking
@@ -134,8 +135,16 @@ class Part:
             if base not in REWARDS or (at and not ("k" in settings and "k" in settings_of(REWARDS[base]))):
                 advice = "add a cut-off to ranking measures (recall@10), or name your own as FILE.py:function"
                 available = f"available: {', '.join(REWARDS)}; {advice}"
-                raise ConfigError(f"{place}unknown measure {self.function!r}; {available}")
+                near = nearest(base, REWARDS)
+                raise ConfigError(f"{place}unknown measure {self.function!r}{near}; {available}")
             function = REWARDS[base]
+        parameters = inspect.signature(function).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            keys = [*settings_of(function), *PartSettings.model_fields]
+            near = {name: nearest(name, keys) for name in settings if name not in parameters}
+            if any(near.values()):
+                start = f"{self.place}." if self.place else ""
+                raise ConfigError([f"{start}{name}: unknown key{hint}" for name, hint in near.items()])
         try:
             inspect.signature(function).bind(None, **settings)
         except TypeError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from leret.config.spelling import nearest
 from leret.core.errors import DataError
 from leret.datasets.formats.babilong import BabilongReader
 from leret.datasets.formats.base import HUB
@@ -39,7 +40,7 @@ READERS: dict[str, Reader] = {
 def reader_of(kind: str) -> Reader:
     """Return the reader for a kind of data."""
     if kind not in READERS:
-        raise DataError(f"unknown data.kind {kind!r}; available: {', '.join(READERS)}")
+        raise DataError(f"unknown data.kind {kind!r}{nearest(kind, READERS)}; available: {', '.join(READERS)}")
     return READERS[kind]
 
 

@@ -1,0 +1,185 @@
+import copy
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+
+from leret.cli.console import known_names
+from leret.config.evaluation import EvalRecipe
+from leret.config.load import load_recipe
+from leret.config.sampling import SamplingRecipe
+from leret.config.spelling import closest, corrected
+from leret.core.bundled import ROOT
+from leret.core.errors import ConfigError
+from leret.core.yaml import Placed, dotted, dump, load
+from leret.training.algorithms import TrainingRecipe
+from tests.cli.test_demo import FILES, ROADS, write_questions
+from tests.first_steps import succeeds, write_world
+from tests.tiny import tiny_policy
+
+STAGES = {"sampling": SamplingRecipe, "training": TrainingRecipe, "eval": EvalRecipe}
+SHIPPED = sorted(path for stage in STAGES for path in (ROOT / stage).glob("*.yaml"))
+FREE_NAMES = {"policies", "demos", "actors", "retrievers", "options", "inputs"}
+"""Sections with names that the user chooses."""
+
+
+def wrong_spelling(key, number):
+    """Double the last letter, or leave out a letter of every second long key."""
+    return key[:2] + key[3:] if len(key) > 4 and number % 2 else key + key[-1]
+
+
+def keys_in(value, section=()):
+    for name, item in value.items():
+        if section[-1:] != () and section[-1] in FREE_NAMES:
+            yield from keys_in(item, (*section, name)) if isinstance(item, dict) else ()
+            continue
+        yield (*section, name)
+        if isinstance(item, dict):
+            yield from keys_in(item, (*section, name))
+
+
+def misspelled(value, key, wrong):
+    value = copy.deepcopy(value)
+    section = value
+    for part in key[:-1]:
+        section = section[part]
+    items = list(section.items())
+    section.clear()
+    section.update({wrong if name == key[-1] else name: item for name, item in items})
+    return value
+
+
+def problems_in(file, model, overrides=()):
+    try:
+        load_recipe(file, model, overrides, check=known_names(), optional=("policy.model", "eval.questions"))
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def check_each_key(value, model, folder, overrides):
+    """Misspell each key of a recipe, in the file and with ``--set``, and expect one problem that names it."""
+    file = folder / "recipe.yaml"
+    file.write_text(dump(value), encoding="utf-8")
+    assert problems_in(file, model, overrides) == []
+    keys = list(keys_in(value))
+    for number, key in enumerate(keys):
+        file.write_text(dump(misspelled(value, key, wrong_spelling(key[-1], number))), encoding="utf-8")
+        [problem] = problems_in(file, model, overrides)
+        assert names_key(problem, key, wrong_spelling(key[-1], number), f"{file}:"), problem
+    file.write_text(dump(value), encoding="utf-8")
+    wrong = [dotted((*key[:-1], wrong_spelling(key[-1], number))) for number, key in enumerate(keys)]
+    problems = problems_in(file, model, [*overrides, *(f"{name}=1" for name in wrong)])
+    assert len(problems) == len(keys)
+    for number, key in enumerate(keys):
+        spelling = wrong_spelling(key[-1], number)
+        assert any(names_key(problem, key, spelling, "--set ") for problem in problems), (key, problems)
+
+
+def names_key(problem, key, spelling, place):
+    bad = dotted((*key[:-1], spelling))
+    questions = (f"did you mean {dotted(key)}?", f"did you mean {key[-1]}?")
+    return problem.startswith(place) and f"{bad}: " in problem and any(question in problem for question in questions)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("world")
+    write_world(folder)
+    return folder
+
+
+def overrides_for(value, model, folder):
+    """Return overrides for the files that a shipped recipe leaves to its user."""
+    if model is EvalRecipe or "data" not in value:
+        return []
+    data = value["data"]
+    files = {"questions": folder / "questions.jsonl", "corpus": folder / "corpus.jsonl"}
+    if data.get("kind") in {"world", "personas"}:
+        files = {}
+    if data.get("kind") == "babilong":
+        files["noise"] = [str(folder / "corpus.jsonl")]
+    return [f"data.{name}={path}" for name, path in files.items() if name not in data]
+
+
+def stages_of(value):
+    """Return the recipes in a file by stage; the file may describe a whole run."""
+    trainings = value.get("train", [])
+    trainings = trainings if isinstance(trainings, list) else [trainings]
+    recipes = [(TrainingRecipe, training) for training in trainings]
+    if "eval" in value:
+        recipes.append((EvalRecipe, value["eval"]))
+    return recipes
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_misspelled_key_of_a_shipped_recipe_is_the_problem(path, world, tmp_path, monkeypatch):
+    monkeypatch.chdir(world)
+    value = load(path.read_text(encoding="utf-8"))
+    model = STAGES[path.parent.name]
+    alone = {name: item for name, item in value.items() if name not in {"train", "eval"}}
+    check_each_key(alone, model, tmp_path, overrides_for(alone, model, world))
+    for stage, recipe in stages_of(value):
+        check_each_key(recipe, stage, tmp_path, [])
+
+
+ANSWERS = {"answers, hub": "--policy Qwen/Qwen2.5-0.5B-Instruct", "answers, server": ROADS["server of a hub model"][0]}
+
+
+@pytest.mark.parametrize("road", [*ROADS, *ANSWERS])
+def test_misspelled_key_of_a_recipe_of_init_is_the_problem(road, world, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(world, tmp_path, dirs_exist_ok=True)
+    if road in ANSWERS:
+        write_questions(tmp_path, n_gold=0)
+    for name in ("small", "a b", "owner/large"):
+        tiny_policy(tmp_path / name)
+    flags = ANSWERS[road] if road in ANSWERS else ROADS[road][0]
+    succeeds("init", *FILES, *shlex.split(flags))
+    for name, model in (("sample", SamplingRecipe), ("eval", EvalRecipe)):
+        check_each_key(load(Path(f"{name}.yaml").read_text(encoding="utf-8")), model, tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "near"),
+    [("policy.kind=featurs", "policy.kind", "features"), ("polcy.kind=features", "polcy", "policy"),
+     ("retriever.kind=bm52", "retriever.kind", "bm25"), ("data.kind=jsnl", "data.kind", "jsonl"),
+     ("program.adapter.kind=compat", "program.adapter.kind", "compact"),
+     ("sampling.reward=MAP", "sampling.reward", "ap"), ("sampling.strategy=margn", "sampling.strategy", "margin"),
+     ("policy.Temperature=2", "policy.Temperature", "policy.temperature"), ("polcy.top_k=2", "polcy", "policy"),
+     ("sampling.reward={parts: {recall: 1, length: {ss: 2}}}", "sampling.reward.parts.length.ss", "s")],
+)  # fmt: skip
+def test_misspelled_kind_or_name_is_one_problem(override, key, near, world, tmp_path, monkeypatch):
+    monkeypatch.chdir(world)
+    files = ["data.questions=questions.jsonl", "data.corpus=corpus.jsonl"]
+    [problem] = problems_in(ROOT / "sampling/expand-pick.yaml", SamplingRecipe, [*files, override])
+    assert problem.startswith(f"--set {key}: ")
+    assert f"did you mean {near}?" in problem
+
+
+def test_fault_in_a_misspelled_section_is_reported_too(world, monkeypatch):
+    monkeypatch.chdir(world)
+    overrides = ["data.questions=questions.jsonl", "data.corpus=corpus.jsonl", "polcy.top_k=-2"]
+    typo, fault = problems_in(ROOT / "sampling/expand-pick.yaml", SamplingRecipe, overrides)
+    assert typo.startswith("--set polcy: ")
+    assert fault.startswith("--set policy.top_k: ")
+
+
+def test_key_that_names_the_kind_is_found_in_its_section(world, monkeypatch):
+    monkeypatch.chdir(world)
+    overrides = ["data.questions=questions.jsonl", "data.corpus=corpus.jsonl", "policy.top_k=many"]
+    [problem] = problems_in(ROOT / "sampling/expand-pick.yaml", SamplingRecipe, overrides)
+    assert problem.startswith("--set policy.top_k: must be a whole number")
+
+
+def test_correct_recipe_stays_unchanged():
+    value = {"data": {"kind": "world"}, "policies": {"polcy": {"kind": "local", "model": "demo"}}}
+    placed, problems = corrected(Placed(value, {(): "f:1"}), SamplingRecipe)
+    assert (placed.value, problems) == (value, [])
+
+
+def test_closest_ignores_case_and_prefers_numbered_keys():
+    assert closest("MAP", ["recall", "ap"]) == "ap"
+    assert closest("k2", ["k", "k1"]) == "k1"
+    assert closest("zzz", ["recall"]) is None
