@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -18,7 +19,9 @@ from leret.core.errors import ConfigError
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
+    from leret.config.training import TrainingRecipe
     from leret.evaluation.stage import EvalReport
+    from leret.training.job import TrainReport
 
 
 def train(
@@ -61,7 +64,20 @@ def train(
         report = stage.train(settings, directory, progress=progress if first else None)
     if first:
         console.done(f"nothing to do: {report.path} is complete" if report.already else f"trained {report.path}")
-        console.facts(report)
+        console.facts(report, _train_rows(report, settings))
+        if settings.folder == "policies":
+            console.next_command("eval", recipe, run)
+
+
+def _train_rows(report: TrainReport, settings: TrainingRecipe) -> dict[str, Any]:
+    """Return the rows to print: the report without repetitions, its losses in one row with their unit."""
+    values = {field.name: getattr(report, field.name) for field in fields(report)}
+    first, last = values.pop("loss_first"), values.pop("loss_last")
+    if report.total_steps == report.steps:
+        del values["total_steps"]
+    if last is not None:
+        values["loss"] = f"{first:.4g} to {last:.4g}{settings.loss_unit}"
+    return values
 
 
 def _launched(config: str) -> list[str]:

@@ -105,7 +105,7 @@ def render(
         sampled=_sampled(learned),
         rounds=learned.rounds,
         curves=[
-            {"title": f"Training of {policy}", "svg": curves(f"curves-{i}", "Training curves by step", panels)}
+            {"title": f"Training of {policy}", "svg": curves(f"curves-{i}", "Training curves by step, or by round", panels)}
             for i, (policy, panels) in enumerate(curves_of(training))
         ],
         examples=examples,
@@ -212,8 +212,10 @@ def _facts(
     for name, value in training.items():
         recipe = value["key"]["recipe"]
         rate = (recipe.get("writer") or recipe)["learning_rate"]
+        rounds = f" in {value['rounds']:,} rounds" if value.get("rounds") else ""
         text = (
-            f"{recipe['algorithm']} from {value['parent']}: {value['examples']:,} examples, {value['steps']:,} steps, "
+            f"{recipe['algorithm']} from {value['parent']}: {value['examples']:,} examples, {value['steps']:,} steps"
+            f"{rounds}, "
             f"learning rate {rate:g}, seed {recipe['seed']}, {value['seconds']:,.0f} s"
         )
         facts.append((name, text))
