@@ -37,10 +37,12 @@ def compare(
 ) -> None:
     """Compare evaluated runs: averages over seeds, differences with intervals, tests and effect sizes."""
     from leret.core.runs import Run
-    from leret.evaluation.report.comparison import compare_runs, tables
+    from leret.evaluation.report.comparison import WORDS, compare_runs, tables
 
     result = compare_runs([Run.open(path) for path in dict.fromkeys(runs)], measure, evaluation)
     _print(tables(result), form, None if not as_json else result)
+    if form == "console" and result["comparisons"]:
+        console.say(WORDS)
 
 
 def _print(

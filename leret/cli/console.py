@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -24,6 +25,9 @@ from leret.core.progress import plain
 
 if TYPE_CHECKING:
     from leret.config.sampling import SamplingRecipe
+
+REPORTS = "LERET_LAUNCH_REPORTS"
+"""Environment variable with a directory that records which errors the processes of a launch have printed."""
 
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
 _NAME, _HEAD = 16, 8  # minimum width of a table's first column; headings up to this width are not wrapped
@@ -76,6 +80,18 @@ def say(text: str = "", style: str | None = None) -> None:
 def complain(text: str, label: str = "error: ") -> None:
     """Print a message to stderr."""
     _print(f"{label}{plain(text)}", {"error: ": "red", "warning: ": "yellow"}.get(label), stderr=True)
+
+
+def complain_once(text: str, label: str = "error: ") -> None:
+    """Print a message to stderr, unless another process of the same launch has printed it."""
+    folder = os.environ.get(REPORTS)
+    if folder is not None:
+        name = hashlib.blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
+        try:
+            Path(folder, name).touch(exist_ok=False)
+        except FileExistsError:
+            return
+    complain(text, label)
 
 
 def _print(text: str, style: str | None = None, indent: str = "", *, stderr: bool = False) -> None:
@@ -238,8 +254,12 @@ def next_command(stage: str, recipe: str, run: Path) -> None:
         command = re.sub(r"--run \S+", lambda _: run_option, listed[1])
     else:
         folder = "training" if stage == "train" else stage
-        shipped = (ROOT / folder / f"{file.stem}.yaml").is_file()
-        command = f"leret {stage} {file.stem if shipped else 'RECIPE'} {run_option}"
+        name = "RECIPE"
+        if stage == "eval" and Path("eval.yaml").is_file():  # written by `leret init`
+            name = "eval.yaml"
+        elif (ROOT / folder / f"{file.stem}.yaml").is_file():
+            name = file.stem
+        command = f"leret {stage} {name} {run_option}"
     say(f"next:\n  {command}")
 
 

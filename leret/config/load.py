@@ -158,7 +158,7 @@ def _parts(placed: Placed, file: Path) -> list[tuple[Any, Placed]]:
     parts: list[tuple[Any, Placed]] = [(SamplingRecipe, whole)] if sampling else []
     for stage, key, value in inner:
         if not isinstance(value, dict):
-            raise ConfigError(f"{placed.at(key)}{dotted(key)}: {value!r} is not a recipe; write `key: value` lines")
+            raise ConfigError(f"{placed.label(key)}: {value!r} is not a recipe; write `key: value` lines")
         places = {other[len(key) :]: place for other, place in placed.places.items() if other[: len(key)] == key}
         parts.append((stage, Placed(value, places)))
     return parts
@@ -253,7 +253,7 @@ def _validate(placed: Placed, model: type[R], check: Check, optional: Collection
     for names, message in (*_clashes(recipe), *(check(recipe) if check else ())):
         parts = [tuple(name.split(".")) for name in names]
         if names[0] not in optional and not any(part[: len(bad)] == bad for part in parts for bad in faulty):
-            problems.append(f"{placed.at(parts[0])}{names[0]}: {message}")
+            problems.append(f"{placed.label(parts[0])}: {message}")
     return recipe, problems
 
 
@@ -316,7 +316,7 @@ def _with_absolute_paths(recipe: R, placed: Placed, folder: Path, optional: Coll
         if mark.may_be_missing or dotted(key) in optional:
             return str(Path(text).absolute())
         advice = "run `leret pretrain` on this recipe first, or fix the path" if is_pretrained else mark.advice
-        problems.append(f"{placed.at(key)}{dotted(key)}: no {mark.noun} {text!r} here or next to the recipe; {advice}")
+        problems.append(f"{placed.label(key)}: no {mark.noun} {text!r} here or next to the recipe; {advice}")
         return text
 
     return with_paths(recipe, absolute), problems

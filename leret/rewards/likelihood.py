@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from leret.core.bundled import POLICIES
+from leret.core.bundled import MINILM, POLICIES
 from leret.core.errors import ConfigError, import_optional
 from leret.core.types import Outcome, Passage, Task
 
@@ -75,8 +75,8 @@ def _prompt(tokenizer: Any, text: str) -> list[int]:
 @lru_cache(maxsize=2)
 def _reader(model: str) -> tuple[Any, Any]:
     library = import_optional("transformers", "transformers", "train")
-    if model in POLICIES:
-        raise ConfigError(f"{NAME}: model {model!r} only writes queries; choose an LM that answers questions")
+    if model in POLICIES or model == MINILM:
+        raise ConfigError(f"{NAME}: model {model!r} cannot answer questions; choose an LM that answers them")
     try:
         network = library.AutoModelForCausalLM.from_pretrained(model, use_safetensors=True, dtype="float32")
         return library.AutoTokenizer.from_pretrained(model), network.eval()

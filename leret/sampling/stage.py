@@ -354,8 +354,8 @@ def _notes(n_prompts: int, recipe: SamplingRecipe, pairs: PreferenceReport) -> I
     if n_prompts < wanted:
         why = "no run for making demos had a reward above 0" if n_prompts == 1 else "other candidates were duplicates"
         yield f"the prompt bank has {n_prompts} instead of {wanted} prompts: {why}"
-    n_spread, learns_from_store = pairs.states - pairs.no_spread, not _only_pickers(recipe)
-    too_few = learns_from_store and n_spread < _LEAST_SPREAD and n_spread < pairs.states / 2
+    n_spread = pairs.states - pairs.no_spread - pairs.unscored
+    too_few = not _only_pickers(recipe) and n_spread < _LEAST_SPREAD and n_spread < pairs.states / 2
     if pairs.states and (n_spread < _LEAST_SHARE * pairs.states or too_few):
         yield (
             f"only {n_spread:,} of {pairs.states:,} states have samples with different rewards, and training learns "

@@ -176,7 +176,11 @@ def _sampled(learned: TrainingData) -> str | None:
 def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     data, retriever, program = (manifest["sampling"][key] for key in ("data", "retriever", "program"))
     hops = summary["n_hops"]
-    over = "a generated world" if data["kind"] in GENERATED else data["kind"]
+    over = "the corpus"
+    if data["kind"] in GENERATED:
+        over = "a generated world"
+    elif data["kind"] != "jsonl":  # the name of a data set
+        over = data["kind"]
     raw = [row["hops"][-1].get("recall") for row in summary["rows"] if row["system"] == RAW]
     without = f" Searching with the question itself finds {raw[0]:.0%} of the gold documents." if raw and raw[0] else ""
     seen = ", excluding passages already seen" if retriever.get("exclude_seen") else ""
