@@ -1,6 +1,6 @@
 """Run the demo on several seeds, and compare prompt-diverse with temperature-only sampling at equal LM calls.
 
-    python benchmarks/demo.py --seeds 0 1 2 --out runs/environment/demo
+    python benchmarks/demo.py --seeds 0 1 2 --out runs/bench/demo
 
 Each seed has its own world, sampling and training, and starts from the shipped policy. Finished runs are kept, so that
 a stopped benchmark can continue. Prints Markdown.
@@ -105,7 +105,7 @@ def sampling_facts(out):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, default=Path("runs/environment/demo"))
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/demo"))
     parser.add_argument("--arms", nargs="+", choices=["prompts", "temperature"], default=["prompts", "temperature"])
     arguments = parser.parse_args()
     arms = {name: {"prompts": diverse, "temperature": temperature_only}[name] for name in arguments.arms}

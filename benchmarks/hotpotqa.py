@@ -1,7 +1,7 @@
 """Train and evaluate a MiniLM policy on HotpotQA for several seeds, with controls and baselines.
 
     leret pretrain sampling/hotpotqa.yaml --set data.questions=FILE --set data.corpus=FILE
-    python benchmarks/hotpotqa.py --seeds 0 1 2 --questions 250 --test 250 --out runs/environment/hotpotqa
+    python benchmarks/hotpotqa.py --seeds 0 1 2 --questions 250 --test 250 --out runs/bench/hotpotqa
 
 Each seed has its own training questions, sampling and training, from one pretrained policy. All seeds have the same
 test questions. `copy` is the untrained policy with a prompt of demos that copy the question. ``--data`` is the folder
@@ -127,7 +127,7 @@ def main():
     parser.add_argument("--questions", type=int, default=250, help="number of training questions")
     parser.add_argument("--test", type=int, default=250, help="number of test questions")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/hotpotqa"))
-    parser.add_argument("--out", type=Path, default=Path("runs/environment/hotpotqa"))
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/hotpotqa"))
     arguments = parser.parse_args()
     outs = [arguments.out / f"seed-{seed}" for seed in arguments.seeds]
     runs = [

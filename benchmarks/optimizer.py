@@ -1,6 +1,6 @@
 """Compare leret.LeReT with DSPy's optimizers at equal LM calls, on several programs in the demo's world.
 
-    python benchmarks/optimizer.py --seeds 0 1 2 --out runs/environment/optimizer
+    python benchmarks/optimizer.py --seeds 0 1 2 --out runs/bench/optimizer
     python benchmarks/optimizer.py --programs two --systems LeReT LeReT-grpo BootstrapFinetune GRPO BootstrapRS
     python benchmarks/optimizer.py --policy agent --programs react tutorial --parsed
     python benchmarks/optimizer.py --policy agent --answers --test 200
@@ -367,7 +367,7 @@ def main():
     parser.add_argument("--policy", choices=POLICIES, default="demo")
     parser.add_argument("--parsed", action="store_true")
     parser.add_argument("--answers", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path("runs/environment/optimizer"))
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/optimizer"))
     options = parser.parse_args()
     if options.parsed:
         return print_parsed(options)

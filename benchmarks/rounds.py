@@ -1,6 +1,6 @@
 """Compare two rounds with one round at equal numbers of sampled completions, on the demo's world.
 
-    python benchmarks/rounds.py --seeds 0 1 2 --out runs/environment/rounds
+    python benchmarks/rounds.py --seeds 0 1 2 --out runs/bench/rounds
 
 One round samples all questions from the shipped policy, and trains sft and ipo. With two rounds, each samples half of
 these questions, and the second round samples from the policy that the first round trained. Finished runs are kept,
@@ -44,7 +44,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--questions", type=int, default=400)
-    parser.add_argument("--out", type=Path, default=Path("runs/environment/rounds"))
+    parser.add_argument("--out", type=Path, default=Path("runs/bench/rounds"))
     args = parser.parse_args()
     print("| | system | completions sampled | recall, hop 2 | AP, hop 2 |\n|---|---|---|---|---|")
     for rounds, (arm, systems) in enumerate(SYSTEMS.items(), 1):

@@ -1,6 +1,6 @@
 """Compare the speed of training with leret and with a bare TRL script with the same settings.
 
-    python benchmarks/training_speed.py --out runs/environment/training-speed --turns 3 --steps 40
+    python benchmarks/training_speed.py --out runs/bench/training-speed --turns 3 --steps 40
 
 Both take turns. Each starts with the same targets or pairs in memory, then loads, encodes, computes the reference,
 trains and saves a policy. leret's time includes its checks. The bare script has TRL read conversations and pad batches;

@@ -1,6 +1,6 @@
 """Compare training on two CPU processes (gloo) with one: print the largest difference of logged losses by algorithm.
 
-    python benchmarks/two_processes.py --out runs/environment/two-processes [--sharded fsdp | zero3]
+    python benchmarks/two_processes.py --out runs/bench/two-processes [--sharded fsdp | zero3]
 
 Each process gets half of a batch. Only whole batches are compared, because accelerate repeats examples at the end of an
 epoch to give both processes equal numbers. With --sharded, `leret train --launch` starts the processes with the shipped

@@ -34,7 +34,7 @@ from leret.demo.pretrain.decoder import ASSISTANT, LINE, POSITIONS, SPECIAL, aro
 from leret.demo.pretrain.examples import Example, prompt_ids, pseudo_questions
 from leret.demo.pretrain.loop import Batch, LoopSettings, Probe, adamw, cross_entropy, hidden_states, interleaved, train
 from leret.demo.pretrain.stage import copying, distinct, generate, rows, share
-from leret.policies.checkpoints import minilm_directory
+from leret.core.bundled import minilm_directory
 from leret.programs.adapters import CompactAdapter
 from leret.programs.search import Found
 from leret.retrieval.base import Retriever

@@ -24,7 +24,8 @@ def runs(
     from leret.evaluation.report.runs import list_runs, table
 
     listed = list_runs(directory)
-    _print([("", *table(listed))], form, None if not as_json else {"runs": listed})
+    values = {"runs": listed} if as_json else None
+    _print([("", *table(listed))], form, values, drop_first=("data", "trained", "sampled", "state"))
 
 
 def compare(
@@ -36,20 +37,27 @@ def compare(
 ) -> None:
     """Compare evaluated runs: averages over seeds, differences with intervals, tests and effect sizes."""
     from leret.core.runs import Run
-    from leret.evaluation.report.comparison import compare_runs, tables
+    from leret.evaluation.report.comparison import WORDS, compare_runs, tables
 
     result = compare_runs([Run.open(path) for path in dict.fromkeys(runs)], measure, evaluation)
     _print(tables(result), form, None if not as_json else result)
+    if form == "console" and result["comparisons"]:
+        console.say(WORDS)
 
 
-def _print(tables: Sequence[tuple[str, Sequence[str], Any]], form: str, values: Mapping[str, Any] | None) -> None:
-    """Print tables in a format, or ``values`` if they are set."""
+def _print(
+    tables: Sequence[tuple[str, Sequence[str], Any]],
+    form: str,
+    values: Mapping[str, Any] | None,
+    drop_first: Sequence[str] = (),
+) -> None:
+    """Print tables in a format, or ``values`` if they are set; ``drop_first`` as in `leret.cli.console.table`."""
     from leret.evaluation.report.comparison import FORMS
 
     if values is not None:
         return console.facts(values)
     for title, columns, rows in tables:
         if form == "console":
-            console.table(columns, rows, title)
+            console.table(columns, rows, title, drop_first=drop_first)
         else:
             typer.echo(plain(FORMS[form](columns, rows)) + "\n")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -17,13 +19,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from leret.core.bundled import SCOPES
+from leret.core.bundled import ROOT, SCOPES
 from leret.core.errors import ConfigError, LeretError
 from leret.core.files import require_writable
 from leret.core.progress import plain
 
 if TYPE_CHECKING:
     from leret.config.sampling import ProgramSettings, SamplingRecipe
+
+REPORTS = "LERET_LAUNCH_REPORTS"
+"""Environment variable with a directory that records which errors the processes of a launch have printed."""
 
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
 _NAME, _HEAD = 16, 8  # minimum width of a table's first column; headings up to this width are not wrapped
@@ -32,7 +37,11 @@ _LABELS = {
     "cut": "completions cut at max_tokens",
     "histogram": "samples per tenth of the reward range",
     "waiting": "questions stopped by an outage",
+    "peak_gib": "peak memory (GiB)",
 }
+_EXCEPTIONAL = {"waiting", "no_spread", "unscored", "duplicates", "resumed_from", "resumes_at", "dropped", "new_questions",
+                "new_samples", "stored_samples"}  # fmt: skip
+"""Counts that are shown only if they are not 0; so are counts of failures."""
 
 
 def as_json(wanted: bool) -> bool:
@@ -100,6 +109,18 @@ def say(text: str = "", style: str | None = None) -> None:
 def complain(text: str, label: str = "error: ") -> None:
     """Print a message to stderr."""
     _print(f"{label}{plain(text)}", {"error: ": "red", "warning: ": "yellow"}.get(label), stderr=True)
+
+
+def complain_once(text: str, label: str = "error: ") -> None:
+    """Print a message to stderr, unless another process of the same launch has printed it."""
+    folder = os.environ.get(REPORTS)
+    if folder is not None:
+        name = hashlib.blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
+        try:
+            Path(folder, name).touch(exist_ok=False)
+        except FileExistsError:
+            return
+    complain(text, label)
 
 
 def _print(text: str, style: str | None = None, indent: str = "", *, stderr: bool = False) -> None:
@@ -190,9 +211,9 @@ def sampling_recipe(recipe: str | Path, overrides: Sequence[str] = (), optional:
 
 
 def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
-    """Print a dataclass or mapping, one field per line, without None, False and empty values; ``notes`` go to stderr.
+    """Print a dataclass or mapping, one field per line, without empty values and zero counts of exceptions.
 
-    ``shown``, if set, is printed in place of ``values``, except with ``--json``.
+    ``notes`` go to stderr. ``shown``, if set, is printed in place of ``values``, except with ``--json``.
     """
     for note in getattr(values, "notes", ()):
         complain(note, "note: ")
@@ -200,16 +221,23 @@ def facts(values: Any, shown: Mapping[str, Any] | None = None) -> None:
         print(json.dumps(_fields(values), default=_plain))
         return
     items = _fields(values if shown is None else shown).items()
-    pairs = [(_LABELS.get(n, n).replace("_", " "), v) for n, v in items if not _empty(v) and n != "notes"]
+    pairs = [(_LABELS.get(n, n).replace("_", " "), v) for n, v in items if not _hidden(n, v)]
     width = max((len(name) for name, _ in pairs), default=0)
     for name, value in pairs:
         _print(plain(f"  {name:<{width}}  {_shown(value)}"), indent=" " * (width + 4))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, values: Any = None) -> None:
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    title: str | None = None,
+    values: Any = None,
+    drop_first: Sequence[str] = (),
+) -> None:
     """Print a table, or ``values`` with ``--json``. Numbers are never cut or wrapped.
 
-    On a narrow terminal, the first column is wrapped. If that is not enough, the last columns are dropped with a note.
+    On a narrow terminal, the first column is wrapped. If that is not enough, columns are dropped with a note: those in
+    ``drop_first`` in this order, then the last ones.
     """
     from rich import box
     from rich.table import Table
@@ -223,18 +251,36 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
     lines = [[plain(cell) for cell in row] for row in rows]
     widths = [max(map(len, (*name.split(), *(row[i] for row in lines)))) for i, name in enumerate(columns)]
     widths = [max(width, min(len(name), _HEAD)) for name, width in zip(columns, widths, strict=True)]
-    leasts = [min(widths[0], _NAME) + sum(widths[1:n]) + 2 * n for n in range(1, len(widths) + 1)]
+    leasts = [min(widths[0], _NAME), *widths[1:]]
+    chosen = list(range(len(columns)))
     console = _console(stderr=False)
-    fits = [n for n, least in enumerate(leasts, 1) if least <= console.width] if console.is_terminal else [len(widths)]
-    n_shown = max(2, *fits, 0)
-    for i, (name, width) in enumerate(zip(columns[:n_shown], widths, strict=False)):
-        head = textwrap.fill(name, width, break_on_hyphens=False)
+    if console.is_terminal:
+        chosen = _fitting(columns, leasts, console.width, drop_first)
+    for i in chosen:
+        head = textwrap.fill(columns[i], widths[i], break_on_hyphens=False)
         shown.add_column(head, justify="right" if i else "left", no_wrap=i > 0, overflow="fold")
     for row in lines:
-        shown.add_row(*row[:n_shown])
-    draw(shown, least=leasts[n_shown - 1])
-    if hidden := ", ".join(columns[n_shown:]):
-        complain(f"columns hidden in this narrow terminal: {hidden}", "note: ")
+        shown.add_row(*(row[i] for i in chosen))
+    draw(shown, least=_table_width(leasts, chosen))
+    hidden = [name for i, name in enumerate(columns) if i not in chosen]
+    if hidden:
+        complain(f"columns hidden in this narrow terminal: {', '.join(hidden)}", "note: ")
+
+
+def _fitting(columns: Sequence[str], leasts: Sequence[int], width: int, drop_first: Sequence[str]) -> list[int]:
+    """Return the indices of the columns to show in ``width`` characters: at least the first and another one."""
+    chosen = list(range(len(columns)))
+    spare = [columns.index(name) for name in drop_first]
+    spare += [i for i in reversed(chosen) if i not in spare and i > 0]
+    for i in spare:
+        if len(chosen) <= 2 or _table_width(leasts, chosen) <= width:
+            break
+        chosen.remove(i)
+    return chosen
+
+
+def _table_width(leasts: Sequence[int], chosen: Sequence[int]) -> int:
+    return sum(leasts[i] for i in chosen) + 2 * len(chosen)
 
 
 def draw(shown: Any, least: int = 0) -> None:
@@ -244,6 +290,34 @@ def draw(shown: Any, least: int = 0) -> None:
     with console.capture() as captured:
         console.print(shown)
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def next_command(stage: str, recipe: str, run: Path) -> None:
+    """Name the command of ``stage`` that follows a finished stage: from the recipe's header, or the shipped recipe."""
+    from leret.config.load import find_recipe
+
+    file = find_recipe(recipe, "sampling", "training")
+    listed = re.search(rf"^#\s+(leret {stage} .+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    run_option = f"--run {shlex.quote(str(run))}"
+    if listed:
+        command = re.sub(r"--run \S+", lambda _: run_option, listed[1])
+    else:
+        folder = "training" if stage == "train" else stage
+        name = "RECIPE"
+        if stage == "eval" and Path("eval.yaml").is_file():  # written by `leret init`
+            name = "eval.yaml"
+        elif (ROOT / folder / f"{file.stem}.yaml").is_file():
+            name = file.stem
+        command = f"leret {stage} {name} {run_option}"
+    say(f"next:\n  {command}")
+
+
+def _hidden(name: str, value: Any) -> bool:
+    """Return True for values that say nothing: empty ones, and exceptions that did not occur."""
+    if name == "notes" or _empty(value):
+        return True
+    is_exception = name in _EXCEPTIONAL or name.startswith("failed")
+    return is_exception and value == 0
 
 
 def _empty(value: Any) -> bool:
@@ -270,8 +344,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     if isinstance(value, Mapping):
-        unscored = "not scored (not a candidate)"
-        return ", ".join(f"{name}: {unscored if item is None else _shown(item)}" for name, item in value.items())
+        return ", ".join(f"{name}: {_shown(item)}" for name, item in value.items() if item is not None)
     if isinstance(value, (list, tuple)):
         return ", ".join(_shown(item) for item in value)
     return str(value)

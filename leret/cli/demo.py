@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import shlex
-import textwrap
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,8 +15,9 @@ from leret.cli import console
 from leret.cli.console import AsJson, Overrides, RecipeArgument, RunOption, SkipInvalid
 from leret.core import bundled
 from leret.core.bundled import MINILM, POLICIES
-from leret.core.errors import ConfigError, DataError
+from leret.core.errors import ConfigError, DataError, reason
 from leret.core.progress import shown
+from leret.core.yaml import dotted
 
 if TYPE_CHECKING:
     from leret.config.sampling import SamplingRecipe
@@ -34,6 +33,7 @@ _POLICY_HELP = (
     "document, otherwise expand-pick; neither needs a language model."
 )
 _FIELD_HELP = "Column of a field, as in question=query_text; may be repeated. Default: guessed from the names."
+_HUB_TIMEOUT_S = 5.0
 _RAW_QUESTIONS, _RAW_DOCUMENTS = 1_000, 200_000  # limits for the BM25 search of `leret init` (about 30 seconds)
 _STRENGTHS = (  # minimum recall, comment
     (0.9, "That is strong: better queries can gain little here."),
@@ -89,6 +89,7 @@ def init(
     data = _starter_data(questions, corpus, fields or [])
     sampling, evaluation = _write_starter(data, out, policy, model, weights)
     console.warn_of_scope(policy or "", "", ":ExpandWrite")
+    _warn_of_missing_models(sampling)
     console.done(f"wrote {sampling} and {evaluation}")
     console.say(raw_question(sampling) or "raw question: not measured, because no question has gold documents")
     head = sampling.read_text(encoding="utf-8").partition("# Commands:\n")[2].partition("# Expected time:")[0]
@@ -179,6 +180,29 @@ def _recipe(data: Mapping[str, Any], lm: Mapping[str, Any] | None = None, flag: 
     return flag_recipe({"data": {**data}, "policy": {**(lm or {})}}, flags)
 
 
+def _warn_of_missing_models(path: Path) -> None:
+    """Warn about models of a recipe that are neither on this machine nor on the Hugging Face hub."""
+    from huggingface_hub import model_info, snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    from leret.config.base import paths_in
+
+    for key, name, mark in paths_in(console.sampling_recipe(path, optional=("policy.model",))):
+        if not mark.hub or name in mark.names or Path(name).exists() or name.count("/") != 1:
+            continue
+        try:
+            snapshot_download(name, local_files_only=True)
+        except LocalEntryNotFoundError:
+            try:
+                model_info(name, timeout=_HUB_TIMEOUT_S)
+            except Exception as error:  # any failure of the network or of the hub
+                console.complain(
+                    f"{dotted(key)}: {name} is not on this machine and cannot be downloaded ({reason(error)}); "
+                    "download it, or fix the name, before you sample",
+                    "warning: ",
+                )
+
+
 def raw_question(path: Path) -> str | None:
     """Describe BM25's recall with each question as one query, for as many passages as the recipe's program returns.
 
@@ -254,10 +278,7 @@ def _held_out(report: DataReport, questions: str) -> str:
 @app.command("list", epilog="Example: leret recipes list")
 def list_recipes(as_json: AsJson = False) -> None:
     """List the shipped recipes and programs with their purposes."""
-    purposes = {name: bundled.purpose(name) for name in bundled.names()}
-    width = max(map(len, purposes)) + 4
-    room = max(40, get_terminal_size().columns - width)
-    console.facts(purposes, {name: textwrap.shorten(text, room, placeholder=" ...") for name, text in purposes.items()})
+    console.facts({name: bundled.purpose(name) for name in bundled.names()})
 
 
 @app.command("show", epilog="Example: leret recipes show sampling/demo")

@@ -185,7 +185,7 @@ def _parts(placed: Placed, file: Path) -> list[tuple[Any, Placed]]:
     parts: list[tuple[Any, Placed]] = [(SamplingRecipe, whole)] if sampling else []
     for stage, key, value in inner:
         if not isinstance(value, dict):
-            raise ConfigError(f"{placed.at(key)}{dotted(key)}: {value!r} is not a recipe; write `key: value` lines")
+            raise ConfigError(f"{placed.label(key)}: {value!r} is not a recipe; write `key: value` lines")
         places = {other[len(key) :]: place for other, place in placed.places.items() if other[: len(key)] == key}
         parts.append((stage, Placed(value, places)))
     return parts
@@ -304,7 +304,7 @@ def _parts_of(name: str) -> Key:
 
 
 def _placed_message(placed: Placed, name: str, message: str) -> str:
-    return f"{placed.at(_parts_of(name))}{name}: {message}"
+    return f"{placed.label(_parts_of(name))}: {message}"
 
 
 def _clashes(recipe: Recipe) -> Iterator[Clash]:
@@ -366,7 +366,7 @@ def _with_absolute_paths(recipe: R, placed: Placed, folder: Path, optional: Coll
         if mark.may_be_missing or dotted(key) in optional:
             return str(Path(text).absolute())
         advice = "run `leret pretrain` on this recipe first, or fix the path" if is_pretrained else mark.advice
-        problems.append(f"{placed.at(key)}{dotted(key)}: no {mark.noun} {text!r} here or next to the recipe; {advice}")
+        problems.append(f"{placed.label(key)}: no {mark.noun} {text!r} here or next to the recipe; {advice}")
         return text
 
     return with_paths(recipe, absolute), problems

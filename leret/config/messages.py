@@ -25,10 +25,10 @@ _BOUNDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
 def describe(detail: Mapping[str, Any], model: type[BaseModel], placed: Placed) -> str:
     """Format one of ``ValidationError.errors()`` as ``file.yaml:12: policy.top_p: must be at most 1, got 2``."""
     key, message = key_of(detail, placed.value), str(detail.get("ctx", {}).get("error", ""))
-    where = placed.at(key)
     if detail["type"] == "value_error":  # from leret's validators, which may name the key themselves
-        return f"{where}{message}" if not key or str(key[0]) in message else f"{where}{dotted(key)}: {message}"
-    return f"{where}{dotted(key)}: {_fault(detail, key, model, placed.value)}"
+        names_key = not key or str(key[0]) in message
+        return f"{placed.at(key)}{message}" if names_key else f"{placed.label(key)}: {message}"
+    return f"{placed.label(key)}: {_fault(detail, key, model, placed.value)}"
 
 
 def key_of(detail: Mapping[str, Any], value: Any) -> Key:

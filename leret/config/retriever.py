@@ -18,6 +18,7 @@ from pydantic import (
 )
 
 from leret.config.base import BaseUrl, BaseUrls, Free, KindSettings, RecipePath, Settings, mark_of
+from leret.core.bundled import MINILM
 
 PartialDate = Annotated[str, Field(pattern=r"^\d{4}(/\d{2}(/\d{2})?)?$")]
 Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
@@ -124,15 +125,17 @@ class TantivySettings(AnalyzerSettings, EngineSettings):
     kind: Literal["tantivy"] = "tantivy"
 
 
-ModelPath = Annotated[str, RecipePath("model directory", "download the model there, or fix the path", hub=True)]
+_ADVICE = "download the model there, or fix the path"
+ModelPath = Annotated[str, RecipePath("model directory", _ADVICE, hub=True)]
+EncoderPath = Annotated[str, RecipePath("model directory", _ADVICE, hub=True, names=(MINILM,))]
 
 
 class DenseSettings(EngineSettings):
     """An embedding model with a vector store."""
 
     kind: Literal["dense"] = "dense"
-    model: ModelPath = Field(min_length=1, description="sentence-transformers directory or name on the hub")
-    query_model: ModelPath | None = Field(None, description="model for queries; None: same as `model`")
+    model: EncoderPath = Field(min_length=1, description="sentence-transformers directory, name on the hub, or minilm")
+    query_model: EncoderPath | None = Field(None, description="model for queries; None: same as `model`")
     query_prefix: str = Field("", description='prefix of queries (E5: "query: ")')
     document_prefix: str = Field("", description='prefix of documents (E5: "passage: ")')
     separator: str = Field(". ", description="separator between a document's title and text")

@@ -21,6 +21,7 @@ from leret.config.base import Free, RecipePath, Settings
 from leret.config.data import DataSettings
 from leret.config.policy import LocalPolicySettings, PolicySettings
 from leret.config.retriever import BM25Settings, RetrieverSettings
+from leret.core.bundled import MINILM
 
 
 class AdapterSettings(Settings):
@@ -80,8 +81,8 @@ class PartSettings(Settings):
 
     weight: float = 1.0
     function: Annotated[str | None, _FUNCTION] = Field(None, description="None: the reward with the part's name")
-    model: Annotated[str | None, RecipePath("model", hub=True)] = Field(
-        None, description="for similarity and answer_likelihood"
+    model: Annotated[str | None, RecipePath("model", hub=True, names=(MINILM,))] = Field(
+        None, description="for similarity (an encoder, such as minilm) and answer_likelihood (an LM)"
     )
     factor: bool = Field(False, description="multiply the mixed reward of the other parts by this part")
     gain: Literal["raw-question", "closed-book"] | None = Field(

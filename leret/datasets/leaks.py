@@ -76,12 +76,15 @@ def _verdict(leaks: Mapping[str, Any]) -> str:
     if leaks["n_pretrained"]:
         compared += f" or {leaks['n_pretrained']:,} texts from pretraining"
     kinds = ", ".join(f"{count:,} {KINDS[kind]}" for kind, count in leaks["by_kind"].items() if count)
-    verb = "resemble" if n > 1 else "resembles"
-    parts = [f"{n or 'none'} of {leaks['n_questions']:,} questions {verb} {compared}{': ' * bool(n)}{kinds}"]
+    if n:
+        verb = "resemble" if n > 1 else "resembles"
+        parts = [f"look at {n:,} of {leaks['n_questions']:,} questions, which {verb} {compared}: {kinds}"]
+    else:
+        parts = [f"no leak; none of {leaks['n_questions']:,} questions resembles {compared}"]
     if n_shared_gold:
-        parts.append(f"only a gold document in common: {n_shared_gold:,}")
+        parts.append(f"{n_shared_gold:,} share only a gold document with a training question, which is no leak")
     if leaks["unknown"]:
-        parts.append(f"the texts that {', '.join(leaks['unknown'])} learned from are unknown")
+        parts.append(f"not compared with the texts that {', '.join(leaks['unknown'])} learned from, which are unknown")
     return "leak check: " + "; ".join(parts)
 
 

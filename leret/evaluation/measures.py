@@ -27,7 +27,7 @@ LABELS = {
     "recall": "recall",
     "ap": "AP",
     "all_found": "all gold found",
-    "bridge_found": "bridge found",
+    "bridge_found": "unnamed gold found",
     "ndcg": "nDCG",
     "rr": "reciprocal rank",
     "success": "any gold found",

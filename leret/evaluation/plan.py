@@ -119,7 +119,7 @@ def choosing(evaluation: Evaluation) -> EvalRecipe | None:
     if recipe.choose_on in (None, recipe.split) or len(names) < 2:
         return None
     name = recipe.evaluation and f"{recipe.evaluation}-{recipe.choose_on}"
-    alone: dict[str, Any] = {"evaluation": name, "choose_on": None, "demos": {}, "actors": {}, "retrievers": {}}
+    alone: dict[str, Any] = {"evaluation": name, "demos": {}, "actors": {}, "retrievers": {}}
     return recipe.model_copy(update={**alone, "split": recipe.choose_on, "systems": names})
 
 

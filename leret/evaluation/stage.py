@@ -25,7 +25,7 @@ from leret.evaluation.report.page import Trees, write_page
 from leret.evaluation.results import SystemResults, gold_scores, write_answers, write_qrels, write_run
 from leret.evaluation.runner import Evaluator
 from leret.evaluation.summary import main_measure, summarise
-from leret.evaluation.systems import HYDE, System, focus
+from leret.evaluation.systems import HYDE, ORACLE, System, focus
 from leret.policies.load import probe
 from leret.policies.local.chat_template import dated
 from leret.programs.saved import save
@@ -63,12 +63,20 @@ def evaluate(
     path, page = evaluation.directory / "summary.json", evaluation.page
     if (before := evaluation.done()) is not None:
         return EvalReport(before, path, page, already=True, seconds=time.monotonic() - began)
-    chosen = _chosen(evaluation, progress)
+    choice = choosing(evaluation)
+    values: dict[str, float] = {}
+    if choice is not None:
+        values = _values(evaluate(choice, run, progress=progress).summary)
     with dated(run.manifest.date), Environment.open(run) as environment:
         questions = held_out(evaluation, environment)
         evaluator = open_evaluator(evaluation, environment, questions, progress or Progress())
         asked, results = _evaluate_systems(evaluation, evaluator)
-        summary = _summary(evaluation, questions, results) | chosen
+        summary = _summary(evaluation, questions, results)
+        if recipe.choose_on == recipe.split:
+            values = _values(summary)
+        summary["focus"] = focus(evaluation.systems, values)
+        if values:
+            summary["chosen_on"] = values
         measure = "ap" if "ap" in summary["measures"] else main_measure(summary["measures"])
         shown = _examples(evaluation, environment, questions.tasks, results, summary["focus"], measure)
         with run.writing():
@@ -85,14 +93,11 @@ def evaluate(
     return EvalReport(summary, path, page, asked, seconds=time.monotonic() - began)
 
 
-def _chosen(evaluation: Evaluation, progress: Progress | None) -> dict[str, Any]:
-    """Return ``focus`` (the policy to deliver) and, if it was chosen by a measure, ``chosen_on`` (value by policy)."""
-    values: dict[str, float] = {}
-    if (recipe := choosing(evaluation)) is not None:
-        summary = evaluate(recipe, evaluation.run, progress=progress).summary
-        measure = main_measure(summary["measures"])
-        values = {row["system"]: row["hops"][-1][measure] or 0.0 for row in summary["rows"]}
-    return {"focus": focus(evaluation.systems, values), **({"chosen_on": values} if values else {})}
+def _values(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Return the main measure of each policy, to choose the policy to deliver."""
+    measure = main_measure(summary["measures"])
+    policies = [row for row in summary["rows"] if row["kind"] == "policy"]
+    return {row["system"]: row["hops"][-1][measure] or 0.0 for row in policies}
 
 
 def _evaluate_systems(evaluation: Evaluation, evaluator: Evaluator) -> tuple[tuple[str, ...], dict[str, SystemResults]]:
@@ -131,7 +136,8 @@ def _record(evaluation: Evaluation, system: System, results: SystemResults, ques
 
 def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str, SystemResults]) -> dict[str, Any]:
     recipe, tasks, gold = evaluation.recipe, questions.tasks, list(questions.gold.values())
-    evaluated = [(system, results[system.name]) for system in evaluation.systems]
+    left_out = _oracles_without_gold(evaluation, tasks, results)
+    evaluated = [(system, results[system.name]) for system in evaluation.systems if system.name not in left_out]
     summary = summarise(evaluated, tasks, list(evaluation.measures), recipe)
     return {
         **summary,
@@ -146,11 +152,28 @@ def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str,
             *(f"the reader {one['model']} wrote all answers" for one in filter(None, [evaluation.reader])),
             *(hyde_note("the base policy", rows.rows) for name, rows in results.items() if name == HYDE),
             *label_notes(recipe.specs, tasks),
+            *(f"{name} is left out: it picks gold documents, but this program's picks are not documents"
+              for name in left_out),
             *[f"the corpus lacks {gold.count(False):,} of {len(gold):,} gold documents"] * (False in gold),
         ],
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "key": evaluation.key,
     }
+
+
+def _oracles_without_gold(
+    evaluation: Evaluation, tasks: Sequence[Task], results: Mapping[str, SystemResults]
+) -> list[str]:
+    """Return the oracles that are no upper bound: they picked candidates, but never a gold document."""
+    gold = {task.id: set(task.gold) for task in tasks}
+    names = []
+    for system in evaluation.systems:
+        if system.method != ORACLE or system.name == evaluation.recipe.baseline:
+            continue
+        picks = [(row.question_id, id) for row in results[system.name].rows for id in row.picked]
+        if picks and not any(id in gold[question] for question, id in picks):
+            names.append(system.name)
+    return names
 
 
 def _examples(

@@ -4,7 +4,8 @@
 ``raw-question``   no LM: the question answers every LM call, so it is the query at every hop. A choice takes the
                    candidate without text if there is one, else the next candidate in BM25's ranking for the question.
                    If a call has outputs that are not texts, such as an agent's tool: one search with the question
-``oracle-titles``  no LM: the gold titles are the queries, one title per query. A choice takes a gold candidate
+``oracle-titles``  no LM: the gold titles are the queries, one title per query. A choice takes a gold candidate;
+                   if no candidate ever is a gold document, the system is left out, because it is no upper bound
 ``rm3``            no LM: the question expanded by RM3 is the query at every hop; needs a retriever of kind bm25
 ``base``           the run's policy before training, zero-shot
 ``hyde``           the base policy writes a passage that could answer the question; the passage is the query

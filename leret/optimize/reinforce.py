@@ -93,6 +93,7 @@ class GRPOTraining:
             return False
         rewards = [float(one["reward"]) for group in groups for one in group]
         entry = {name: figures[name] for name in ("loss", "grad_norm")} | {"reward": sum(rewards) / len(rewards)}
+        entry["num_completions"] = len(batch.sequences)
         self._loop.end_step(entry)
         self.n_samples += len(batch.sequences)
         return True

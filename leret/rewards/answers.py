@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from leret.core.bundled import MINILM, minilm_directory
 from leret.core.errors import ConfigError, import_optional
 from leret.core.types import Outcome
 from leret.rewards.corpus import ngrams, word_counts
@@ -168,7 +169,8 @@ def bleu(outcome: Outcome, field: str | None = None) -> float | None:
 def similarity(outcome: Outcome, model: str, field: str | None = None) -> float | None:
     """Return the cosine similarity of the answer's embedding to the nearest reference's.
 
-    ``model`` is a sentence-transformers directory or a name on the Hugging Face Hub. It runs on the CPU.
+    ``model`` is a sentence-transformers directory, a name on the Hugging Face Hub, or `leret.core.bundled.MINILM`. It
+    runs on the CPU.
     """
 
     def score(answer: str, references: Sequence[str]) -> float:
@@ -238,8 +240,9 @@ def _embeddings(model: str, texts: Sequence[str]) -> list[list[float]]:
 @lru_cache(maxsize=2)
 def _encoder(model: str) -> Any:
     library = import_optional("sentence_transformers", "sentence-transformers", "dense")
+    path = str(minilm_directory()) if model == MINILM else model
     try:
-        return library.SentenceTransformer(model, device="cpu")
+        return library.SentenceTransformer(path, device="cpu")
     except (OSError, ValueError) as error:
         raise ConfigError(f"similarity: model {model!r} cannot be loaded ({error}); choose another model") from error
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
-from leret.core.bundled import POLICIES, SCOPES, policy_path
+from leret.core.bundled import MINILM, POLICIES, SCOPES, policy_path
 from leret.core.errors import ConfigError, import_optional
 from leret.core.types import Outcome, Passage, Task
 
@@ -75,8 +75,8 @@ def _prompt(tokenizer: Any, text: str) -> list[int]:
 @lru_cache(maxsize=2)
 def _reader(model: str) -> tuple[Any, Any]:
     library = import_optional("transformers", "transformers", "train")
-    if model in SCOPES:
-        raise ConfigError(f"{NAME}: model {model!r} only writes queries; choose an LM that answers questions")
+    if model in SCOPES or model == MINILM:
+        raise ConfigError(f"{NAME}: model {model!r} cannot answer questions; choose an LM that answers them")
     directory = policy_path(model) if model in POLICIES else model
     try:
         network = library.AutoModelForCausalLM.from_pretrained(directory, use_safetensors=True, dtype="float32")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -19,24 +20,25 @@ from transformers import DefaultFlowCallback, TrainerCallback, TrainerControl, T
 from transformers.trainer_callback import CallbackHandler
 from transformers.trainer_utils import rotate_checkpoints
 
+from leret.core.memory import peak_gib
 from leret.core.progress import Progress
 from leret.core.runs import versions
 from leret.training.job import Interrupt, TrainingJob, TrainingRecord, checkpoint_step
 from leret.training.processes import is_main
 from leret.training.validation import Validation
-from leret.training.watch import Monitor, best_step, first_alarms, monitored
+from leret.training.watch import PEAK, RATE, Monitor, best_step, first_alarms, monitored
 
 N_CHECKPOINTS = 2
 """Number of checkpoints that stay on disk, including the best checkpoint."""
 
 _SHOWN = {
-    "loss": "loss",
-    "rewards/accuracies": "accuracy",
-    "rewards/margins": "margin",
     "reward": "reward",
     "objective/rlhf_reward": "reward",
+    "rewards/accuracies": "accuracy",
+    "rewards/margins": "margin",
+    "loss": "loss",
 }
-"""Logged metrics that the progress line shows, with their labels."""
+"""Logged metrics that the progress line shows, with their labels. A narrow terminal cuts the last ones."""
 
 
 class Engine(Protocol):
@@ -83,10 +85,12 @@ class Driver(TrainerCallback):
         self.log, self.monitor, self.stage, self.progress = log, monitor, stage, progress
         self.interrupt, self.validate, self.eval_steps = interrupt, validate, eval_steps
         self._facts: dict[str, float] = {}
+        self._logged_step, self._since = 0, time.monotonic()  # last log entry, moved forward by validations
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.start(self.stage, state.max_steps)
         self.monitor.begin(state.log_history)
+        self._logged_step, self._since = state.global_step, time.monotonic()
         if state.global_step:
             self.progress.advance(state.global_step)
         elif self.validate is not None:
@@ -108,17 +112,36 @@ class Driver(TrainerCallback):
         entry = state.log_history[-1]
         if "train_runtime" in entry:
             return
+        if not any(name.startswith("eval_") for name in entry):
+            entry |= self._costs(args, state, entry)
         if self.monitor.see(state.log_history):
             control.should_save = control.should_training_stop = True
-        self._facts |= {label: float(entry[name]) for name, label in _SHOWN.items() if entry.get(name) is not None}
+        values = {label: float(entry[name]) for name, label in _SHOWN.items() if entry.get(name) is not None}
+        if "accuracy" in values:
+            values.pop("loss", None)  # of pairs: in the units of the algorithm, 100 at the start of IPO
+        self._facts |= values
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.finish()
 
+    def _costs(self, args: Any, state: Any, entry: Mapping[str, float]) -> dict[str, float]:
+        """Return peak memory, and completions per second since the last log entry."""
+        now, n_steps = time.monotonic(), state.global_step - self._logged_step
+        per_step = entry.get("num_completions")
+        if per_step is None:  # transformers' Trainer
+            per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+            if "rewards/accuracies" in entry:  # of pairs
+                per_step *= 2
+        rate = per_step * n_steps / max(now - self._since, 1e-9)
+        self._logged_step, self._since = state.global_step, now
+        return {PEAK: round(peak_gib(), 3), RATE: round(rate, 3)}
+
     def _validate(self, validate: Callable[[], dict[str, float]], state: Any, control: Any) -> None:
         """Validate and log; save a checkpoint if the step is the best so far (rotation keeps the best checkpoint)."""
         should_log = control.should_log  # logging the validation resets this flag
+        began = time.monotonic()
         self.log(validate())
+        self._since += time.monotonic() - began
         control.should_log = should_log
         if state.global_step and best_step(state.log_history, self.monitor.measure) == state.global_step:
             state.best_global_step = state.global_step
@@ -187,6 +210,8 @@ def drive(engine: Engine, job: TrainingJob, progress: Progress, interrupt: Inter
         event = None if job.run is None else partial(job.run.event, "train")
         with monitored(recipe, directory.path, event) as monitor, interrupt.handled():
             stage, validation = f"train {recipe.policy_name}", job.validation
+            if recipe.progress_unit == "round":
+                stage = f"{stage}, rounds"
             validate = None if validation is None else partial(engine.validate, validation)
             driver = Driver(engine.log, monitor, stage, progress, interrupt, validate, recipe.eval_steps)
             engine.add_callback(driver)
@@ -210,6 +235,7 @@ def publish(engine: Engine, job: TrainingJob, method: str, seconds: float) -> Tr
         examples=engine.examples,
         dropped=engine.dropped,
         steps=engine.steps,
+        rounds=engine.state.global_step if recipe.progress_unit == "round" else None,
         total_steps=job.initial.total_steps + engine.steps,
         seconds=round(seconds, 3),
         preflight=engine.preflight,

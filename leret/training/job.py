@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,7 @@ from leret.training.data import TrainingExample
 from leret.training.model import InitialPolicy
 from leret.training.processes import gather, is_main
 from leret.training.validation import Validation
+from leret.training.watch import PEAK, RATE
 
 if TYPE_CHECKING:
     from leret.rollouts.environment import Environment
@@ -203,16 +205,20 @@ class TrainReport:
     path: Path
     steps: int  # optimizer steps, including steps before an interruption
     total_steps: int  # optimizer steps since the base model
+    rounds: int | None  # rounds of sampling and training; None for training on stored samples
     seconds: float  # wall clock of this call
     examples: int
     dropped: int  # number of examples that were skipped as too long
     loss_first: float | None
     loss_last: float | None
     already: bool = False  # the policy existed, and nothing was done
-    resumed_from: int = 0  # step of the checkpoint at which this call resumed
+    resumed_from: int = 0  # step, or round, of the checkpoint at which this call resumed
     best_step: int | None = None  # step of the published weights, chosen by validation
+    best_round: int | None = None  # the same for training in rounds
     validation_gain: float | None = None  # validation score of the published weights minus the score before training
     alarms: tuple[str, ...] = ()
+    peak_gib: float | None = None  # peak memory of the GPU, or of the process
+    completions_per_second: float | None = None  # mean over the log entries
 
     @property
     def notes(self) -> list[str]:
@@ -226,6 +232,7 @@ class TrainingRecord:
     """Content of training.json.
 
     Attributes:
+        rounds: number of rounds, which are then the steps of the log; None for training on stored samples.
         preflight: relative error of the trainer's loss (`leret.training.algorithms.base.check_loss`).
         log_history: metrics of each logged step, named as in TRL and in `leret.training.watch`.
         best_step: step of the published weights, chosen by validation; None without validation (last step published).
@@ -240,6 +247,7 @@ class TrainingRecord:
     examples: int
     dropped: int = 0
     steps: int
+    rounds: int | None = None
     total_steps: int
     seconds: float
     preflight: float | None = None
@@ -250,13 +258,35 @@ class TrainingRecord:
     validation: Sequence[str] = field(default_factory=tuple)
     weights: str = ""
 
+    @property
+    def unit(self) -> str:
+        """What a step of the log is: an optimizer step or a round."""
+        return "step" if self.rounds is None else "round"
+
     def report(self, path: Path, seconds: float, *, already: bool = False, resumed_from: int = 0) -> TrainReport:
         losses: list[float | None] = [float(e["loss"]) for e in self.log_history if "loss" in e] or [None]
-        counts = (self.steps, self.total_steps, seconds, self.examples, self.dropped)
         scores = [score for _, score in self.validations]
-        gain = max(scores[1:]) - scores[0] if len(scores) > 1 else None
-        names = tuple(alarm["name"] for alarm in self.alarms)
-        return TrainReport(path, *counts, losses[0], losses[-1], already, resumed_from, self.best_step, gain, names)
+        peaks = [float(e[PEAK]) for e in self.log_history if PEAK in e]
+        rates = [float(e[RATE]) for e in self.log_history if RATE in e]
+        return TrainReport(
+            path,
+            steps=self.steps,
+            total_steps=self.total_steps,
+            rounds=self.rounds,
+            seconds=seconds,
+            examples=self.examples,
+            dropped=self.dropped,
+            loss_first=losses[0],
+            loss_last=losses[-1],
+            already=already,
+            resumed_from=resumed_from,
+            best_step=self.best_step if self.unit == "step" else None,
+            best_round=self.best_step if self.unit == "round" else None,
+            validation_gain=max(scores[1:]) - scores[0] if len(scores) > 1 else None,
+            alarms=tuple(alarm["name"] for alarm in self.alarms),
+            peak_gib=max(peaks, default=None),
+            completions_per_second=fmean(rates) if rates else None,
+        )
 
     @property
     def validations(self) -> list[tuple[int, float]]:
@@ -301,14 +331,15 @@ tags: [leret, {"trl" if texts else noun.split(maxsplit=1)[0]}, {record.algorithm
 
 A {noun}, trained with leret: {method}.
 
-Training started from `{record.parent}` and took {record.steps} steps ({record.total_steps} since the base model) on \
+Training started from `{record.parent}` and took {record.steps} optimizer steps ({record.total_steps} since the base \
+model){"" if record.rounds is None else f" in {record.rounds} rounds"} on \
 {record.examples} examples. {record.dropped} examples were too long and were skipped.{_outcome(record)}
 
 ## Recipe
 
 {_table("key", {name: f"`{value}`" for name, value in record.key["recipe"].items()})}
 
-## Last logged step
+## Last logged {record.unit}
 
 {_table("measure", figures)}
 
@@ -320,10 +351,12 @@ The evaluation is in the run's `eval/summary.json`; the whole training log is in
 
 
 def _outcome(record: TrainingRecord) -> str:
-    paragraphs = [f"Alarm at step {alarm['step']}: {alarm['message']}." for alarm in record.alarms]
+    unit = record.unit
+    paragraphs = [f"Alarm at {unit} {alarm['step']}: {alarm['message']}." for alarm in record.alarms]
     if record.best_step is not None:
-        points = ", ".join(f"{value:.3f} at step {step}" for step, value in record.validations)
-        paragraphs.insert(0, f"The weights are from step {record.best_step}, which has the best validation: {points}.")
+        points = ", ".join(f"{value:.3f} at {unit} {step}" for step, value in record.validations)
+        best = f"The weights are from {unit} {record.best_step}, which has the best validation: {points}."
+        paragraphs.insert(0, best)
     return "".join(f"\n\n{line}" for line in paragraphs)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from leret.config.base import free_keys
 from leret.config.policy import PickerSettings
-from leret.config.training import TrainingRecipe
+from leret.config.training import RoundRecipe, TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
 from leret.core.runs import Run
@@ -49,9 +49,10 @@ class TrainEstimate:
     algorithm: str
     initial: str
     examples: int  # includes those that are too long; for online algorithms, the number of tasks
-    steps: int  # maximum number, on one device
+    steps: int  # maximum number of optimizer steps, on one device
     done: bool
-    resumes_at: int  # step of the checkpoint to resume from; 0 for a fresh start
+    resumes_at: int  # step, or round, of the checkpoint to resume from; 0 for a fresh start
+    rounds: int | None = None  # maximum number of rounds; None for training on stored samples
 
 
 def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None) -> TrainReport:
@@ -68,7 +69,8 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
         report = train_job(job, progress)
     if is_main() and not report.already:
         facts = {name: getattr(report, name) for name in ("steps", "total_steps", "examples", "dropped")}
-        facts |= {"seconds": round(report.seconds, 3), "loss": report.loss_last}
+        facts |= {"rounds": report.rounds, "seconds": round(report.seconds, 3), "loss": report.loss_last}
+        facts |= {"peak_gib": report.peak_gib, "completions_per_second": report.completions_per_second}
         name = job.recipe.policy_name
         training = {**json.loads(json.dumps(job.key)), "steps": report.steps, "total_steps": report.total_steps}
         run.update(keep=True, training={name: training})
@@ -132,6 +134,7 @@ def estimate(recipe: TrainingRecipe, run: Run) -> TrainEstimate:
         steps=job.max_steps or job.recipe.n_steps(len(job.inputs)),
         done=done,
         resumes_at=checkpoint_step(job.directory.checkpoint()),
+        rounds=job.recipe.n_rounds(len(job.inputs)) if isinstance(job.recipe, RoundRecipe) else None,
     )
 
 

@@ -1,8 +1,8 @@
 """Monitoring of training logs: rules that raise alarms, and a monitor that applies the rules and feeds trackers.
 
 Log entries use TRL's names (`reward`, `kl`, `completions/mean_length` ..., and `objective/kl` and `val/ratio` for PPO).
-leret adds `completions/unparsed` and `completions/distinct`, which are fractions of the sampled completions. For
-validation, leret adds `eval_MEASURE` and `eval_unparsed`.
+leret adds `completions/unparsed` and `completions/distinct`, which are fractions of the sampled completions, and to
+every log `PEAK` and `RATE`. For validation, leret adds `eval_MEASURE` and `eval_unparsed`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ from leret.training.processes import is_main
 _LOG = logging.getLogger("leret")
 
 Log = Sequence[Mapping[str, Any]]
+
+PEAK, RATE = "memory/peak_gib", "completions/per_second"
+"""Peak memory so far (`leret.core.memory.peak_gib`); completions sampled or trained on per second, without validation.
+"""
 
 PICKER = "pick/"
 """Prefix of the metrics of a picker that is trained together with a writer (`joint`)."""
@@ -235,6 +239,7 @@ class Monitor:
     measure: str = "recall"
     on_alarm: Literal["warn", "stop"] = "warn"
     event: Callable[..., None] | None = None  # writes a run event with a kind and facts
+    unit: str = "step"  # what a step of the log is: step or round
     trackers: Sequence[Any] = ()  # started accelerate trackers
     alarm: str | None = None  # message of the alarm that stops training
     _raised: set[str] = field(default_factory=set)
@@ -244,7 +249,7 @@ class Monitor:
         before = first_alarms(log, self.measure)
         self._raised = {alarm.name for alarm in before}
         if before and self.on_alarm == "stop":
-            self.alarm = f"step {before[0].step}: {before[0].message}"
+            self.alarm = f"{self.unit} {before[0].step}: {before[0].message}"
             self.check()
 
     def see(self, log: Log) -> bool:
@@ -255,7 +260,7 @@ class Monitor:
         for name in ("loss", "grad_norm"):
             if (value := entry.get(name)) is not None and not math.isfinite(float(value)):
                 raise TrainingError(
-                    f"the {name} is {value} at step {entry['step']}; "
+                    f"the {name} is {value} at {self.unit} {entry['step']}; "
                     "lower learning_rate or max_grad_norm, or check the training examples"
                 ).failed()
         values = {n: float(v) for n, v in entry.items() if isinstance(v, int | float) and n not in ("step", "epoch")}
@@ -265,7 +270,7 @@ class Monitor:
             if alarm.name in self._raised:
                 continue
             self._raised.add(alarm.name)
-            text = f"step {alarm.step}: {alarm.message}"
+            text = f"{self.unit} {alarm.step}: {alarm.message}"
             if is_main():
                 _LOG.warning("%s, %s", self.name, text)
             if self.event is not None:
@@ -294,7 +299,8 @@ def monitored(recipe: TrainingRecipe, directory: Path, event: Callable[..., None
         for name in recipe.report_to if is_main() else ():
             trackers.append(_tracker(name, recipe, directory / "logs"))
         measure, on_alarm = recipe.metric_for_best_model, recipe.on_alarm
-        yield Monitor(recipe.policy_name, measure, on_alarm, event if is_main() else None, trackers)
+        own_event = event if is_main() else None
+        yield Monitor(recipe.policy_name, measure, on_alarm, own_event, recipe.progress_unit, trackers)
     finally:
         for tracker in trackers:
             tracker.finish()

@@ -137,7 +137,7 @@ def _figures(run: Run) -> Iterator[Row]:
     facts = training_facts(run)
     for i, (policy, panels) in enumerate(curves_of(facts)):
         steps = [alarm["step"] for alarm in facts[policy].get("alarms") or ()]
-        svg = curves(f"curves-{i}", "Training curves by step", panels, marks=steps)
+        svg = curves(f"curves-{i}", "Training curves by step, or by round", panels, marks=steps)
         yield "figures", ("trainings", policy, svg)
 
 

@@ -133,10 +133,10 @@ def test_questions_with_answers_alone_get_a_program_that_answers(folder):
 
 @pytest.mark.parametrize(
     ("flags", "says"),
-    [(["--policy", "gone"], "--policy policy.model: no model directory 'gone'"),
+    [(["--policy", "gone"], "--policy: no model directory 'gone'"),
      (["--policy", "."], "is not a model directory"),
      (["--policy", "http://x/v1"], "--model NAME"), (["--model", "x"], "--policy URL"),
-     (["--policy", URL, "--model", "x", "--weights", "gone"], "--weights policy.model: no model directory 'gone'")],
+     (["--policy", URL, "--model", "x", "--weights", "gone"], "--weights: no model directory 'gone'")],
 )  # fmt: skip
 def test_a_missing_policy_is_refused_and_nothing_written(folder, flags, says):
     assert says in refused("init", *FILES, *flags)

@@ -24,6 +24,7 @@ from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.base import TrainerInputs
 from leret.training.job import training_process
 from leret.training.stage import make_job, open_environment
+from leret.training.watch import PEAK, RATE
 from tests.tiny import WORDS
 
 POLICY = "0" * 32
@@ -62,7 +63,9 @@ def record(report):
 
 
 def log(report):
-    return record(report)["log_history"]
+    """Return the log without the costs, which differ from run to run."""
+    costs = (PEAK, RATE)
+    return [{name: value for name, value in entry.items() if name not in costs} for entry in record(report)["log_history"]]
 
 
 def weights_of(directory):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from leret.policies.checkpoints import minilm_directory
+from leret.core.bundled import minilm_directory
 
 if TYPE_CHECKING:
     import torch

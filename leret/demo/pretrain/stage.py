@@ -30,7 +30,7 @@ from leret.demo.pretrain.decoder import POSITIONS, around, build_model, build_to
 from leret.demo.pretrain.examples import Example, call_messages, encoded, examples, prompt_ids, pseudo_questions
 from leret.demo.pretrain.heuristics import corpus_idf
 from leret.demo.pretrain.loop import LoopSettings, Probe, Row, interleaved, is_finished, train
-from leret.policies.checkpoints import minilm_directory
+from leret.core.bundled import minilm_directory
 from leret.policies.local.decoder import Decoder, Job
 from leret.programs.adapters import CompactAdapter, make_adapter
 from leret.retrieval.base import Retriever

@@ -30,6 +30,14 @@ from leret.rewards.corpus import CORPUS
 _Scores = dict[tuple[str | None, str], statistics.Array]
 """Measures after the last hop by corpus digest and question id, because each generated world has its own questions."""
 
+_ORDER = ("policy", "prompt", "base", "baseline")
+"""Kinds of systems in the order of their differences, after the delivered policy's."""
+
+WORDS = (
+    "effect size: the mean difference divided by its standard deviation over questions (0.2 is small, 0.8 large); "
+    "detectable: the smallest difference that this number of questions shows in four of five tests"
+)
+
 _FREE = {"seed", "limit", "part", "split", "skip_invalid"}  # keys of data that change neither documents nor labels
 
 
@@ -124,11 +132,14 @@ def _pairs(groups: Mapping[str, Sequence[int]], summaries: Sequence[Mapping[str,
     """Yield pairs of labels; some may lack scores."""
     (first, (base, *_)), *others = groups.items()
     if not others:
-        yield from ((pair["a"], pair["b"]) for pair in summaries[base]["comparisons"])
+        kinds = {row["system"]: row["kind"] for row in summaries[base]["rows"]}
+        pairs = [(pair["a"], pair["b"]) for pair in summaries[base]["comparisons"]]
+        focus = summaries[base].get("focus")
+        yield from sorted(pairs, key=lambda pair: (pair[0] != focus, _ORDER.index(kinds[pair[0]])))
     for group, (i, *_) in others:
-        for row in summaries[base]["rows"]:
-            yield _label(groups, group, row["system"]), _label(groups, first, row["system"])
         yield _label(groups, group, summaries[i].get("focus")), _label(groups, first, summaries[base].get("focus"))
+        for row in sorted(summaries[base]["rows"], key=lambda row: _ORDER.index(row["kind"])):
+            yield _label(groups, group, row["system"]), _label(groups, first, row["system"])
 
 
 def _scores(run: Run, summary: Mapping[str, Any], measures: Sequence[str]) -> dict[str, _Scores]:

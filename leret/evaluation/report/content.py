@@ -198,19 +198,19 @@ def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list
             lines = {keys[key]: points for key, points in drawn.items() if len(points) > 1}
             if lines:
                 panels.append((title, lines))
-        if distributions := _distributions(log):
+        if distributions := _distributions(log, "round" if facts.get("rounds") else "step"):
             panels.append(("reward by percentile, at five points", distributions))
         if panels:
             curves.append((name, panels))
     return curves
 
 
-def _distributions(log: Sequence[Mapping[str, Any]], n: int = 5) -> dict[str, list[tuple[float, float]]]:
-    """Return (percentile, reward) points at ``n`` evenly spaced log entries, from the first to the last, by step."""
+def _distributions(log: Sequence[Mapping[str, Any]], unit: str, n: int = 5) -> dict[str, list[tuple[float, float]]]:
+    """Return (percentile, reward) points at ``n`` evenly spaced log entries, from the first to the last, by ``unit``."""
     entries = [entry for entry in log if f"{_PERCENTILE}0" in entry]
     places = dict.fromkeys(round(i * (len(entries) - 1) / (n - 1)) for i in range(n)) if entries else {}
     return {
-        f"step {entries[place]['step']}": [
+        f"{unit} {entries[place]['step']}": [
             (float(key.removeprefix(_PERCENTILE)), value)
             for key, value in entries[place].items()
             if key.startswith(_PERCENTILE)

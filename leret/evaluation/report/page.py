@@ -106,7 +106,7 @@ def render(
         sampled=_sampled(learned),
         rounds=learned.rounds,
         curves=[
-            {"title": f"Training of {policy}", "svg": curves(f"curves-{i}", "Training curves by step", panels)}
+            {"title": f"Training of {policy}", "svg": curves(f"curves-{i}", "Training curves by step, or by round", panels)}
             for i, (policy, panels) in enumerate(curves_of(training))
         ],
         examples=examples,
@@ -181,7 +181,11 @@ def _sampled(learned: TrainingData) -> str | None:
 def _subtitle(manifest: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     data, retriever, program = (manifest["sampling"][key] for key in ("data", "retriever", "program"))
     hops = summary["n_hops"]
-    over = "a generated world" if data["kind"] in GENERATED else data["kind"]
+    over = "the corpus"
+    if data["kind"] in GENERATED:
+        over = "a generated world"
+    elif data["kind"] != "jsonl":  # the name of a data set
+        over = data["kind"]
     raw = [row["hops"][-1].get("recall") for row in summary["rows"] if row["system"] == RAW]
     without = f" Searching with the question itself finds {raw[0]:.0%} of the gold documents." if raw and raw[0] else ""
     seen = ", excluding passages already seen" if retriever.get("exclude_seen") else ""
@@ -217,8 +221,10 @@ def _facts(
     for name, value in training.items():
         recipe = value["key"]["recipe"]
         rate = (recipe.get("writer") or recipe)["learning_rate"]
+        rounds = f" in {value['rounds']:,} rounds" if value.get("rounds") else ""
         text = (
-            f"{recipe['algorithm']} from {value['parent']}: {value['examples']:,} examples, {value['steps']:,} steps, "
+            f"{recipe['algorithm']} from {value['parent']}: {value['examples']:,} examples, {value['steps']:,} steps"
+            f"{rounds}, "
             f"learning rate {rate:g}, seed {recipe['seed']}, {value['seconds']:,.0f} s"
         )
         facts.append((name, text))

@@ -5,7 +5,7 @@ torch = pytest.importorskip("torch")
 
 from leret.demo.pretrain.decoder import build_model, build_tokenizer  # noqa: E402
 from leret.demo.pretrain.examples import prompt_ids  # noqa: E402
-from leret.policies.checkpoints import minilm_directory  # noqa: E402
+from leret.core.bundled import minilm_directory  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA | b"}]
 
