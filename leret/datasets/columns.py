@@ -29,6 +29,12 @@ _DOCUMENT_NAMES = {
 _ALIASES = {"question": ("query", "inputs"), "answer": ("answers",), "doc_id": ("_id", "id")}
 
 
+class Renamed(dict[str, Any]):
+    """A record under leret's names; ``columns`` are the names in the file."""
+
+    columns: tuple[str, ...] = ()
+
+
 def renamed(records: Iterable[Record], fields: FieldSettings, source: str, documents: bool) -> Iterator[Record]:
     """Yield records with leret's names for the mapped columns. DataError if a mapped column is in no record."""
     inputs = {} if documents else fields.inputs
@@ -38,8 +44,9 @@ def renamed(records: Iterable[Record], fields: FieldSettings, source: str, docum
         if absent:
             present.update(dict.fromkeys(record.value))
             absent -= present.keys()
-        value = {name: cell for name, cell in record.value.items() if name not in columns}
-        value |= {name: record.value[column] for name, column in columns.items() if column in record.value}
+        value = Renamed({name: cell for name, cell in record.value.items() if name not in columns})
+        value.update({name: record.value[column] for name, column in columns.items() if column in record.value})
+        value.columns = tuple(record.value)
         if inputs:
             cells = {name: record.value.get(column) for name, column in inputs.items()}
             value["inputs"] = {name: "" if cell is None else cell for name, cell in cells.items()}

@@ -40,6 +40,7 @@ class DataReport:
     n_merged: int  # records that `data.merge_questions` merged with an earlier one
     duplicate_documents: int
     skipped: Mapping[str, int]  # bad records of the question and corpus files, by kind of fault
+    remarks: Mapping[str, int]  # records that are left out or doubtful, without being faults
     problems: tuple[str, ...]  # first faults, one line each
     examples: tuple[Task, ...]  # first tasks
 
@@ -78,6 +79,7 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
         n_merged=tasks.n_merged,
         duplicate_documents=_repeated(digest(document.text) for document in documents),
         skipped=dict(Counter(tasks.skipped) + problems.kinds),
+        remarks=dict(tasks.remarks) | problems.remarks,  # both count a file that has questions and documents
         problems=(*tasks.problems, *problems.shown),
         examples=tasks.items[:n_examples],
     )

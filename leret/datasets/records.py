@@ -1,4 +1,4 @@
-"""Stream a file (JSON lines, a JSON array, CSV, Parquet) as records or as lines, and collect its faults."""
+"""Stream a file (JSON lines, a JSON array, CSV, TSV, Parquet) as records or as lines, and collect its faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _FIELDS = (
     "a question has id, question, relevant_doc_ids (optional: answer, answers, inputs, type, hops, split, relevance); "
     "a document has doc_id, title, text; set data.fields (`leret init --field NAME=COLUMN`) to read other columns"
 )
-_TABLE = re.compile(r"\.[ct]sv(\.(gz|bz2|zst))?$", re.IGNORECASE)
+_TABLE = re.compile(r"\.([ct])sv(\.(gz|bz2|zst))?$", re.IGNORECASE)
+_BAD_CHARACTER = re.compile("[\0\udc80-\udcff]")  # NUL, or a byte that is not UTF-8 (as `surrogateescape` decodes it)
 _TRUNCATED = "Truncated"  # part of Arrow's message about a truncated Zstandard file
 
 
@@ -43,11 +44,19 @@ class BadRecord(Exception):
         self.kind = kind
 
 
+class LeftOut(Exception):
+    """A sound record that readers leave out and count. The text is the remark."""
+
+
 class Problems:
-    """Bad records of a file: counts by kind, and the first distinct faults with their places."""
+    """Bad records of a file: counts by kind, and the first distinct faults with their places.
+
+    ``remarks`` counts what readers leave out or doubt without an error; its keys follow a number in messages.
+    """
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
+        self.remarks: Counter[str] = Counter()
         self._faults: dict[str, list[str]] = {}  # first places per fault
         self._times: Counter[str] = Counter()
 
@@ -61,11 +70,13 @@ class Problems:
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """Add the bad record that the block raises, if any."""
+        """Add the bad record or the remark that the block raises, if any."""
         try:
             yield
         except BadRecord as problem:
             self.add(place, problem)
+        except LeftOut as remark:
+            self.remarks[str(remark)] += 1
 
     @property
     def shown(self) -> list[str]:
@@ -89,6 +100,11 @@ class Problems:
         raise DataError(f"{source}: {n} bad {'record' if n == 1 else 'records'}\n  {lines}\nfix them{advice}")
 
 
+def notes_of(skipped: Mapping[str, int], remarks: Mapping[str, int]) -> dict[str, int]:
+    """Return counts for messages: skipped records by kind, then the remarks."""
+    return {f"records skipped ({kind})": n for kind, n in skipped.items()} | dict(remarks)
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One JSON object, or one row of a table."""
@@ -104,11 +120,13 @@ class Reader(ABC):
 
     brings_documents = False
     """True if the question file also has documents, so that `data.corpus` is optional."""
-    repeats_documents = False
-    """True if a document may occur in several records; its first occurrence counts."""
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Return True if a file with this first record is of this kind."""
+        return False
+
+    def repeats(self, record: Mapping[str, Any]) -> bool:
+        """Return True if documents of this record may occur in earlier records; their first occurrence counts."""
         return False
 
     @abstractmethod
@@ -121,14 +139,18 @@ class Reader(ABC):
 
 
 def records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Yield the objects in JSON lines or in one JSON array, or the rows of CSV or Parquet; DataError if broken."""
+    """Yield the objects in JSON lines or in one JSON array, or the rows of a table; DataError if broken.
+
+    A blank cell of a CSV or TSV file is an empty text.
+    """
     start = _start(path)
+    table = _TABLE.search(path.name)
     if start == b"PAR1":
         items = _parquet_rows(path)
-    elif _TABLE.search(path.name) and start[:1] not in b"[{":
-        items = _csv_rows(path, problems)
+    elif table and start[:1] not in b"[{":
+        items = _table_rows(path, problems, is_tsv=table[1] in "tT")
     else:
-        items = _items(path) if start[:1] == b"[" else _json_lines(path, problems)
+        items = _items(path, problems) if start[:1] == b"[" else _json_lines(path, problems)
     for place, number, value in items:
         if isinstance(value, dict):
             yield Record(place, number, value)
@@ -137,8 +159,8 @@ def records(path: Path, problems: Problems) -> Iterator[Record]:
             problems.add(place, BadRecord("not an object", fault))
 
 
-def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
-    """Yield the non-blank lines of a file, numbered from 1, without surrounding white space.
+def lines(path: Path, problems: Problems, ends: str | None = None) -> Iterator[tuple[int, str]]:
+    """Yield the non-blank lines of a file, numbered from 1, without the characters ``ends`` (white space) around them.
 
     DataError if the file cannot be read or a line is longer than `MAX_RECORD`.
     """
@@ -151,12 +173,12 @@ def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
                     fault = f"a line is longer than {MAX_RECORD >> 20} MiB, so the file is not JSON lines"
                     raise DataError(f"{path}: {fault}; choose another file")
                 try:
-                    line = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8").strip()
+                    line = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8").strip(ends)
                 except UnicodeDecodeError as error:
                     fault = f"not UTF-8 at byte {error.start} of the line"
                     problems.add(f"{path}:{number}", BadRecord("not UTF-8", fault))
                     continue
-                if line:
+                if line and not line.isspace():
                     yield number, line
         except (EOFError, OSError) as error:
             if not _ends_early(error):
@@ -212,7 +234,9 @@ def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]
     for number, line in lines(path, problems):
         place = f"{path}:{number}"
         try:
-            value = json.loads(line)
+            value = json.loads(line, object_pairs_hook=_object)
+        except BadRecord as problem:
+            problems.add(place, problem)
         except (RecursionError, ValueError) as error:  # RecursionError: nested too deeply
             fault = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
             problems.add(place, BadRecord("broken JSON", f"broken JSON ({fault}): {line[:60]!r}"))
@@ -220,32 +244,123 @@ def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]
             yield place, number, value
 
 
-def _csv_rows(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]]:
-    """Yield the rows of a CSV file by the columns of its header; an empty cell is None."""
-    csv.field_size_limit(MAX_RECORD)
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise _twice("key", [key for key, _ in pairs])
+    return value
+
+
+def _twice(what: str, names: list[str]) -> BadRecord:
+    name, _ = Counter(names).most_common(1)[0]
+    return BadRecord(f"{what} twice", f"{what} {name!r} occurs more than once; rename or remove one")
+
+
+def _table_rows(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[str, int, Any]]:
+    """Yield the rows of a CSV or TSV file by the columns of its header. Blank rows and unnamed columns are ignored."""
+    columns: list[str] = []
     with open_compressed(path) as file:
-        first = file.peek().partition(b"\n")[0]
-        delimiter = max(",;\t", key=lambda character: first.count(character.encode()))
-        rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=delimiter, strict=True)
-        columns: list[str] = []
-        while True:
-            number = rows.line_num + 1
+        for number, cells in _tsv(path, file, problems) if is_tsv else _csv(path, file, problems):
             place = f"{path}:{number}"
-            try:
-                row = next(rows, None)
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}: not UTF-8 after line {number}; save it as UTF-8") from error
-            except csv.Error as error:
-                problems.add(place, BadRecord("broken CSV", f"broken CSV ({error})"))
+            if not any(map(str.strip, cells)):
                 continue
-            if row is None:
-                return
-            if columns and row and len(row) != len(columns):
-                fault = f"{len(row)} cells, but the header has {len(columns)} columns; put a cell with commas in quotes"
-                problems.add(place, BadRecord("broken CSV", fault))
-            elif columns and row:
-                yield place, number, {c: cell if cell.strip() else None for c, cell in zip(columns, row, strict=True)}
-            columns = columns or row
+            if not columns:
+                columns = [name.strip() for name in cells]
+                _check_columns(place, columns)
+            elif len(cells) != len(columns):
+                fault = f"{len(cells)} cells, but the header has {len(columns)} columns"
+                advice = "a cell cannot contain a tab" if is_tsv else "put a cell with commas in quotes"
+                problems.add(place, BadRecord("broken table", f"{fault}; {advice}"))
+            else:
+                row = dict(zip(columns, cells, strict=True))
+                row.pop("", None)
+                yield place, number, row
+
+
+def _check_columns(place: str, columns: list[str]) -> None:
+    """Raise a DataError if two columns have the same name."""
+    named = [name for name in columns if name]
+    if len(set(named)) < len(named):
+        raise DataError(f"{place}: {_twice('column', named)}")
+
+
+def _tsv(path: Path, file: io.BufferedReader, problems: Problems) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of each line. A quote is a character, so no cell contains a tab or a line break."""
+    for number, line in enumerate(_table_lines(path, file), 1):
+        cells = line.rstrip("\r\n").split("\t")
+        n_quoted = sum(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
+        if n_quoted:
+            problems.remarks["cells in quotes, which are kept (in a .tsv file; not in a .csv file)"] += n_quoted
+        yield number, cells
+
+
+def _csv(path: Path, file: io.BufferedReader, problems: Problems) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of each row with the number of its first line.
+
+    A row that is broken after its first line may have swallowed others, so it is a DataError.
+    """
+    csv.field_size_limit(MAX_RECORD)
+    first = file.peek().partition(b"\n")[0]
+    delimiter = max(",;\t", key=lambda character: first.count(character.encode()))
+    current: list[str] = []  # lines of the row
+
+    def fed() -> Iterator[str]:
+        for line in _table_lines(path, file):
+            current.append(line)
+            yield line
+
+    rows = csv.reader(fed(), delimiter=delimiter, strict=True)
+    n_columns = 0
+    while True:
+        number = rows.line_num + 1
+        current.clear()
+        try:
+            cells = next(rows, None)
+        except csv.Error as error:
+            if len(current) > 1:
+                at = number + _open_quote(current, delimiter)
+                advice = 'close the quote, or write it twice in a quoted cell ("")'
+                raise DataError(f"{path}:{at}: the quote opened here is not closed ({error}); {advice}") from error
+            problems.add(f"{path}:{number}", BadRecord("broken table", f"broken CSV ({error})"))
+            continue
+        if cells is None:
+            return
+        n_columns = n_columns or len(cells)
+        if _are_rows(current, delimiter, n_columns):
+            fault = f"a quoted cell joins {len(current)} lines that look like rows; remove the quote or double it"
+            for shift in range(len(current)):
+                problems.add(f"{path}:{number + shift}", BadRecord("broken table", fault))
+        else:
+            yield number, cells
+
+
+def _are_rows(block: list[str], delimiter: str, n_columns: int) -> bool:
+    """Check whether each of several lines has the cells of a row, unlike prose, where a space follows a comma."""
+    counts = [len(re.findall(f"{delimiter}(?! )", line)) for line in block if line.strip()]
+    return n_columns > 1 and len(counts) > 1 and set(counts) == {n_columns - 1}
+
+
+def _open_quote(block: list[str], delimiter: str) -> int:
+    """Return the index of the line with the first quote that opens a cell and is not closed at the cell's end."""
+    text = "".join(block)
+    for cell in re.finditer(rf'(?:^|(?<={delimiter}))"[^"]*(?:""[^"]*)*("?)', text):
+        if not cell[1] or text[cell.end() : cell.end() + 1] not in ("", delimiter, "\r", "\n"):
+            before = text[: cell.start()]
+            return before.count("\n") or before.count("\r")
+    return 0
+
+
+def _table_lines(path: Path, file: io.BufferedReader) -> Iterator[str]:
+    number = 0
+    with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
+        while line := text.readline(MAX_RECORD + 1):
+            number += 1
+            if len(line) > MAX_RECORD:
+                raise DataError(f"{path}:{number}: the line is longer than {MAX_RECORD >> 20} MiB; choose another file")
+            if bad := _BAD_CHARACTER.search(line):
+                fault = "has a NUL character" if bad[0] == "\0" else "is not UTF-8"
+                raise DataError(f"{path}:{number}: the line {fault}; save the file as UTF-8")
+            yield line
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, int, Any]]:
@@ -255,17 +370,20 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, int, Any]]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
+            _check_columns(str(path), file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=1000):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}: row {number}", number, row
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, OverflowError, ValueError, pa.ArrowException) as error:  # ValueError: text that is not UTF-8
         raise DataError(f"{path}: row {number + 1} cannot be read ({reason(error)}); write the file again") from error
 
 
-def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
+def _items(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]]:
     """Yield the items of a JSON array. ``ijson.items`` is not used: its memory grows with the square of the depth."""
     number, depth, item = 0, 0, ObjectBuilder()
+    keys: list[list[str]] = []  # of the open objects
+    twice: BadRecord | None = None
     try:
         with open_compressed(path) as file:
             if file.peek(3).startswith(codecs.BOM_UTF8):
@@ -277,11 +395,23 @@ def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
                     raise DataError(f"{path}: item {number + 1} is nested more than {_MAX_DEPTH} deep; fix the file")
                 if depth == 0 or (depth == 1 and event == "start_array"):
                     continue
+                if event == "start_map":
+                    keys.append([])
+                elif event == "map_key":
+                    keys[-1].append(value)
+                elif event == "end_map":
+                    names = keys.pop()
+                    if len(set(names)) < len(names):
+                        twice = _twice("key", names)
                 item.event(event, value)
                 if depth == 1:
                     number += 1
-                    yield f"{path}: item {number}", number, item.value
-                    item = ObjectBuilder()
-    except ijson.JSONError as error:
+                    place = f"{path}: item {number}"
+                    if twice is None:
+                        yield place, number, item.value
+                    else:
+                        problems.add(place, twice)
+                    item, twice = ObjectBuilder(), None
+    except (ijson.JSONError, ValueError) as error:  # ValueError: a number of over 4,300 digits
         fault = str(error).removeprefix("b'").replace("\\n", "\n").splitlines()[0]
         raise DataError(f"{path}: item {number + 1}: broken JSON ({fault}); fix the file") from error

@@ -1,23 +1,32 @@
 """BEIR folders: ``corpus.jsonl``, ``queries.jsonl``, ``qrels/{train,dev,test}.tsv``. Files may be compressed.
 
-The qrels files define the splits. A document with a score above 0 is gold, and the score is its grade.
+The qrels files define the splits. A document with a score above 0 is gold, and the score is its grade. A line of a
+qrels file is ``query-id, corpus-id, score`` (with tabs) or, in TREC's format, ``query-id, 0, corpus-id, score`` (with
+tabs or spaces). All lines of a file have the same format.
 
 Source: Thakur et al., BEIR, arXiv 2104.08663.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 from leret.config.data import FileSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Task
-from leret.datasets.formats.base import HUB, text
+from leret.datasets.formats.base import HUB, text, whole_number
 from leret.datasets.formats.jsonl import JSONL
-from leret.datasets.records import BadRecord, Problems, Reader, Record, lines, records
-from leret.datasets.splits import SPLITS
+from leret.datasets.records import BadRecord, LeftOut, Problems, Reader, Record, lines, records
+from leret.datasets.splits import SPLITS, SplitName
 
+_COMPRESSIONS = ("", ".gz", ".zst", ".bz2")
+_HEADER = re.compile(
+    r"(query|q|topic)_?(id)?\t((iter(ation)?|q0|0)\t)?(corpus|doc(ument)?|passage|p)_?(id|no)"
+    r"\t(score|rel(evance)?|label|grade)"
+)
 _LAYOUT = "kind beir needs a folder with corpus.jsonl, queries.jsonl and qrels/"
 
 
@@ -29,14 +38,23 @@ class BeirReader(Reader):
     def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
         folder = Path(data.questions)
         judged = _judgements(folder, problems)
+        places: dict[str, int] = {}  # line by query id
         for record in records(_file(folder, "queries.jsonl"), problems):
             with problems.at(record.place):
                 id, query = text(record.value, "_id", "id"), text(record.value, "text")
-                if id in judged:
-                    split, gold = judged.pop(id)
-                    relevance = gold if set(gold.values()) - {1} else {}
-                    yield record, Task.question(id, query, gold=gold, split=split, relevance=relevance)
-        for id in judged:
+                if id in places:
+                    fault = f"duplicate id {id!r}, first used at line or item {places[id]}"
+                    raise BadRecord("duplicate id", fault)
+                places[id] = record.number
+                if id not in judged:
+                    continue
+                split, grades = judged[id]
+                gold = {doc_id: grade for doc_id, grade in grades.items() if grade > 0}
+                if not gold:
+                    raise LeftOut("queries left out, because no judged document has a score above 0")
+                relevance = gold if set(gold.values()) - {1} else {}
+                yield record, Task.question(id, query, gold=gold, split=split, relevance=relevance)
+        for id in [id for id in judged if id not in places]:
             fault = f"query {id!r} in qrels/ is not in queries.jsonl"
             problems.add(str(folder), BadRecord("no such query", fault))
 
@@ -47,34 +65,69 @@ class BeirReader(Reader):
         yield from JSONL.documents(data.model_copy(update={"corpus": source}), problems)
 
 
-def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[str, dict[str, int]]]:
-    """Map each judged query to the first of train, dev and test that judges it, and to its gold grades there."""
-    judgements: dict[str, tuple[str, dict[str, int]]] = {}
-    for split, path in _qrels(folder):
-        for number, line in lines(path, problems):
-            row = line.split("\t")
-            if number == 1 and row[-1].strip() == "score":
+def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[SplitName, dict[str, int]]]:
+    """Map each judged query to the first of train, dev and test that judges it, and to its grades there."""
+    judgements: dict[str, tuple[SplitName, dict[str, int]]] = {}
+    for split, path in _qrels(folder, problems):
+        width, has_header = 0, False
+        for number, line in lines(path, problems, "\r\n"):
+            cells = line.split("\t") if "\t" in line else line.split()
+            if not width and _HEADER.fullmatch("\t".join(cells).lower().replace("-", "_")):
+                width, has_header = len(cells), True
                 continue
-            if len(row) < 3 or not row[2].strip().lstrip("-").isdigit():
-                fault = f"{line[:60]!r} is not query-id, corpus-id and a whole number, separated by tabs"
-                problems.add(f"{path}:{number}", BadRecord("broken qrels", fault))
-            elif int(row[2]) > 0:
-                first, gold = judgements.setdefault(row[0], (split, {}))
-                if first == split:
-                    gold[row[1]] = int(row[2])
+            with problems.at(f"{path}:{number}"):
+                query, doc_id, grade = _judgement(line, cells, has_header)
+                width = width or len(cells)
+                if len(cells) != width:
+                    fault = f"{line[:60]!r} has {len(cells)} columns, but the lines before it have {width}"
+                    raise BadRecord("broken qrels", fault)
+                first, grades = judgements.setdefault(query, (split, {}))
+                if first != split:
+                    raise LeftOut("judgements left out, because an earlier split (train, dev, test) has the query")
+                if grades.setdefault(doc_id, grade) != grade:
+                    fault = f"query {query!r} and document {doc_id!r} have two scores, {grades[doc_id]} and {grade}"
+                    raise BadRecord("two scores", f"{fault}; remove one")
     return judgements
 
 
-def _qrels(folder: Path) -> list[tuple[str, Path]]:
-    names = ((SPLITS.get(path.name.split(".")[0]), path) for path in folder.glob("qrels/*.tsv*"))
-    known = [(name, path) for name, path in names if name]
-    if not known:
+def _judgement(line: str, cells: list[str], has_header: bool) -> tuple[str, str, int]:
+    """Return the query id, the document id and the score of a line in BEIR's or TREC's format."""
+    has_zero = len(cells) > 2 and cells[1].strip().lower() in ("0", "q0")
+    is_trec = len(cells) == 4 and has_zero
+    is_beir = len(cells) == 3 and "\t" in line and (has_header or not has_zero)
+    score = whole_number(cells[-1])
+    if not (is_beir or is_trec) or score is None or not all(map(str.strip, cells)):
+        fault = f"{line[:60]!r} is not query-id, corpus-id and a whole number, separated by tabs"
+        advice = "or TREC's query-id, 0, corpus-id and a whole number; a header is query-id, corpus-id, score"
+        raise BadRecord("broken qrels", f"{fault}, {advice}")
+    return cells[0], cells[-2], score
+
+
+def _qrels(folder: Path, problems: Problems) -> list[tuple[SplitName, Path]]:
+    """Return the qrels files in the order train, dev, test."""
+    files: dict[SplitName, Path] = {}
+    for path in sorted(folder.glob("qrels/*")):
+        name, _, suffix = path.name.partition(".")
+        if name not in SPLITS or suffix not in [f"tsv{end}" for end in _COMPRESSIONS]:
+            if not path.name.startswith("."):
+                problems.remarks[f"file not read, because it is not train.tsv, dev.tsv or test.tsv: {path.name}"] += 1
+        elif SPLITS[name] in files:
+            _refuse_two(files[SPLITS[name]], path)
+        else:
+            files[SPLITS[name]] = path
+    if not files:
         raise DataError(f"{folder} has no qrels/train.tsv, dev.tsv or test.tsv; {_LAYOUT}")
-    return sorted(known, key=lambda one: ("train", "dev", "test").index(one[0]))
+    return sorted(files.items(), key=lambda item: ("train", "dev", "test").index(item[0]))
 
 
 def _file(folder: Path, name: str) -> Path:
-    for suffix in ("", ".gz", ".zst", ".bz2"):
-        if (folder / f"{name}{suffix}").is_file():
-            return folder / f"{name}{suffix}"
-    raise DataError(f"{folder} has no {name}; {_LAYOUT}")
+    paths = [folder / f"{name}{end}" for end in _COMPRESSIONS if (folder / f"{name}{end}").is_file()]
+    if not paths:
+        raise DataError(f"{folder} has no {name}; {_LAYOUT}")
+    if len(paths) > 1:
+        _refuse_two(*paths[:2])
+    return paths[0]
+
+
+def _refuse_two(first: Path, second: Path) -> NoReturn:
+    raise DataError(f"{first} and {second.name} hold the same part of the data; remove one")
