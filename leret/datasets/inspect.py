@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import mean, median
 from typing import Any
 
@@ -15,6 +16,8 @@ from leret.datasets.corpus import Corpus
 from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.load import has_corpus, load, load_tasks, split_name
 from leret.datasets.records import Problems
+
+_ROWS = 10_000  # rows of a file that show its columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +88,13 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
     )
 
 
-def guess_fields(questions: str, corpus: str | None) -> dict[str, str]:
-    """Guess `data.fields` from the first records of a question file and of its corpus, both of kind jsonl."""
-    fields: dict[str, str] = {}
-    for documents, source in ((False, questions), (True, corpus)):
-        first = next((record.value for record in JSONL.rows(source, Problems())), {}) if source else {}
-        fields |= guess(first, documents)
-    return fields
+def guess_fields(questions: str, corpus: str | None, flags: Mapping[str, Any]) -> dict[str, str]:
+    """Guess `data.fields` from the first rows of a question file and of its corpus, both of kind jsonl; see `guess`."""
+    tables = []
+    for source, documents in [(questions, False)] if corpus is None else [(questions, False), (corpus, True)]:
+        records = islice(JSONL.rows(source, Problems()), _ROWS)
+        tables.append((source, documents, [record.value for record in records]))
+    return guess(tables, flags)
 
 
 def _repeated(names: Iterable[str]) -> int:

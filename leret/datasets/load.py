@@ -10,7 +10,7 @@ import heapq
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from leret.config.data import DataSettings
@@ -23,8 +23,7 @@ from leret.datasets.splits import rank_of, split_of
 
 UNSPLIT = "texts with a separator in relevant_doc_ids, each read as one id, because there is no corpus"
 """Remark on texts that a corpus might split into several ids."""
-_SEPARATORS = ("|", ";", ",", None)  # None: white space
-_ANY_SEPARATOR = re.compile(r"[|;,\s]+")
+_SEPARATORS = ("$", r"\|", ";", ",", r"\s", r"[|;,\s]")  # regular expressions; "$": a single id
 _DUPLICATE = "same text as a question in split test"
 
 
@@ -104,7 +103,7 @@ def load_tasks(
         raise DataError(f"{source}: no question in split {data.split}{dropped}; available: {splits}")
     skipped = dict(problems.kinds) | ({_DUPLICATE: len(chosen) - len(tasks)} if len(tasks) < len(chosen) else {})
     held_out = frozenset(test.keys() | duplicates)
-    return Loaded(tasks, skipped, tuple(problems.shown), held_out, gold, dict(problems.remarks), n_merged)
+    return Loaded(tasks, skipped, tuple(problems.shown), held_out, gold, +problems.remarks, n_merged)
 
 
 def load_corpus(data: DataSettings) -> Corpus:
@@ -156,14 +155,13 @@ def _tasks(
                 advice = "" if data.merge_questions else "; data.merge_questions: true merges equal questions"
                 fault = f"duplicate id {task.id!r}, first used at line or item {first}{advice}"
                 raise BadRecord("duplicate id", fault)
-            text = record.value.get("relevant_doc_ids")
-            if corpus is not None:
-                cell = text if isinstance(text, str) and len(task.gold) == 1 else None
-                yield _with_gold(task, cell, ids, parents if by_parent else {}, hint, coverage)
-                continue
-            if isinstance(text, str) and _ANY_SEPARATOR.search(text) and task.gold == (text,):
-                problems.remarks[UNSPLIT] += 1
-            yield task
+            cell = record.value.get("relevant_doc_ids")
+            if task.gold == (cell,):
+                if corpus is not None:
+                    task = replace(task, gold=_ids_in(cell, ids))
+                elif re.search(_SEPARATORS[-1], cell):
+                    problems.remarks[UNSPLIT] += 1
+            yield task if corpus is None else _with_gold(task, ids, parents if by_parent else {}, hint, coverage)
 
 
 def _merged(tasks: Iterable[Task]) -> tuple[Iterator[Task], int]:
@@ -199,25 +197,15 @@ def _union(first: Task, other: Task) -> Task:
 
 
 def _with_gold(
-    task: Task, cell: str | None, ids: Container[str], parents: Mapping[str, str], hint: str, coverage: dict[str, bool]
+    task: Task, ids: Container[str], parents: Mapping[str, str], hint: str, coverage: dict[str, bool]
 ) -> Task:
-    """Return the task with gold ids in the corpus's spelling. ``cell`` is a text that may hold several of them."""
     gold: dict[str, int] = {}
-    grades = task.grades
-    if cell is not None:
-        grades = dict.fromkeys(_ids_in(cell, ids), *grades.values())
-    missing: list[str] = []
-    for doc_id, grade in grades.items():
+    for doc_id, grade in task.grades.items():
         spelling = _spelling(doc_id, ids)
         coverage[doc_id] = spelling is not None
-        if spelling is None:
-            missing.append(doc_id)
-        else:
-            gold.setdefault(spelling, grade)
-    if missing:
+        gold.setdefault(spelling or doc_id, grade)
+    if missing := [doc_id for doc_id in task.gold if not coverage[doc_id]]:
         fault = f"gold document {missing[0]!r} of question {task.id!r} is not in the corpus"
-        if cell is not None and missing[0] != cell:
-            fault += f" (field 'relevant_doc_ids' is {cell[:60]!r})"
         raise BadRecord("unknown gold", fault + hint)
     return replace(task, gold=tuple(gold), relevance=gold if task.relevance else {}, parents=parents)
 
@@ -228,21 +216,14 @@ def _spelling(doc_id: str, ids: Container[str]) -> str | None:
     return next((form for form in forms if form in ids), None)
 
 
-def _ids_in(cell: str, ids: Container[str]) -> list[str]:
-    """Return the parts of a text, by the separator that gives the most ids of the corpus; else the text itself."""
-    splits = [[part.strip() for part in cell.split(separator)] for separator in _SEPARATORS]
-    splits.append(_ANY_SEPARATOR.split(cell))
-    best, least = [cell], 0.0
-    if _spelling(cell, ids) is not None:
-        return best
-    for split in splits:
-        parts = list(filter(None, split))
-        known = [part for part in parts if _spelling(part, ids) is not None]
-        if len(known) == len(parts):
-            return parts or best
-        if len(known) / len(parts) > least:
-            best, least = parts, len(known) / len(parts)
-    return best
+def _ids_in(cell: str, ids: Container[str]) -> tuple[str, ...]:
+    """Return the ids in a text, by the first separator with which the corpus has the largest share of them."""
+
+    def share(parts: Sequence[str]) -> float:
+        return sum(_spelling(part, ids) is not None for part in parts) / len(parts)
+
+    splits = [[part.strip() for part in re.split(separator, cell) if part.strip()] for separator in _SEPARATORS]
+    return tuple(max(filter(None, splits), key=share, default=[cell]))
 
 
 def _source(data: DataSettings) -> str:
@@ -271,8 +252,8 @@ def _documents(data: DataSettings, problems: Problems) -> Iterator[Document]:
             yield document
             continue
         first, content = seen[document.doc_id]
-        if not reader.repeats(record.value):
+        if not reader.repeats_documents:
             fault = f"duplicate id {document.doc_id!r}, first used at line or item {first}"
             problems.add(record.place, BadRecord("duplicate id", fault))
         elif content != hash(document):
-            problems.remarks["documents left out, because an earlier document has their id and another text"] += 1
+            problems.remarks["documents left out, because an earlier one has the same id and another text"] += 1

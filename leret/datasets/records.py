@@ -33,6 +33,7 @@ _FIELDS = (
 )
 _TABLE = re.compile(r"\.([ct])sv(\.(gz|bz2|zst))?$", re.IGNORECASE)
 _BAD_CHARACTER = re.compile("[\0\udc80-\udcff]")  # NUL, or a byte that is not UTF-8 (as `surrogateescape` decodes it)
+_QUOTED = "cells in quotes, which are kept in a .tsv file; name the file .csv if they are not part of the texts"
 _TRUNCATED = "Truncated"  # part of Arrow's message about a truncated Zstandard file
 
 
@@ -120,13 +121,11 @@ class Reader(ABC):
 
     brings_documents = False
     """True if the question file also has documents, so that `data.corpus` is optional."""
+    repeats_documents = False
+    """True if a document may occur in several records; its first occurrence counts."""
 
     def fits(self, record: Mapping[str, Any]) -> bool:
         """Return True if a file with this first record is of this kind."""
-        return False
-
-    def repeats(self, record: Mapping[str, Any]) -> bool:
-        """Return True if documents of this record may occur in earlier records; their first occurrence counts."""
         return False
 
     @abstractmethod
@@ -148,7 +147,7 @@ def records(path: Path, problems: Problems) -> Iterator[Record]:
     if start == b"PAR1":
         items = _parquet_rows(path)
     elif table and start[:1] not in b"[{":
-        items = _table_rows(path, problems, is_tsv=table[1] in "tT")
+        items = _table_rows(path, problems, table[1] in "tT")
     else:
         items = _items(path, problems) if start[:1] == b"[" else _json_lines(path, problems)
     for place, number, value in items:
@@ -259,22 +258,19 @@ def _twice(what: str, names: list[str]) -> BadRecord:
 def _table_rows(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[str, int, Any]]:
     """Yield the rows of a CSV or TSV file by the columns of its header. Blank rows and unnamed columns are ignored."""
     columns: list[str] = []
-    with open_compressed(path) as file:
-        for number, cells in _tsv(path, file, problems) if is_tsv else _csv(path, file, problems):
-            place = f"{path}:{number}"
-            if not any(map(str.strip, cells)):
-                continue
-            if not columns:
-                columns = [name.strip() for name in cells]
-                _check_columns(place, columns)
-            elif len(cells) != len(columns):
-                fault = f"{len(cells)} cells, but the header has {len(columns)} columns"
-                advice = "a cell cannot contain a tab" if is_tsv else "put a cell with commas in quotes"
-                problems.add(place, BadRecord("broken table", f"{fault}; {advice}"))
-            else:
-                row = dict(zip(columns, cells, strict=True))
-                row.pop("", None)
-                yield place, number, row
+    for number, cells in _cells(path, problems, is_tsv):
+        place = f"{path}:{number}"
+        if not columns:
+            columns = [name.strip() for name in cells]
+            _check_columns(place, columns)
+        elif len(cells) != len(columns):
+            fault = f"{len(cells)} cells, but the header has {len(columns)} columns"
+            advice = "a cell cannot contain a tab" if is_tsv else "put a cell with commas in quotes"
+            problems.add(place, BadRecord("broken table", f"{fault}; {advice}"))
+        else:
+            row = dict(zip(columns, cells, strict=True))
+            row.pop("", None)
+            yield place, number, row
 
 
 def _check_columns(place: str, columns: list[str]) -> None:
@@ -284,82 +280,66 @@ def _check_columns(place: str, columns: list[str]) -> None:
         raise DataError(f"{place}: {_twice('column', named)}")
 
 
-def _tsv(path: Path, file: io.BufferedReader, problems: Problems) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of each line. A quote is a character, so no cell contains a tab or a line break."""
-    for number, line in enumerate(_table_lines(path, file), 1):
-        cells = line.rstrip("\r\n").split("\t")
-        n_quoted = sum(len(cell) > 1 and cell[0] == cell[-1] == '"' for cell in cells)
-        if n_quoted:
-            problems.remarks["cells in quotes, which are kept (in a .tsv file; not in a .csv file)"] += n_quoted
-        yield number, cells
+def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of each row with the number of its first line. In a TSV file, a quote is a character.
 
-
-def _csv(path: Path, file: io.BufferedReader, problems: Problems) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of each row with the number of its first line.
-
-    A row that is broken after its first line may have swallowed others, so it is a DataError.
+    A row of CSV that is broken after its first line may have swallowed other rows, so it is a DataError.
     """
     csv.field_size_limit(MAX_RECORD)
-    first = file.peek().partition(b"\n")[0]
-    delimiter = max(",;\t", key=lambda character: first.count(character.encode()))
     current: list[str] = []  # lines of the row
+    with open_compressed(path) as file:
+        first = file.peek().partition(b"\n")[0]
+        delimiter = "\t" if is_tsv else max(",;\t", key=lambda character: first.count(character.encode()))
+        quoting = csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
+        lines = _table_lines(path, file, current)
+        rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+        n_columns = 0
+        while True:
+            number = rows.line_num + 1
+            current.clear()
+            try:
+                cells = next(rows, None)
+            except csv.Error as error:
+                if len(current) > 1:
+                    at = number + _open_quote("".join(current), delimiter)
+                    advice = "close it, or write a quote in a quoted cell twice"
+                    raise DataError(f"{path}:{at}: this line opens a quote that is not closed; {advice}") from error
+                problems.add(f"{path}:{number}", BadRecord("broken table", f"broken CSV ({error})"))
+                continue
+            if cells is None:
+                return
+            n_columns = n_columns or len(cells)
+            if is_tsv:
+                problems.remarks[_QUOTED] += sum(cell[:1] == cell[-1:] == '"' for cell in cells)
+            if _are_rows(current, delimiter, n_columns):
+                fault = f"a quoted cell joins {len(current)} lines that look like rows; remove its quotes"
+                for shift in range(len(current)):
+                    problems.add(f"{path}:{number + shift}", BadRecord("broken table", fault))
+            elif any(map(str.strip, cells)):
+                yield number, cells
 
-    def fed() -> Iterator[str]:
-        for line in _table_lines(path, file):
-            current.append(line)
-            yield line
 
-    rows = csv.reader(fed(), delimiter=delimiter, strict=True)
-    n_columns = 0
-    while True:
-        number = rows.line_num + 1
-        current.clear()
-        try:
-            cells = next(rows, None)
-        except csv.Error as error:
-            if len(current) > 1:
-                at = number + _open_quote(current, delimiter)
-                advice = 'close the quote, or write it twice in a quoted cell ("")'
-                raise DataError(f"{path}:{at}: the quote opened here is not closed ({error}); {advice}") from error
-            problems.add(f"{path}:{number}", BadRecord("broken table", f"broken CSV ({error})"))
-            continue
-        if cells is None:
-            return
-        n_columns = n_columns or len(cells)
-        if _are_rows(current, delimiter, n_columns):
-            fault = f"a quoted cell joins {len(current)} lines that look like rows; remove the quote or double it"
-            for shift in range(len(current)):
-                problems.add(f"{path}:{number + shift}", BadRecord("broken table", fault))
-        else:
-            yield number, cells
-
-
-def _are_rows(block: list[str], delimiter: str, n_columns: int) -> bool:
+def _are_rows(current: list[str], delimiter: str, n_columns: int) -> bool:
     """Check whether each of several lines has the cells of a row, unlike prose, where a space follows a comma."""
-    counts = [len(re.findall(f"{delimiter}(?! )", line)) for line in block if line.strip()]
+    counts = [len(re.findall(f"{delimiter}(?! )", line)) for line in current if line.strip()]
     return n_columns > 1 and len(counts) > 1 and set(counts) == {n_columns - 1}
 
 
-def _open_quote(block: list[str], delimiter: str) -> int:
+def _open_quote(row: str, delimiter: str) -> int:
     """Return the index of the line with the first quote that opens a cell and is not closed at the cell's end."""
-    text = "".join(block)
-    for cell in re.finditer(rf'(?:^|(?<={delimiter}))"[^"]*(?:""[^"]*)*("?)', text):
-        if not cell[1] or text[cell.end() : cell.end() + 1] not in ("", delimiter, "\r", "\n"):
-            before = text[: cell.start()]
-            return before.count("\n") or before.count("\r")
-    return 0
+    cell = re.compile(rf'(?:^|(?<={delimiter}))"[^"]*(?:""[^"]*)*(?!"(?:[{delimiter}\r\n]|$))')
+    found = cell.search(row)
+    return row.count("\n", 0, found.start()) if found else 0
 
 
-def _table_lines(path: Path, file: io.BufferedReader) -> Iterator[str]:
-    number = 0
+def _table_lines(path: Path, file: io.BufferedReader, current: list[str]) -> Iterator[str]:
+    """Yield the lines of a table, and add each to ``current``."""
     with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
-        while line := text.readline(MAX_RECORD + 1):
-            number += 1
-            if len(line) > MAX_RECORD:
-                raise DataError(f"{path}:{number}: the line is longer than {MAX_RECORD >> 20} MiB; choose another file")
+        for number, line in enumerate(text, 1):
             if bad := _BAD_CHARACTER.search(line):
                 fault = "has a NUL character" if bad[0] == "\0" else "is not UTF-8"
                 raise DataError(f"{path}:{number}: the line {fault}; save the file as UTF-8")
+            current.append(line)
             yield line
 
 

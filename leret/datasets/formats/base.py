@@ -52,10 +52,6 @@ class FileReader(Reader):
             with problems.at(record.place):
                 yield from ((record, document) for document in reader.in_record(record.value))
 
-    def repeats(self, record: Fields) -> bool:
-        is_own = self.alternative is None or not self.alternative.fits(record)
-        return self.repeats_documents and is_own
-
     def _records(self, data: FileSettings, problems: Problems, documents: bool) -> Iterator[tuple[Record, FileReader]]:
         reader: FileReader | None = None
         source = (documents and data.corpus) or data.questions

@@ -12,7 +12,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 from leret.config.data import FileSettings
 from leret.core.errors import DataError
@@ -22,7 +21,6 @@ from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.records import BadRecord, LeftOut, Problems, Reader, Record, lines, records
 from leret.datasets.splits import SPLITS, SplitName
 
-_COMPRESSIONS = ("", ".gz", ".zst", ".bz2")
 _HEADER = re.compile(
     r"(query|q|topic)_?(id)?\t((iter(ation)?|q0|0)\t)?(corpus|doc(ument)?|passage|p)_?(id|no)"
     r"\t(score|rel(evance)?|label|grade)"
@@ -37,15 +35,11 @@ class BeirReader(Reader):
 
     def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
         folder = Path(data.questions)
-        judged = _judgements(folder, problems)
-        places: dict[str, int] = {}  # line by query id
+        judged, ids = _judgements(folder, problems), set[str]()
         for record in records(_file(folder, "queries.jsonl"), problems):
             with problems.at(record.place):
                 id, query = text(record.value, "_id", "id"), text(record.value, "text")
-                if id in places:
-                    fault = f"duplicate id {id!r}, first used at line or item {places[id]}"
-                    raise BadRecord("duplicate id", fault)
-                places[id] = record.number
+                ids.add(id)
                 if id not in judged:
                     continue
                 split, grades = judged[id]
@@ -54,9 +48,10 @@ class BeirReader(Reader):
                     raise LeftOut("queries left out, because no judged document has a score above 0")
                 relevance = gold if set(gold.values()) - {1} else {}
                 yield record, Task.question(id, query, gold=gold, split=split, relevance=relevance)
-        for id in [id for id in judged if id not in places]:
-            fault = f"query {id!r} in qrels/ is not in queries.jsonl"
-            problems.add(str(folder), BadRecord("no such query", fault))
+        for id in judged:
+            if id not in ids:
+                fault = f"query {id!r} in qrels/ is not in queries.jsonl"
+                problems.add(str(folder), BadRecord("no such query", fault))
 
     def documents(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
         source = data.corpus or data.questions
@@ -68,19 +63,16 @@ class BeirReader(Reader):
 def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[SplitName, dict[str, int]]]:
     """Map each judged query to the first of train, dev and test that judges it, and to its grades there."""
     judgements: dict[str, tuple[SplitName, dict[str, int]]] = {}
-    for split, path in _qrels(folder, problems):
-        width, has_header = 0, False
+    for path, split in _qrels(folder, problems).items():
+        width = 0  # number of columns
         for number, line in lines(path, problems, "\r\n"):
             cells = line.split("\t") if "\t" in line else line.split()
             if not width and _HEADER.fullmatch("\t".join(cells).lower().replace("-", "_")):
-                width, has_header = len(cells), True
+                width = len(cells)
                 continue
             with problems.at(f"{path}:{number}"):
-                query, doc_id, grade = _judgement(line, cells, has_header)
-                width = width or len(cells)
-                if len(cells) != width:
-                    fault = f"{line[:60]!r} has {len(cells)} columns, but the lines before it have {width}"
-                    raise BadRecord("broken qrels", fault)
+                query, doc_id, grade = _judgement(line, cells, width)
+                width = len(cells)
                 first, grades = judgements.setdefault(query, (split, {}))
                 if first != split:
                     raise LeftOut("judgements left out, because an earlier split (train, dev, test) has the query")
@@ -90,44 +82,49 @@ def _judgements(folder: Path, problems: Problems) -> dict[str, tuple[SplitName, 
     return judgements
 
 
-def _judgement(line: str, cells: list[str], has_header: bool) -> tuple[str, str, int]:
-    """Return the query id, the document id and the score of a line in BEIR's or TREC's format."""
-    has_zero = len(cells) > 2 and cells[1].strip().lower() in ("0", "q0")
-    is_trec = len(cells) == 4 and has_zero
-    is_beir = len(cells) == 3 and "\t" in line and (has_header or not has_zero)
+def _judgement(line: str, cells: list[str], width: int) -> tuple[str, str, int]:
+    """Return the query id, the document id and the score of a line in BEIR's or TREC's format.
+
+    ``width`` is the number of columns of the lines before, if any.
+    """
+    n = len(cells)
+    is_numbered = n > 2 and cells[1].strip().lower() in ("0", "q0")
+    is_beir = n == 3 and "\t" in line and (width == n or not is_numbered)
+    is_trec = n == 4 and is_numbered
     score = whole_number(cells[-1])
-    if not (is_beir or is_trec) or score is None or not all(map(str.strip, cells)):
+    if not (is_beir or is_trec) or width not in (0, n) or score is None or not all(map(str.strip, cells)):
         fault = f"{line[:60]!r} is not query-id, corpus-id and a whole number, separated by tabs"
-        advice = "or TREC's query-id, 0, corpus-id and a whole number; a header is query-id, corpus-id, score"
+        advice = "or TREC's query-id, 0, corpus-id and a whole number; use one format, and BEIR's header or none"
         raise BadRecord("broken qrels", f"{fault}, {advice}")
     return cells[0], cells[-2], score
 
 
-def _qrels(folder: Path, problems: Problems) -> list[tuple[SplitName, Path]]:
-    """Return the qrels files in the order train, dev, test."""
-    files: dict[SplitName, Path] = {}
-    for path in sorted(folder.glob("qrels/*")):
-        name, _, suffix = path.name.partition(".")
-        if name not in SPLITS or suffix not in [f"tsv{end}" for end in _COMPRESSIONS]:
-            if not path.name.startswith("."):
-                problems.remarks[f"file not read, because it is not train.tsv, dev.tsv or test.tsv: {path.name}"] += 1
-        elif SPLITS[name] in files:
-            _refuse_two(files[SPLITS[name]], path)
-        else:
-            files[SPLITS[name]] = path
+def _qrels(folder: Path, problems: Problems) -> dict[Path, SplitName]:
+    """Return the split of each qrels file, in the order train, dev, test."""
+    files: dict[Path, SplitName] = {}
+    for split in ("train", "dev", "test"):
+        path = _only(folder / "qrels", [f"{alias}.tsv" for alias, name in SPLITS.items() if name == split])
+        if path:
+            files[path] = SPLITS[split]
     if not files:
         raise DataError(f"{folder} has no qrels/train.tsv, dev.tsv or test.tsv; {_LAYOUT}")
-    return sorted(files.items(), key=lambda item: ("train", "dev", "test").index(item[0]))
+    for path in folder.glob("qrels/[!.]*"):
+        if path not in files:
+            problems.remarks[f"file not read, because it is not train.tsv, dev.tsv or test.tsv: {path.name}"] += 1
+    return files
 
 
 def _file(folder: Path, name: str) -> Path:
-    paths = [folder / f"{name}{end}" for end in _COMPRESSIONS if (folder / f"{name}{end}").is_file()]
-    if not paths:
+    path = _only(folder, [name])
+    if path is None:
         raise DataError(f"{folder} has no {name}; {_LAYOUT}")
-    if len(paths) > 1:
-        _refuse_two(*paths[:2])
-    return paths[0]
+    return path
 
 
-def _refuse_two(first: Path, second: Path) -> NoReturn:
-    raise DataError(f"{first} and {second.name} hold the same part of the data; remove one")
+def _only(folder: Path, names: list[str]) -> Path | None:
+    """Return the file with one of the names, which may be compressed. DataError if there are two."""
+    paths = [folder / f"{name}{end}" for name in names for end in ("", ".gz", ".zst", ".bz2")]
+    files = [path for path in paths if path.is_file()]
+    if len(files) > 1:
+        raise DataError(f"{files[0]} and {files[1].name} are the same part of the data; remove one of them")
+    return files[0] if files else None
