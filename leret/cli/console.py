@@ -158,6 +158,12 @@ def warn_of_scope(policy: str, data: str, program: str) -> None:
         complain(f"policy.model {policy} {SCOPES[name]}; choose another policy (see `leret init --help`)", "warning: ")
 
 
+def warn_of_notes(source: str, notes: Mapping[str, int]) -> None:
+    """Warn of skipped and doubtful records of a file."""
+    for note, n in notes.items():
+        complain(f"{source}: {n:,} {note}", "warning: ")
+
+
 def known_names() -> Callable[[Any], Iterator[tuple[tuple[str, ...], str]]]:
     """Return a check for `leret.config.load` that reports unknown data formats, rewards and program arguments.
 

@@ -100,18 +100,28 @@ def init(
         console.say(f"Training: {' '.join(training.replace('#', ' ').split())}")
 
 
-def _starter_data(questions: str, corpus: str | None, fields: list[str]) -> dict[str, Any]:
-    """Return the `data` section, with guessed fields; ``fields`` (NAME=COLUMN) override guesses."""
+def _starter_data(questions: str, corpus: str | None, flags: list[str]) -> dict[str, Any]:
+    """Return the `data` section, with guessed fields; ``flags`` (NAME=COLUMN) override guesses."""
+    from leret.config.data import FieldSettings
     from leret.config.load import flag_recipe
     from leret.datasets.formats import detect_kind
     from leret.datasets.inspect import guess_fields
 
     data: dict[str, Any] = {"kind": detect_kind(questions), "questions": questions, "corpus": corpus}
+    _recipe(data)  # checks the paths
+    settings = flag_recipe({"data": data}, {}, [f"data.fields.{flag}" for flag in flags]).data
+    fields = settings.model_dump(exclude_defaults=True).get("fields") or {}
     if data["kind"] == "jsonl":
-        _recipe(data)  # checks the paths
-        data["fields"] = guess_fields(questions, corpus)
-    settings = flag_recipe({"data": data}, {}, [f"data.fields.{field}" for field in fields]).data
-    return {**data, "fields": settings.model_dump(exclude_defaults=True).get("fields")}
+        removed = dict.fromkeys(flag.partition("=")[0] for flag in flags)
+        guesses = guess_fields(questions, corpus, removed | fields)
+        guesses = {name: column for name, column in guesses.items() if name not in fields}
+        fields = FieldSettings(**fields, **guesses).model_dump(exclude_defaults=True)
+        if fields:
+            console.say(f"columns: {', '.join(f'{name}: {column}' for name, column in fields.items())}")
+        if guesses:
+            advice = "check them (--field NAME=COLUMN, or NAME= for none)"
+            console.say(f"guessed from their names; {advice}: {', '.join(guesses)}")
+    return {**data, "fields": fields or None}
 
 
 def _write_starter(
@@ -124,9 +134,6 @@ def _write_starter(
     for path in filter(Path.exists, paths):
         raise ConfigError(f"{path} already exists; choose another directory with --out")
     values = _policy_values(data, policy, model, weights)
-    if data.get("fields"):
-        shown = ", ".join(f"{name}: {column}" for name, column in data["fields"].items())
-        console.say(f"columns: {shown}\nguessed from their names; check them (--field NAME=COLUMN, or NAME= for none)")
     report = inspect(_recipe({**data, "merge_questions": True}).data)
     held_out, most = _held_out(report, data["questions"]), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
     values |= {"data": data, "report": report, "held_out": held_out, "most": most, "hops": most if most <= 4 else 2}

@@ -121,6 +121,8 @@ def score(
     console.table(("measure", "value", "95 % interval"), rows, title, values=report)
     if report.n_failed:
         console.say(f"{report.n_failed:,} answers are null and not scored")
+    if report.n_without_reference:
+        console.say(f"{report.n_without_reference:,} answers have no reference and are not scored")
 
 
 def _spec(text: str) -> str | RewardSettings:

@@ -134,6 +134,5 @@ def _load(questions: str, overrides: list[str], retriever: OpenRetriever) -> lis
     settings = flag_recipe({"data": data}, flags, overrides, ("data.corpus",)).data
     documents = retriever.table()
     tasks = load_tasks(settings, *((frozenset(documents), documents.parents) if documents is not None else ()))
-    if n := sum(tasks.skipped.values()):
-        console.complain(f"{n} records in {questions} skipped: {', '.join(tasks.skipped)}", "warning: ")
+    console.warn_of_notes(questions, tasks.notes)
     return list(tasks)

@@ -31,8 +31,10 @@ def atomic_file(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(name, path)
-    except BaseException:
+    except BaseException as error:
         Path(name).unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a write names no file
+            error.filename = str(path)
         raise
 
 

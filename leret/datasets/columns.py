@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
@@ -13,20 +14,31 @@ from leret.core.errors import DataError
 from leret.datasets.records import Record
 
 _PAGE = r"(doc|document|passage|page|article|corpus|context|evidence)"
+_ID = r"(u?id|no|nr|num|number|key|code)"
 _QUESTION_NAMES = {
-    "id": r"((question|query|q|example)_?)?u?id",
-    "question": r"((user|input)_)?(question|query)(_?(text|string|body))?|prompt|q",
+    "question": r"([a-z]+_)?(question|query)(_?(text|string|body))?|prompt|q",
+    "answer": r"([a-z]+_)?(answer|response|reply|reference)s?(_?text)?",
     "relevant_doc_ids": rf"((relevant|gold|positive|pos|supporting|answer)_?)?{_PAGE}s?_?(ids?|nos?)"
-    r"|(relevant|gold|positive)(_?(ids?|docs?|documents?|passages?))?|positives|pid|docno",
-    "answer": r"((gold|reference|correct|short|best)_?)?(answer|response|reply|reference)s?(_?text)?",
+    r"|(relevant|gold|positive)(_?(ids?|docs?|documents?|passages?))?|positives|pid|docno|evidence|sources?",
+    "id": rf"([a-z]+_)?{_ID}",
 }
 _DOCUMENT_NAMES = {
-    "doc_id": rf"({_PAGE}_?)?(u?id|no)|pid",
     "title": rf"({_PAGE}_?)?(title|name|heading|headline)",
-    "text": rf"{_PAGE}?_?(text|body|contents?)|{_PAGE}|abstract",
+    "text": rf"([a-z]+_)?(text|body|contents?)|{_PAGE}_?(text|body|contents?)?|abstract",
+    "doc_id": rf"([a-z]+_)?{_ID}|pid|ref(erence)?(_{_ID})?",
 }
 """Regular expressions for column names in snake case, by leret's field name. The first matching column is used."""
-_ALIASES = {"question": ("query", "inputs"), "answer": ("answers",), "doc_id": ("_id", "id")}
+_ALIASES = {"question": {"query", "inputs"}, "answer": {"answers"}, "doc_id": {"_id", "id"}}
+_REQUIRED = {"question", "relevant_doc_ids", "doc_id", "text"}  # relevant_doc_ids: only without answers
+
+Table = tuple[str, bool, Sequence[Mapping[str, Any]]]
+"""The name of a file, whether it is a corpus, and its first rows."""
+
+
+class Renamed(dict[str, Any]):
+    """A record under leret's names; ``columns`` are the names in the file."""
+
+    columns: tuple[str, ...] = ()
 
 
 def renamed(records: Iterable[Record], fields: FieldSettings, source: str, documents: bool) -> Iterator[Record]:
@@ -38,8 +50,9 @@ def renamed(records: Iterable[Record], fields: FieldSettings, source: str, docum
         if absent:
             present.update(dict.fromkeys(record.value))
             absent -= present.keys()
-        value = {name: cell for name, cell in record.value.items() if name not in columns}
-        value |= {name: record.value[column] for name, column in columns.items() if column in record.value}
+        value = Renamed({name: cell for name, cell in record.value.items() if name not in columns})
+        value.update({name: record.value[column] for name, column in columns.items() if column in record.value})
+        value.columns = tuple(record.value)
         if inputs:
             cells = {name: record.value.get(column) for name, column in inputs.items()}
             value["inputs"] = {name: "" if cell is None else cell for name, cell in cells.items()}
@@ -50,16 +63,75 @@ def renamed(records: Iterable[Record], fields: FieldSettings, source: str, docum
             raise DataError(f"{source}: data.fields.{name}: no column {column!r}; the columns are {near}")
 
 
-def guess(example: Mapping[str, Any], documents: bool) -> dict[str, str]:
-    """Return likely columns by leret's field name, for fields missing in the file. ``example`` is its first record."""
-    columns: dict[str, str] = {}
-    for name, pattern in (_DOCUMENT_NAMES if documents else _QUESTION_NAMES).items():
-        fits = [column for column in example if re.fullmatch(pattern, _snake_case(column))]
-        if fits and not {name, *_ALIASES.get(name, ())} & example.keys():
-            value = example[fits[0]]
-            is_list = name == "answer" and isinstance(value, str) and value.startswith("[")  # JSON in a CSV cell
-            columns["answers" if is_list else name] = fits[0]
+def guess(tables: Sequence[Table], flags: Mapping[str, Any]) -> dict[str, str]:
+    """Return columns by leret's field name: those of ``flags``, and likely ones for fields that the files lack.
+
+    Args:
+        tables: the questions and, if there is one, the corpus.
+        flags: columns by field name; None for a field that must not be guessed.
+
+    Raises:
+        DataError: fields without a column, in all files, with flags of `leret init` for the most likely columns.
+    """
+    columns = {field: column for field, column in flags.items() if isinstance(column, str)}
+    parts = {documents: {part for row in rows for part in _parts(row)} for _, documents, rows in tables}
+    faults: list[str] = []
+    for source, documents, rows in tables:
+        names = dict.fromkeys(name for row in rows for name in row)
+        cells = {name: [str(row.get(name, "")) for row in rows] for name in names}
+        missing = [field for field, column in columns.items() if _is_of(field, documents) and column not in cells]
+        for field, pattern in (_DOCUMENT_NAMES if documents else _QUESTION_NAMES).items():
+            if ({field} | _ALIASES.get(field, set())) & (names.keys() | flags.keys()):
+                continue
+            column = _by_name(field, pattern, cells, columns)
+            is_answered = field == "relevant_doc_ids" and {"answer", "answers"} & {*names, *columns}
+            if column is not None:
+                is_list = field == "answer" and cells[column][0].startswith("[")  # JSON in a CSV cell
+                columns["answers" if is_list else field] = column
+            elif field in _REQUIRED and not is_answered:
+                missing.append(field)
+        if missing:
+            shown = ", ".join(f"{field} ({flags[field]!r})" if field in flags else field for field in missing)
+            faults.append(f"{source}: no column for {shown}; the columns are {', '.join(map(repr, names))}")
+        for field in missing:
+            columns.pop(field, None)
+            if field in _REQUIRED:
+                columns[field] = _likely(field, cells, columns, parts.get(not documents, set()))
+    if faults:
+        ready = " ".join(f"--field {field}={shlex.quote(column)}" for field, column in columns.items())
+        raise DataError("\n".join([*faults, f"name the columns: {ready}"]))
     return columns
+
+
+def _is_of(field: str, documents: bool) -> bool:
+    return (field in _DOCUMENT_NAMES) == documents
+
+
+def _by_name(field: str, pattern: str, cells: Mapping[str, list[str]], columns: Mapping[str, str]) -> str | None:
+    """Return the first unused column with a name like the field; an id must be unique."""
+    for column, values in cells.items():
+        is_repeated = field in ("id", "doc_id") and len(set(values)) < len(values)
+        if column not in columns.values() and not is_repeated and re.fullmatch(pattern, _snake_case(column)):
+            return column
+    return None
+
+
+def _likely(field: str, cells: Mapping[str, list[str]], columns: Mapping[str, str], parts: set[str]) -> str:
+    """Return the unused column with the longest texts or, for ids, with most cells like ``parts`` of the other file."""
+
+    def rank(column: str) -> int:
+        if field in ("question", "text"):
+            return sum(map(len, cells[column]))
+        return sum(not parts.isdisjoint(_parts({"": cell})) for cell in cells[column])
+
+    return max((column for column in cells if column not in columns.values()), key=rank, default="COLUMN")
+
+
+def _parts(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what may be ids in the cells of a row."""
+    for cell in map(str, row.values()):
+        yield cell
+        yield from re.findall(r"[^|;,\s\[\]'\"]+", cell[:200])
 
 
 def _snake_case(column: str) -> str:

@@ -21,6 +21,7 @@ class Corpus(Mapping[str, Document]):
     """
 
     def __init__(self, documents: Iterable[Document]) -> None:
+        self.notes: Mapping[str, int] = {}  # counts of what the reader left out, for messages
         self.parents: dict[str, str] = {}  # parent by chunk; empty for a corpus without chunks
         self._places: dict[str, int] = {}
         self._bytes = bytearray()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from statistics import mean, median
 from typing import Any
 
@@ -17,6 +18,8 @@ from leret.datasets.formats.jsonl import JSONL
 from leret.datasets.leaks import find_leaks
 from leret.datasets.load import has_corpus, load, load_tasks, split_name
 from leret.datasets.records import Problems
+
+_ROWS = 10_000  # rows of a file that show its columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,7 @@ class DataReport:
     duplicate_documents: int
     leaks: Mapping[str, int]  # turns of split dev or test like a turn of split train, by kind (only dialogues)
     skipped: Mapping[str, int]  # bad records of the question and corpus files, by kind of fault
+    remarks: Mapping[str, int]  # records that are left out or doubtful, without being faults
     problems: tuple[str, ...]  # first faults, one line each
     examples: tuple[Task, ...]  # first tasks
 
@@ -82,18 +86,19 @@ def inspect(data: DataSettings, n_examples: int = 3) -> DataReport:
         duplicate_documents=_repeated(digest(document.text) for document in documents),
         leaks=_leaks(tasks, data.seed),
         skipped=dict(Counter(tasks.skipped) + problems.kinds),
+        remarks=dict(tasks.remarks) | problems.remarks,  # both count a file that has questions and documents
         problems=(*tasks.problems, *problems.shown),
         examples=tasks.items[:n_examples],
     )
 
 
-def guess_fields(questions: str, corpus: str | None) -> dict[str, str]:
-    """Guess `data.fields` from the first records of a question file and of its corpus, both of kind jsonl."""
-    fields: dict[str, str] = {}
-    for documents, source in ((False, questions), (True, corpus)):
-        first = next((record.value for record in JSONL.rows(source, Problems())), {}) if source else {}
-        fields |= guess(first, documents)
-    return fields
+def guess_fields(questions: str, corpus: str | None, flags: Mapping[str, Any]) -> dict[str, str]:
+    """Guess `data.fields` from the first rows of a question file and of its corpus, both of kind jsonl; see `guess`."""
+    tables = []
+    for source, documents in [(questions, False)] if corpus is None else [(questions, False), (corpus, True)]:
+        records = islice(JSONL.rows(source, Problems()), _ROWS)
+        tables.append((source, documents, [record.value for record in records]))
+    return guess(tables, flags)
 
 
 def _leaks(tasks: Iterable[Task], seed: int) -> dict[str, int]:

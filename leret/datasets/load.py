@@ -1,11 +1,16 @@
-"""Load tasks and corpora."""
+"""Load tasks and corpora.
+
+A text in the field ``relevant_doc_ids`` that is no id of the corpus may hold several ids, separated by ``|``, ``;``,
+``,`` or spaces. It is split if the corpus has all of them.
+"""
 
 from __future__ import annotations
 
 import heapq
+import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from leret.config.data import DataSettings
@@ -13,9 +18,12 @@ from leret.core.errors import DataError
 from leret.core.types import Document, Task
 from leret.datasets.corpus import Corpus
 from leret.datasets.formats import reader_of
-from leret.datasets.records import BadRecord, Problems
+from leret.datasets.records import BadRecord, Problems, notes_of
 from leret.datasets.splits import rank_of, split_of
 
+UNSPLIT = "texts with a separator in relevant_doc_ids, each read as one id, because there is no corpus"
+"""Remark on texts that a corpus might split into several ids."""
+_SEPARATORS = ("$", r"\|", ";", ",", r"\s", r"[|;,\s]")  # regular expressions; "$": a single id
 _DUPLICATE = "same text as a question in split test"
 
 
@@ -28,6 +36,7 @@ class Loaded:
     problems: tuple[str, ...] = ()  # first faults, one line each
     held_out: frozenset[str] = frozenset()  # ids of all test tasks, and of other tasks with the same text
     gold: Mapping[str, bool] = field(default_factory=dict)  # gold documents of all splits: True if in the corpus
+    remarks: Mapping[str, int] = field(default_factory=dict)  # see `Problems.remarks`
     n_merged: int = 0  # records of all splits that `data.merge_questions` merged with an earlier one
 
     def __iter__(self) -> Iterator[Task]:
@@ -35,6 +44,11 @@ class Loaded:
 
     def __len__(self) -> int:
         return len(self.items)
+
+    @property
+    def notes(self) -> dict[str, int]:
+        """Counts for messages: skipped records by kind, then the remarks."""
+        return notes_of(self.skipped, self.remarks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +102,8 @@ def load_tasks(
         dropped = f" ({len(chosen)} left out: same text as in split test)" if chosen else ""
         raise DataError(f"{source}: no question in split {data.split}{dropped}; available: {splits}")
     skipped = dict(problems.kinds) | ({_DUPLICATE: len(chosen) - len(tasks)} if len(tasks) < len(chosen) else {})
-    return Loaded(tasks, skipped, tuple(problems.shown), frozenset(test.keys() | duplicates), gold, n_merged)
+    held_out = frozenset(test.keys() | duplicates)
+    return Loaded(tasks, skipped, tuple(problems.shown), held_out, gold, +problems.remarks, n_merged)
 
 
 def load_corpus(data: DataSettings) -> Corpus:
@@ -140,6 +155,12 @@ def _tasks(
                 advice = "" if data.merge_questions else "; data.merge_questions: true merges equal questions"
                 fault = f"duplicate id {task.id!r}, first used at line or item {first}{advice}"
                 raise BadRecord("duplicate id", fault)
+            cell = record.value.get("relevant_doc_ids")
+            if task.gold == (cell,):
+                if corpus is not None:
+                    task = replace(task, gold=_ids_in(cell, ids))
+                elif re.search(_SEPARATORS[-1], cell):
+                    problems.remarks[UNSPLIT] += 1
             yield task if corpus is None else _with_gold(task, ids, parents if by_parent else {}, hint, coverage)
 
 
@@ -180,14 +201,29 @@ def _with_gold(
 ) -> Task:
     gold: dict[str, int] = {}
     for doc_id, grade in task.grades.items():
-        forms = (doc_id, *(unicodedata.normalize(form, doc_id) for form in ("NFC", "NFD")))
-        known = next((form for form in forms if form in ids), None)
-        coverage[doc_id] = known is not None
-        gold.setdefault(known or doc_id, grade)
+        spelling = _spelling(doc_id, ids)
+        coverage[doc_id] = spelling is not None
+        gold.setdefault(spelling or doc_id, grade)
     if missing := [doc_id for doc_id in task.gold if not coverage[doc_id]]:
         fault = f"gold document {missing[0]!r} of question {task.id!r} is not in the corpus"
         raise BadRecord("unknown gold", fault + hint)
     return replace(task, gold=tuple(gold), relevance=gold if task.relevance else {}, parents=parents)
+
+
+def _spelling(doc_id: str, ids: Container[str]) -> str | None:
+    """Return the Unicode form of an id that the corpus has, if any."""
+    forms = (doc_id, *(unicodedata.normalize(form, doc_id) for form in ("NFC", "NFD")))
+    return next((form for form in forms if form in ids), None)
+
+
+def _ids_in(cell: str, ids: Container[str]) -> tuple[str, ...]:
+    """Return the ids in a text, by the first separator with which the corpus has the largest share of them."""
+
+    def share(parts: Sequence[str]) -> float:
+        return sum(_spelling(part, ids) is not None for part in parts) / len(parts)
+
+    splits = [[part.strip() for part in re.split(separator, cell) if part.strip()] for separator in _SEPARATORS]
+    return tuple(max(filter(None, splits), key=share, default=[cell]))
 
 
 def _source(data: DataSettings) -> str:
@@ -204,17 +240,21 @@ def _read_corpus(data: DataSettings) -> tuple[Corpus, Problems]:
     if not len(corpus):
         advice = "choose a file with doc_id, title and text" if data.corpus_file else "set data.corpus to a corpus file"
         raise DataError(f"{source} has no documents; {advice}")
+    corpus.notes = notes_of(problems.kinds, problems.remarks)
     return corpus, problems
 
 
 def _documents(data: DataSettings, problems: Problems) -> Iterator[Document]:
     reader = reader_of(data.kind)
-    seen: dict[str, int] = {}
+    seen: dict[str, tuple[int, int]] = {}  # number of the record and hash of the document, by id
     for record, document in reader.documents(data, problems):
-        first = seen.get(document.doc_id)
-        if first is None:
-            seen[document.doc_id] = record.number
+        if document.doc_id not in seen:
+            seen[document.doc_id] = record.number, hash(document)
             yield document
-        elif not reader.repeats_documents:
+            continue
+        first, content = seen[document.doc_id]
+        if not reader.repeats_documents:
             fault = f"duplicate id {document.doc_id!r}, first used at line or item {first}"
             problems.add(record.place, BadRecord("duplicate id", fault))
+        elif content != hash(document):
+            problems.remarks["documents left out, because an earlier one has the same id and another text"] += 1

@@ -1,4 +1,4 @@
-"""Stream a file (JSON lines, a JSON array, CSV, Parquet) as records or as lines, and collect its faults."""
+"""Stream a file (JSON lines, a JSON array, CSV, TSV, Parquet) as records or as lines, and collect its faults."""
 
 from __future__ import annotations
 
@@ -31,7 +31,9 @@ _FIELDS = (
     "a question has id, question, relevant_doc_ids (optional: answer, answers, inputs, type, hops, split, relevance); "
     "a document has doc_id, title, text; set data.fields (`leret init --field NAME=COLUMN`) to read other columns"
 )
-_TABLE = re.compile(r"\.[ct]sv(\.(gz|bz2|zst))?$", re.IGNORECASE)
+_TABLE = re.compile(r"\.([ct])sv(\.(gz|bz2|zst))?$", re.IGNORECASE)
+_BAD_CHARACTER = re.compile("[\0\udc80-\udcff]")  # NUL, or a byte that is not UTF-8 (as `surrogateescape` decodes it)
+_QUOTED = "cells in quotes, which are kept in a .tsv file; name the file .csv if they are not part of the texts"
 _TRUNCATED = "Truncated"  # part of Arrow's message about a truncated Zstandard file
 
 
@@ -43,11 +45,19 @@ class BadRecord(Exception):
         self.kind = kind
 
 
+class LeftOut(Exception):
+    """A sound record that readers leave out and count. The text is the remark."""
+
+
 class Problems:
-    """Bad records of a file: counts by kind, and the first distinct faults with their places."""
+    """Bad records of a file: counts by kind, and the first distinct faults with their places.
+
+    ``remarks`` counts what readers leave out or doubt without an error; its keys follow a number in messages.
+    """
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
+        self.remarks: Counter[str] = Counter()
         self._faults: dict[str, list[str]] = {}  # first places per fault
         self._times: Counter[str] = Counter()
 
@@ -61,11 +71,13 @@ class Problems:
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """Add the bad record that the block raises, if any."""
+        """Add the bad record or the remark that the block raises, if any."""
         try:
             yield
         except BadRecord as problem:
             self.add(place, problem)
+        except LeftOut as remark:
+            self.remarks[str(remark)] += 1
 
     @property
     def shown(self) -> list[str]:
@@ -87,6 +99,11 @@ class Problems:
         lines = "\n  ".join([*self.shown, *more, *([_FIELDS] if self.kinds["missing field"] else [])])
         advice = ", or skip them with data.skip_invalid (--skip-invalid)" if any_good else ""
         raise DataError(f"{source}: {n} bad {'record' if n == 1 else 'records'}\n  {lines}\nfix them{advice}")
+
+
+def notes_of(skipped: Mapping[str, int], remarks: Mapping[str, int]) -> dict[str, int]:
+    """Return counts for messages: skipped records by kind, then the remarks."""
+    return {f"records skipped ({kind})": n for kind, n in skipped.items()} | dict(remarks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,14 +138,18 @@ class Reader(ABC):
 
 
 def records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Yield the objects in JSON lines or in one JSON array, or the rows of CSV or Parquet; DataError if broken."""
+    """Yield the objects in JSON lines or in one JSON array, or the rows of a table; DataError if broken.
+
+    A blank cell of a CSV or TSV file is an empty text.
+    """
     start = _start(path)
+    table = _TABLE.search(path.name)
     if start == b"PAR1":
         items = _parquet_rows(path)
-    elif _TABLE.search(path.name) and start[:1] not in b"[{":
-        items = _csv_rows(path, problems)
+    elif table and start[:1] not in b"[{":
+        items = _table_rows(path, problems, table[1] in "tT")
     else:
-        items = _items(path) if start[:1] == b"[" else _json_lines(path, problems)
+        items = _items(path, problems) if start[:1] == b"[" else _json_lines(path, problems)
     for place, number, value in items:
         if isinstance(value, dict):
             yield Record(place, number, value)
@@ -137,8 +158,8 @@ def records(path: Path, problems: Problems) -> Iterator[Record]:
             problems.add(place, BadRecord("not an object", fault))
 
 
-def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
-    """Yield the non-blank lines of a file, numbered from 1, without surrounding white space.
+def lines(path: Path, problems: Problems, ends: str | None = None) -> Iterator[tuple[int, str]]:
+    """Yield the non-blank lines of a file, numbered from 1, without the characters ``ends`` (white space) around them.
 
     DataError if the file cannot be read or a line is longer than `MAX_RECORD`.
     """
@@ -151,12 +172,12 @@ def lines(path: Path, problems: Problems) -> Iterator[tuple[int, str]]:
                     fault = f"a line is longer than {MAX_RECORD >> 20} MiB, so the file is not JSON lines"
                     raise DataError(f"{path}: {fault}; choose another file")
                 try:
-                    line = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8").strip()
+                    line = raw.removeprefix(codecs.BOM_UTF8 if number == 1 else b"").decode("utf-8").strip(ends)
                 except UnicodeDecodeError as error:
                     fault = f"not UTF-8 at byte {error.start} of the line"
                     problems.add(f"{path}:{number}", BadRecord("not UTF-8", fault))
                     continue
-                if line:
+                if line and not line.isspace():
                     yield number, line
         except (EOFError, OSError) as error:
             if not _ends_early(error):
@@ -212,7 +233,9 @@ def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]
     for number, line in lines(path, problems):
         place = f"{path}:{number}"
         try:
-            value = json.loads(line)
+            value = json.loads(line, object_pairs_hook=_object)
+        except BadRecord as problem:
+            problems.add(place, problem)
         except (RecursionError, ValueError) as error:  # RecursionError: nested too deeply
             fault = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else error
             problems.add(place, BadRecord("broken JSON", f"broken JSON ({fault}): {line[:60]!r}"))
@@ -220,32 +243,104 @@ def _json_lines(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]
             yield place, number, value
 
 
-def _csv_rows(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]]:
-    """Yield the rows of a CSV file by the columns of its header; an empty cell is None."""
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise _twice("key", [key for key, _ in pairs])
+    return value
+
+
+def _twice(what: str, names: list[str]) -> BadRecord:
+    name, _ = Counter(names).most_common(1)[0]
+    return BadRecord(f"{what} twice", f"{what} {name!r} occurs more than once; rename or remove one")
+
+
+def _table_rows(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[str, int, Any]]:
+    """Yield the rows of a CSV or TSV file by the columns of its header. Blank rows and unnamed columns are ignored."""
+    columns: list[str] = []
+    for number, cells in _cells(path, problems, is_tsv):
+        place = f"{path}:{number}"
+        if not columns:
+            columns = [name.strip() for name in cells]
+            _check_columns(place, columns)
+        elif len(cells) != len(columns):
+            fault = f"{len(cells)} cells, but the header has {len(columns)} columns"
+            advice = "a cell cannot contain a tab" if is_tsv else "put a cell with commas in quotes"
+            problems.add(place, BadRecord("broken table", f"{fault}; {advice}"))
+        else:
+            row = dict(zip(columns, cells, strict=True))
+            row.pop("", None)
+            yield place, number, row
+
+
+def _check_columns(place: str, columns: list[str]) -> None:
+    """Raise a DataError if two columns have the same name."""
+    named = [name for name in columns if name]
+    if len(set(named)) < len(named):
+        raise DataError(f"{place}: {_twice('column', named)}")
+
+
+def _cells(path: Path, problems: Problems, is_tsv: bool) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of each row with the number of its first line. In a TSV file, a quote is a character.
+
+    A row of CSV that is broken after its first line may have swallowed other rows, so it is a DataError.
+    """
     csv.field_size_limit(MAX_RECORD)
+    current: list[str] = []  # lines of the row
     with open_compressed(path) as file:
         first = file.peek().partition(b"\n")[0]
-        delimiter = max(",;\t", key=lambda character: first.count(character.encode()))
-        rows = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""), delimiter=delimiter, strict=True)
-        columns: list[str] = []
+        delimiter = "\t" if is_tsv else max(",;\t", key=lambda character: first.count(character.encode()))
+        quoting = csv.QUOTE_NONE if is_tsv else csv.QUOTE_MINIMAL
+        lines = _table_lines(path, file, current)
+        rows = csv.reader(lines, delimiter=delimiter, quoting=quoting, strict=True)
+        n_columns = 0
         while True:
             number = rows.line_num + 1
-            place = f"{path}:{number}"
+            current.clear()
             try:
-                row = next(rows, None)
-            except UnicodeDecodeError as error:
-                raise DataError(f"{path}: not UTF-8 after line {number}; save it as UTF-8") from error
+                cells = next(rows, None)
             except csv.Error as error:
-                problems.add(place, BadRecord("broken CSV", f"broken CSV ({error})"))
+                if len(current) > 1:
+                    at = number + _open_quote("".join(current), delimiter)
+                    advice = "close it, or write a quote in a quoted cell twice"
+                    raise DataError(f"{path}:{at}: this line opens a quote that is not closed; {advice}") from error
+                problems.add(f"{path}:{number}", BadRecord("broken table", f"broken CSV ({error})"))
                 continue
-            if row is None:
+            if cells is None:
                 return
-            if columns and row and len(row) != len(columns):
-                fault = f"{len(row)} cells, but the header has {len(columns)} columns; put a cell with commas in quotes"
-                problems.add(place, BadRecord("broken CSV", fault))
-            elif columns and row:
-                yield place, number, {c: cell if cell.strip() else None for c, cell in zip(columns, row, strict=True)}
-            columns = columns or row
+            n_columns = n_columns or len(cells)
+            if is_tsv:
+                problems.remarks[_QUOTED] += sum(cell[:1] == cell[-1:] == '"' for cell in cells)
+            if _are_rows(current, delimiter, n_columns):
+                fault = f"a quoted cell joins {len(current)} lines that look like rows; remove its quotes"
+                for shift in range(len(current)):
+                    problems.add(f"{path}:{number + shift}", BadRecord("broken table", fault))
+            elif any(map(str.strip, cells)):
+                yield number, cells
+
+
+def _are_rows(current: list[str], delimiter: str, n_columns: int) -> bool:
+    """Check whether each of several lines has the cells of a row, unlike prose, where a space follows a comma."""
+    counts = [len(re.findall(f"{delimiter}(?! )", line)) for line in current if line.strip()]
+    return n_columns > 1 and len(counts) > 1 and set(counts) == {n_columns - 1}
+
+
+def _open_quote(row: str, delimiter: str) -> int:
+    """Return the index of the line with the first quote that opens a cell and is not closed at the cell's end."""
+    cell = re.compile(rf'(?:^|(?<={delimiter}))"[^"]*(?:""[^"]*)*(?!"(?:[{delimiter}\r\n]|$))')
+    found = cell.search(row)
+    return row.count("\n", 0, found.start()) if found else 0
+
+
+def _table_lines(path: Path, file: io.BufferedReader, current: list[str]) -> Iterator[str]:
+    """Yield the lines of a table, and add each to ``current``."""
+    with io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="") as text:
+        for number, line in enumerate(text, 1):
+            if bad := _BAD_CHARACTER.search(line):
+                fault = "has a NUL character" if bad[0] == "\0" else "is not UTF-8"
+                raise DataError(f"{path}:{number}: the line {fault}; save the file as UTF-8")
+            current.append(line)
+            yield line
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, int, Any]]:
@@ -255,17 +350,20 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, int, Any]]:
     number = 0
     try:
         with pq.ParquetFile(path) as file:
+            _check_columns(str(path), file.schema_arrow.names)
             for batch in file.iter_batches(batch_size=1000):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}: row {number}", number, row
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, OverflowError, ValueError, pa.ArrowException) as error:  # ValueError: text that is not UTF-8
         raise DataError(f"{path}: row {number + 1} cannot be read ({reason(error)}); write the file again") from error
 
 
-def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
+def _items(path: Path, problems: Problems) -> Iterator[tuple[str, int, Any]]:
     """Yield the items of a JSON array. ``ijson.items`` is not used: its memory grows with the square of the depth."""
     number, depth, item = 0, 0, ObjectBuilder()
+    keys: list[list[str]] = []  # of the open objects
+    twice: BadRecord | None = None
     try:
         with open_compressed(path) as file:
             if file.peek(3).startswith(codecs.BOM_UTF8):
@@ -277,11 +375,23 @@ def _items(path: Path) -> Iterator[tuple[str, int, Any]]:
                     raise DataError(f"{path}: item {number + 1} is nested more than {_MAX_DEPTH} deep; fix the file")
                 if depth == 0 or (depth == 1 and event == "start_array"):
                     continue
+                if event == "start_map":
+                    keys.append([])
+                elif event == "map_key":
+                    keys[-1].append(value)
+                elif event == "end_map":
+                    names = keys.pop()
+                    if len(set(names)) < len(names):
+                        twice = _twice("key", names)
                 item.event(event, value)
                 if depth == 1:
                     number += 1
-                    yield f"{path}: item {number}", number, item.value
-                    item = ObjectBuilder()
-    except ijson.JSONError as error:
+                    place = f"{path}: item {number}"
+                    if twice is None:
+                        yield place, number, item.value
+                    else:
+                        problems.add(place, twice)
+                    item, twice = ObjectBuilder(), None
+    except (ijson.JSONError, ValueError) as error:  # ValueError: a number of over 4,300 digits
         fault = str(error).removeprefix("b'").replace("\\n", "\n").splitlines()[0]
         raise DataError(f"{path}: item {number + 1}: broken JSON ({fault}); fix the file") from error

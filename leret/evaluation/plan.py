@@ -204,6 +204,7 @@ class Questions:
     trained: Sequence[Task]  # the run's questions that training has seen
     digest: str  # of all questions of the split
     gold: Mapping[str, bool]  # gold documents of the data: True if in the corpus; empty if this is unknown
+    notes: Sequence[str]  # on skipped and doubtful records
 
 
 def held_out(evaluation: Evaluation, environment: Environment) -> Questions:
@@ -240,7 +241,7 @@ def held_out(evaluation: Evaluation, environment: Environment) -> Questions:
     refuse_leaks(trained, tasks)
     data_digest = questions_digest(split)
     _refuse_other_results(evaluation, data_digest)
-    return Questions(tasks, trained, data_digest, source.gold)
+    return Questions(tasks, trained, data_digest, source.gold, source.data_notes())
 
 
 def trained_tasks(run: Run, environment: Environment, tasks: Sequence[Task]) -> list[Task]:

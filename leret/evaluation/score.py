@@ -1,7 +1,8 @@
 """`leret score`: compare the answers in a file with the references in another file.
 
 A file is text with one answer per line, or has records (JSON lines, a JSON array, CSV, Parquet), such as
-``eval/SYSTEM/answers.jsonl``. Records are matched by ``id`` if both files have ids, and otherwise by their order.
+``eval/SYSTEM/answers.jsonl``. Records are matched by ``id`` if both files have ids, and otherwise by their order. A
+blank answer is an empty answer, which is scored; null is a failure, which is not. A blank reference is none.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 from leret.config.evaluation import EvalRecipe
 from leret.core.errors import ConfigError, DataError
 from leret.core.types import Outcome, Task
-from leret.datasets.formats.base import text_list
+from leret.datasets.formats.base import answers as reference_answers
+from leret.datasets.formats.base import names_in
 from leret.datasets.records import BadRecord, Problems, open_compressed, records
 from leret.evaluation.measures import corpus_measures, scorings
 from leret.evaluation.statistics import bootstrap_intervals, corpus_interval, json_number, nan_mean
@@ -31,10 +33,14 @@ _RECORDS = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
 
 @dataclass(frozen=True)
 class ScoreReport:
-    """Values of the measures with their intervals. ``n_failed`` answers are null and therefore not scored."""
+    """Values of the measures with their intervals.
+
+    ``n_failed`` answers are null, and ``n_without_reference`` have no reference answer; both are not scored.
+    """
 
     n_answers: int
     n_failed: int
+    n_without_reference: int
     measures: Mapping[str, float | None]
     intervals: Mapping[str, Sequence[float | None]]
 
@@ -48,7 +54,7 @@ def score(predictions: Path, references: Path, recipe: EvalRecipe, field: str | 
     """
     names = (field,) if field else _ANSWERS
     answers = _read(predictions, lambda record: _answer(record, names), str)
-    known = _read(references, lambda record: text_list(record, _column(record, _REFERENCES)), lambda line: (line,))
+    known = _read(references, lambda record: reference_answers(record, _column(record, _REFERENCES)), _line_answers)
     pairs = _matched(answers, known, predictions, references)
     tasks = [Task(str(i), {}, answers=texts) for i, (_, texts) in enumerate(pairs)]
     outcomes = [Outcome(task, prediction=answer) for task, (answer, _) in zip(tasks, pairs, strict=True)]
@@ -69,7 +75,13 @@ def score(predictions: Path, references: Path, recipe: EvalRecipe, field: str | 
             values[name] = json_number(nan_mean(column)[0])
             bounds = bootstrap_intervals(column, recipe.resamples, recipe.confidence, recipe.seed)
             intervals[name] = list(map(json_number, bounds[0]))
-    return ScoreReport(len(pairs), sum(outcome.prediction is None for outcome in outcomes), values, intervals)
+    n_failed = sum(answer is None for answer, _ in pairs)
+    n_without_reference = sum(not texts for _, texts in pairs)
+    return ScoreReport(len(pairs), n_failed, n_without_reference, values, intervals)
+
+
+def _line_answers(line: str) -> tuple[str, ...]:
+    return (line,) if line.strip() else ()
 
 
 def _answer(record: Mapping[str, Any], names: Sequence[str]) -> Any:
@@ -83,8 +95,8 @@ def _column(record: Mapping[str, Any], names: Sequence[str]) -> str:
     for name in names:
         if name in record:
             return name
-    fields = ", ".join(map(repr, record))
-    raise BadRecord("missing field", f"no field {' or '.join(map(repr, names))}; the fields are {fields}")
+    expected = " or ".join(map(repr, names))
+    raise BadRecord("missing field", f"no field {expected}; the fields are {names_in(record)}")
 
 
 def _read(path: Path, of_record: Callable[[Mapping[str, Any]], Any], of_line: Callable[[str], Any]) -> list[_Entry]:
@@ -94,6 +106,8 @@ def _read(path: Path, of_record: Callable[[Mapping[str, Any]], Any], of_line: Ca
     problems, entries = Problems(), list[_Entry]()
     for record in records(path, problems):
         id = record.value.get("id")
+        if isinstance(id, str) and not id.strip():
+            id = None
         try:
             entries.append((None if id is None else str(id), of_record(record.value)))
         except BadRecord as problem:

@@ -149,6 +149,7 @@ def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str,
         "gold_coverage": sum(gold) / len(gold) if gold else None,
         "reader": evaluation.reader,
         "notes": [
+            *questions.notes,
             *(f"the reader {one['model']} wrote all answers" for one in filter(None, [evaluation.reader])),
             *(hyde_note("the base policy", rows.rows) for name, rows in results.items() if name == HYDE),
             *label_notes(recipe.specs, tasks),

@@ -21,7 +21,7 @@ from leret.core.runs import Run, program_digest
 from leret.core.stages import check_resumable, completed, input_stamps, source_files, stage_key
 from leret.core.types import Task, digest
 from leret.datasets.corpus import Corpus
-from leret.datasets.load import has_corpus, load_corpus, load_tasks
+from leret.datasets.load import UNSPLIT, has_corpus, load_corpus, load_tasks
 from leret.policies.base import Policy
 from leret.policies.load import combine_policies, shared_policy, tool_reader
 from leret.retrieval.base import Retriever
@@ -60,6 +60,7 @@ class Environment:
         self.skipped: dict[str, int] = {}
         self.held_out: frozenset[str] = frozenset()
         self.gold: Mapping[str, bool] = {}
+        self._notes: Mapping[str, int] = {}
 
     @classmethod
     def open(cls, run: Run, *, latest: bool = False) -> Environment:
@@ -79,7 +80,10 @@ class Environment:
         chosen = data.model_copy(update={"split": split or data.split, "limit": limit, "part": part})
         corpus = self.corpus if self._has_corpus and (check or data.gold == "parent") else None
         loaded = load_tasks(chosen, corpus, None if corpus is None else corpus.parents)
+        if UNSPLIT in loaded.remarks and self._has_corpus:
+            loaded = load_tasks(chosen, self.corpus, self.corpus.parents)
         self.skipped, self.held_out, self.gold = dict(loaded.skipped), loaded.held_out, loaded.gold
+        self._notes = loaded.notes
         return list(loaded)
 
     @cached_property
@@ -138,11 +142,19 @@ class Environment:
         return combine_policies({name: policy if one is None else shared_policy(one) for name, one in settings.items()})
 
     def notes(self) -> list[str]:
-        """Return notes on skipped records, and on ``k`` if the program and the recipe set different values."""
+        """Return `data_notes`, and a note on ``k`` if the program and the recipe set different values."""
         from leret.programs.load import differing_k
 
-        left_out = [f"data: {n:,} records skipped ({kind})" for kind, n in self.skipped.items()]
-        return left_out + differing_k(self.replay.program, self.source.arguments, self.recipe.retriever.k)
+        return self.data_notes() + differing_k(
+            self.replay.program, self.source.arguments, self.recipe.retriever.k
+        )
+
+    def data_notes(self) -> list[str]:
+        """Return notes on skipped and doubtful records of the questions last read and of the corpus."""
+        notes = [f"data: {n:,} {remark}" for remark, n in self._notes.items()]
+        if self._has_corpus:
+            notes += [f"corpus: {n:,} {remark}" for remark, n in self.corpus.notes.items()]
+        return notes
 
     @cached_property
     def adapter(self) -> dspy.Adapter:

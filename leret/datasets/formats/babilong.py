@@ -24,8 +24,8 @@ from pathlib import Path
 from leret.config.data import BabilongSettings
 from leret.core.errors import DataError
 from leret.core.types import Document, Json, Task, digest
-from leret.datasets.formats.base import Fields, optional_text, text, wrong
-from leret.datasets.records import BadRecord, Problems, Reader, Record, lines, open_compressed, records
+from leret.datasets.formats.base import Fields, answers, optional_text, split, text, wrong
+from leret.datasets.records import BadRecord, LeftOut, Problems, Reader, Record, lines, open_compressed, records
 from leret.datasets.splits import rank_of, split_of
 
 _CHUNK_LISTS = 256  # maximum number of tasks whose chunks are cached
@@ -94,30 +94,29 @@ class BabilongReader(Reader):
             is_json = file.peek(1)[:1] in (b"{", b"[")
         for record in records(path, problems) if is_json else babi_records(path, problems):
             with problems.at(record.place):
-                if (task := _task(record.value, data, noise)) is not None:
-                    yield record, task
+                yield record, _task(record.value, data, noise)
 
     def documents(self, data: BabilongSettings, problems: Problems) -> Iterator[tuple[Record, Document]]:
         raise DataError("kind babilong has no corpus, because chunks are task inputs; remove data.corpus")
 
 
-def _task(value: Fields, data: BabilongSettings, noise: Noise) -> Task | None:
-    """Build a task from a question and its story; None if the story has more than ``data.facts`` sentences."""
+def _task(value: Fields, data: BabilongSettings, noise: Noise) -> Task:
+    """Build a task from a question and its story; LeftOut if the story has more than ``data.facts`` sentences."""
     story, support = value.get("story"), value.get("support")
     if not isinstance(story, list) or not story or not all(isinstance(s, str) and s.strip() for s in story):
         raise wrong("story", story, "a list of sentences")
     if not isinstance(support, list) or not support or not all(type(i) is int and 0 <= i < len(story) for i in support):
         raise wrong("support", support, f"sentence indices in the story, from 0 to {len(story) - 1}")
     if len(story) > (data.facts or min(data.lengths, default=len(story))):
-        return None
-    id, question, answer = text(value, "id"), text(value, "question"), optional_text(value, "answer")
+        raise LeftOut("questions left out, because their stories have more sentences than data.facts")
+    id, question = text(value, "id"), text(value, "question")
     draw = random.Random(rank_of(id, data.noise_seed, "babilong"))
     n = max(len(story), draw.choice(data.lengths) if data.lengths else 0)
     places = tuple(sorted(draw.sample(range(n), len(story))))
     inputs = Inputs(question, tuple(story), places, n, noise, draw.randrange(max(1, len(noise.sentences))))
     gold = tuple(dict.fromkeys(str(places[i]) for i in support))
-    answers = () if answer is None else (answer,)
-    return Task(id, inputs, gold, answers, optional_text(value, "task"), len(gold), optional_text(value, "split"))
+    kind = optional_text(value, "task")
+    return Task(id, inputs, gold, answers(value, "answer"), kind, len(gold), split(value))
 
 
 def read_noise(paths: tuple[str, ...]) -> Noise:
@@ -127,7 +126,11 @@ def read_noise(paths: tuple[str, ...]) -> Noise:
         with open_compressed(Path(path)) as file:
             content = file.read()
         name.update(content)
-        sentences += _sentences(_GUTENBERG.sub("", content.decode("utf-8", "replace")))
+        try:
+            book = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise DataError(f"data.noise: {path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
+        sentences += _sentences(_GUTENBERG.sub("", book))
     if paths and not sentences:
         raise DataError(f"data.noise: no sentence of at least {_LEAST_WORDS} words in {', '.join(paths)}; use a book")
     return Noise(tuple(sentences), name.hexdigest())
@@ -141,9 +144,13 @@ def _sentences(book: str) -> Iterator[str]:
 
 
 def babi_records(path: Path, problems: Problems) -> Iterator[Record]:
-    """Yield each question of a file in bAbI's text format, with the preceding sentences of its story."""
+    """Yield each question of a file in bAbI's text format, with the preceding sentences of its story.
+
+    After a broken or missing line, the rest of the story is broken too.
+    """
     story: list[str] = []
     places: dict[str, int] = {}
+    length = 0  # number of lines of the story
     for number, line in lines(path, problems):
         with problems.at(f"{path}:{number}"):
             head, _, rest = line.partition(" ")
@@ -151,7 +158,11 @@ def babi_records(path: Path, problems: Problems) -> Iterator[Record]:
                 fault = f"{line[:60]!r} is not a bAbI line; each line is a number, a space and a sentence"
                 raise BadRecord("broken line", fault)
             if head == "1":
-                story, places = [], {}
+                story, places, length = [], {}, 0
+            if head != str(length + 1):
+                fault = f"line {head} of the story follows line {length}; restore the lines between them"
+                raise BadRecord("broken line", fault)
+            length += 1
             if "\t" not in rest:
                 places[head] = len(story)
                 story.append(rest.strip())

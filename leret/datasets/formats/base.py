@@ -7,6 +7,7 @@ example ``hf:hotpotqa/hotpot_qa:distractor@validation``.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,12 +16,14 @@ from typing import Any
 from leret.config.data import FileSettings
 from leret.core.errors import DataError, import_optional
 from leret.core.types import Document, Task
-from leret.datasets.columns import renamed
-from leret.datasets.records import BadRecord, Problems, Reader, Record, records
-from leret.datasets.splits import SPLITS
+from leret.datasets.columns import Renamed, renamed
+from leret.datasets.records import BadRecord, LeftOut, Problems, Reader, Record, records
+from leret.datasets.splits import SPLITS, SplitName
 
 Fields = Mapping[str, Any]
 HUB = "hf:"
+_UNANSWERABLE = {"is_impossible": ("true", "1"), "answerable": ("false", "0")}
+"""Values of the marks of unanswerable questions (SQuAD 2.0, MuSiQue), as text in lower case."""
 
 
 @dataclass
@@ -40,6 +43,7 @@ class FileReader(Reader):
     def tasks(self, data: FileSettings, problems: Problems) -> Iterator[tuple[Record, Task]]:
         for record, reader in self._records(data, problems, documents=False):
             with problems.at(record.place):
+                _refuse_unanswerable(record.value)
                 task = reader.task(record.value)
                 yield record, task if task.split or not record.split else replace(task, split=record.split)
 
@@ -104,42 +108,86 @@ def text(record: Fields, *names: str) -> str:
 
 
 def optional_text(record: Fields, name: str) -> str | None:
-    """Return a string field, or None if the field is absent or null."""
+    """Return a string field, or None if the field is absent, null or blank."""
     value = record.get(name)
     if value is not None and not isinstance(value, str):
         raise wrong(name, value, "a string")
-    return value
+    return value if value and value.strip() else None
 
 
 def optional_number(record: Fields, name: str) -> int | None:
-    """Return a whole-number field (text in a CSV file); None if the field is absent or null."""
+    """Return a whole-number field (text in a CSV file); None if the field is absent, null or blank."""
     value = record.get(name)
-    if isinstance(value, str) and value.isdecimal():
-        return int(value)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    number = whole_number(value) if isinstance(value, str) else value
+    if not isinstance(number, int) or isinstance(number, bool):
         raise wrong(name, value, "a whole number")
-    return value
+    return number
+
+
+def whole_number(value: str) -> int | None:
+    """Return a whole number of at most 18 digits that is written as text; None for any other text.
+
+    >>> whole_number("-2"), whole_number("1.0"), whole_number("9" * 5000)
+    (-2, None, None)
+    """
+    return int(value) if re.fullmatch(r"\s*-?[0-9]{1,18}\s*", value) else None
+
+
+def split(record: Fields) -> SplitName | None:
+    """Return the field ``split`` under leret's name; None if it is absent, null or blank."""
+    name = optional_text(record, "split")
+    if name is not None and name not in SPLITS:
+        raise BadRecord("unknown split", f"field 'split' is {name!r}; it should be train, dev or test")
+    return None if name is None else SPLITS[name]
 
 
 def text_list(record: Fields, name: str) -> tuple[str, ...]:
-    """Return a list of non-blank strings without duplicates; empty if the field is absent or null.
+    """Return a list of non-blank strings without duplicates; empty if the field is absent, null or blank.
 
     The field may also be a single string or whole number, or (in a CSV file) a list written as JSON.
     """
+    items = _items(record, name)
+    for item in items:
+        if not isinstance(item, str) or not item.strip():
+            raise wrong(name, item, "a list of non-empty strings")
+    return tuple(dict.fromkeys(items))
+
+
+def answers(record: Fields, *names: str) -> tuple[str, ...]:
+    """Return the reference answers in the fields, without duplicates. A blank or null answer is no reference."""
+    texts = dict[str, None]()
+    for name in names:
+        value = record.get(name)
+        # In `answer`, a text that begins with a bracket is not a list.
+        items = [value] if name == "answer" and isinstance(value, str) else _items(record, name)
+        for item in items:
+            if item is not None and not isinstance(item, str):
+                raise wrong(name, item, "a text or a list of texts")
+            if item and item.strip():
+                texts[item] = None
+    return tuple(texts)
+
+
+def _items(record: Fields, name: str) -> list[Any]:
+    """Return the items of a field that is a list, a list as JSON, or one item. Whole numbers become texts."""
     value = record.get(name)
-    if value is None:
-        return ()
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return []
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json.loads(value)
         except (RecursionError, ValueError) as error:
             raise wrong(name, value, 'one value, or a list in JSON, as in ["d7", "d2"]') from error
     items = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else [value]
-    texts = [str(item) if type(item) is int else item for item in items]
-    for item in texts:
-        if not isinstance(item, str) or not item.strip():
-            raise wrong(name, item, "a list of non-empty strings")
-    return tuple(dict.fromkeys(texts))
+    return [str(item) if type(item) is int else item for item in items]
+
+
+def _refuse_unanswerable(record: Fields) -> None:
+    for name, values in _UNANSWERABLE.items():
+        if name in record and str(record[name]).strip().lower() in values:
+            raise LeftOut("questions left out, because they are marked as unanswerable")
 
 
 def rows(record: Fields, name: str, first: str, second: str) -> list[tuple[Any, Any]]:
@@ -173,5 +221,10 @@ def _find(record: Fields, names: Sequence[str]) -> tuple[str, Any]:
         if name in record:
             return name, record[name]
     expected = " or ".join(repr(name) for name in names)
-    fields = ", ".join(map(repr, record)) or "none"
-    raise BadRecord("missing field", f"field {expected} is missing; the fields are {fields}")
+    raise BadRecord("missing field", f"field {expected} is missing; the fields are {names_in(record)}")
+
+
+def names_in(record: Fields) -> str:
+    """Return the names of a record's fields for a message, with the user's names of mapped columns."""
+    names = record.columns if isinstance(record, Renamed) else record
+    return ", ".join(map(repr, names)) or "none"

@@ -5,8 +5,9 @@ Tasks: ``{"id", "question", "relevant_doc_ids", "answer"}``, and optionally ``an
 them. ``query`` is an alias of ``question``. ``id`` defaults to the digest of the inputs. Corpora: ``{"doc_id", "title",
 "text"}``; ``_id`` and ``id`` are aliases of ``doc_id``, and ``title`` is optional. A chunk also has ``parent``, the
 id of its document. Other fields are ignored.
-Ids may be whole numbers. ``relevant_doc_ids`` is one id or a list, ``answer`` and ``answers`` one text or a list; in a
-CSV file, a list is written as JSON.
+Ids may be whole numbers. ``relevant_doc_ids`` is one id, a list, or a text with several ids (see
+`leret.datasets.load`). ``answer`` and ``answers`` are one text or a list; in a CSV file, a list is written as JSON. A
+blank answer is no reference answer. Questions that are marked as unanswerable are left out.
 
 Kind ``chunks`` holds tasks with candidates to pick: ``{"id", "question", "chunks": [...], "support": [...],
 "answer"}``. A chunk is ``{"id", "title", "text"}`` or a string, whose id is its index (from 0). ``support`` lists
@@ -23,38 +24,29 @@ import leret.datasets.formats.base as field
 from leret.core.types import Document, Task, digest
 from leret.datasets.formats.base import Fields, FileReader
 from leret.datasets.records import BadRecord
-from leret.datasets.splits import SPLITS
 
 
 def _task(record: Fields) -> Task:
     inputs = _inputs(record)
-    split = field.optional_text(record, "split")
-    if split is not None and split not in SPLITS:
-        raise BadRecord("unknown split", f"field 'split' is {split!r}; it should be train, dev or test")
     gold = field.text_list(record, "relevant_doc_ids")
-    answer = record.get("answer")
-    several = (answer,) if isinstance(answer, str) else field.text_list(record, "answer")
-    answers = dict.fromkeys([*several, *field.text_list(record, "answers")])
+    answers = field.answers(record, "answer", "answers")
     if not gold and not answers:
-        fields = ", ".join(map(repr, record))
         fault = "no 'relevant_doc_ids', 'answer' or 'answers' to score against"
-        raise BadRecord("missing field", f"{fault}; the fields are {fields}")
+        raise BadRecord("missing field", f"{fault}; the fields are {field.names_in(record)}")
     return Task(
         id=field.text(record, "id") if "id" in record else digest(*inputs.values() if len(inputs) == 1 else [inputs]),
         inputs=inputs,
         gold=gold,
-        answers=tuple(answers),
+        answers=answers,
         type=field.optional_text(record, "type"),
         hops=field.optional_number(record, "hops"),
-        split=SPLITS[split] if split else None,
+        split=field.split(record),
         relevance=_grades(record, gold),
     )
 
 
 def _inputs(record: Fields) -> dict[str, Any]:
-    inputs = record.get("inputs") or {}
-    if not isinstance(inputs, Mapping):
-        raise field.wrong("inputs", inputs, "an object with the program's inputs by name")
+    inputs = _mapping(record, "inputs", "an object with the program's inputs by name")
     if inputs and not ("question" in record or "query" in record):
         return dict(inputs)
     if "question" in inputs:
@@ -62,10 +54,17 @@ def _inputs(record: Fields) -> dict[str, Any]:
     return {"question": field.text(record, "question", "query"), **inputs}
 
 
-def _grades(record: Fields, gold: Sequence[str]) -> dict[str, int]:
-    value = record.get("relevance") or {}
+def _mapping(record: Fields, name: str, expected: str) -> Mapping[str, Any]:
+    value = record.get(name)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return {}
     if not isinstance(value, Mapping):
-        raise field.wrong("relevance", value, "whole numbers by document id")
+        raise field.wrong(name, value, expected)
+    return value
+
+
+def _grades(record: Fields, gold: Sequence[str]) -> dict[str, int]:
+    value = _mapping(record, "relevance", "whole numbers by document id")
     for doc_id, grade in value.items():
         if not isinstance(grade, int) or isinstance(grade, bool) or (grade > 0) != (doc_id in gold):
             raise field.wrong(f"relevance.{doc_id}", grade, "a whole number, above 0 only for relevant documents")
@@ -90,6 +89,8 @@ def _with_chunks(record: Fields) -> Task:
     chunks = record.get("chunks")
     if not isinstance(chunks, list) or not chunks:
         raise field.wrong("chunks", chunks, "a list of texts, or of objects with id, title and text")
+    if "relevant_doc_ids" in record:
+        raise BadRecord("field twice", "gold chunks are in 'support'; remove 'relevant_doc_ids'")
     texts = [_chunk(chunk, place) for place, chunk in enumerate(chunks)]
     ids = [str(place) if isinstance(chunk, str) else chunk["id"] for place, chunk in enumerate(texts)]
     if len(set(ids)) < len(ids):
@@ -107,11 +108,11 @@ def _with_chunks(record: Fields) -> Task:
 
 def _chunk(chunk: Any, place: int) -> str | dict[str, str]:
     if isinstance(chunk, str):
-        return chunk
+        return field.text({"chunks": chunk}, "chunks")
     if not isinstance(chunk, Mapping):
         raise field.wrong("chunks", chunk, "a list of texts, or of objects with id, title and text")
-    title = chunk.get("title") or ""
-    return {"id": str(chunk.get("id", place)), "title": str(title), "text": field.text(chunk, "text")}
+    id = str(place) if chunk.get("id") is None else field.text(chunk, "id")
+    return {"id": id, "title": field.optional_text(chunk, "title") or "", "text": field.text(chunk, "text")}
 
 
 def no_documents(record: Fields) -> Iterable[Document]:

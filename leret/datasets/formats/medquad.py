@@ -3,8 +3,8 @@
 ``data.questions`` is a folder of the collections (``1_CancerGov_QA`` ...), or one of them. They hold XML files:
 ``<Document id source url> <Focus/> <QAPairs> <QAPair pid> <Question qid qtype/> <Answer/> ...``. Each answer is a
 document and the gold document of its question. Its id is the collection's number and the ``qid`` (``1-0000001_1-2``),
-because collections use the same ids; its title is the focus. Pairs without an answer are skipped (three collections
-lack answers for copyright reasons). ``data.merge_questions`` merges questions that several websites answer.
+because collections use the same ids; its title is the focus. Pairs without an answer are left out and counted (three
+collections lack answers for copyright reasons). ``data.merge_questions`` merges questions that several websites answer.
 
 Source: Ben Abacha and Demner-Fushman, A question-entailment approach to question answering, BMC Bioinformatics 2019.
 """
@@ -37,18 +37,23 @@ def _pairs(folder: Path, problems: Problems) -> Iterator[Record]:
             with open_compressed(path) as file:
                 document = ElementTree.parse(file).getroot()
         except ElementTree.ParseError as error:
-            problems.add(str(path), BadRecord("broken XML", f"broken XML ({error})"))
+            problems.add(str(path), BadRecord("broken XML file", f"broken XML ({error})"))
             continue
         focus, collection = _words(document.find("Focus")), path.parent.name.partition("_")[0]
         for pair in document.iter("QAPair"):
             question, answer = pair.find("Question"), _words(pair.find("Answer"))
+            place = f"{path}: pair {pair.get('pid', number + 1)}"
+            if len(pair.findall("Question")) > 1 or len(pair.findall("Answer")) > 1:
+                problems.add(place, BadRecord("field twice", "the pair has two questions or answers; remove one"))
+                continue
             if not answer:
+                problems.remarks["pairs left out, because they have no answer"] += 1
                 continue
             number += 1
             known = {} if question is None else question.attrib
             id = f"{collection}-{known['qid']}" if known.get("qid") else None
             value = {"id": id, "question": _words(question), "answer": answer, "type": known.get("qtype")}
-            yield Record(f"{path}: pair {pair.get('pid', number)}", number, {**value, "focus": focus})
+            yield Record(place, number, {**value, "focus": focus})
     if not number:
         raise DataError(f"{folder} has no XML file with a QAPair that has an answer; choose MedQuAD's folder")
 

@@ -2,15 +2,17 @@
 
 HotpotQA (arXiv 1809.09600): ``{"_id", "question", "answer", "supporting_facts": [[title, sentence], ...], "context":
 [[title, [sentence, ...]], ...], "type", "level"}``, or rows from the Hugging Face Hub (``id``; columns are lists). A
-document's id is its title, which is unique in HotpotQA's Wikipedia.
+document's id is its title, which is unique in HotpotQA's Wikipedia. If a title has two texts, the first one in the file
+counts, and the others are counted in a message.
 2WikiMultihopQA (arXiv 2011.01060): HotpotQA's layout with the types comparison, bridge_comparison, inference and
 compositional. ``hops`` is the number of gold documents.
 HoVer (arXiv 2011.03088): ``{"uid", "claim", "supporting_facts", "label", "num_hops"}``. The claim is the question and
-the label is the answer. HoVer has no documents; it uses HotpotQA's corpus.
+the label is the answer (on the Hugging Face Hub, its number: 1 for SUPPORTED). HoVer has no documents; it uses
+HotpotQA's corpus.
 MuSiQue (arXiv 2108.00573), JSON lines: ``{"id", "question", "answer", "answer_aliases", "paragraphs": [{"idx", "title",
 "paragraph_text", "is_supporting"}, ...], "question_decomposition"}``. An article has several paragraphs, so a
 document's id is ``title #`` and six digits of its text's digest. The id is the same in all files. A question without
-supporting paragraphs is a bad record.
+supporting paragraphs is a bad record. Questions that are not ``answerable`` are left out and counted.
 
 Kind ``episodes``: questions of HotpotQA, 2WikiMultihopQA and MuSiQue with their paragraphs as ``chunks``. Chunk ids are
 the document ids of the kinds ``hotpotqa``, ``2wiki`` and ``musique``.
@@ -28,13 +30,16 @@ from leret.datasets.formats.base import Fields, FileReader
 from leret.datasets.formats.jsonl import JSONL, no_documents
 from leret.datasets.records import BadRecord
 
+_LABELS = ("NOT_SUPPORTED", "SUPPORTED")  # in the order of their numbers on the Hub; -1: the test set has no labels
+
 
 def _titles(record: Fields) -> tuple[str, ...]:
     titles = [title for title, _ in field.rows(record, "supporting_facts", "title", "sent_id")]
     if not titles:
         raise BadRecord("no gold", "field 'supporting_facts' is empty; add the titles of the gold documents")
-    if not all(isinstance(title, str) and title for title in titles):
-        raise BadRecord("wrong type", f"field 'supporting_facts' has {titles[0]!r} in place of a title")
+    for title in titles:
+        if not isinstance(title, str) or not title.strip():
+            raise BadRecord("wrong type", f"field 'supporting_facts' has {title!r} in place of a title")
     return tuple(dict.fromkeys(titles))
 
 
@@ -47,7 +52,7 @@ def _articles(record: Fields) -> Iterable[Document]:
         yield Document(title, title, field.sentences(record["text"], title))
         return
     for title, body in field.rows(record, "context", "title", "sentences"):
-        if not isinstance(title, str) or not title:
+        if not isinstance(title, str) or not title.strip():
             raise BadRecord("wrong type", f"field 'context' has {title!r} in place of a title")
         yield Document(title, title, field.sentences(body, title))
 
@@ -64,7 +69,13 @@ def _hotpotqa(record: Fields) -> Task:
 
 
 def _hover(record: Fields) -> Task:
-    label = field.optional_text(record, "label") if isinstance(record.get("label"), str) else None
+    value = record.get("label")
+    if isinstance(value, int) and not isinstance(value, bool) and -1 <= value < len(_LABELS):
+        label = None if value < 0 else _LABELS[value]
+    else:
+        label = field.optional_text(record, "label")
+    if label not in (None, *_LABELS):
+        raise field.wrong("label", value, " or ".join(_LABELS))
     hops = field.optional_number(record, "num_hops")
     return Task.question(field.text(record, "uid"), field.text(record, "claim"), label, _titles(record), label, hops)
 
@@ -72,12 +83,15 @@ def _hover(record: Fields) -> Task:
 def _paragraphs(record: Fields) -> list[tuple[Document, bool]]:
     value = record.get("paragraphs")
     if not isinstance(value, list) or not all(isinstance(item, Mapping) for item in value):
-        fields = ", ".join(map(repr, record))
+        fields = field.names_in(record)
         raise BadRecord("missing field", f"field 'paragraphs' should be a list of objects; the fields are {fields}")
     documents = []
     for item in value:
         title, body = field.text(item, "title"), field.text(item, "paragraph_text")
-        documents.append((Document(f"{title} #{digest(body)[:6]}", title, body), bool(item.get("is_supporting"))))
+        is_gold = item.get("is_supporting", False)
+        if not isinstance(is_gold, bool):
+            raise field.wrong("is_supporting", is_gold, "true or false")
+        documents.append((Document(f"{title} #{digest(body)[:6]}", title, body), is_gold))
     return documents
 
 
@@ -87,20 +101,21 @@ def _musique(record: Fields) -> Task:
         raise BadRecord("no gold", "no paragraph has 'is_supporting': true; mark the gold paragraphs")
     steps = record.get("question_decomposition")
     hops = len(steps) if isinstance(steps, Sequence) and steps else len(gold)
-    answer, aliases = field.optional_text(record, "answer"), field.text_list(record, "answer_aliases")
     task = Task.question(
         field.text(record, "id"), field.text(record, "question"), gold=tuple(gold), type=f"{hops}hop", hops=hops
     )
-    return replace(task, answers=tuple(dict.fromkeys([answer, *aliases] if answer else aliases)))
+    return replace(task, answers=field.answers(record, "answer", "answer_aliases"))
 
 
 def _episode(record: Fields) -> Task:
     reader = next((reader for reader in (TWO_WIKI, MUSIQUE, HOTPOTQA) if reader.fits(record)), None)
     if reader is None or not ("context" in record or "paragraphs" in record):
-        fields = ", ".join(map(repr, record))
         advice = "to add candidates from a corpus, run `leret data episodes`, which writes kind chunks"
-        raise BadRecord("no paragraphs", f"the question has no paragraphs (fields {fields}); {advice}")
-    task, documents = reader.task(record), {d.doc_id: d for d in reader.in_record(record)}
+        raise BadRecord("no paragraphs", f"the question has no paragraphs (fields {field.names_in(record)}); {advice}")
+    task = reader.task(record)
+    documents = dict[str, Document]()
+    for document in reader.in_record(record):
+        documents.setdefault(document.doc_id, document)  # as in a corpus, the first text of a title counts
     if missing := [doc_id for doc_id in task.gold if doc_id not in documents]:
         raise BadRecord("unknown gold", f"gold document {missing[0]!r} is not among the paragraphs")
     chunks = [{"id": d.doc_id, "title": d.title, "text": d.text} for d in documents.values()]
