@@ -28,7 +28,7 @@ def test_a_default_variable_is_only_for_its_service(model, name):
     for url in ("http://127.0.0.1:9/v1", "http://api.together.ai/v1", "https://api.together.ai.evil.org/v1"):
         assert getattr(model.model_validate(at(model, url)), name) is None
     [(variable, urls)] = secrets_in(model.model_validate(at(model, "http://127.0.0.1:9/v1", **{name: "MY_KEY"})))
-    assert (variable, [url.startswith("http://127.0.0.1:9") for url in urls]) == ("MY_KEY", [True])
+    assert (variable, "http://127.0.0.1:9" in str(urls)) == ("MY_KEY", True)
 
 
 def test_services_keep_their_default_variables(monkeypatch):
@@ -42,7 +42,7 @@ def test_services_keep_their_default_variables(monkeypatch):
     found = [variable for one in settings for variable, _ in secrets_in(one)]
     assert found == ["TOGETHER_API_KEY", "TOGETHER_API_KEY", "TINKER_API_KEY", "NCBI_API_KEY"]
     monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:9/")
-    assert [*secrets_in(settings[2].model_validate({"kind": "tinker", "model": "x"}))][0][0] == "TINKER_API_KEY"
+    assert settings[2].model_validate({"kind": "tinker", "model": "x"}).api_key_env == "TINKER_API_KEY"
 
 
 @pytest.mark.parametrize("model", [model for model, _ in keyed()], ids=lambda model: model.__name__)

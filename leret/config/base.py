@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -104,18 +104,20 @@ def default_variable(variable: str, urls: str | Sequence[str], *services: str) -
     return None
 
 
-def secrets_in(settings: BaseModel) -> Iterator[tuple[str, tuple[str, ...]]]:
+def secrets_in(value: Any) -> Iterator[tuple[str, str | tuple[str, ...]]]:
     """Yield each variable with a secret in validated settings and their sections, and the URLs that receive it."""
-    for name, field in type(settings).model_fields.items():
-        value = getattr(settings, name)
-        mark = mark_of(field, KeyVariable)
-        if mark is not None and value is not None:
-            urls = getattr(settings, mark.addresses)
-            yield value, (urls,) if isinstance(urls, str) else tuple(urls)
-        parts = value.values() if isinstance(value, Mapping) else value
-        for part in parts if isinstance(parts, Iterable) and not isinstance(parts, str | BaseModel) else [parts]:
-            if isinstance(part, BaseModel):
-                yield from secrets_in(part)
+    if isinstance(value, BaseModel):
+        for name, field in type(value).model_fields.items():
+            part = getattr(value, name)
+            mark = mark_of(field, KeyVariable)
+            if mark is not None and part is not None:
+                yield part, getattr(value, mark.addresses)
+            yield from secrets_in(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from secrets_in(part)
+    elif isinstance(value, dict):
+        yield from secrets_in(tuple(value.values()))
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -96,8 +96,8 @@ def available(
             by_name[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
     for name, path in demos.items():
         saved = saved_policies(Path(path))
-        for settings in saved.values():
-            _refuse_keys(settings, run, f"demos.{name}: {path}")
+        if saved:
+            _refuse_keys(saved, run, f"demos.{name}: {path}")
         prompted = replace(by_name[name], prompt=Prompt.load(Path(path)))
         by_name[name] = replace(prompted, policy=name, settings=saved) if saved else prompted
     by_name |= {n: replace(by_name[n], policy=n, settings={"": actor}, rivals=(RAW,)) for n, actor in actors.items()}
@@ -109,13 +109,13 @@ def available(
     return by_name
 
 
-def _refuse_keys(settings: PolicySettings, run: Run, origin: str) -> None:
+def _refuse_keys(policies: Mapping[str, PolicySettings], run: Run, origin: str) -> None:
     """Raise ConfigError if a saved program sends a key to a server that does not get it from the run's recipe."""
-    for variable, urls in secrets_in(settings):
-        if variable in os.environ and (variable, urls) not in set(secrets_in(sampling_recipe_of(run))):
+    for variable, urls in {*secrets_in(policies)}.difference(secrets_in(sampling_recipe_of(run))):
+        if variable in os.environ:
             raise ConfigError(
-                f"{origin} sends the key in ${variable} to {', '.join(urls)}; if you trust it, name its policy under "
-                f"`actors` instead, or unset {variable}"
+                f"{origin} sends the key in ${variable} to {urls}; if you trust it, name its policy under `actors` "
+                f"instead, or unset {variable}"
             )
 
 

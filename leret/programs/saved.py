@@ -220,11 +220,10 @@ def _load(
     searched = None
     if saved["retriever"]:
         searched = resolve_paths(RetrieverSettings.model_validate(saved["retriever"]), directory)
-    sections = [*_policies_in([*records, *saved.get("picks", {}).values()])]
+    _refuse_keys(_policies_in([*records, *saved.get("picks", {}).values()]), keys, directory / _FILE)
     if retriever is None:
-        sections += _retrievers_in(saved)
-    for settings in sections:
-        _refuse_keys(settings, keys, directory / _FILE)
+        searches = [record["settings"] for record in saved.get("searches", {}).values() if "settings" in record]
+        _refuse_keys([searched, *map(RetrieverSettings.model_validate, searches)], keys, directory / _FILE)
     program = program or _construct(saved["program"], directory, searched)
     if retriever is None and searched is not None:
         data = resolve_paths(DataSettings.model_validate(saved["data"]), directory)
@@ -291,19 +290,12 @@ def _policies_in(records: Sequence[Mapping[str, Any]]) -> list[PolicySettings]:
     return [PolicySettings.model_validate(record["policy"]) for record in records if "policy" in record]
 
 
-def _retrievers_in(saved: Mapping[str, Any]) -> list[RetrieverSettings]:
-    records = [record["settings"] for record in (saved.get("searches") or {}).values() if "settings" in record]
-    if saved["retriever"]:
-        records.append(saved["retriever"])
-    return [RetrieverSettings.model_validate(record) for record in records]
-
-
-def _refuse_keys(settings: Settings, allowed: Collection[str], file: Path) -> None:
+def _refuse_keys(settings: Sequence[Settings | None], allowed: Collection[str], file: Path) -> None:
     """Raise ConfigError if validated settings send a key that is set in the environment and not ``allowed``."""
     for variable, urls in secrets_in(settings):
         if variable in os.environ and variable not in allowed:
             raise ConfigError(
-                f"{file} sends the key in ${variable} to {', '.join(urls)}; to allow this, use "
+                f"{file} sends the key in ${variable} to {urls}; to allow this, use "
                 f"leret.load(..., api_key_env={variable!r}), or pass another LM or retriever"
             )
 

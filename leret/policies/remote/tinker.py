@@ -27,7 +27,7 @@ _HEALTH_S = 8.0  # timeout of the first request, because the client retries for 
 _SEED_BITS = 2**31 - 1
 
 _NO_KEY = "eyJub25lIjp0cnVlfQ.e30.none"
-"""Sent without a key. The client uses a token with this prefix as it is: it reads no key of the environment or a login."""
+"""Sent if there is no key. The client takes it for a token, so it reads neither TINKER_API_KEY nor a stored login."""
 
 _opening = threading.RLock()
 
