@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -84,6 +84,40 @@ class RecipePath:
     may_be_missing: bool = False
     member: bool = False  # the value is PATH:Name, as in FILE.py:Class
     only: str = ""  # suffix of paths; a value with another suffix is a name, not a path
+
+
+@dataclass(frozen=True)
+class KeyVariable:
+    """Marks a key that names an environment variable with a secret, which is sent to the URLs in another key."""
+
+    addresses: str  # key with the URLs that receive the secret
+
+
+def default_variable(variable: str, urls: str | Sequence[str], *services: str) -> str | None:
+    """Return the default of a `KeyVariable`: ``variable``, or None if a URL is not one of the secret's services.
+
+    >>> default_variable("TOGETHER_API_KEY", ["http://127.0.0.1:8000"], "https://api.together.ai/v1")
+    """
+    addresses = [urls] if isinstance(urls, str) else urls
+    if all(url.rstrip("/") in services for url in addresses):
+        return variable
+    return None
+
+
+def secrets_in(value: Any) -> Iterator[tuple[str, str | tuple[str, ...]]]:
+    """Yield each variable with a secret in validated settings and their sections, and the URLs that receive it."""
+    if isinstance(value, BaseModel):
+        for name, field in type(value).model_fields.items():
+            part = getattr(value, name)
+            mark = mark_of(field, KeyVariable)
+            if mark is not None and part is not None:
+                yield part, getattr(value, mark.addresses)
+            yield from secrets_in(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from secrets_in(part)
+    elif isinstance(value, dict):
+        yield from secrets_in(tuple(value.values()))
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:

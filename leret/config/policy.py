@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
-from leret.config.base import BaseUrl, BaseUrls, Free, KindSettings, RecipePath
+from leret.config.base import BaseUrl, BaseUrls, Free, KeyVariable, KindSettings, RecipePath, default_variable
 from leret.core.bundled import MINILM, POLICIES
 from leret.core.types import digest
 
@@ -71,18 +71,14 @@ class LocalPolicySettings(PolicySettings):
     dtype: Annotated[Literal["auto", "float32", "bfloat16", "float16"], Free()] = "auto"
 
 
-class KeyedPolicySettings(PolicySettings):
-    """The API key of policies on servers."""
+def _names_a_variable(value: str) -> str:
+    # The message omits the value, which may be the key.
+    if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):
+        raise ValueError("must be the name of an environment variable, as in TOGETHER_API_KEY, not the key")
+    return value
 
-    api_key_env: Annotated[str | None, Free()] = Field(None, description="environment variable with the API key")
 
-    @field_validator("api_key_env")
-    @classmethod
-    def _names_a_variable(cls, value: str | None) -> str | None:
-        # The message omits the value, which may be the key.
-        if value is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", value):
-            raise ValueError("must be the name of an environment variable, as in TOGETHER_API_KEY, not the key")
-        return value
+VariableName = Annotated[str, AfterValidator(_names_a_variable)]
 
 
 _OWN_KEYS = frozenset(
@@ -108,11 +104,14 @@ def _request_body(value: dict[str, Any]) -> RequestBody:
     return RequestBody(value)
 
 
-class ServedPolicySettings(KeyedPolicySettings):
+class ServedPolicySettings(PolicySettings):
     """Keys shared by all policies on servers with a chat completions API."""
 
     model: Annotated[str, Free()] = Field(description="name of the served model")
     urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="base URLs, which share the load")
+    api_key_env: Annotated[VariableName | None, Free(), KeyVariable("urls")] = Field(
+        None, description="environment variable with the API key"
+    )
     timeout_s: Annotated[float, Free()] = Field(60.0, gt=0, description="timeout per attempt")
     retry_for_s: Annotated[float, Free()] = Field(300.0, ge=0, description="how long to retry; 0: no retry")
     concurrency: Annotated[PositiveInt, Free()] = Field(32, description="maximum number of requests in flight")
@@ -184,7 +183,10 @@ class TogetherPolicySettings(ServedPolicySettings):
 
     kind: Annotated[Literal["together"], Free()] = "together"
     urls: Annotated[BaseUrls, Free()] = (TOGETHER_URL,)
-    api_key_env: Annotated[str | None, Free()] = "TOGETHER_API_KEY"
+    api_key_env: Annotated[VariableName | None, Free(), KeyVariable("urls")] = Field(
+        default_factory=lambda data: default_variable("TOGETHER_API_KEY", data.get("urls", ()), TOGETHER_URL),
+        description="environment variable with the API key; TOGETHER_API_KEY for Together's URL",
+    )
     logprobs: Annotated[bool, Free()] = Field(False, description="ask for log-probabilities and token ids")
 
     def request_keys(self) -> dict[str, Any]:
@@ -192,7 +194,11 @@ class TogetherPolicySettings(ServedPolicySettings):
         return {"logprobs": 1} if self.logprobs else {}
 
 
-class TinkerPolicySettings(KeyedPolicySettings):
+def _tinker_url() -> str:
+    return os.environ.get("TINKER_BASE_URL") or TINKER_URL
+
+
+class TinkerPolicySettings(PolicySettings):
     """A server of the Tinker API, which samples and trains token ids."""
 
     kind: Annotated[Literal["tinker"], Free()] = "tinker"
@@ -200,10 +206,15 @@ class TinkerPolicySettings(KeyedPolicySettings):
         str, Free(), RecipePath("policy directory", "name the server's base model as owner/name", hub=True)
     ] = Field(description="base model on the server, or a directory that `leret train` wrote")
     url: Annotated[BaseUrl, Free()] = Field(
-        default_factory=lambda: os.environ.get("TINKER_BASE_URL") or TINKER_URL,
+        default_factory=_tinker_url,
         description="base URL; default: $TINKER_BASE_URL, or the service of Thinking Machines",
     )
-    api_key_env: Annotated[str | None, Free()] = "TINKER_API_KEY"
+    api_key_env: Annotated[VariableName | None, Free(), KeyVariable("url")] = Field(
+        default_factory=lambda data: default_variable(
+            "TINKER_API_KEY", data.get("url", ()), TINKER_URL, _tinker_url().rstrip("/")
+        ),
+        description="environment variable with the API key; TINKER_API_KEY for the default URL",
+    )
     timeout_s: Annotated[float, Free()] = Field(1800.0, gt=0, description="maximum wait for a result")
     tokenizer: Annotated[str | None, RecipePath("tokenizer directory", hub=True)] = Field(
         None, description="tokenizer directory or name on the hub; None: the model's name"

@@ -17,8 +17,20 @@ from pydantic import (
     field_validator,
 )
 
-from leret.config.base import BaseUrl, BaseUrls, Free, KindSettings, RecipePath, Settings, mark_of
+from leret.config.base import (
+    BaseUrl,
+    BaseUrls,
+    Free,
+    KeyVariable,
+    KindSettings,
+    RecipePath,
+    Settings,
+    default_variable,
+    mark_of,
+)
 from leret.core.bundled import MINILM
+
+PUBMED_URL = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
 
 PartialDate = Annotated[str, Field(pattern=r"^\d{4}(/\d{2}(/\d{2})?)?$")]
 Date = Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
@@ -253,7 +265,9 @@ class RemoteSettings(_HttpSettings):
     accept_empty: bool | None = Field(None, description="accept empty rankings; None: only with protocol leret")
     requests_per_s: Annotated[float | None, Free()] = Field(None, gt=0, description="maximum rate; None: no limit")
     queries_per_request: Annotated[PositiveInt, Free()] = Field(64, description="queries per batch, if supported")
-    token_env: Annotated[str | None, Free()] = Field(None, description="variable with a bearer token or `Basic ...`")
+    token_env: Annotated[str | None, Free(), KeyVariable("urls")] = Field(
+        None, description="variable with a bearer token or `Basic ...`"
+    )
 
     @property
     def needs_corpus(self) -> bool:
@@ -269,8 +283,11 @@ class PubMedSettings(_SiteSettings):
     """PubMed, through NCBI's E-utilities."""
 
     kind: Literal["pubmed"] = "pubmed"
-    url: BaseUrl = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
-    api_key_env: Annotated[str, Free()] = Field("NCBI_API_KEY", description="variable with the key, for 10 requests/s")
+    url: BaseUrl = PUBMED_URL
+    api_key_env: Annotated[str | None, Free(), KeyVariable("url")] = Field(
+        default_factory=lambda data: default_variable("NCBI_API_KEY", data.get("url", ()), PUBMED_URL),
+        description="variable with the key, for 10 requests/s; NCBI_API_KEY for the default URL",
+    )
     email: Annotated[str | None, Free()] = Field(None, description="NCBI warns this address before it blocks you")
     tool: Annotated[str, Free()] = "leret"
     sort: Literal["relevance", "pub_date", "Author", "JournalName"] = "relevance"

@@ -25,6 +25,7 @@ a name             a trained policy of the run, zero-shot; the base policy with 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
+from leret.config.base import secrets_in
+from leret.config.load import sampling_recipe_of
 from leret.config.policy import PolicySettings
 from leret.config.spelling import nearest
 from leret.core.errors import ConfigError, RunError
@@ -94,6 +97,8 @@ def available(
             by_name[name] = System(name, "prompt", BASE, prompt=ZERO_SHOT)
     for name, path in demos.items():
         saved = saved_policies(Path(path))
+        if saved:
+            _refuse_keys(saved, run, f"demos.{name}: {path}")
         prompted = replace(by_name[name], prompt=Prompt.load(Path(path)))
         by_name[name] = replace(prompted, policy=name, settings=saved) if saved else prompted
     by_name |= {n: replace(by_name[n], policy=n, settings={"": actor}, rivals=(RAW,)) for n, actor in actors.items()}
@@ -103,6 +108,16 @@ def available(
             other = f"{name}@{retriever}"
             by_name[other] = replace(system, name=other, retriever=retriever, rivals=rivals)
     return by_name
+
+
+def _refuse_keys(policies: Mapping[str, PolicySettings], run: Run, origin: str) -> None:
+    """Raise ConfigError if a saved program sends a key to a server that does not get it from the run's recipe."""
+    for variable, urls in {*secrets_in(policies)}.difference(secrets_in(sampling_recipe_of(run))):
+        if variable in os.environ:
+            raise ConfigError(
+                f"{origin} sends the key in ${variable} to {urls}; if you trust it, name its policy under `actors` "
+                f"instead, or unset {variable}"
+            )
 
 
 def select(names: Sequence[str], systems: Mapping[str, System], demos: Sequence[str] = ()) -> list[System]:

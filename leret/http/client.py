@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import random
+import re
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -39,6 +40,14 @@ _BACKOFF_S = 0.2
 _LONGEST_BACKOFF_S = 10.0
 _UNUSABLE = frozenset({"malformed", "incomplete"})
 _MAX_UNUSABLE = 3  # unusable answers to a request before the client gives up
+_CHECK_LOG = "check the server's log and settings"
+_ADVICE = {
+    "timeout": "increase timeout_s or lower concurrency",
+    "rate_limit": "lower concurrency",
+    "malformed": _CHECK_LOG,
+    "incomplete": _CHECK_LOG,
+}
+_MAX_SERVER_ERRORS = 5  # the same for server errors while the server answers other requests
 
 encode_json = json_encoder(separators=(",", ":"), ensure_ascii=False)
 
@@ -50,6 +59,12 @@ MAX_BYTES = 64 * 2**20
 
 _MAX_RETRY_AFTER_S = 120.0
 _RETRIED = frozenset({408, 409, 424, 425, 429})  # TGI sends 424 if generation failed
+_PERMANENT = re.compile(
+    r"(?i)jinja|chat.template|roles? must|not supported|unsupported|does not support|unrecognized|not permitted"
+    r"|unknown (parameter|argument|field)|invalid.request|not implemented|validation error|context.(length|size|window)"
+)
+"""Error messages that some servers send with status 500 for a request that will never succeed."""
+
 _KINDS = {429: "rate_limit", 503: "overloaded", 408: "timeout", 504: "timeout"}
 
 
@@ -74,11 +89,15 @@ class RetryableError(HttpError):
 
 
 class RejectedError(HttpError):
-    """A request that the server will never accept; ``status`` is 0 if the request was not sent."""
+    """A request that the server will never accept; ``status`` is 0 if the request was not sent.
 
-    def __init__(self, reason: str, status: int = 0) -> None:
+    ``body`` is the server's answer.
+    """
+
+    def __init__(self, reason: str, status: int = 0, body: str = "") -> None:
         super().__init__(reason)
         self.status = status
+        self.body = body
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +145,10 @@ class Answer:
         if 200 <= self.status < 300:
             return
         reason = f"{self.url} answered {self.status}: {error_text(self.body)}"
-        if self.status >= 500 or self.status in _RETRIED:
+        is_permanent = self.status == 501 or (self.status == 500 and _PERMANENT.search(reason))
+        if self.status in _RETRIED or (self.status >= 500 and not is_permanent):
             raise RetryableError(reason, _KINDS.get(self.status, "server"), retry_after_s(self.headers))
-        raise RejectedError(f"{reason}; {advice[self.status in {401, 403}]}", self.status)
+        raise RejectedError(f"{reason}; {advice[self.status in {401, 403}]}", self.status, self.text)
 
 
 @dataclass(slots=True)
@@ -194,7 +214,8 @@ class Client:
         An attempt also fails if ``read`` raises `HttpError` or one of `MALFORMED`.
         """
         local, began = self._loops.get(asyncio.get_running_loop()) or self._open(), self._clock()
-        n, n_unusable, deadline = 0, 0, math.inf
+        n, deadline = 0, math.inf
+        n_unusable = n_errors = 0
         while True:
             n += 1
             try:
@@ -207,8 +228,12 @@ class Client:
             backoff_s = min(_LONGEST_BACKOFF_S, _BACKOFF_S * 2.0 ** min(n - 1, 16))
             wait_s = max(backoff_s * random.uniform(0.5, 1.5), local.pool.opens_in_s())
             n_unusable += failure.kind in _UNUSABLE
-            if n_unusable == _MAX_UNUSABLE or self._clock() + wait_s > deadline:
-                why = f"{failure}; gave up after {n} attempt{'s'[: n > 1]}; check that the server is up, then run again"
+            n_errors += failure.kind == "server" and self._answered_at > began
+            is_permanent = n_unusable == _MAX_UNUSABLE or n_errors == _MAX_SERVER_ERRORS
+            if is_permanent or self._clock() + wait_s > deadline:
+                attempts = "1 attempt" if n == 1 else f"{n} attempts"
+                advice = _CHECK_LOG if is_permanent else _ADVICE.get(failure.kind, "check that the server is up")
+                why = f"{failure}; gave up after {attempts}; {advice}, then run again"
                 raise RetryableError(why, failure.kind, failure.wait_s) from failure
             if self._meter is not None:
                 self._meter.retried()
@@ -234,7 +259,9 @@ class Client:
                 except MALFORMED as error:
                     raise answer.malformed(f"an answer in an unexpected format ({one_line(repr(error))})") from error
             except HttpError as error:
-                error.args = (self._secret.redact(self.key.redact(str(error))),)
+                error.args = (self._redact(str(error)),)
+                if isinstance(error, RejectedError):
+                    error.body = self._redact(error.body)
                 if isinstance(error, RetryableError):
                     local.pool.failed(endpoint, sent, error.kind, error.wait_s)
                 if self._meter is not None:
@@ -245,6 +272,9 @@ class Client:
             endpoint.n_failures, endpoint.paused_until = 0, 0.0
             self._answered_at = self._clock()
             return value
+
+    def _redact(self, message: str) -> str:
+        return self._secret.redact(self.key.redact(message))
 
     async def _turn(self, pool: EndpointPool) -> Endpoint:
         while self._rate is not None and (wait_s := self._rate.wait_s()) > 0:

@@ -161,8 +161,7 @@ def open_lm(
     else:
         url, model = str(serve), record.get("name", settings.model)
     sampling = settings.model_dump(include={"temperature", "top_p", "max_tokens", "enable_thinking", "extra_body"})
-    variable = key or getattr(settings, "api_key_env", None)
-    served = OpenAIPolicySettings(model=model, urls=(url,), api_key_env=variable, **sampling)
+    served = OpenAIPolicySettings(model=model, urls=(url,), api_key_env=key, **sampling)
     name = submit(_served_name(served, record)).result()
     return policy_lm(served.model_copy(update={"model": name}), tools=tools, **config)
 

@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import dspy
 from dspy.predict.parameter import Parameter
 
-from leret.config.base import portable, resolve_paths
+from leret.config.base import Settings, portable, resolve_paths, secrets_in
 from leret.config.data import DataSettings
 from leret.config.policy import PolicySettings
 from leret.config.retriever import RetrieverSettings
@@ -216,13 +216,14 @@ def _load(
     api_key_env: str | Collection[str] | None,
 ) -> TrainedProgram:
     keys = [api_key_env] if isinstance(api_key_env, str) else list(api_key_env or ())
-    used = saved["lms"] if lm is None else [], saved.get("picks"), retriever is None and [
-        saved["retriever"], saved.get("searches")
-    ]  # fmt: skip
-    _refuse_keys(used, keys, directory / _FILE)
-    searched = (
-        resolve_paths(RetrieverSettings.model_validate(saved["retriever"]), directory) if saved["retriever"] else None
-    )
+    records = saved["lms"] if lm is None else []
+    searched = None
+    if saved["retriever"]:
+        searched = resolve_paths(RetrieverSettings.model_validate(saved["retriever"]), directory)
+    _refuse_keys(_policies_in([*records, *saved.get("picks", {}).values()]), keys, directory / _FILE)
+    if retriever is None:
+        searches = [record["settings"] for record in saved.get("searches", {}).values() if "settings" in record]
+        _refuse_keys([searched, *map(RetrieverSettings.model_validate, searches)], keys, directory / _FILE)
     program = program or _construct(saved["program"], directory, searched)
     if retriever is None and searched is not None:
         data = resolve_paths(DataSettings.model_validate(saved["data"]), directory)
@@ -235,7 +236,7 @@ def _load(
         fields = (field for one in program.predictors() for field in one.signature.output_fields.values())
         native = saved["adapter"]["settings"].get("use_native_function_calling")
         tools = bool(native) and any(field.annotation is dspy.ToolCalls for field in fields)
-        lms = [open_lm(record, directory, serve, servers, next(iter(keys), None), tools) for record in used[0]]
+        lms = [open_lm(record, directory, serve, servers, next(iter(keys), None), tools) for record in records]
         by_place: dict[int | None, Any] = {None: None, **dict(enumerate(lms))}
         _restore(program, saved["predictors"], lambda place: lm or by_place[place])
         for name, pick in named_picks(program).items():
@@ -285,18 +286,18 @@ def saved_policies(directory: Path) -> dict[str, PolicySettings]:
     return {"": next(iter(policies.values())), **policies} if policies else {}
 
 
-def _refuse_keys(records: Any, allowed: Collection[str], file: Path) -> None:
-    if isinstance(records, Mapping):
-        for name, value in records.items():
-            if name.endswith("_env") and isinstance(value, str) and value in os.environ and value not in allowed:
-                to = records.get("urls") or records.get("url") or (records.get("lm") or {}).get("api_base")
-                raise ConfigError(
-                    f"{file} sends the key in ${value} to {to or 'the provider of its LM'}; to allow this, use "
-                    f"leret.load(..., api_key_env={value!r}), or pass another LM or retriever"
-                )
-    for value in records.values() if isinstance(records, Mapping) else records:
-        if isinstance(value, Mapping | list | tuple):
-            _refuse_keys(value, allowed, file)
+def _policies_in(records: Sequence[Mapping[str, Any]]) -> list[PolicySettings]:
+    return [PolicySettings.model_validate(record["policy"]) for record in records if "policy" in record]
+
+
+def _refuse_keys(settings: Sequence[Settings | None], allowed: Collection[str], file: Path) -> None:
+    """Raise ConfigError if validated settings send a key that is set in the environment and not ``allowed``."""
+    for variable, urls in secrets_in(settings):
+        if variable in os.environ and variable not in allowed:
+            raise ConfigError(
+                f"{file} sends the key in ${variable} to {urls}; to allow this, use "
+                f"leret.load(..., api_key_env={variable!r}), or pass another LM or retriever"
+            )
 
 
 def _searches(program: dspy.Module, rm: Any, directory: Path) -> dict[str, Any]:

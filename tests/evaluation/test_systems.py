@@ -1,5 +1,6 @@
 import json
 
+import dspy
 import pytest
 
 from leret.core.errors import ConfigError, RunError
@@ -105,3 +106,25 @@ def test_a_retriever_is_used_with_all_systems_unless_some_are_named_for_it(run):
     some = select(("raw-question", "sft", "sft@dense", "raw-question@hybrid"), known)
     assert [system.name for system in some] == ["raw-question", "sft", "sft@dense", "raw-question@hybrid"]
     assert focus(some) == "sft"  # the program to deliver searches with the run's retriever
+
+
+def test_a_saved_program_sends_no_key_that_the_run_does_not_send(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("MY_KEY", "secret")
+    policy = {"kind": "openai", "model": "x", "urls": ["http://127.0.0.1:9/v1"], "api_key_env": "MY_KEY"}
+    predictors = {"self.write": {"state": {}, "lm": 0}}
+    saved = {
+        "version": 3,
+        "dspy": dspy.__version__,
+        "predictors": predictors,
+        "lms": [{"policy": policy, "config": {}}],
+    }
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs/program.json").write_text(json.dumps(saved))
+    monkeypatch.setattr(Prompt, "load", lambda path: Prompt("theirs", {}))
+    recipe = {"data": {"kind": "world"}, "program": {"path": "pipelines/multihop.py:MultiHop"}}
+    run.update(sampling=recipe)
+    demos = {"theirs": str(tmp_path / "theirs")}
+    with pytest.raises(ConfigError, match=r"demos\.theirs: .*MY_KEY to http://127\.0\.0\.1:9/v1.*`actors`"):
+        available(run, demos, {})
+    run.update(sampling={**recipe, "policy": policy})
+    assert available(run, demos, {})["theirs"].settings

@@ -10,7 +10,7 @@ import pytest
 
 import leret
 from leret.config.data import FileSettings
-from leret.config.policy import LocalPolicySettings
+from leret.config.policy import LocalPolicySettings, PolicySettings
 from leret.config.retriever import BM25Settings
 from leret.core.errors import ConfigError, ProgramError
 from leret.core.types import Document
@@ -19,6 +19,8 @@ from leret.policies.dspy_lm import policy_lm
 from leret.programs.load import load_program
 from leret.programs.saved import ProgramSource, save, with_save
 from leret.retrieval.engines.bm25 import BM25
+from tests.http.servers import serving
+from tests.keyed import DEFAULTS, SECRET, Recorder, at, keyed
 from tests.optimize.fakes import Writer
 from tests.programs.zoo import Async, TwoPredictors
 from tests.sampling.fakes import FakeRetriever, write_data
@@ -300,6 +302,47 @@ def test_a_key_is_sent_where_the_caller_named_its_variable(lms, tmp_path, monkey
     edited(tmp_path, _lm(lm={"model": "openai/x", "base_url": "http://127.0.0.1:9/v1"}, has_key=False))
     with pytest.raises(ProgramError, match="sets base_url"):  # hides from the check
         leret.load(tmp_path)
+
+
+PLACES = [
+    (place, model)
+    for model, _ in keyed()
+    for place in (["lms"] if issubclass(model, PolicySettings) else ["searches", "retriever"])
+]
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize(("place", "model"), PLACES, ids=lambda value: getattr(value, "__name__", value))
+def test_a_saved_program_sends_no_key_without_leave(lms, tmp_path, monkeypatch, model, named, place):
+    for variable in (*DEFAULTS, "MY_KEY"):
+        monkeypatch.setenv(variable, SECRET)
+    save(optimized(TwoPredictors, lms), tmp_path)
+    name = next(name for kind, name in keyed() if kind is model)
+    recorder = Recorder()
+
+    def change(saved, url):
+        settings = at(model, url, **({name: "MY_KEY"} if named else {}))
+        if place == "lms":
+            saved["lms"] = [{"policy": settings, "config": {}, "name": "x-1"}] * len(saved["lms"])
+        else:
+            record = {**settings, "timeout_s": 2.0, "retry_for_s": 0.0}
+            saved[place] = {"": {"settings": record}} if place == "searches" else record
+
+    def use(url):
+        edited(tmp_path, lambda saved: change(saved, url))
+        leret.load(tmp_path)(question="Where?")
+
+    async def main():
+        async with serving(recorder) as [url]:
+            await asyncio.wait_for(asyncio.to_thread(use, url), 30)
+
+    if named:
+        with pytest.raises(ConfigError, match=r"MY_KEY to http://127\.0\.0\.1.*api_key_env='MY_KEY'"):
+            asyncio.run(main())
+    else:
+        with pytest.raises(Exception):  # noqa: B017, PT011  the stub answers nonsense; what it was sent counts
+            asyncio.run(main())
+    assert [request for request in recorder.seen if SECRET in request] == []
 
 
 @pytest.mark.parametrize("file", ["../evil.py", "/tmp/evil.py", "link.py"])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from leret.core.errors import PolicyError
 from leret.core.types import SharedInstance, digest
@@ -17,19 +18,32 @@ from leret.http.endpoints import ApiKey
 from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, PromptTooLongError, Request
 from leret.policies.local.chat_template import before_stop
+from leret.policies.remote.refusals import TEMPLATE, TOO_LONG, refusals_of
 from leret.policies.tool_calls import split_tools, write_calls
 
 if TYPE_CHECKING:
     from leret.config.policy import OpenAIPolicySettings, TgiPolicySettings, TogetherPolicySettings
 
+T = TypeVar("T")
+
 _LONGEST_TOKEN = 128  # maximum characters per token (a run of spaces); a longer text is not a completion
 _SEED_BITS = 2**31 - 1  # bits of a 63-bit seed that are sent: some servers reject larger numbers
 LIST_S = 3.0  # timeout for the list of models
-_FINISHED = frozenset({"stop", "length", "eos", "eos_token", "stop_sequence", "tool_calls", None})
-"""Finish reasons of OpenAI, Together and TGI; some servers send no reason."""
+_STOPPED = re.compile(
+    r"|stop|eos|(eos|stop)_token|stop_sequence|end(_turn)?|tool_(calls|use)|function_call|done|(complete|finish)(d|ed)?"
+)
+"""Finish reasons, in lower case, of servers for a completion that ended; some servers send no reason."""
 
-_TOO_LONG = re.compile(r"(?i)context.(length|size|window)|maximum model length|`inputs` (must have less|tokens \+)")
-"""Error messages of vLLM, SGLang, llama.cpp, OpenAI, TGI and Together for a prompt that is too long."""
+_CUT = re.compile(r"length|max_|token_limit")
+"""Finish reasons for a completion that a limit cut: length, MAX_TOKENS, model_length, max_output_tokens."""
+
+_FILTERED = re.compile(r"filter|safety|recitation|refus|block|prohibited|sensitive|moderation|flagged")
+"""Finish reasons for a completion that a content filter ended."""
+
+_UNFINISHED = re.compile(r"(?i)could not finish the message")
+"""Error message of OpenAI for a request in which the model's reasoning needs more tokens than the limit."""
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")  # keys of a message
 
 _LARGEST_ID = 2**31 - 1  # the store keeps 32 bits
 _ROUNDING = 1e-3  # maximum of a log-probability: half precision rounds some to above 0
@@ -64,7 +78,7 @@ class OpenAIPolicy(SharedInstance):
             True: settings.merged_body(tokens.request_keys()),
         }
         self._id_keys = settings.id_keys()
-        self._refused: set[str] = set()  # optional keys that the servers have rejected
+        self._refusals = refusals_of(tuple(settings.urls), settings.model)
         self._takes_n: bool | None = None  # None before the probe
         self._probe: asyncio.Task[bool] | None = None
 
@@ -90,7 +104,8 @@ class OpenAIPolicy(SharedInstance):
         try:
             await self.complete(Request((message,), (0,), self.settings.temperature, 1, self.settings.top_p))
         except PolicyError as error:
-            if getattr(error.__cause__, "kind", "") in {"incomplete", "timeout"}:  # it is slow, or needs more tokens
+            is_slow = getattr(error.__cause__, "kind", "") in {"incomplete", "timeout"}
+            if is_slow or _UNFINISHED.search(str(error)):  # it needs more time or tokens
                 return
             hint = f"; it serves {', '.join(served)}" if served else ""
             if getattr(error.__cause__, "status", 0) in {404, 405} and "/v1" not in self.client.urls[0]:
@@ -134,21 +149,27 @@ class OpenAIPolicy(SharedInstance):
                 self._probe = None
 
     async def _request_two(self, request: Request) -> bool:
-        body = {
-            "model": self.name,
-            "messages": split_tools(request.messages)[0],
-            "temperature": 1.0,
-            "max_tokens": 1,
-            "n": 2,
-        }
+        body = {**self._body(request, request.seeds[:1]), "n": 2, "max_tokens": 1}
         try:
-            call = Call("POST", "/chat/completions", json=body)
-            self._takes_n = await self.client.request(call, lambda answer: len(answer.json["choices"])) == 2
-        except RejectedError:
-            self._takes_n = False  # an invalid request is rejected again when samples are requested
+            n_choices = await self._refusals.send(body, partial(self._post, read=_n_choices))
+            self._takes_n = n_choices == 2
+        except RejectedError as error:
+            # An invalid request is rejected again when samples are requested.
+            self._takes_n = _UNFINISHED.search(str(error)) is not None
         return self._takes_n
 
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:
+        async def ask(sent: dict[str, Any]) -> list[Completion]:
+            limit = sent.get("max_tokens") or sent.get("max_completion_tokens")
+            keys = {"n": len(seeds), "max_tokens": limit, "stop": request.stop, "meter": self.meter}
+            return await self._post(sent, partial(completions_of, **keys))
+
+        return await self._refusals.send(self._body(request, seeds), ask)
+
+    async def _post(self, body: dict[str, Any], read: Callable[[Answer], T]) -> T:
+        return await self.client.request(Call("POST", "/chat/completions", json=body), read)
+
+    def _body(self, request: Request, seeds: tuple[int, ...]) -> dict[str, Any]:
         n = len(seeds)
         seed = seeds[0] if n == 1 else int(digest("joint seed", list(seeds))[:16], 16)
         body: dict[str, Any] = {
@@ -168,22 +189,11 @@ class OpenAIPolicy(SharedInstance):
             body |= {"continue_final_message": True, "add_generation_prompt": False}
         if request.stop:
             body["stop"] = list(request.stop)
-        for key in self._refused:
-            if key != "top_p" or request.top_p == 1:
-                body.pop(key, None)
-        read = partial(completions_of, n=n, max_tokens=request.max_tokens, stop=request.stop, meter=self.meter)
-        try:
-            return await self.client.request(Call("POST", "/chat/completions", json=body), read)
-        except RejectedError as error:
-            refused = {"return_token_ids"} & set(body)  # an extension of vLLM, which strict servers reject
-            if body.get("top_p") == 1 and "top_p" in str(error):  # TGI rejects the default
-                refused.add("top_p")
-            if not refused:
-                raise
-            fewer = {key: value for key, value in body.items() if key not in refused}
-            completions = await self.client.request(Call("POST", "/chat/completions", json=fewer), read)
-            self._refused |= refused  # only after success: an invalid request fails above
-        return completions
+        return body
+
+
+def _n_choices(answer: Answer) -> int:
+    return len(answer.json["choices"])
 
 
 def _with_tools(request: Request) -> dict[str, Any]:
@@ -199,23 +209,28 @@ def _model_names(answer: Answer) -> list[str]:
 def policy_error(error: HttpError) -> PolicyError:
     """Convert a failed HTTP request to a PolicyError."""
     message = str(error)
-    if isinstance(error, RejectedError) and error.status in {400, 413, 422} and _TOO_LONG.search(message):
-        return PromptTooLongError(f"{message}; send fewer or shorter passages and demos")
+    if isinstance(error, RejectedError) and error.status in {400, 413, 422, 500}:
+        if TOO_LONG.search(message):
+            return PromptTooLongError(f"{message}; send fewer or shorter passages and demos")
+        if TEMPLATE.search(message):
+            message += "; the server's chat template refuses these messages: serve the model with another template"
     failure = PolicyError(message)
     failure.exit_code = error.exit_code
     return failure
 
 
 def completions_of(
-    answer: Answer, n: int, max_tokens: int, stop: Sequence[str] = (), meter: UsageMeter | None = None
+    answer: Answer, n: int, max_tokens: int | None, stop: Sequence[str] = (), meter: UsageMeter | None = None
 ) -> list[Completion]:
     """Return the completions in an answer, in the order of their index; some servers send fewer than ``n``.
 
     If the answer has one token count for all completions together, the count is divided in proportion to the lengths of
-    their texts. Texts end before the first ``stop`` string (TGI includes it in the text).
+    their texts. Texts end before the first ``stop`` string (TGI includes it in the text). ``max_tokens`` is None if the
+    server refuses a limit.
 
     Raises:
         RetryableError: the server failed to generate. A body of unexpected shape raises one of `MALFORMED`.
+        RejectedError: a content filter ended a completion, or the model refused.
     """
     body = answer.json
     if body.get("error"):
@@ -233,21 +248,22 @@ def completions_of(
         counts = shared([len(_text(choice["message"]) or "") for choice in choices], n_written)
     completions = []
     for choice, count in zip(choices, counts, strict=True):
-        message, reason = choice["message"], choice.get("finish_reason")
-        text = _text(message) if message.get("tool_calls") else message.get("content")
-        is_text = isinstance(text, str) and 0 < len(text) <= _LONGEST_TOKEN * max_tokens
-        if not is_text or reason not in _FINISHED or choice.get("error"):
-            _check_choice(choice, max_tokens, answer.url)
+        text, reason = _text(choice["message"]), str(choice.get("finish_reason") or "").lower()
+        _check_choice(choice, text, reason, max_tokens, answer)
         ids = logprobs = None
         if choice.get("logprobs") is not None or choice.get("token_ids") is not None:
             ids, logprobs = _tokens(choice)
         tokens = logprobs if ids is None else ids
         n_tokens = count if tokens is None else len(tokens)
-        if n_tokens > max_tokens and tokens is not None:
+        if tokens is not None and max_tokens is not None and n_tokens > max_tokens:
             raise ValueError(f"{n_tokens} tokens exceed max_tokens={max_tokens}")
-        is_cut = reason == "length" or (reason is None and n_tokens >= max_tokens)
-        finish = "length" if is_cut else "stop"
-        text = before_stop(text, stop) if stop else text
+        is_full = not reason and max_tokens is not None and n_tokens >= max_tokens
+        finish = "stop" if _STOPPED.fullmatch(reason) and not is_full else "length"
+        whole, text = text, before_stop(text, stop)
+        if len(text) < len(whole):
+            finish = "stop"
+            if not whole.endswith(tuple(stop)):
+                ids = logprobs = None  # they include the tokens after the stop string
         completions.append(Completion(text, finish, n_prompt, n_tokens, ids, logprobs))
     if meter is not None:
         meter.answered(answer.seconds, n_prompt, sum([one.n_completion_tokens for one in completions]), n)
@@ -261,43 +277,67 @@ def _by_index(choices: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _text(message: Mapping[str, Any]) -> Any:
-    """Return a message's content; tool calls that the server parsed follow it as text."""
-    functions = [call["function"] for call in message.get("tool_calls") or ()]
-    if not functions:
-        return message.get("content")
-    return write_calls(message.get("content") or "", [(one["name"], one["arguments"]) for one in functions])
+    """Return a message's content, with its parts joined; tool calls that the server parsed follow it as text."""
+    content = message.get("content")
+    if isinstance(content, dict):
+        content = [content]
+    if isinstance(content, list):
+        content = "".join(map(_part, content))
+    calls = []
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        calls.append((call["function"]["name"], arguments if isinstance(arguments, str) else json.dumps(arguments)))
+    return write_calls(content or "", calls) if calls else content
 
 
-def _check_choice(choice: Mapping[str, Any], max_tokens: int, url: str) -> None:
-    """Raise an error if a choice is not a valid completion."""
-    message, reason = choice["message"], choice.get("finish_reason")
-    text, error = _text(message), choice.get("error")
-    if error or reason not in _FINISHED:
-        fault = f"error {one_line(str(error))}" if error else f"finish_reason {one_line(str(reason))}"
-        raise RetryableError(f"{url} sent a completion with {fault}", "incomplete")
-    if not text and (message.get("reasoning_content") or message.get("reasoning")):
+def _part(part: Any) -> str:
+    """Return the text of a part of a message; reasoning has none."""
+    if isinstance(part, str):
+        return part
+    kind, text = str(part.get("type")), part.get("text")
+    if "thinking" in kind or "reasoning" in kind:
+        return ""
+    if not isinstance(text, str):
+        raise TypeError(f"message.content has a part of type {kind} without text")
+    return text
+
+
+def _check_choice(choice: Mapping[str, Any], text: Any, reason: str, max_tokens: int | None, answer: Answer) -> None:
+    """Raise an error if a choice is not a complete completion."""
+    message, error = choice["message"], choice.get("error")
+    refusal = message.get("refusal")
+    if _FILTERED.search(reason) or (refusal and not text):
+        cause = f"the model refused: {one_line(str(refusal))}" if refusal else f"a content filter ended it ({reason})"
+        raise RejectedError(
+            f"{answer.url} sent no complete completion: {cause}; change the prompt, or use another model", answer.status
+        )
+    if error or not (_STOPPED.fullmatch(reason) or _CUT.search(reason)):
+        fault = f"error {one_line(str(error))}" if error else f"finish_reason {one_line(reason)}"
+        raise RetryableError(f"{answer.url} sent a completion with {fault}", "incomplete")
+    if not text and (isinstance(message.get("content"), list) or any(map(message.get, _REASONING))):
         raise RetryableError(
-            f"{url} sent reasoning without content (finish_reason {reason}); increase policy.max_tokens, or turn off "
-            "the model's reasoning or the server's reasoning parser",
+            f"{answer.url} sent reasoning without content (finish_reason {reason}); increase policy.max_tokens, or "
+            "turn off the model's reasoning or the server's reasoning parser",
             "incomplete",
         )
     if not isinstance(text, str):
-        raise TypeError("message.content is not text")
-    if len(text) > _LONGEST_TOKEN * max_tokens:
+        raise answer.malformed("a completion without text (message.content is not text)")
+    if max_tokens is not None and len(text) > _LONGEST_TOKEN * max_tokens:
         raise ValueError(f"a text of {len(text)} characters exceeds max_tokens={max_tokens}")
 
 
 def _tokens(choice: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
+    """Return token ids and log-probabilities; None for a list that is empty or missing."""
     table, ids = choice.get("logprobs") or {}, choice.get("token_ids")
     ids = table.get("token_ids") if ids is None else ids
     values = table.get("token_logprobs")
     if values is None and table.get("content") is not None:
         values = [token["logprob"] for token in table["content"]]
-    if values is not None and not all(float(value) <= _ROUNDING for value in values):
+    if values and not all(float(value) <= _ROUNDING for value in values):
         raise ValueError("a log-probability is above 0 or not a number")
-    if ids is not None and not all(abs(int(token)) <= _LARGEST_ID for token in ids):
+    if ids and not all(abs(int(token)) <= _LARGEST_ID for token in ids):
         raise ValueError("a token id does not fit 32 bits")
-    return None if ids is None else tuple(map(int, ids)), None if values is None else tuple(map(float, values))
+    return tuple(map(int, ids)) if ids else None, tuple(map(float, values)) if values else None
 
 
 def shared(lengths: Sequence[int], total: int) -> list[int]:

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 _HEALTH_S = 8.0  # timeout of the first request, because the client retries for minutes
 _SEED_BITS = 2**31 - 1
 
+_NO_KEY = "eyJub25lIjp0cnVlfQ.e30.none"
+"""Sent if there is no key. The client takes it for a token, so it reads neither TINKER_API_KEY nor a stored login."""
+
 _opening = threading.RLock()
 
 
@@ -41,7 +44,7 @@ class TinkerServer:
             httpx.get(f"{url}/api/v1/healthz", timeout=_HEALTH_S).raise_for_status()
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise PolicyError(f"policy.url: {url} does not answer ({reason(error)}); start it or fix url") from error
-        how = {"base_url": url, "api_key": self._key.reveal()}
+        how = {"base_url": url, "api_key": self._key.reveal() or _NO_KEY}
         models = self.call(lambda: tinker.RestClient(**how).get_server_capabilities()).supported_models
         self.context = {one.model_name: one.max_context_length for one in models}
         self.service = tinker.ServiceClient(**how)

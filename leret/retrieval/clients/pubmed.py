@@ -37,7 +37,7 @@ class PubMed(CallableRetriever, SharedInstance):
 
     def __init__(self, settings: PubMedSettings) -> None:
         self._settings = settings
-        self._key = os.environ.get(settings.api_key_env, "").strip() or None
+        self._key = os.environ.get(settings.api_key_env or "", "").strip() or None
         rate = shared_rate(settings.url, 10.0 if self._key else 3.0)
         self._client = SearchClient([settings.url], settings, secret=ApiKey(self._key), rate=rate)
         self.close = self._client.close

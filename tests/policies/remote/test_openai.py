@@ -245,9 +245,9 @@ def test_a_missing_key_or_seed_is_refused_before_sending(monkeypatch):
 
     run(ChatServer(), work)
     monkeypatch.delenv("TOGETHER_API_KEY", raising=False)
-    for key in ({"api_key_env": "TINY_KEY"}, {"kind": "together"}):
+    for keys in ({"kind": "openai", "urls": ["http://a/v1"], "api_key_env": "TINY_KEY"}, {"kind": "together"}):
         with pytest.raises(ConfigError, match=r"policy\.api_key_env: .*_KEY is not set"):
-            asked(ChatServer(), **key)
+            make_policy(PolicySettings.model_validate({"model": "tiny", **keys}))
 
 
 def test_a_server_that_accepts_no_connection_is_reported(monkeypatch):

@@ -9,7 +9,7 @@ from leret.core.errors import PolicyError, TrainingError
 from leret.training.algorithms.grpo import GRPORecipe
 from leret.training.stage import train
 from tests.http.servers import serving
-from tests.policies.servers import ChatServer
+from tests.policies.servers import ChatServer, refusal
 from tests.tiny import SPECIALS
 from tests.training.training_runs import LETTERS, changed, log
 
@@ -107,6 +107,26 @@ def test_a_training_whose_every_sample_failed_is_refused(run, base):
         with pytest.raises(PolicyError, match=r"failures in .* samples, and no rewards; .*log-probability"):
             trained(run, base, server, recipe)
     assert not (run.policies / "grpo").exists()
+
+
+@pytest.mark.parametrize("key", ["temperature", "top_p", "max_tokens", "seed", "n", "logprobs", "return_token_ids"])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_key_that_the_server_refuses_is_left_out(run, base, ids_of, key, named, caplog):
+    class Picky(Vllm):
+        async def route(self, request, body):
+            if "messages" in (body or {}) and key in body:
+                return refusal(f"Unsupported parameter: '{key}'" if named else "bad request")
+            self.sends_ids = "return_token_ids" in (body or {})
+            return await super().route(request, body)
+
+    def tokens(text):
+        return ([*ids_of(text), END], [-0.5, -0.25, -0.1]) if server.sends_ids else (None, [-0.5, -0.25, -0.1])
+
+    server = Picky(tokens=tokens)
+    report = trained(run, base, server, changed(RECIPE, max_steps=2))
+    assert [entry["num_samples"] for entry in log(report)] == [16, 16]
+    notes = [record.getMessage() for record in caplog.records if "refuses the request key" in record.getMessage()]
+    assert [f"refuses the request key {key}: " in note for note in notes] == [True]
 
 
 def test_a_policy_of_this_process_has_no_servers(run):
