@@ -84,6 +84,7 @@ _START, _LOOP, _DATA, _SERVING = "Start here", "Loop", "Data and retrieval", "Se
 for panel, name, function, example in (
     (_START, "demo", demo.demo, "--run runs/demo"),
     (_START, "init", demo.init, "--questions questions.jsonl --corpus corpus.jsonl"),
+    (_START, "trial", sample.trial, "sample.yaml"),
     (_LOOP, "sample", sample.sample, "sampling/demo.yaml --run runs/mine --set data.limit=100"),
     (_LOOP, "pairs", sample.pairs, "--run runs/mine --strategy best-worst"),
     (_LOOP, "rescore", rewards.rescore, "--run runs/mine --reward recall@5"),

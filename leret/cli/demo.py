@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
+import tempfile
+import textwrap
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,13 +17,15 @@ from leret.cli import console
 from leret.cli.console import AsJson, Overrides, RecipeArgument, RunOption, SkipInvalid
 from leret.core import bundled
 from leret.core.bundled import MINILM, POLICIES
-from leret.core.errors import ConfigError, DataError, reason
+from leret.core.errors import ConfigError, DataError, LeretError, reason
+from leret.core.files import write_atomically
 from leret.core.progress import shown
 from leret.core.yaml import dotted
 
 if TYPE_CHECKING:
     from leret.config.sampling import SamplingRecipe
     from leret.datasets.inspect import DataReport
+    from leret.sampling.trial import FormatTrial
 
 _SMALL_BYTES = 400 * 2**20  # maximum size of a small policy's weights
 _PICKERS = ("rerank", "expand-pick")
@@ -84,10 +88,11 @@ def init(
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Model name on the --policy server.")] = None,
     weights: Annotated[str | None, typer.Option(metavar="DIR", help="Weights of the served model.")] = None,
     out: Annotated[Path, console.output_directory("Directory for sample.yaml and eval.yaml.")] = Path(),
+    trial: Annotated[bool, typer.Option(help="Try formats on some questions, and write the best into the recipe.")] = True,
 ) -> None:
     """Write recipes for your questions and corpus, and measure recall with the unmodified questions as queries."""
     data = _starter_data(questions, corpus, fields or [])
-    sampling, evaluation = _write_starter(data, out, policy, model, weights)
+    sampling, evaluation = _write_starter(data, out, policy, model, weights, trial)
     console.warn_of_scope(policy or "", "", ":ExpandWrite")
     _warn_of_missing_models(sampling)
     console.done(f"wrote {sampling} and {evaluation}")
@@ -125,7 +130,7 @@ def _starter_data(questions: str, corpus: str | None, flags: list[str]) -> dict[
 
 
 def _write_starter(
-    data: dict[str, Any], out: Path, policy: str | None, model: str | None, weights: str | None
+    data: dict[str, Any], out: Path, policy: str | None, model: str | None, weights: str | None, trial: bool
 ) -> tuple[Path, Path]:
     """Check data and policy. Write an evaluation recipe, and a sampling recipe that starts with the next commands."""
     from leret.datasets.inspect import inspect
@@ -144,12 +149,32 @@ def _write_starter(
         console.say(f"policy: {values['road']} (gold documents of most questions: {most})")
     packages = {"rerank": _ENCODER_PACKAGES, "pretrained": _MINILM_PACKAGE}.get(values["road"], {})
     values["missing"] = [name for module, name in packages.items() if find_spec(module) is None]
-    values |= {"sampling": paths[0], "evaluation": paths[1]}
+    values |= {"sampling": paths[0], "evaluation": paths[1], "best": None}
     out.mkdir(parents=True, exist_ok=True)
     for path, folder in zip(paths, ("sampling", "eval"), strict=True):
         with path.open("x", encoding="utf-8") as file:
             file.write(_rendered(bundled.ROOT / folder / "init.yaml.j2", values))
+    named = values["road"] in ("local", "served", "small") and values["lm"]["model"] not in POLICIES
+    if trial and named and report.n_documents <= _RAW_DOCUMENTS:
+        values["best"] = _best_format(paths[0])
+        write_atomically(paths[0], _rendered(bundled.ROOT / "sampling" / "init.yaml.j2", values))
     return paths
+
+
+def _best_format(recipe: Path) -> FormatTrial | None:
+    """Try the formats that fit the recipe's policy; return the best, or None if the trial fails or nothing parses."""
+    from leret.cli.sample import show_trial
+    from leret.sampling.trial import try_formats
+
+    console.say("trying formats: up to 30 questions and some hundred completions; skip it with --no-trial")
+    try:
+        with tempfile.TemporaryDirectory() as cache, shown() as progress:
+            report = try_formats(console.sampling_recipe(recipe), Path(cache), progress=progress)
+    except LeretError as error:
+        console.complain(f"formats not tried: {error}; run `leret trial {recipe}` later", "note: ")
+        return None
+    show_trial(report)
+    return report.best
 
 
 def _policy_values(

@@ -18,6 +18,7 @@ from leret.core.progress import shown
 
 if TYPE_CHECKING:
     from leret.core.runs import Run
+    from leret.sampling.trial import TrialReport
 
 app = typer.Typer(help="Check, merge and export the samples of a run.", no_args_is_help=True)
 
@@ -70,6 +71,45 @@ def sample(
     values = {field.name: getattr(report, field.name) for field in fields(report)}
     console.facts(report, {name: value for name, value in values.items() if value != whole.get(name)})
     console.next_command("train", recipe, run)
+
+
+def trial(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    questions: Annotated[int, typer.Option(min=5, help="Questions for the best formats.")] = 30,
+    as_json: AsJson = False,
+) -> None:
+    """Try the formats that fit a policy on a few questions, and name the one with the highest reward."""
+    import tempfile
+
+    from leret.sampling.trial import try_formats
+
+    settings = console.sampling_recipe(recipe, overrides or [])
+    with tempfile.TemporaryDirectory() as cache, shown() as progress:
+        report = try_formats(settings, Path(cache), progress=progress, n_questions=questions)
+    show_trial(report)
+    if report.best is not None:
+        console.done(f"use: {report.best.flags}")
+
+
+def show_trial(report: TrialReport) -> None:
+    """Print a trial: a row per format, best first."""
+    columns = ["format", "parsed", "cut", report.reward, "parsed, T=1", "cut, T=1", f"{report.reward}, T=1", "max_tokens"]
+    rows = []
+    for tried in report.formats:
+        cells = [tried.format.name]
+        for temperature in (0.0, 1.0):
+            measured = tried.parsed(temperature), tried.cut(temperature), tried.reward(temperature)
+            cells += [f"{value:.2f}" if temperature in tried.samples else "-" for value in measured]
+        rows.append([*cells, str(tried.max_tokens or "-")])
+    console.table(columns, rows, f"{report.n_completions} completions, up to {report.n_questions} questions", report)
+    for tried in report.formats:
+        if tried.fault:
+            console.complain(f"{tried.format.name}: {tried.fault}", "note: ")
+    if report.best is None:
+        console.complain("no completion parses in any format; choose another model", "warning: ")
+    elif not report.best.works:
+        console.complain("no format parses and ends at nearly all questions; the best is used", "warning: ")
 
 
 def pairs(

@@ -36,7 +36,7 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
         instructions: whether to send the signature's instructions as a system message.
         outputs: whether to end each call with the output names, the choices of ``Literal`` outputs, and the types of
             other non-text outputs, so that a policy can distinguish signatures.
-        prefill: whether to write the name of the first output of several as the beginning of the answer.
+        prefill: whether to write the first output's name as the beginning of the answer, as in ``query:``.
     """
 
     def __init__(
@@ -90,14 +90,16 @@ class CompactAdapter(AnswerAdapter, dspy.ChatAdapter):
         self, signature: type[dspy.Signature], outputs: Mapping[str, Any], missing_field_message: str | None = None
     ) -> str:
         values = {name: _line(outputs.get(name, missing_field_message)) for name in signature.output_fields}
-        if len(values) == 1:
+        if len(values) == 1 and not self.prefill:
             return next(iter(values.values()))
         return "\n".join(f"{name}: {value}" for name, value in values.items())
 
     def parse(self, signature: type[dspy.Signature], completion: str) -> dict[str, Any]:
         names = list(signature.output_fields)
-        completion = self.beginning(signature) + completion
-        raw = {names[0]: completion.strip()} if len(names) == 1 else _labelled(names, completion)
+        if len(names) == 1:
+            raw = {names[0]: completion.strip()}
+        else:
+            raw = _labelled(names, self.beginning(signature) + completion)
         missing = [name for name in names if not raw.get(name)]
         if missing:
             raise AdapterParseError("CompactAdapter", signature, completion, f"missing fields: {', '.join(missing)}")

@@ -35,8 +35,8 @@ class AnswerAdapter:
         content = self.format_assistant_message_content(signature, values)
         before = content.partition(_VALUE)[0]
         if signature.output_fields[name].annotation is not str:
-            before = before.rstrip(' "')  # JSON: the value may be a list or a number
-        return before
+            before = before.rstrip('"')  # JSON: the value may be a list or a number
+        return before.rstrip(" ")  # LMs write words with the space before them
 
     def stop(self, signature: type[dspy.Signature]) -> tuple[str, ...]:
         """Return the strings that end an answer."""
@@ -123,7 +123,7 @@ class PrefilledJSONAdapter(_Prefilled, PlainJSONAdapter):
         if not all(field.annotation is str for field in signature.output_fields.values()):
             return ()
         if len(signature.output_fields) == 1:
-            return ('"}', "\n")
+            return ('"}', '",', '"\n', "\n")
         return ('"}', '"\n}')
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from leret.policies.remote.tinker import TinkerPolicy
 from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.checks import check_path
 from leret.programs.needs import NeedsCompletion, Step
-from leret.programs.prompts import Prompt
+from leret.programs.prompts import ZERO_SHOT, Prompt
 from leret.programs.replay import SearchResults
 from leret.programs.runner import ProgramRunner
 from leret.retrieval.batching import SearchBatcher
@@ -59,6 +60,7 @@ from leret.sampling.preferences.report import PreferenceReport
 from leret.sampling.scheduler import Scheduler
 from leret.sampling.store.merge import merge_shards
 from leret.sampling.store.store import Store
+from leret.sampling.trial import refuse_format
 
 Distribute = Callable[[SamplingRecipe, Run, str, Sequence[Task], Progress], "SamplingStats"]
 """Function that samples tasks into R/shards in other processes: (recipe, run, policy digest, tasks, progress)."""
@@ -286,15 +288,18 @@ async def sample_session(
     search = SearchBatcher(environment.retriever)
     try:
         async with AsyncFileLock(run.setup_lock, run_in_executor=False):
-            prompts = await load_or_build_bank(run, environment, policy, search, tasks, progress)
             end = settings.end_reward
             plan = SamplingPlan(
-                tuple(prompts), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens,
+                (ZERO_SHOT,), settings.samples, settings.seed, lm.temperature, lm.top_p, lm.max_tokens,
                 role=lambda need: _role(environment.recipe, policy, need), reward=scoring(settings.reward),
                 final=None if end is None else scoring(end, "final"),
                 n_continuations=settings.n_continuations, final_weight=settings.final_weight, gamma=settings.gamma,
                 token_ids=settings.token_ids,
             )  # fmt: skip
+            if run.manifest.bank is None and settings.max_unparsed_rate < 1:
+                await refuse_format(plan, environment.adapter, tasks, partial(_runner_with, environment, search))
+            prompts = await load_or_build_bank(run, environment, policy, search, tasks, progress)
+            plan = replace(plan, prompts=tuple(prompts))
             plan = await with_credit(plan, environment.runner(search), tasks, run)
         notes = environment.notes()
         sampled = tasks if only is None else only
@@ -314,6 +319,12 @@ async def sample_session(
         progress.finish()
         search.close()
         await policy.aclose()
+
+
+def _runner_with(environment: Environment, search: SearchBatcher, adapter: dspy.Adapter) -> ProgramRunner:
+    if adapter is environment.adapter:
+        return environment.runner(search)
+    return ProgramRunner.over(environment.program(), adapter, search, read=environment.replay.read)
 
 
 def _role(recipe: SamplingRecipe, policy: Policy, need: NeedsCompletion) -> Role:
