@@ -151,8 +151,10 @@ def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str,
             *(f"the reader {one['model']} wrote all answers" for one in filter(None, [evaluation.reader])),
             *(hyde_note("the base policy", rows.rows) for name, rows in results.items() if name == HYDE),
             *label_notes(recipe.specs, tasks),
-            *(f"{name} is left out: it picks gold documents, but this program's picks are not documents"
-              for name in left_out),
+            *(
+                f"{name} is left out: it picks gold documents, but this program's picks are not documents"
+                for name in left_out
+            ),
             *[f"the corpus lacks {gold.count(False):,} of {len(gold):,} gold documents"] * (False in gold),
         ],
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
