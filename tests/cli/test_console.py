@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from leret.cli.console import REPORTS, as_json, complain, complain_once, done, facts, next_command, say, table
+from leret.cli.console import as_json, complain, done, facts, next_command, say, table
 from leret.core.progress import ProgressLines
 from tests.cli.test_app import ANSI
 
@@ -79,7 +79,7 @@ def test_columns_are_dropped_in_the_order_that_the_table_asks_for(monkeypatch, c
 
 def test_exceptions_that_did_not_occur_are_not_shown(capsys):
     facts(
-        {"pairs": 0, "waiting": 0, "resumed_from": 0, "failed_parse": 0, "dropped": 3, "prompts": {"0": None, "1": 0.5}}
+        {"pairs": 0, "waiting": 0, "resumed_from": 0, "loss_last": 0.5, "dropped": 3, "prompts": {"0": None, "1": 0.5}}
     )
     shown = capsys.readouterr().out
     assert {line.split("  ")[1].strip() for line in shown.splitlines()} == {"pairs", "dropped", "prompts"}
@@ -93,19 +93,9 @@ def test_the_next_command_comes_from_the_header_or_the_shipped_recipes(tmp_path,
     mine.write_text("# Commands:\n#   leret train demo-sft --run runs/first --set a=b\n")
     for stage, recipe in (("train", str(mine)), ("train", "expand-pick"), ("eval", "expand-pick"), ("eval", "sft")):
         next_command(stage, recipe, Path("runs/my run"))
-    (tmp_path / "eval.yaml").touch()
-    next_command("eval", "sft", Path("r"))
     assert [line for line in capsys.readouterr().out.splitlines() if line != "next:"] == [
         "  leret train demo-sft --run 'runs/my run' --set a=b",
         "  leret train expand-pick --run 'runs/my run'",
         "  leret eval expand-pick --run 'runs/my run'",
         "  leret eval RECIPE --run 'runs/my run'",
-        "  leret eval eval.yaml --run r",
     ]
-
-
-def test_processes_of_a_launch_print_an_error_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv(REPORTS, str(tmp_path))
-    for text in ("a", "a", "b"):
-        complain_once(text)
-    assert capsys.readouterr().err.splitlines() == ["error: a", "error: b"]

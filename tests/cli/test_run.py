@@ -192,7 +192,6 @@ def test_a_training_names_its_reward_rounds_and_the_next_command(tmp_path, polic
     run = sampled_run(tmp_path / "r", policy)
     out = succeeds("train", "ipo", "--run", run.path, "--set", "init_from=base", "--set", "max_steps=2")
     rows = {line.strip().partition("  ")[0]: line for line in out.splitlines()}
-    assert rows.keys() >= {"steps", "peak memory (GiB)", "completions per second", "loss"}
-    assert rows.keys().isdisjoint({"total steps", "resumed from", "dropped", "rounds", "best step"})
-    assert "squared distance" in rows["loss"]
+    assert rows.keys() >= {"steps", "peak memory (GiB)", "completions per second"}
+    assert rows.keys().isdisjoint({"total steps", "loss last", "resumed from", "dropped", "rounds", "best step"})
     assert f"leret eval RECIPE --run {run.path}" in out

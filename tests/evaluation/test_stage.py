@@ -202,6 +202,7 @@ def test_measures_that_apply_to_no_question_are_refused_with_others(answer_run):
 NAMES = """
 import dspy
 import leret
+from leret.core.types import Candidate
 
 
 class Names(dspy.Module):
@@ -211,8 +212,8 @@ class Names(dspy.Module):
 
     def forward(self, question):
         found = self.search(question)
-        candidates = [leret.Candidate(id, title="t", text=text) for id, text in IDS]
-        picked = self.pick({"question": question}, candidates)
+        candidates = [Candidate(id, title="t", text=text) for id, text in IDS]
+        picked = self.pick(candidates, [], question=question)
         return self.search(f"{question} {picked.text}", found)
 """
 

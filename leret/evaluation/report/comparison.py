@@ -132,9 +132,7 @@ def _pairs(groups: Mapping[str, Sequence[int]], summaries: Sequence[Mapping[str,
     """Yield pairs of labels; some may lack scores."""
     (first, (base, *_)), *others = groups.items()
     if not others:
-        kinds = {row["system"]: row["kind"] for row in summaries[base]["rows"]}
-        pairs = [(pair["a"], pair["b"]) for pair in summaries[base]["comparisons"]]
-        yield from sorted(pairs, key=lambda pair: _ORDER.index(kinds[pair[0]]))
+        yield from ((pair["a"], pair["b"]) for pair in summaries[base]["comparisons"])
     for group, (i, *_) in others:
         yield _label(groups, group, summaries[i].get("focus")), _label(groups, first, summaries[base].get("focus"))
         for row in sorted(summaries[base]["rows"], key=lambda row: _ORDER.index(row["kind"])):
