@@ -27,6 +27,7 @@ from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerF
 
 from leret.config.load import load_recipe
 from leret.config.sampling import SamplingRecipe
+from leret.core.bundled import minilm_directory
 from leret.core.progress import Progress
 from leret.core.types import Ranking
 from leret.datasets.leaks import write_fingerprints
@@ -34,7 +35,6 @@ from leret.demo.pretrain.decoder import ASSISTANT, LINE, POSITIONS, SPECIAL, aro
 from leret.demo.pretrain.examples import Example, prompt_ids, pseudo_questions
 from leret.demo.pretrain.loop import Batch, LoopSettings, Probe, adamw, cross_entropy, hidden_states, interleaved, train
 from leret.demo.pretrain.stage import copying, distinct, generate, rows, share
-from leret.core.bundled import minilm_directory
 from leret.programs.adapters import CompactAdapter
 from leret.programs.search import Found
 from leret.retrieval.base import Retriever

@@ -19,7 +19,7 @@ import typer.core
 
 import leret
 from leret.cli import compare, data, demo, index, rewards, run, sample, search, serve, view
-from leret.cli.console import as_json, complain, complain_once
+from leret.cli.console import as_json, complain
 from leret.core.errors import ConfigError, LeretError, MissingDependency
 from leret.core.memory import tune_malloc
 from leret.core.progress import plain
@@ -129,7 +129,9 @@ def ended(*, debug: bool) -> Iterator[None]:
         if debug and not is_usage:
             complain(traceback.format_exc().rstrip(), label="")
         message, code = _outcome(error, debug)
-        complain_once(message, label="" if isinstance(error, KeyboardInterrupt) else "error: ")
+        label = "" if isinstance(error, KeyboardInterrupt) else "error: "
+        if code != 2 or os.environ.get("RANK", "0") == "0":  # all processes of a training find the same fault
+            complain(message, label)
         raise typer.Exit(code) from None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -27,9 +26,6 @@ from leret.core.progress import plain
 if TYPE_CHECKING:
     from leret.config.sampling import ProgramSettings, SamplingRecipe
 
-REPORTS = "LERET_LAUNCH_REPORTS"
-"""Environment variable with a directory that records which errors the processes of a launch have printed."""
-
 _JSON: ContextVar[bool] = ContextVar("leret_json", default=False)
 _NAME, _HEAD = 16, 8  # minimum width of a table's first column; headings up to this width are not wrapped
 _LABELS = {
@@ -39,9 +35,10 @@ _LABELS = {
     "waiting": "questions stopped by an outage",
     "peak_gib": "peak memory (GiB)",
 }
-_EXCEPTIONAL = {"waiting", "no_spread", "unscored", "duplicates", "resumed_from", "resumes_at", "dropped", "new_questions",
-                "new_samples", "stored_samples"}  # fmt: skip
-"""Counts that are shown only if they are not 0; so are counts of failures."""
+_FOR_MACHINES = {"notes", "new_questions", "new_samples", "total_steps", "loss_first", "loss_last"}
+"""Fields that only ``--json`` prints; ``notes`` go to stderr."""
+_EXCEPTIONAL = {"waiting", "no_spread", "unscored", "resumed_from", "resumes_at", "dropped", "stored_samples"}
+"""Counts that are shown only if they are not 0."""
 
 
 def as_json(wanted: bool) -> bool:
@@ -109,18 +106,6 @@ def say(text: str = "", style: str | None = None) -> None:
 def complain(text: str, label: str = "error: ") -> None:
     """Print a message to stderr."""
     _print(f"{label}{plain(text)}", {"error: ": "red", "warning: ": "yellow"}.get(label), stderr=True)
-
-
-def complain_once(text: str, label: str = "error: ") -> None:
-    """Print a message to stderr, unless another process of the same launch has printed it."""
-    folder = os.environ.get(REPORTS)
-    if folder is not None:
-        name = hashlib.blake2b(text.encode(errors="replace"), digest_size=16).hexdigest()
-        try:
-            Path(folder, name).touch(exist_ok=False)
-        except FileExistsError:
-            return
-    complain(text, label)
 
 
 def _print(text: str, style: str | None = None, indent: str = "", *, stderr: bool = False) -> None:
@@ -303,27 +288,16 @@ def next_command(stage: str, recipe: str, run: Path) -> None:
     from leret.config.load import find_recipe
 
     file = find_recipe(recipe, "sampling", "training")
-    listed = re.search(rf"^#\s+(leret {stage} .+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
-    run_option = f"--run {shlex.quote(str(run))}"
-    if listed:
-        command = re.sub(r"--run \S+", lambda _: run_option, listed[1])
-    else:
-        folder = "training" if stage == "train" else stage
-        name = "RECIPE"
-        if stage == "eval" and Path("eval.yaml").is_file():  # written by `leret init`
-            name = "eval.yaml"
-        elif (ROOT / folder / f"{file.stem}.yaml").is_file():
-            name = file.stem
-        command = f"leret {stage} {name} {run_option}"
-    say(f"next:\n  {command}")
+    listed = re.search(rf"^#\s+(leret {stage} .+) --run \S+(.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    command, options = listed.groups() if listed else (f"leret {stage} RECIPE", "")
+    if not listed and Path(ROOT, {"train": "training"}.get(stage, stage), f"{file.stem}.yaml").is_file():
+        command = f"leret {stage} {file.stem}"
+    say(f"next:\n  {command} --run {shlex.quote(str(run))}{options}")
 
 
 def _hidden(name: str, value: Any) -> bool:
-    """Return True for values that say nothing: empty ones, and exceptions that did not occur."""
-    if name == "notes" or _empty(value):
-        return True
-    is_exception = name in _EXCEPTIONAL or name.startswith("failed")
-    return is_exception and value == 0
+    """Return True for fields for machines, empty values, and exceptions that did not occur."""
+    return name in _FOR_MACHINES or _empty(value) or (value == 0 and name in _EXCEPTIONAL)
 
 
 def _empty(value: Any) -> bool:

@@ -6,9 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
-from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
@@ -21,9 +18,7 @@ from leret.core.errors import ConfigError
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
-    from leret.config.training import TrainingRecipe
     from leret.evaluation.stage import EvalReport
-    from leret.training.job import TrainReport
 
 
 def train(
@@ -68,20 +63,9 @@ def train(
         report = stage.train(settings, directory, progress=progress if first else None)
     if first:
         console.done(f"nothing to do: {report.path} is complete" if report.already else f"trained {report.path}")
-        console.facts(report, _train_rows(report, settings))
+        console.facts(report)
         if settings.folder == "policies":
             console.next_command("eval", recipe, run)
-
-
-def _train_rows(report: TrainReport, settings: TrainingRecipe) -> dict[str, Any]:
-    """Return the rows to print: the report without repetitions, its losses in one row with their unit."""
-    values = {field.name: getattr(report, field.name) for field in fields(report)}
-    first, last = values.pop("loss_first"), values.pop("loss_last")
-    if report.total_steps == report.steps:
-        del values["total_steps"]
-    if last is not None:
-        values["loss"] = f"{first:.4g} to {last:.4g}{settings.loss_unit}"
-    return values
 
 
 def _launched(config: str) -> list[str]:
@@ -103,17 +87,8 @@ def _run_launcher(command: list[str]) -> int:
 
     The launcher runs in a new session, so that it gets each signal once. Its processes save a checkpoint and stop.
     """
+    environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600", **os.environ}  # seconds
     received: list[int] = []
-    with tempfile.TemporaryDirectory(prefix="leret-launch-") as reports:
-        environment = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600", **os.environ, console.REPORTS: reports}  # seconds
-        code = _wait_for(command, environment, received)
-    if received:
-        raise KeyboardInterrupt
-    return code
-
-
-def _wait_for(command: list[str], environment: Mapping[str, str], received: list[int]) -> int:
-    """Run a command, forward signals to it and add them to ``received``; return the exit code."""
     with subprocess.Popen(command, env=environment, start_new_session=True) as process:
 
         def forward(number: int, _: Any) -> None:
@@ -127,6 +102,8 @@ def _wait_for(command: list[str], environment: Mapping[str, str], received: list
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+    if received:
+        raise KeyboardInterrupt
     return code
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -67,9 +66,7 @@ def sample(
     with nullcontext() if workers is None else RayCluster(workers, address) as cluster, shown() as progress:
         report = stage(settings, Run.create(run), progress=progress, distribute=cluster)
     console.done(f"nothing to do: {run} is complete" if report.already else f"sampled into {run}")
-    whole = {"new_questions": report.questions, "new_samples": report.samples}  # of a run that was sampled at once
-    values = {field.name: getattr(report, field.name) for field in fields(report)}
-    console.facts(report, {name: value for name, value in values.items() if value != whole.get(name)})
+    console.facts(report)
     console.next_command("train", recipe, run)
 
 

@@ -71,7 +71,6 @@ class TrainingRecipe(KindSettings, OptimizerKeys, DeviceKeys):
     tag = "algorithm"
     folder: ClassVar[str] = "policies"  # folder of the run for the trained model
     in_one_process: ClassVar[bool] = False  # True if the algorithm cannot train in several processes
-    loss_unit: ClassVar[str] = ""  # unit of the loss, if its size would surprise
 
     algorithm: str
     name: str | None = Field(None, description="name of the policy in R/policies; None: the algorithm's name")

@@ -46,9 +46,7 @@ def peak_gib() -> float:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return float(torch.cuda.max_memory_allocated()) / _GIB
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    unit = 1 if sys.platform == "darwin" else 1024  # macOS counts bytes, Linux KiB
-    return peak * unit / _GIB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / _GIB  # Linux counts KiB
 
 
 @contextmanager

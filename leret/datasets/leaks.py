@@ -78,9 +78,9 @@ def _verdict(leaks: Mapping[str, Any]) -> str:
     kinds = ", ".join(f"{count:,} {KINDS[kind]}" for kind, count in leaks["by_kind"].items() if count)
     if n:
         verb = "resemble" if n > 1 else "resembles"
-        parts = [f"look at {n:,} of {leaks['n_questions']:,} questions, which {verb} {compared}: {kinds}"]
+        parts = [f"look at these: {n:,} of {leaks['n_questions']:,} questions {verb} {compared}: {kinds}"]
     else:
-        parts = [f"no leak; none of {leaks['n_questions']:,} questions resembles {compared}"]
+        parts = [f"passed, none of {leaks['n_questions']:,} questions resembles {compared}"]
     if n_shared_gold:
         parts.append(f"{n_shared_gold:,} share only a gold document with a training question, which is no leak")
     if leaks["unknown"]:

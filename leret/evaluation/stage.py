@@ -136,8 +136,9 @@ def _record(evaluation: Evaluation, system: System, results: SystemResults, ques
 
 def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str, SystemResults]) -> dict[str, Any]:
     recipe, tasks, gold = evaluation.recipe, questions.tasks, list(questions.gold.values())
-    left_out = _oracles_without_gold(evaluation, tasks, results)
-    evaluated = [(system, results[system.name]) for system in evaluation.systems if system.name not in left_out]
+    evaluated = [(system, results[system.name]) for system in evaluation.systems]
+    left_out = [system.name for system, rows in evaluated if _is_no_bound(system, questions, rows)]
+    evaluated = [(system, rows) for system, rows in evaluated if system.name not in left_out]
     summary = summarise(evaluated, tasks, list(evaluation.measures), recipe)
     return {
         **summary,
@@ -153,8 +154,10 @@ def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str,
             *(f"the reader {one['model']} wrote all answers" for one in filter(None, [evaluation.reader])),
             *(hyde_note("the base policy", rows.rows) for name, rows in results.items() if name == HYDE),
             *label_notes(recipe.specs, tasks),
-            *(f"{name} is left out: it picks gold documents, but this program's picks are not documents"
-              for name in left_out),
+            *(
+                f"{name} is left out: it picks gold documents, but this program's picks are not documents"
+                for name in left_out
+            ),
             *[f"the corpus lacks {gold.count(False):,} of {len(gold):,} gold documents"] * (False in gold),
         ],
         "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -162,19 +165,11 @@ def _summary(evaluation: Evaluation, questions: Questions, results: Mapping[str,
     }
 
 
-def _oracles_without_gold(
-    evaluation: Evaluation, tasks: Sequence[Task], results: Mapping[str, SystemResults]
-) -> list[str]:
-    """Return the oracles that are no upper bound: they picked candidates, but never a gold document."""
-    gold = {task.id: set(task.gold) for task in tasks}
-    names = []
-    for system in evaluation.systems:
-        if system.method != ORACLE or system.name == evaluation.recipe.baseline:
-            continue
-        picks = [(row.question_id, id) for row in results[system.name].rows for id in row.picked]
-        if picks and not any(id in gold[question] for question, id in picks):
-            names.append(system.name)
-    return names
+def _is_no_bound(system: System, questions: Questions, results: SystemResults) -> bool:
+    """Return True for an oracle that picked candidates, but never a gold document."""
+    gold = {task.id: task.gold for task in questions.tasks}
+    picks = [id in gold[row.question_id] for row in results.rows for id in row.picked]
+    return system.method == ORACLE and bool(picks) and not any(picks)
 
 
 def _examples(

@@ -452,12 +452,11 @@ class CompileJob:
         return {**defaults, **keys, **algorithm_keys, "algorithm": algorithm}
 
     def _trained(self, algorithm: str, path: Path, **facts: Any) -> str:
-        """Log the learning rate and losses of a training; return the model name of the trained LM."""
+        """Log the steps and the learning rate of a training; return the model name of the trained LM."""
         record = training_record(path)
         rate = record.get("key", {}).get("recipe", {}).get("learning_rate")
         if rate is not None:
-            text = f"{record['steps']} steps at learning rate {rate:g}{_trend(record['log_history'])}"
-            self.log(algorithm, text, learning_rate=rate, **facts)
+            self.log(algorithm, f"{record['steps']} steps at learning rate {rate:g}", learning_rate=rate, **facts)
         return f"leret/{path}"
 
     def _program(self, models: Mapping[dspy.LM, str]) -> dspy.Module:
@@ -541,12 +540,3 @@ def _in_thread(call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return call(*args, **kwargs)
     with ThreadPoolExecutor(1, "leret-optimize") as thread:
         return thread.submit(copy_context().run, partial(call, *args, **kwargs)).result()
-
-
-def _trend(log: Sequence[Mapping[str, Any]]) -> str:
-    """Return the first and last value of the metric that readers know: reward, accuracy of pairs, or loss."""
-    for name, label in (("reward", "reward"), ("rewards/accuracies", "accuracy"), ("loss", "loss")):
-        values = [entry[name] for entry in log if entry.get(name) is not None]
-        if values:
-            return f", {label} {values[0]:.3g} to {values[-1]:.3g}"
-    return ""

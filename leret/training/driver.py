@@ -85,7 +85,7 @@ class Driver(TrainerCallback):
         self.log, self.monitor, self.stage, self.progress = log, monitor, stage, progress
         self.interrupt, self.validate, self.eval_steps = interrupt, validate, eval_steps
         self._facts: dict[str, float] = {}
-        self._logged_step, self._since = 0, time.monotonic()  # last log entry, moved forward by validations
+        self._logged_step, self._since = 0, 0.0  # last log entry; validations move its time forward
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.start(self.stage, state.max_steps)
@@ -116,10 +116,7 @@ class Driver(TrainerCallback):
             entry |= self._costs(args, state, entry)
         if self.monitor.see(state.log_history):
             control.should_save = control.should_training_stop = True
-        values = {label: float(entry[name]) for name, label in _SHOWN.items() if entry.get(name) is not None}
-        if "accuracy" in values:
-            values.pop("loss", None)  # of pairs: in the units of the algorithm, 100 at the start of IPO
-        self._facts |= values
+        self._facts |= {label: float(entry[name]) for name, label in _SHOWN.items() if entry.get(name) is not None}
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.progress.finish()
@@ -132,9 +129,9 @@ class Driver(TrainerCallback):
             per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
             if "rewards/accuracies" in entry:  # of pairs
                 per_step *= 2
-        rate = per_step * n_steps / max(now - self._since, 1e-9)
+        rate = per_step * n_steps / (now - self._since)
         self._logged_step, self._since = state.global_step, now
-        return {PEAK: round(peak_gib(), 3), RATE: round(rate, 3)}
+        return {PEAK: peak_gib(), RATE: rate}
 
     def _validate(self, validate: Callable[[], dict[str, float]], state: Any, control: Any) -> None:
         """Validate and log; save a checkpoint if the step is the best so far (rotation keeps the best checkpoint)."""

@@ -213,8 +213,7 @@ class TrainReport:
     loss_last: float | None
     already: bool = False  # the policy existed, and nothing was done
     resumed_from: int = 0  # step, or round, of the checkpoint at which this call resumed
-    best_step: int | None = None  # step of the published weights, chosen by validation
-    best_round: int | None = None  # the same for training in rounds
+    best_step: int | None = None  # optimizer step of the published weights, chosen by validation
     validation_gain: float | None = None  # validation score of the published weights minus the score before training
     alarms: tuple[str, ...] = ()
     peak_gib: float | None = None  # peak memory of the GPU, or of the process
@@ -280,8 +279,7 @@ class TrainingRecord:
             loss_last=losses[-1],
             already=already,
             resumed_from=resumed_from,
-            best_step=self.best_step if self.unit == "step" else None,
-            best_round=self.best_step if self.unit == "round" else None,
+            best_step=self.best_step and self.best_step * self.steps // (self.rounds or self.steps),
             validation_gain=max(scores[1:]) - scores[0] if len(scores) > 1 else None,
             alarms=tuple(alarm["name"] for alarm in self.alarms),
             peak_gib=max(peaks, default=None),

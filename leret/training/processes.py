@@ -7,10 +7,8 @@ writes files. TRL's trainers use accelerate themselves.
 
 from __future__ import annotations
 
-import logging
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -126,27 +124,14 @@ def from_main(make: Callable[[], T]) -> T:
 
 
 def launch() -> None:
-    """Run ``accelerate launch`` on this process's arguments, without tracebacks of processes that ended with an error.
-
-    These processes have printed their errors. SystemExit has the exit code of the first one.
-    """
+    """Run ``accelerate launch``, without its traceback if a training process ends with an error, which it prints."""
     from accelerate.commands.launch import main
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     try:
         main()
-    except ChildFailedError as error:
-        _, failure = error.get_first_failure()
-        _exit(failure.exitcode)
-    except subprocess.CalledProcessError as error:
-        _exit(error.returncode)
-
-
-def _exit(code: int) -> None:
-    if code < 0:  # a process that was killed has printed nothing
-        print(f"error: a training process was killed by signal {-code}; it may have run out of memory", file=sys.stderr)
-    raise SystemExit(code if code > 0 else 1) from None
+    except (ChildFailedError, subprocess.CalledProcessError):
+        raise SystemExit(1) from None
 
 
 if __name__ == "__main__":

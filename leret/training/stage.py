@@ -15,7 +15,7 @@ from typing import Any
 
 from leret.config.base import free_keys
 from leret.config.policy import PickerSettings
-from leret.config.training import RoundRecipe, TrainingRecipe
+from leret.config.training import TrainingRecipe
 from leret.core.errors import TrainingError
 from leret.core.progress import Progress
 from leret.core.runs import Run
@@ -52,7 +52,6 @@ class TrainEstimate:
     steps: int  # maximum number of optimizer steps, on one device
     done: bool
     resumes_at: int  # step, or round, of the checkpoint to resume from; 0 for a fresh start
-    rounds: int | None = None  # maximum number of rounds; None for training on stored samples
 
 
 def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None) -> TrainReport:
@@ -69,8 +68,7 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
         report = train_job(job, progress)
     if is_main() and not report.already:
         facts = {name: getattr(report, name) for name in ("steps", "total_steps", "examples", "dropped")}
-        facts |= {"rounds": report.rounds, "seconds": round(report.seconds, 3), "loss": report.loss_last}
-        facts |= {"peak_gib": report.peak_gib, "completions_per_second": report.completions_per_second}
+        facts |= {"seconds": round(report.seconds, 3), "loss": report.loss_last}
         name = job.recipe.policy_name
         training = {**json.loads(json.dumps(job.key)), "steps": report.steps, "total_steps": report.total_steps}
         run.update(keep=True, training={name: training})
@@ -101,7 +99,7 @@ def train_job(job: TrainingJob, progress: Progress | None = None, *, interrupt: 
                 raise TrainingError(
                     f"{job.recipe.policy_name} ran out of memory; lower per_device_train_batch_size (and raise "
                     "gradient_accumulation_steps) or max_length, set lora, or set optim: adafactor"
-                ) from error
+                ).failed() from error
 
 
 def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> TrainReport:
@@ -134,7 +132,6 @@ def estimate(recipe: TrainingRecipe, run: Run) -> TrainEstimate:
         steps=job.max_steps or job.recipe.n_steps(len(job.inputs)),
         done=done,
         resumes_at=checkpoint_step(job.directory.checkpoint()),
-        rounds=job.recipe.n_rounds(len(job.inputs)) if isinstance(job.recipe, RoundRecipe) else None,
     )
 
 

@@ -341,3 +341,16 @@ def test_the_first_steps_run_from_a_wheel_in_an_empty_directory(tmp_path, lines,
     assert {"raw-question", trained} <= recall.keys()
     assert trained == "sft" or recall[trained] > recall["raw-question"]
     assert (work / "r/report.html").is_file()
+
+
+def test_init_warns_of_a_model_that_cannot_be_downloaded(folder, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    out = " ".join(succeeds("init", *FILES, "--policy", "owner/missing").split())
+    assert "warning: policy.model: owner/missing is not on this machine and cannot be downloaded" in out
+    assert "warning" not in succeeds("init", *FILES, "--policy", "expand-pick", "--out", "two")
+
+
+def test_init_asks_for_oracle_titles_only_where_gold_can_be_picked(folder):
+    for road, has_oracle in (("expand-pick", False), ("rerank", True), ("english", True)):
+        succeeds("init", *FILES, "--policy", road, "--out", road)
+        assert ("oracle-titles" in Path(road, "eval.yaml").read_text(encoding="utf-8")) is has_oracle

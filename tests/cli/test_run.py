@@ -179,3 +179,19 @@ def test_a_launcher_receives_a_signal_and_gets_time_to_stop(tmp_path):
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     assert "KeyboardInterrupt" in process.communicate(timeout=60)[1]
+
+
+def test_an_error_of_the_recipe_is_printed_before_processes_start(tmp_path, policy, monkeypatch):
+    run = sampled_run(tmp_path / "r", policy)
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
+    out = refused("train", "sft", "--run", run.path, "--set", "init_from=nope", "--launch", "multi")
+    assert out.count("init_from: 'nope'") == 1
+
+
+def test_a_training_names_its_reward_rounds_and_the_next_command(tmp_path, policy):
+    run = sampled_run(tmp_path / "r", policy)
+    out = succeeds("train", "ipo", "--run", run.path, "--set", "init_from=base", "--set", "max_steps=2")
+    rows = {line.strip().partition("  ")[0]: line for line in out.splitlines()}
+    assert rows.keys() >= {"steps", "peak memory (GiB)", "completions per second"}
+    assert rows.keys().isdisjoint({"total steps", "loss last", "resumed from", "dropped", "rounds", "best step"})
+    assert f"leret eval RECIPE --run {run.path}" in out

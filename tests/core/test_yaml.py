@@ -1,4 +1,4 @@
-from leret.core.yaml import dotted, dump, load, parse
+from leret.core.yaml import Placed, dotted, dump, load, parse
 
 
 def test_keys_know_their_places():
@@ -18,3 +18,9 @@ def test_values_are_plain_and_follow_yaml_1_2():
 def test_written_values_are_read_unchanged():
     value = {"b": "on", "a": [1e-5, "1e-5", None, "2024-01-01", "x: y"], "c": {"d": [], "e": "é\n\u2028"}, "f": "~"}
     assert list(load(dump(value)).items()) == list(value.items())
+
+
+def test_a_value_of_a_command_flag_is_named_by_the_flag():
+    placed = Placed({}, {("data", "corpus"): "--corpus", ("k",): "--set", ("a",): "r.yaml:3"})
+    keys = [("data", "corpus"), ("k",), ("a",), ("a", "b")]
+    assert [placed.label(key) for key in keys] == ["--corpus", "--set k", "r.yaml:3: a", "r.yaml:3: a.b"]

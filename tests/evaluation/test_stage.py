@@ -66,6 +66,7 @@ def test_the_policy_that_finds_most_on_dev_is_delivered(run):
     assert summary["chosen_on"] == recall
     assert recall.keys() == {"sft", "ipo"}
     assert recall[summary["focus"]] == max(recall.values())
+    assert on_dev["focus"] == summary["focus"]  # the report of dev marks the policy that is delivered
     delivered = json.loads((run.program / "program.json").read_text())["lms"][0]["policy"]["model"]
     assert delivered.endswith(f"policies/{summary['focus']}")
     assert evaluate(recipe, run).already
@@ -196,3 +197,35 @@ def test_a_users_measure_of_rankings_needs_no_gold_documents(answer_run, tmp_pat
 def test_measures_that_apply_to_no_question_are_refused_with_others(answer_run):
     with pytest.raises(DataError, match=r"none of its \d+ questions has labels for recall, ap.*measures: \[f1\]"):
         evaluate(asks("base"), answer_run)
+
+
+NAMES = """
+import dspy
+import leret
+from leret.core.types import Candidate
+
+
+class Names(dspy.Module):
+    def __init__(self):
+        super().__init__()
+        self.search, self.pick = leret.Search(k=1), leret.Pick()
+
+    def forward(self, question):
+        found = self.search(question)
+        candidates = [Candidate(id, title="t", text=text) for id, text in IDS]
+        picked = self.pick(candidates, [], question=question)
+        return self.search(f"{question} {picked.text}", found)
+"""
+
+
+@pytest.mark.parametrize(("ids", "is_bound"), [(["name 1", "name 2"], False), (None, True)])
+def test_an_oracle_is_shown_only_if_it_can_pick_gold_documents(run, tmp_path, ids, is_bound):
+    documents = [json.loads(line)["doc_id"] for line in (tmp_path / "corpus.jsonl").read_text().splitlines()]
+    code = NAMES.replace("IDS", repr([(id, id) for id in ids or documents]))
+    (tmp_path / "names.py").write_text(code)
+    sampling = run.manifest.sampling
+    program = {"path": f"{tmp_path}/names.py:Names"}
+    run.update(sampling={**sampling, "program": program, "policy": {"kind": "features", "features": "mentions"}})
+    summary = evaluate(asks("raw-question", "oracle-titles", baseline="raw-question"), run).summary
+    assert ("oracle-titles" in [row["system"] for row in summary["rows"]]) is is_bound
+    assert any("oracle-titles is left out" in note for note in summary["notes"]) is not is_bound

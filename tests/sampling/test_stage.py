@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from leret.config.evaluation import EvalRecipe
+from leret.config.sampling import SamplingSettings
 from leret.core.errors import ConfigError, DataError, PolicyError
 from leret.core.runs import Run
 from leret.datasets.splits import split_of
@@ -16,7 +17,8 @@ from leret.evaluation.stage import evaluate
 from leret.policies.base import Completion, PromptTooLongError
 from leret.sampling.estimate import estimate
 from leret.sampling.preferences.dataset import build_preferences
-from leret.sampling.stage import sample
+from leret.sampling.preferences.report import PreferenceReport
+from leret.sampling.stage import _notes, sample
 from leret.sampling.store.check import check_store
 from leret.sampling.store.store import Store
 from tests.sampling.fakes import AWAY, ROOT, FakePolicy, blank, content, policy_is, preferences, recipe_of, served
@@ -264,3 +266,17 @@ def test_a_server_without_token_ids_stops_the_run_and_names_the_key(run, server)
     with pytest.raises(ConfigError, match=r"sampling\.token_ids: .*seeded sent no token ids.*token_ids: false"):
         sample(served(server, token_ids=True), run)
     assert sample(served(server), run).waiting == 0
+
+
+@pytest.mark.parametrize(
+    ("n_spread", "states", "kind", "is_noted"),
+    [(63, 172, "features", False), (19, 130, "features", False), (5, 16, "encoder", False), (9, 100, "features", True),
+     (19, 130, "local", False), (15, 130, "local", True), (8, 20, "local", True), (8, 12, "local", False),
+     (40, 500, "local", True), (0, 3, "encoder", True)],
+)  # fmt: skip
+def test_too_few_states_with_spread_are_noted(tmp_path, n_spread, states, kind, is_noted):
+    keys = {"features": "mentions"} if kind == "features" else {"model": "demo" if kind == "local" else "minilm"}
+    recipe = recipe_of(policy={"kind": kind, **keys})
+    report = PreferenceReport(tmp_path, "adjacent", 0.0, None, states=states, no_spread=states - n_spread)
+    notes = list(_notes(1, recipe.model_copy(update={"sampling": SamplingSettings(prompts=1)}), report))
+    assert any(f"only {n_spread} of {states} states" in note for note in notes) is is_noted

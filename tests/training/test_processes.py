@@ -122,3 +122,27 @@ def test_pickers_and_sharded_models_are_refused(run, monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(TrainingError, match=r"fsdp and zero3 shard it; use --launch multi"):
         train(RECIPES["ppo"], run)
+
+
+def test_a_launch_of_a_failing_process_prints_no_traceback(tmp_path):
+    failing = tmp_path / "failing.py"
+    failing.write_text("import os, sys\nprint('error: once', file=sys.stderr)\nsys.exit(int(os.environ['CODE']))\n")
+    port = str(free_port("127.0.0.1"))
+    options = [
+        "--cpu",
+        "--num_processes",
+        "2",
+        "--num_machines",
+        "1",
+        "--mixed_precision",
+        "no",
+        "--dynamo_backend",
+        "no",
+    ]
+    command = [sys.executable, "-m", "leret.training.processes", *options, "--main_process_port", port, str(failing)]
+    done = subprocess.run(
+        command, env={**os.environ, "CODE": "2"}, capture_output=True, text=True, timeout=300, check=False,
+        cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert ("error: once" in done.stderr, "Traceback" in done.stderr) == (True, False)

@@ -65,7 +65,9 @@ def record(report):
 def log(report):
     """Return the log without the costs, which differ from run to run."""
     costs = (PEAK, RATE)
-    return [{name: value for name, value in entry.items() if name not in costs} for entry in record(report)["log_history"]]
+    return [
+        {name: value for name, value in entry.items() if name not in costs} for entry in record(report)["log_history"]
+    ]
 
 
 def weights_of(directory):

@@ -1,10 +1,12 @@
 import csv
 import io
 import re
+from contextlib import closing
 from urllib.parse import unquote
 
 import pytest
 
+from leret.viewer.collect import complete
 from leret.viewer.index import RunIndex
 from leret.viewer.pages import MENU, Pages, part_of, server_url, visible
 from tests.viewer.conftest import EVIL, LINK, SHOWN
@@ -108,3 +110,15 @@ def test_invisible_characters_are_shown_and_others_kept():
     assert visible("é\t漢\nعربي") == "é\t漢\nعربي"
     assert visible(EVIL) == "<script>document.title = 'hacked'</script>[U+0007][U+202E]txet[U+202C]"
     assert visible("\ud800\u200b") == "[U+D800][U+200B]"
+
+
+def test_differences_to_a_baseline_that_was_not_evaluated_have_no_column(run, tmp_path):
+    file = run.eval / "summary.json"
+    text = file.read_text()
+    shown = []
+    for i, baseline in enumerate(("base", "raw-question")):
+        file.write_text(text.replace('"baseline": "base"', f'"baseline": "{baseline}"'))
+        with closing(RunIndex(run, tmp_path / f"{i}.db")) as index:
+            complete(index, tmp_path / f"facts-{i}.db", plots=False)
+            shown.append("minus" in Pages({"run": index}, {}).page((), {}))
+    assert shown == [True, False]

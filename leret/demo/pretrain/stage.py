@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from leret.config.base import Settings
 from leret.config.sampling import PretrainSettings, SamplingRecipe
-from leret.core.bundled import POLICIES
+from leret.core.bundled import POLICIES, minilm_directory
 from leret.core.errors import ConfigError, TrainingError
 from leret.core.files import require_writable
 from leret.core.progress import Progress
@@ -30,7 +30,6 @@ from leret.demo.pretrain.decoder import POSITIONS, around, build_model, build_to
 from leret.demo.pretrain.examples import Example, call_messages, encoded, examples, prompt_ids, pseudo_questions
 from leret.demo.pretrain.heuristics import corpus_idf
 from leret.demo.pretrain.loop import LoopSettings, Probe, Row, interleaved, is_finished, train
-from leret.core.bundled import minilm_directory
 from leret.policies.local.decoder import Decoder, Job
 from leret.programs.adapters import CompactAdapter, make_adapter
 from leret.retrieval.base import Retriever

@@ -31,7 +31,7 @@ _Scores = dict[tuple[str | None, str], statistics.Array]
 """Measures after the last hop by corpus digest and question id, because each generated world has its own questions."""
 
 _ORDER = ("policy", "prompt", "base", "baseline")
-"""Kinds of systems in the order of their differences, after the delivered policy's."""
+"""Kinds of systems in the order of their differences."""
 
 WORDS = (
     "effect size: the mean difference divided by its standard deviation over questions (0.2 is small, 0.8 large); "
@@ -132,10 +132,7 @@ def _pairs(groups: Mapping[str, Sequence[int]], summaries: Sequence[Mapping[str,
     """Yield pairs of labels; some may lack scores."""
     (first, (base, *_)), *others = groups.items()
     if not others:
-        kinds = {row["system"]: row["kind"] for row in summaries[base]["rows"]}
-        pairs = [(pair["a"], pair["b"]) for pair in summaries[base]["comparisons"]]
-        focus = summaries[base].get("focus")
-        yield from sorted(pairs, key=lambda pair: (pair[0] != focus, _ORDER.index(kinds[pair[0]])))
+        yield from ((pair["a"], pair["b"]) for pair in summaries[base]["comparisons"])
     for group, (i, *_) in others:
         yield _label(groups, group, summaries[i].get("focus")), _label(groups, first, summaries[base].get("focus"))
         for row in sorted(summaries[base]["rows"], key=lambda row: _ORDER.index(row["kind"])):

