@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, PositiveInt, field_validator
 
@@ -90,26 +90,22 @@ class ServedPolicySettings(KeyedPolicySettings):
     retry_for_s: Annotated[float, Free()] = Field(300.0, ge=0, description="how long to retry; 0: no retry")
     concurrency: Annotated[PositiveInt, Free()] = Field(32, description="maximum number of requests in flight")
 
-    def id_keys(self) -> dict[str, Any]:
-        """Return the request keys for token ids without log-probabilities; empty if the API has none."""
-        return {}
+    id_keys: ClassVar[dict[str, bool]] = {}  # request keys for token ids without log-probabilities
 
 
 class OpenAIPolicySettings(ServedPolicySettings):
     """Servers with OpenAI's chat completions API."""
+
+    id_keys: ClassVar[dict[str, bool]] = {"return_token_ids": True}  # a vLLM extension that other servers may reject
 
     kind: Annotated[Literal["openai"], Free()] = "openai"
     urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="base URLs, as in http://127.0.0.1:8000/v1")
     enable_thinking: Thinking = None
     logprobs: Annotated[bool, Free()] = Field(False, description="ask for log-probabilities and token ids")
 
-    def id_keys(self) -> dict[str, Any]:
-        """Return the request key for token ids, a vLLM extension that other servers may reject."""
-        return {"return_token_ids": True}
-
     def request_keys(self) -> dict[str, Any]:
         """Return optional request keys."""
-        keys: dict[str, Any] = {"logprobs": True, **self.id_keys()} if self.logprobs else {}
+        keys: dict[str, Any] = {"logprobs": True, **self.id_keys} if self.logprobs else {}
         if self.enable_thinking is not None:
             keys["chat_template_kwargs"] = {"enable_thinking": self.enable_thinking}
         return keys

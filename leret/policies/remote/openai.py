@@ -59,7 +59,6 @@ class OpenAIPolicy(SharedInstance):
         )
         tokens = settings.model_copy(update={"logprobs": True})
         self._extensions = {False: settings.request_keys(), True: tokens.request_keys()}  # by `Request.logprobs`
-        self._id_keys = settings.id_keys()
         self._refused: set[str] = set()  # optional keys that the servers have rejected
         self._takes_n: bool | None = None  # None before the probe
         self._probe: asyncio.Task[bool] | None = None
@@ -157,7 +156,7 @@ class OpenAIPolicy(SharedInstance):
             **self._extensions[request.logprobs],
         }
         if request.token_ids:
-            body |= self._id_keys
+            body |= self.settings.id_keys
         if n > 1:
             body["n"] = n
         if request.stop:
@@ -237,8 +236,6 @@ def completions_of(
             ids, logprobs = _tokens(choice)
         tokens = logprobs if ids is None else ids
         n_tokens = count if tokens is None else len(tokens)
-        if n_tokens > max_tokens and tokens is not None:
-            raise ValueError(f"{n_tokens} tokens exceed max_tokens={max_tokens}")
         is_cut = reason == "length" or (reason is None and n_tokens >= max_tokens)
         finish = "length" if is_cut else "stop"
         text = before_stop(text, stop) if stop else text
