@@ -31,7 +31,7 @@ from leret.config.policy import LocalPolicySettings, OpenAIPolicySettings
 from leret.core.dspy_internals import EngineLM, messages_of, text_response
 from leret.core.types import Passage, Task
 from leret.policies.base import Completion, Request
-from leret.policies.local.chat_template import PromptEncoder, apply_template
+from leret.policies.local.chat_template import PromptEncoder, apply_template, end_token
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.tool_calls import read_calls, write_calls
 from leret.programs.prompts import Formatter
@@ -41,7 +41,7 @@ from leret.programs.search import Search
 from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Decoding, PolicyActor
 from leret.rollouts.walk import RolloutRunner
-from leret.training.data import TokenEncoder, TrainingExample, end_token, plain
+from leret.training.data import TokenEncoder, TrainingExample, plain
 from leret.training.online.writing import ServedPolicy
 
 WORDS = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, Field, PositiveInt, field_validator
 
@@ -130,26 +130,22 @@ class ServedPolicySettings(PolicySettings):
         template = {**self.extra_body.get(name, {}), **keys.get(name, {})}
         return {**self.extra_body, **keys, **({name: template} if template else {})}
 
-    def id_keys(self) -> dict[str, Any]:
-        """Return the request keys for token ids without log-probabilities; empty if the API has none."""
-        return {}
+    id_keys: ClassVar[dict[str, bool]] = {}  # request keys for token ids without log-probabilities
 
 
 class OpenAIPolicySettings(ServedPolicySettings):
     """Servers with OpenAI's chat completions API."""
+
+    id_keys: ClassVar[dict[str, bool]] = {"return_token_ids": True}  # a vLLM extension that other servers may reject
 
     kind: Annotated[Literal["openai"], Free()] = "openai"
     urls: Annotated[BaseUrls, Free()] = Field(min_length=1, description="base URLs, as in http://127.0.0.1:8000/v1")
     enable_thinking: Thinking = None
     logprobs: Annotated[bool, Free()] = Field(False, description="ask for log-probabilities and token ids")
 
-    def id_keys(self) -> dict[str, Any]:
-        """Return the request key for token ids, a vLLM extension that other servers may reject."""
-        return {"return_token_ids": True}
-
     def request_keys(self) -> dict[str, Any]:
         """Return optional request keys."""
-        keys: dict[str, Any] = {"logprobs": True, **self.id_keys()} if self.logprobs else {}
+        keys: dict[str, Any] = {"logprobs": True, **self.id_keys} if self.logprobs else {}
         if self.enable_thinking is not None:
             keys["chat_template_kwargs"] = {"enable_thinking": self.enable_thinking}
         return keys

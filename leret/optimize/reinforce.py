@@ -26,9 +26,10 @@ from leret.core.runs import versions
 from leret.optimize.finetune import ONE_TRAINING, default_run_dir, initial_policy, validated
 from leret.policies.checkpoints import pick_device, positions
 from leret.policies.dspy_lm import PolicyEngine
+from leret.policies.local.chat_template import end_token
 from leret.policies.local.model import stop_ids
 from leret.training.algorithms.grpo import OBJECTIVE, GRPOKeys
-from leret.training.data import TokenEncoder, TrainingExample, end_token
+from leret.training.data import TokenEncoder, TrainingExample
 from leret.training.job import CheckpointDirectory, Interrupt, TrainingRecord, training_process
 from leret.training.model import InitialPolicy, library_of, save_policy, with_learning_rate
 from leret.training.processes import n_processes

@@ -72,7 +72,7 @@ from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
 from leret.rewards import Reward, scoring
 from leret.rollouts.actors import Role, SamplingPlan
-from leret.rollouts.failures import BOUNDARIES, MANY_CUT, cut_note
+from leret.rollouts.failures import BOUNDARIES
 from leret.sampling.bank.bank import load_bank, save_bank
 from leret.sampling.bank.bootstrap import BankPlan, bootstrap_prompts
 from leret.sampling.stage import sample_tasks
@@ -229,10 +229,9 @@ class CompileJob:
         self.budget = CallBudget(settings.max_lm_calls)
         self.stopped: LeretError | None = None  # set if max_lm_calls ended the sampling
         self.trained = trained_lms(self.program, settings.samples)
-        for lm in dict.fromkeys(self.trained.values()):
-            policy = policy_of(lm)
+        for policy in map(policy_of, self.trained.values()):
             if isinstance(policy, LocalPolicy):
-                policy.check_trainable()
+                policy.model.check_trainable()
         counted = {n: counted_policy(p.lm, self.budget) for n, p in self.program.named_predictors()}
         self.policies: dict[str, Policy] = {**counted, **pick_actors(self.program)}
         metric, examples = settings.metric, self.examples
@@ -312,18 +311,15 @@ class CompileJob:
             self.budget.reserved = 0
             self.progress.finish()
         with Store(self.run.store, read_only=True) as store:
-            counts, n_cut = store.counts(), 0
+            counts = store.counts()
             for group in store.groups():
                 if group.samples[0].is_sampled:
-                    n_cut += sum(sample.is_cut for sample in group.samples)
                     counters = self.spread.setdefault(group.state.predictor, [0, 0])
                     counters[0] += 1
                     counters[1] += len({one.reward for one in group.samples if one.reward is not None}) > 1
         text = f"{counts['samples']} samples at {counts['states']} states from {len(examples)} examples"
         spread = {name: {"states": n, "with_spread": n_spread} for name, (n, n_spread) in self.spread.items()}
-        self.log("sample", text, lm_calls=self.budget.spent - before, predictors=spread, cut=n_cut, **counts)
-        if n_cut > MANY_CUT * counts["samples"]:
-            self.log("sample", cut_note(n_cut, counts["samples"], "the LM's max_tokens"))
+        self.log("sample", text, lm_calls=self.budget.spent - before, predictors=spread, **counts)
         for name, (n, n_spread) in self.spread.items():
             if not n_spread:
                 self.log("sample", f"{name} has no samples to train on: the rewards are equal at each of {n} states")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from leret.core.errors import LeretError, PolicyError, ProgramError, RetrievalError
@@ -14,9 +14,6 @@ from leret.programs.prompts import Formatter
 BOUNDARIES: Mapping[str, type[LeretError]] = {
     "policy": PolicyError, "retrieval": RetrievalError, "program": ProgramError,
 }  # fmt: skip
-
-MANY_CUT = 0.1
-"""Share of completions cut at ``max_tokens`` above which a warning is shown."""
 
 FAILURES = (PolicyError, RetrievalError, ProgramError)
 
@@ -41,12 +38,13 @@ def unparsed(formatter: Formatter, predictor: str, completion: str) -> Failure:
     return Failure("parse", f"{completion[:200]!r} is not in the adapter's format{example}")
 
 
-def cut_note(n_cut: int, n_samples: int, limit: str = "policy.max_tokens") -> str:
-    """Return a warning about completions that were cut; ``limit`` names the setting."""
-    return (
-        f"{n_cut:,} of {n_samples:,} completions ({n_cut / n_samples:.0%}) were cut at {limit}, and are trained "
-        f"without an end token; raise {limit}"
-    )
+def cut_notes(n_cut: int, n_samples: int) -> Iterator[str]:
+    """Yield a warning if ``max_tokens`` cut more than 10 % of the completions."""
+    if n_cut > n_samples / 10:
+        yield (
+            f"{n_cut:,} of {n_samples:,} completions ({n_cut / n_samples:.0%}) were cut at policy.max_tokens, so they "
+            "are trained without an end token; raise policy.max_tokens"
+        )
 
 
 @dataclass

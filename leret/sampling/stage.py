@@ -34,7 +34,6 @@ from leret.policies.base import Policy
 from leret.policies.load import PolicySet, open_policies, policy_for, probe, sampled_policy
 from leret.policies.local.chat_template import dated
 from leret.policies.local.policy import LocalPolicy
-from leret.policies.remote.tinker import TinkerPolicy
 from leret.policies.tool_calls import ToolReader, read_calls
 from leret.programs.checks import check_path
 from leret.programs.needs import NeedsCompletion, Step
@@ -52,7 +51,7 @@ from leret.rollouts.environment import (
     refuse_changes,
     scorable,
 )
-from leret.rollouts.failures import MANY_CUT, SamplingStats, cut_note, refuse_unparsed
+from leret.rollouts.failures import SamplingStats, cut_notes, refuse_unparsed
 from leret.rollouts.states import LOOKED_AT, StateSampler, with_credit
 from leret.sampling.bank.bank import load_or_build_bank
 from leret.sampling.preferences.dataset import build_preferences
@@ -243,8 +242,8 @@ def begin(
     policy = open_policies(environment.recipe.by_predictor, sampled_policy)
     for name, settings in environment.recipe.by_predictor.items():
         actor = policy_for(policy, name)
-        if settings.temperature > 0 and isinstance(actor, LocalPolicy | TinkerPolicy):
-            actor.check_trainable()
+        if settings.temperature > 0 and isinstance(actor, LocalPolicy):
+            actor.model.check_trainable()
     if policy_digest not in {None, policy.digest}:
         raise RunError(
             f"policy.model: {environment.recipe.policy.model} changed since sampling began; restore it on all machines"
@@ -382,7 +381,6 @@ def _notes(n_prompts: int, recipe: SamplingRecipe, pairs: PreferenceReport) -> I
             f"only {n_spread:,} of {pairs.states:,} states have samples with different rewards, and training learns "
             "from these alone; raise policy.temperature, sampling.samples or data.limit"
         )
-    if pairs.cut_share > MANY_CUT:
-        yield cut_note(pairs.cut, pairs.samples)
+    yield from cut_notes(pairs.cut, pairs.samples)
     if pairs.failures["prompt"]:
         yield f"{pairs.failures['prompt']:,} of {pairs.samples:,} samples failed: prompts are too long for the policy"

@@ -16,16 +16,14 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leret.core.errors import LeretError, PolicyError, TrainingError
+from leret.core.errors import LeretError, TrainingError
 from leret.core.runs import Run, program_digest, versions
 from leret.core.types import Messages, Sample, State, message, text_of
 from leret.policies.checkpoints import sampled_settings
-from leret.policies.local import chat_template
 from leret.policies.local.chat_template import PromptEncoder, apply_template, letters
 from leret.training.model import InitialPolicy, training_record
 
@@ -55,7 +53,7 @@ class TrainingExample:
     completions: tuple[str, ...]
     scores: tuple[float, ...] = ()
     is_cut: tuple[bool, ...] = ()
-    token_ids: tuple[tuple[int, ...] | None, ...] = ()
+    token_ids: tuple[Sequence[int] | None, ...] = ()
 
     @classmethod
     def of(cls, state: State, samples: Sequence[Sample], scores: tuple[float, ...] = ()) -> TrainingExample:
@@ -70,7 +68,7 @@ class TrainingExample:
         )
 
     @property
-    def targets(self) -> Iterator[tuple[str, bool | None, tuple[int, ...] | None]]:
+    def targets(self) -> Iterator[tuple[str, bool | None, Sequence[int] | None]]:
         """Text, cut or not, and token ids of each completion."""
         return zip_longest(self.completions, self.is_cut, self.token_ids)
 
@@ -153,7 +151,7 @@ class RunSamples:
                 (str(row["chosen"][0]["content"]), str(row["rejected"][0]["content"])),
                 (float(row["score_chosen"]), float(row["score_rejected"])),
                 tuple(row.get(f"{side}_finish_reason") == "length" for side in _SIDES),
-                tuple(_ids_of(row.get(f"{side}_token_ids")) for side in _SIDES),
+                tuple(row.get(f"{side}_token_ids") for side in _SIDES),
             )
             for row in rows
             if self.predictors is None or row["predictor"] in self.predictors
@@ -161,10 +159,6 @@ class RunSamples:
 
 
 Samples = GroupSamples | RunSamples
-
-
-def _ids_of(ids: Sequence[int] | None) -> tuple[int, ...] | None:
-    return None if ids is None else tuple(ids)
 
 
 def plain(messages: Sequence[Any]) -> Messages:
@@ -184,13 +178,17 @@ def _check_predictors(wanted: Collection[str] | None, sampled: Collection[str]) 
 def completion_rows(
     examples: Sequence[TrainingExample], *, labelled: bool
 ) -> tuple[Iterator[dict[str, Any]], dict[str, str]]:
-    """Return rows in TRL's conversational format, and the types of their columns; ``labelled`` adds KTO's ``label``."""
-    columns = {"prompt": "messages", "completion": "messages", "question_id": "string"}
+    """Return rows in TRL's conversational format, and the types of their columns; ``labelled`` adds KTO's ``label``.
+
+    TRL encodes the texts again and ends each with an end token, so rows with ``is_cut`` should be left out.
+    """
+    columns = {"prompt": "messages", "completion": "messages", "question_id": "string", "is_cut": "bool"}
     rows = (
         {
             "prompt": list(example.prompt),
             "completion": [{"role": "assistant", "content": example.completions[0]}],
             "question_id": example.task_id,
+            "is_cut": any(example.is_cut),
         }
         | ({"label": example.scores[0] >= 0} if labelled else {})
         for example in examples
@@ -234,7 +232,7 @@ class TokenEncoder:
 
     Args:
         tokenizer: the policy's tokenizer.
-        end: id that `end_token` returns.
+        end: id that `leret.policies.local.chat_template.end_token` returns.
         enable_thinking: value for the chat template.
         stops: other end tokens of the sampler.
     """
@@ -246,7 +244,7 @@ class TokenEncoder:
         self.end = end
         self.enable_thinking = enable_thinking
         self._sampler = PromptEncoder(tokenizer, None, str(tokenizer.name_or_path), enable_thinking)
-        self._sampler.set_ends([end, *stops])
+        self._ends = self._sampler.set_ends([end, *stops])
 
     def encode(self, examples: Sequence[TrainingExample], *, same_tokenizer: bool = False) -> list[Encoded]:
         """Encode examples; with ``same_tokenizer``, their token ids are from a sampler with this tokenizer.
@@ -281,7 +279,7 @@ class TokenEncoder:
         return self._ids([self.render(messages)])[0]
 
     def _sampled(
-        self, task_id: str, text: str, is_cut: bool | None, ids: tuple[int, ...] | None, same_tokenizer: bool
+        self, task_id: str, text: str, is_cut: bool | None, ids: Sequence[int] | None, same_tokenizer: bool
     ) -> list[int] | None:
         """Return the sampled ids of a completion, with an end token unless it was cut; None to encode its text.
 
@@ -289,10 +287,10 @@ class TokenEncoder:
         """
         if ids is None:
             return None
-        fault = self._sampler.fault_of(ids, text, self._size)
+        fault = self._sampler.fault_of(ids, text, len(self.tokenizer))
         if fault is None:
-            ended = is_cut or self._sampler.ends_with(ids)
-            return list(ids) if ended else [*ids, self.end]
+            complete = is_cut or ids[-1] in self._ends
+            return list(ids) if complete else [*ids, self.end]
         is_part = letters(text) in letters(self._sampler.to_text(ids, special=True))
         if same_tokenizer and not is_part:
             raise TrainingError(
@@ -300,10 +298,6 @@ class TokenEncoder:
                 f"{self.tokenizer.name_or_path}; serve the model with the policy's tokenizer, and sample a new run"
             )
         return None
-
-    @cached_property
-    def _size(self) -> int:
-        return max(self.tokenizer.get_vocab().values()) + 1
 
     def _completion(self, prompt: list[int], whole: list[int], text: str, is_cut: bool | None) -> list[int]:
         """Encode a completion as it follows its prompt, or alone if a token would span both (no sampled token does)."""
@@ -313,14 +307,6 @@ class TokenEncoder:
     def _ids(self, texts: list[str]) -> list[list[int]]:
         encoding = self.tokenizer(texts, add_special_tokens=False, verbose=False)
         return [list(ids) for ids in encoding["input_ids"]]
-
-
-def end_token(tokenizer: Any, stops: Sequence[int]) -> int:
-    """Return the end token's id, as `leret.policies.local.chat_template.end_token`; a fault is a TrainingError."""
-    try:
-        return chat_template.end_token(tokenizer, stops)
-    except PolicyError as error:
-        raise TrainingError(str(error)) from error
 
 
 def check_parity(
@@ -374,11 +360,8 @@ def has_sampled_tokenizer(run: Run, initial: InitialPolicy, predictors: Collecti
     if name == "base":
         return True
     served = str(sampled_settings(run, predictors).get("model", "")).rstrip("/").rpartition("/")[2]
-    stem, _, digest = served.rpartition("-")
-    names = {Path(name).name, initial.directory.name, initial.base_model.rpartition("/")[2]}
-    if re.fullmatch("[0-9a-f]{8}", digest):
-        return stem in names or initial.digest.startswith(digest)
-    return served in names
+    stem = re.sub("-[0-9a-f]{8}$", "", served)
+    return not {served, stem}.isdisjoint({Path(name).name, initial.directory.name})
 
 
 def _check_counts(
@@ -389,26 +372,21 @@ def _check_counts(
     predictors: Collection[str] | None,
 ) -> None:
     """Compare token counts of zero-shot prompts with the sampler's; only warn if the sampled model may be another."""
-    n_compared = 0
     for group in states:
         state, ids = group.state, encoder.prompt_ids(plain(group.state.messages))
-        counts = {sample.n_prompt_tokens or 0 for sample in group.samples if sample.prompt == "0"} - {0}
-        n_compared += len(counts)
-        if not counts - {len(ids)}:
+        counts = {sample.n_prompt_tokens for sample in group.samples if sample.prompt == "0"} - {None, 0, len(ids)}
+        if not counts:
             continue
         fault = (
-            f"question {state.task_id}, step {state.step}: the sampler counted {min(counts - {len(ids)})} tokens in "
-            f"the zero-shot prompt, but {initial.directory} encodes the same messages to {len(ids)}:\n"
+            f"question {state.task_id}, step {state.step}: the sampler counted {counts.pop()} tokens in the zero-shot "
+            f"prompt, but {initial.directory} encodes the same messages to {len(ids)}:\n"
             f"  {_tokens(encoder.tokenizer, ids, 0)}\n  ... {_tokens(encoder.tokenizer, ids, len(ids))}\n"
             "Serve the model with the tokenizer and chat template of that directory, and sample again"
         )
         if has_sampled_tokenizer(run, initial, predictors):
             raise TrainingError(fault)
-        model = sampled_settings(run, predictors).get("model")
-        _LOG.warning("%s (ignore this if %s, which was sampled, is another model)", fault, model)
+        _LOG.warning("%s, unless the sampler was another model", fault)
         return
-    if states and not n_compared:
-        _LOG.warning("the sampler sent no token counts, so leret could not compare its prompts with those of training")
 
 
 def _check_examples(run: Run, states: Sequence[StateSamples], examples: Sequence[TrainingExample]) -> None:

@@ -63,7 +63,7 @@ def train(recipe: TrainingRecipe, run: Run, *, progress: Progress | None = None)
         RunError: the run cannot be read or written, or training began with a different recipe.
         KeyboardInterrupt: SIGINT or SIGTERM was received; a checkpoint was written first.
     """
-    with open_environment(recipe, run) as environment:
+    with dated(run.manifest.date), open_environment(recipe, run) as environment:
         job = make_job(recipe, run, environment)
         report = train_job(job, progress)
     if is_main() and not report.already:
@@ -106,12 +106,10 @@ def fit(job: TrainingJob, progress: Progress, interrupt: Interrupt) -> TrainRepo
     """Train and publish one policy, from its last checkpoint if there is one."""
     from leret.training.driver import drive, publish
 
-    began, date = time.monotonic(), nullcontext()
-    if job.run is not None:
-        date = dated(job.run.manifest.date)
+    began = time.monotonic()
     algorithm, device = ALGORITHMS[job.recipe.algorithm], pick_device(job.recipe.device)
     threads = job.recipe.threads if device == "cpu" else None
-    with date, training_process(threads), algorithm.engine(job, device) as engine:
+    with training_process(threads), algorithm.engine(job, device) as engine:
         resumed_from = 0 if job.max_steps == 0 else drive(engine, job, progress, interrupt)
         record = publish(engine, job, algorithm.describe(job.recipe), time.monotonic() - began)
     return record.report(job.directory.policy, time.monotonic() - began, resumed_from=resumed_from)

@@ -13,6 +13,7 @@ from leret.config.policy import LocalPolicySettings
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.base import Request
+from leret.policies.local.chat_template import end_token
 from leret.policies.local.model import stop_ids
 from leret.policies.local.policy import LocalPolicy
 from leret.rollouts.environment import Environment
@@ -20,7 +21,7 @@ from leret.sampling.store.store import Store
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.base import check_loss
 from leret.training.algorithms.preference import IPORecipe, collate_pairs, examples, preference_rows
-from leret.training.data import Encoded, RunSamples, TokenEncoder, TrainingExample, check_parity, end_token
+from leret.training.data import Encoded, RunSamples, TokenEncoder, TrainingExample, check_parity
 from leret.training.model import find_initial, load_for_training
 from tests.tiny import tiny_policy
 from tests.training.training_runs import trainer_of

@@ -3,9 +3,10 @@ import pyarrow.parquet
 import pytest
 from transformers import AutoTokenizer
 
-from leret.core.errors import TrainingError
+from leret.core.errors import PolicyError
 from leret.policies.checkpoints import policy_directory
-from leret.training.data import TokenEncoder, TrainingExample, end_token
+from leret.policies.local.chat_template import end_token
+from leret.training.data import TokenEncoder, TrainingExample
 from tests.first_steps import read_lines, succeeds
 from tests.tiny import TEMPLATE
 
@@ -48,7 +49,7 @@ def test_a_policy_that_does_not_know_the_words_of_the_probe_has_an_end_token():
 )
 def test_a_template_whose_turns_no_text_of_the_sampler_gives_is_refused(tokenizer, template, says):
     tokenizer.chat_template = template
-    with pytest.raises(TrainingError, match=says):
+    with pytest.raises(PolicyError, match=says):
         end_token(tokenizer, [5])
 
 
@@ -60,7 +61,7 @@ def test_an_export_has_the_rows_that_a_trainer_of_trl_reads(run, tmp_path, form,
     rows = read_lines(tmp_path / "rows.jsonl")
     assert rows == pyarrow.parquet.read_table(tmp_path / "rows.parquet").to_pylist()
     assert len(rows) == {"sft": 24, "kto": 48}[form]
-    assert set(rows[0]) == {"prompt", "completion", "question_id"} | columns
+    assert set(rows[0]) == {"prompt", "completion", "question_id", "is_cut"} | columns
     assert rows[0]["completion"][0]["role"] == "assistant"
     if form == "kto":
         assert sum(row["label"] for row in rows) == 24

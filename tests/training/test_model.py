@@ -13,13 +13,14 @@ from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
 from leret.policies.checkpoints import load_tokenizer, policy_directory
 from leret.policies.load import make_policy
+from leret.policies.local.chat_template import end_token
 from leret.policies.local.model import load_model, load_weights, stop_ids
 from leret.policies.serving.model import write_merged
 from leret.training.algorithms import ALGORITHMS
 from leret.training.algorithms.base import completion_logps
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.data import RunSamples, TokenEncoder, end_token
+from leret.training.data import RunSamples, TokenEncoder
 from leret.training.model import InitialPolicy, find_initial, load_for_training
 from leret.training.stage import train
 from tests.first_steps import leret

@@ -18,7 +18,7 @@ from leret.evaluation.report.content import TrainingData, curves_of, training_da
 from leret.evaluation.report.plots import bars_by_step, curves, dumbbells
 from leret.evaluation.summary import LEVEL, headline, main_measures
 from leret.evaluation.systems import RAW, training_facts
-from leret.rollouts.failures import MANY_CUT, cut_note
+from leret.rollouts.failures import cut_notes
 
 _EVERY_HOP = ("recall", "ap")
 _DUMBBELLS = {"recall": "Recall by hop", "all_found": "All gold documents found, by hop"}
@@ -174,10 +174,10 @@ def _sampled(learned: TrainingData) -> str | None:
     if learned.failures:
         kinds = ", ".join(f"{n:,} {kind}" for kind, n in sorted(learned.failures.items()))
         text += f" Samples without a reward: {kinds}."
-    if learned.n_cut > MANY_CUT * learned.n_samples:
-        text += f" Warning: {cut_note(learned.n_cut, learned.n_samples)}."
-    elif learned.n_cut:
+    if learned.n_cut:
         text += f" {learned.n_cut:,} completions ({learned.n_cut / learned.n_samples:.1%}) were cut at max_tokens."
+    for note in cut_notes(learned.n_cut, learned.n_samples):
+        text += f" Warning: {note}."
     return text
 
 

@@ -176,10 +176,6 @@ class PromptEncoder:
             return None
         return f"token ids of {plain[:80]!r} for the completion {text[:80]!r}"
 
-    def ends_with(self, ids: Sequence[int]) -> bool:
-        """Return whether the last token is an end token."""
-        return bool(ids) and ids[-1] in self._ends
-
     def completion(self, n_prompt: int, generated: Generated, stop: Sequence[str], tools: bool = False) -> Completion:
         """Convert generated tokens to a completion; its text ends before the first stop string.
 

@@ -107,10 +107,6 @@ class LocalPolicy(SharedInstance):
         """Return the prompt's tokens; raise `PromptTooLongError` if no completion token fits."""
         return self.model.encode(messages).token_ids
 
-    def check_trainable(self) -> None:
-        """Raise `PolicyError` if training would refuse the chat template."""
-        self.model.check_trainable()
-
     def close(self) -> None:
         self._worker.close()
 

@@ -77,7 +77,6 @@ class OpenAIPolicy(SharedInstance):
             False: settings.merged_body(settings.request_keys()),
             True: settings.merged_body(tokens.request_keys()),
         }
-        self._id_keys = settings.id_keys()
         self._refusals = refusals_of(tuple(settings.urls), settings.model)
         self._takes_n: bool | None = None  # None before the probe
         self._probe: asyncio.Task[bool] | None = None
@@ -182,7 +181,7 @@ class OpenAIPolicy(SharedInstance):
             **self._extensions[request.logprobs],
         }
         if request.token_ids:
-            body |= self._id_keys
+            body |= self.settings.id_keys
         if n > 1:
             body["n"] = n
         if request.messages[-1]["role"] == "assistant":

@@ -18,7 +18,7 @@ from leret.core.types import SharedInstance, digest
 from leret.http.endpoints import ApiKey
 from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import TINKER_RECORD, load_tokenizer, model_digest, read_model_json
-from leret.policies.local.chat_template import PromptEncoder, end_token
+from leret.policies.local.chat_template import PromptEncoder
 
 if TYPE_CHECKING:
     from leret.config.policy import TinkerPolicySettings
@@ -109,11 +109,6 @@ class TinkerPolicy(SharedInstance):
             self.encoder = PromptEncoder(self.tokenizer, server.context[base], self.name, settings.enable_thinking)
             self.ends = self.encoder.set_ends(_end_ids(source))
         return server
-
-    def check_trainable(self) -> None:
-        """Raise `PolicyError` if training would refuse the chat template."""
-        self.connect()
-        end_token(self.tokenizer, self.ends)
 
     def initial_sampler(self) -> Any:
         """Return a sampling client for the base model, or for the trained policy's weights."""

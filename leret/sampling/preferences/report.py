@@ -61,10 +61,6 @@ class PreferenceReport:
         return self.reward_sum / self.rewarded if self.rewarded else 0.0
 
     @property
-    def cut_share(self) -> float:
-        return self.cut / self.samples if self.samples else 0.0
-
-    @property
     def mean_margin(self) -> float:
         return self.margin_sum / self.pairs if self.pairs else 0.0
 

@@ -159,13 +159,10 @@ def sample_of(row: sqlite3.Row) -> Sample:
 
     A row without a finish reason, from an older version of leret, was cut if it has ``max_tokens`` tokens.
     """
-    kind, columns = row["failure_kind"], set(row.keys())
-    ids = logprobs = finish = None
-    if "token_ids" in columns:  # not in schema 2
-        ids, logprobs = row["token_ids"], row["logprobs"]
-    if "finish_reason" in columns:  # not in schema 3
-        finish = row["finish_reason"]
-        ids = row["sampled_ids"] if ids is None else ids
+    columns = dict(row)  # schemas 2 and 3 lack some
+    kind, logprobs = row["failure_kind"], columns.get("logprobs")
+    ids = columns.get("token_ids") or columns.get("sampled_ids")
+    finish = columns.get("finish_reason")
     if finish is None and (row["n_completion_tokens"] or 0) >= row["max_tokens"]:
         finish = "length"
     return Sample(

@@ -15,6 +15,7 @@ from leret.config.training import ExampleRecipe, TrainingRecipe, WriterKeys
 from leret.core.errors import TrainingError
 from leret.core.runs import Run
 from leret.policies.checkpoints import positions
+from leret.policies.local.chat_template import end_token
 from leret.policies.local.model import architecture_of, evaluation_mode, stop_ids
 from leret.training.data import (
     RunSamples,
@@ -22,7 +23,6 @@ from leret.training.data import (
     TokenEncoder,
     TrainingExample,
     check_parity,
-    end_token,
     has_sampled_tokenizer,
 )
 from leret.training.model import (

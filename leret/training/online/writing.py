@@ -16,7 +16,7 @@ from leret.core.aio import submit
 from leret.core.errors import TrainingError
 from leret.policies.base import Completion, Messages, Request
 from leret.policies.checkpoints import positions
-from leret.policies.local.chat_template import PromptEncoder
+from leret.policies.local.chat_template import PromptEncoder, end_token
 from leret.policies.local.model import stop_ids
 from leret.policies.local.policy import LocalPolicy
 from leret.policies.remote.openai import OpenAIPolicy
@@ -24,7 +24,6 @@ from leret.policies.serving.model import refresh, resolve_policy
 from leret.policies.tool_calls import read_calls
 from leret.rollouts.environment import Environment
 from leret.rollouts.rounds import Sampled
-from leret.training.data import end_token
 from leret.training.job import TrainingJob
 from leret.training.model import library_of, save_policy
 from leret.training.online.advantages import Comparison, group_statistics, mini_batches, same_side_of_mean

@@ -10,11 +10,11 @@ from leret.core.errors import PolicyError, TrainingError
 from leret.policies.base import Request
 from leret.policies.dspy_lm import policy_lm
 from leret.policies.load import make_policy, policy_state
-from leret.policies.local.chat_template import PromptEncoder, apply_template
+from leret.policies.local.chat_template import PromptEncoder, apply_template, end_token
 from leret.policies.local.policy import LocalPolicy
 from leret.training.algorithms.preference import IPORecipe
 from leret.training.algorithms.sft import SFTRecipe
-from leret.training.data import TokenEncoder, end_token
+from leret.training.data import TokenEncoder
 from leret.training.stage import train
 from tests.tiny import tiny_policy
 from tests.training.training_runs import sampled_run
