@@ -36,7 +36,7 @@ _WITHOUT = {
 }
 """Optional keys in the order of trials, each with the consequence of leaving it out."""
 
-_RENAMED = {"max_tokens": "max_completion_tokens"}
+_NEW_LIMIT = "max_completion_tokens"  # OpenAI's new name of max_tokens
 _SAMPLING = {"max_tokens", "max_completion_tokens", "temperature", "top_p"}  # the user must fix a wrong value of these
 _STATUSES = {400, 422, 500, 501}
 
@@ -116,7 +116,7 @@ class Refusals:
                 answer = await ask(_without(body, {*refused} - {name}))
                 refused.remove(name)
         for name in refused:
-            if _RENAMED.get(name) not in refused:
+            if name != "max_tokens" or _NEW_LIMIT not in refused:
                 _note(self._server, name)
         self._refused = frozenset(refused)
         return answer
@@ -141,9 +141,8 @@ def _name(key: str, value: Any) -> str:
 
 
 def _without(body: Body, refused: Collection[str]) -> Body:
-    """Return a request without refused keys; a renamed key takes the place of a refused one."""
+    """Return a request without refused keys; ``max_tokens`` gets its new name instead."""
     sent = {key: value for key, value in body.items() if _name(key, value) not in refused}
-    for key, new in _RENAMED.items():
-        if key in refused and new not in refused:
-            sent[new] = body[key]
+    if "max_tokens" in refused and _NEW_LIMIT not in refused:
+        sent[_NEW_LIMIT] = body["max_tokens"]
     return sent
