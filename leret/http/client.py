@@ -89,15 +89,11 @@ class RetryableError(HttpError):
 
 
 class RejectedError(HttpError):
-    """A request that the server will never accept; ``status`` is 0 if the request was not sent.
+    """A request that the server will never accept; ``status`` is 0 if the request was not sent."""
 
-    ``body`` is the server's answer.
-    """
-
-    def __init__(self, reason: str, status: int = 0, body: str = "") -> None:
+    def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
         self.status = status
-        self.body = body
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +144,7 @@ class Answer:
         is_permanent = self.status == 501 or (self.status == 500 and _PERMANENT.search(reason))
         if self.status in _RETRIED or (self.status >= 500 and not is_permanent):
             raise RetryableError(reason, _KINDS.get(self.status, "server"), retry_after_s(self.headers))
-        raise RejectedError(f"{reason}; {advice[self.status in {401, 403}]}", self.status, self.text)
+        raise RejectedError(f"{reason}; {advice[self.status in {401, 403}]}", self.status)
 
 
 @dataclass(slots=True)
@@ -259,9 +255,7 @@ class Client:
                 except MALFORMED as error:
                     raise answer.malformed(f"an answer in an unexpected format ({one_line(repr(error))})") from error
             except HttpError as error:
-                error.args = (self._redact(str(error)),)
-                if isinstance(error, RejectedError):
-                    error.body = self._redact(error.body)
+                error.args = (self._secret.redact(self.key.redact(str(error))),)
                 if isinstance(error, RetryableError):
                     local.pool.failed(endpoint, sent, error.kind, error.wait_s)
                 if self._meter is not None:
@@ -272,9 +266,6 @@ class Client:
             endpoint.n_failures, endpoint.paused_until = 0, 0.0
             self._answered_at = self._clock()
             return value
-
-    def _redact(self, message: str) -> str:
-        return self._secret.redact(self.key.redact(message))
 
     async def _turn(self, pool: EndpointPool) -> Endpoint:
         while self._rate is not None and (wait_s := self._rate.wait_s()) > 0:
@@ -353,7 +344,10 @@ def error_text(body: str | bytes) -> str:
         if isinstance(value, dict) and isinstance(value.get("error"), dict):
             value = value["error"]
         texts = [value.get(key) for key in ("message", "error", "detail")] if isinstance(value, dict) else []
-        return one_line(next((text for text in texts if isinstance(text, str)), str(value)))
+        text = next((text for text in texts if isinstance(text, str)), str(value))
+        if isinstance(value, dict) and isinstance(value.get("param"), str):
+            text += f" (param: {value['param']})"
+        return one_line(text)
     except MALFORMED:
         return one_line(body)
 

@@ -132,6 +132,52 @@ def test_three_unusable_answers_end_a_request():
     assert len(server.requests) == 3
 
 
+@pytest.mark.parametrize(
+    "message",
+    ["Conversation roles must alternate user/assistant", "Jinja Exception: no system", "seed is not supported", "501"],
+)
+def test_an_error_of_status_500_that_stays_is_not_retried(message):
+    status = 501 if message == "501" else 500
+    server = Echo([web.json_response({"error": {"message": message}}, status=status)] * 99)
+    with pytest.raises(RejectedError, match=f"answered {status}: {message[:20]}"):
+        run([server])
+    assert len(server.requests) == 1
+
+
+def test_server_errors_beside_answers_end_a_request():
+    class Half(Echo):
+        async def route(self, request, body):
+            if request.path == "/bad":
+                return web.Response(status=500, text="Internal Server Error")
+            return await super().route(request, body)
+
+    async def work(client):
+        bad = asyncio.create_task(client.request(Call("POST", "/bad", json={}), got))
+        for _ in range(50):
+            await asked(client)
+        with pytest.raises(RetryableError, match=r"500.*gave up after \d attempts; check the server's log"):
+            await bad
+
+    time = Time()
+    run([Half()], work, time=time, retry_for_s=600.0)
+    assert time.clock() < 60
+
+
+@pytest.mark.parametrize(
+    ("fault", "advice"),
+    [
+        ("stall", "increase timeout_s or lower concurrency"),
+        (web.Response(status=429), "lower concurrency"),
+        (web.Response(text="<html>"), "check the server's log"),
+        (web.Response(status=502), "check that the server is up"),
+    ],
+    ids=["stall", "429", "malformed", "502"],
+)
+def test_the_advice_fits_the_failure(fault, advice):
+    with pytest.raises(RetryableError, match=f"gave up after 1 attempt; {advice}.*, then run again"):
+        run([Echo([fault] * 9)], retry_for_s=0.0, timeout_s=0.3)
+
+
 def test_requests_in_flight_and_their_rate_are_limited():
     server, time = Echo(), Time()
 

@@ -18,7 +18,7 @@ from leret.http.endpoints import ApiKey
 from leret.http.usage import UsageMeter
 from leret.policies.base import Completion, PromptTooLongError, Request
 from leret.policies.local.chat_template import before_stop
-from leret.policies.remote.refusals import TEMPLATE, TOO_LONG, refusals_of
+from leret.policies.remote.refusals import TEMPLATE, TOO_LONG, UNFINISHED, refusals_of
 from leret.policies.tool_calls import split_tools, write_calls
 
 if TYPE_CHECKING:
@@ -39,9 +39,6 @@ _CUT = re.compile(r"length|max_|token_limit")
 
 _FILTERED = re.compile(r"filter|safety|recitation|refus|block|prohibited|sensitive|moderation|flagged")
 """Finish reasons for a completion that a content filter ended."""
-
-_UNFINISHED = re.compile(r"(?i)could not finish the message")
-"""Error message of OpenAI for a request in which the model's reasoning needs more tokens than the limit."""
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")  # keys of a message
 
@@ -104,7 +101,7 @@ class OpenAIPolicy(SharedInstance):
             await self.complete(Request((message,), (0,), self.settings.temperature, 1, self.settings.top_p))
         except PolicyError as error:
             is_slow = getattr(error.__cause__, "kind", "") in {"incomplete", "timeout"}
-            if is_slow or _UNFINISHED.search(str(error)):  # it needs more time or tokens
+            if is_slow or UNFINISHED.search(str(error)):  # it needs more time or tokens
                 return
             hint = f"; it serves {', '.join(served)}" if served else ""
             if getattr(error.__cause__, "status", 0) in {404, 405} and "/v1" not in self.client.urls[0]:
@@ -154,7 +151,7 @@ class OpenAIPolicy(SharedInstance):
             self._takes_n = n_choices == 2
         except RejectedError as error:
             # An invalid request is rejected again when samples are requested.
-            self._takes_n = _UNFINISHED.search(str(error)) is not None
+            self._takes_n = UNFINISHED.search(str(error)) is not None
         return self._takes_n
 
     async def _ask(self, request: Request, seeds: tuple[int, ...]) -> list[Completion]:

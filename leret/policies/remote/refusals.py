@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from functools import cache
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ _WITHOUT = {
 }
 """Optional keys in the order of trials, each with the consequence of leaving it out."""
 
-_RENAMED = {"max_tokens": "max_completion_tokens"}
+_NEW_LIMIT = "max_completion_tokens"  # OpenAI's new name of max_tokens
 _SAMPLING = {"max_tokens", "max_completion_tokens", "temperature", "top_p"}  # the user must fix a wrong value of these
 _STATUSES = {400, 422, 500, 501}
 
@@ -46,13 +46,15 @@ TOO_LONG = re.compile(r"(?i)context.(length|size|window)|maximum model length|`i
 TEMPLATE = re.compile(r"(?i)roles? must|jinja|chat.template(?!_kwargs)|template.?error")
 """Error messages of servers with a chat template that refuses the messages."""
 
+UNFINISHED = re.compile(r"(?i)could not finish the message")
+"""Error message of OpenAI for a request in which the model's reasoning needs more tokens than the limit."""
+
 _OF_PROMPT = re.compile(r"(param|loc)\W+(body\W+)?(messages|model|tools)\b")
 _OF_VALUE = re.compile(
     r"(?i)too (large|long|small|high|low|many)|at (most|least)|exceed|must be|(less|greater|more) than|maximum|minimum"
     r"|out of range|between|reduce|higher"
 )
 _OF_KEY = re.compile(r"(?i)not supported|unsupported|does not support|not permitted|extra")
-_INPUT = re.compile(r"""['"]input['"]""")  # pydantic repeats the request after it
 
 
 @cache
@@ -71,8 +73,8 @@ class Refusals:
 
     def __init__(self, server: str) -> None:
         self._server = server
-        self._refused = frozenset[str]()  # names in `_WITHOUT`
-        self._accepted: set[frozenset[str]] = set()  # names of the keys of requests that succeeded
+        self._refused: frozenset[str] = frozenset()  # names in `_WITHOUT`
+        self._accepted: set[str] = set()
         self._locks: Any = WeakKeyDictionary()  # by event loop
 
     async def send(self, body: Body, ask: Ask[T]) -> T:
@@ -89,7 +91,7 @@ class Refusals:
                 raise
             refusal = error
         else:
-            self._accepted.add(_names(sent))
+            self._accepted.update(map(_name, sent, sent.values()))
             return answer
         async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             if sent == _without(body, self._refused):  # else another request found the key meanwhile
@@ -98,59 +100,49 @@ class Refusals:
 
     async def _search(self, body: Body, refusal: RejectedError, ask: Ask[T]) -> T:
         """Leave out one key after the other until a request succeeds. Then add those that the server accepts."""
-        error, left_out = refusal, list[str]()
-        sent = _without(body, self._refused)
+        error, refused = refusal, list(self._refused)
         while True:
-            name = self._suspect(error, sent)
+            name = self._suspect(error, _without(body, refused))
             if name is None:
                 raise refusal
-            left_out.append(name)
-            sent = _without(body, self._refused.union(left_out))
+            refused.append(name)
             try:
-                answer = await ask(sent)
+                answer = await ask(_without(body, refused))
                 break
             except RejectedError as another:
                 error = another
-        for name in left_out[:-1]:  # the last is certainly refused
-            fewer = self._refused.union(left_out) - {name}
+        for name in refused[len(self._refused) : -1]:  # the last is certainly refused
             with suppress(RejectedError):
-                answer = await ask(_without(body, fewer))
-                left_out.remove(name)
-        for name in left_out:
-            if _RENAMED.get(name) not in left_out:
+                answer = await ask(_without(body, {*refused} - {name}))
+                refused.remove(name)
+        for name in refused:
+            if name != "max_tokens" or _NEW_LIMIT not in refused:
                 _note(self._server, name)
-        self._refused = self._refused.union(left_out)
-        self._accepted.add(_names(_without(body, self._refused)))
+        self._refused = frozenset(refused)
         return answer
 
     def _suspect(self, error: RejectedError, sent: Body) -> str | None:
         """Return the name of the key that the server probably refuses: the one in its error, or the next to try."""
-        text = _INPUT.split(error.body)[0].replace("\\n", " ")
-        of_others = (TOO_LONG, TEMPLATE, _OF_PROMPT)
+        text = str(error).partition(" answered ")[2]
+        of_others = (TOO_LONG, TEMPLATE, UNFINISHED, _OF_PROMPT)
         if error.status not in _STATUSES or any(pattern.search(text) for pattern in of_others):
             return None
-        optional = {key: _name(key, value) for key, value in sent.items() if _name(key, value) in _WITHOUT}
-        words = re.findall(r"(?<!\\)\b\w+", text)
-        name = next((optional[word] for word in words if word in optional), None)
-        if name is None:
-            untried = [] if _names(sent) in self._accepted else _WITHOUT
-            return next((name for name in untried if name in optional.values()), None)
+        names = {key: _name(key, value) for key, value in sent.items()}
+        suspects = [key for key in sent if names[key] in _WITHOUT.keys() - self._accepted]
+        named = [names[word] for word in re.findall(r"\w+", text) if word in suspects]
+        if not named:
+            return next((name for name in _WITHOUT if name in map(names.get, suspects)), None)
         is_of_value = _OF_VALUE.search(text) and not _OF_KEY.search(text)
-        return None if is_of_value and name in _SAMPLING else name
+        return None if is_of_value and named[0] in _SAMPLING else named[0]
 
 
 def _name(key: str, value: Any) -> str:
     return f"{key}=1" if value == 1 and key in {"temperature", "top_p"} else key
 
 
-def _names(sent: Body) -> frozenset[str]:
-    return frozenset(map(_name, sent, sent.values()))
-
-
-def _without(body: Body, refused: frozenset[str]) -> Body:
-    """Return a request without refused keys; a renamed key takes the place of a refused one."""
+def _without(body: Body, refused: Collection[str]) -> Body:
+    """Return a request without refused keys; ``max_tokens`` gets its new name instead."""
     sent = {key: value for key, value in body.items() if _name(key, value) not in refused}
-    for key, new in _RENAMED.items():
-        if key in refused and new not in refused:
-            sent[new] = body[key]
+    if "max_tokens" in refused and _NEW_LIMIT not in refused:
+        sent[_NEW_LIMIT] = body["max_tokens"]
     return sent

@@ -38,7 +38,7 @@ class TinkerServer:
     def __init__(self, url: str, api_key_env: str | None, timeout_s: float) -> None:
         tinker = import_optional("tinker", "tinker", "tinker")
         self.url, self.timeout_s, self.types = url, timeout_s, tinker.types
-        self._faults = (tinker.TinkerError, ValueError, RuntimeError, TimeoutError)
+        self._faults = (tinker.TinkerError, ValueError, RuntimeError, TimeoutError, AssertionError)
         self._key = ApiKey.from_env(api_key_env, "policy.api_key_env")
         try:
             httpx.get(f"{url}/api/v1/healthz", timeout=_HEALTH_S).raise_for_status()

@@ -202,13 +202,19 @@ class ServedPolicy:
         ]
 
     def _with_ids(self, completion: Completion, request: Request) -> Completion:
-        n = len(self.prompt_ids(request.messages))
+        prompt = self._encoder.encode(request.messages)
+        n = len(prompt.token_ids)
         if completion.n_prompt_tokens not in (0, n):
             raise TrainingError(
                 f"{self._settings.urls[0]} counts {completion.n_prompt_tokens} prompt tokens where leret counts {n}; "
                 "serve the model with the tokenizer and chat template of the policy in training"
             )
         ids = completion.token_ids or self._tokenizer(completion.text, add_special_tokens=False)["input_ids"]
+        if len(ids) > prompt.room:
+            raise TrainingError(
+                f"{self._settings.urls[0]} sent a completion of {len(ids)} tokens, but the model has room for "
+                f"{prompt.room}; use a server that accepts max_tokens"
+            )
         if request.messages[0].get("tools"):
             completion = self._as_written(completion)
         if completion.token_ids:

@@ -61,6 +61,14 @@ def test_the_meter_counts_tokens_and_cost():
     assert usage["cost"] == pytest.approx((50 * 2.0 + 40 * 4.0) / 1e6)
 
 
+def test_a_probe_too_short_for_reasoning_assumes_that_n_works():
+    unfinished = "Could not finish the message because max_tokens or model output limit was reached."
+    server = ChatServer([refusal(unfinished)])
+    assert len(asked(server, 1, 2, 3)) == 3
+    assert [body.get("n") for body in server.bodies] == [2, 3]
+    probed(ChatServer([refusal(unfinished)]))
+
+
 def test_a_failed_probe_is_repeated():
     server = ChatServer([web.Response(status=503)])
 
@@ -172,9 +180,80 @@ def test_an_invalid_answer_of_status_200_has_a_cause(name):
         read(lie)
 
 
-def test_known_finish_reasons_are_completions():
-    for reason in ("stop", "length", "eos", "eos_token", "stop_sequence", None):
-        assert read(choice(finish_reason=reason))[0].finish_reason == ("length" if reason == "length" else "stop")
+STOPS = ("stop", "eos", "eos_token", "stop_sequence", "end_turn", "STOP", "COMPLETE", "tool_calls", "", None)
+CUTS = ("length", "max_tokens", "MAX_TOKENS", "model_length", "max_new_tokens", "max_output_tokens")
+
+
+@pytest.mark.parametrize("reason", [*STOPS, *CUTS])
+def test_a_finish_reason_says_whether_a_limit_cut_the_text(reason):
+    [completion] = read(choice(finish_reason=reason))
+    assert completion.finish_reason == ("length" if reason in CUTS else "stop")
+
+
+def test_a_full_completion_without_a_reason_is_cut():
+    reasons = {
+        n: read({"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": n}}) for n in (15, 16)
+    }
+    assert [reasons[n][0].finish_reason for n in (15, 16)] == ["stop", "length"]
+
+
+@pytest.mark.parametrize(
+    ("message", "reason", "says"),
+    [
+        ({"content": "half a"}, "content_filter", "content filter ended it .content_filter."),
+        ({"content": None}, "SAFETY", "content filter ended it"),
+        ({"content": None, "refusal": "I cannot help."}, "stop", "the model refused: I cannot help"),
+    ],
+)
+def test_a_filtered_completion_is_refused_without_retries(message, reason, says):
+    with pytest.raises(RejectedError, match=f"{says}.*change the prompt, or use another model"):
+        read(choice(message, finish_reason=reason))
+
+
+TEXT = {"type": "text", "text": "Nile"}
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ([TEXT], "Nile"),
+        (TEXT, "Nile"),
+        ([{"type": "thinking", "thinking": [{"type": "text", "text": "A river is wanted."}]}, TEXT], "Nile"),
+        (
+            [{"type": "reasoning", "text": "hmm"}, {"type": "output_text", "text": "the "}, "Blue ", TEXT],
+            "the Blue Nile",
+        ),
+        ([], "reasoning without content"),
+        ([{"type": "thinking", "thinking": "hmm"}], "reasoning without content"),
+        ([TEXT, {"type": "image_url", "image_url": {"url": "data:"}}], "part of type image_url without text"),
+        ([TEXT, {"type": "refusal", "refusal": "no"}], "part of type refusal without text"),
+    ],
+)
+def test_content_parts_are_joined_or_refused_by_type(content, text):
+    value = choice({"content": content})
+    if " " in text and "Nile" not in text:
+        with pytest.raises((RetryableError, *MALFORMED), match=text):
+            read(value)
+    else:
+        assert read(value)[0].text == text
+
+
+@pytest.mark.parametrize(
+    "logprobs",
+    [{"content": []}, {"token_logprobs": [], "tokens": []}, {"content": None}, [], {"token_ids": [], "content": []}],
+)
+def test_empty_log_probabilities_are_missing(logprobs):
+    value = choice({"content": "The Nile river"}, logprobs=logprobs)
+    [completion] = read({**value, "usage": {"prompt_tokens": 9, "completion_tokens": 12}})
+    assert (completion.logprobs, completion.token_ids, completion.n_completion_tokens) == (None, None, 12)
+
+
+def test_a_text_cut_at_a_stop_string_has_no_other_tokens():
+    value = choice({"content": "Nile. And more"}, token_ids=[1, 2, 3, 4], finish_reason="length")
+    for stop, ids, text in ((("more",), (1, 2, 3, 4), "Nile. And "), ((".",), None, "Nile")):
+        answer = Answer("http://a/v1", 200, {}, json.dumps(value).encode())
+        [completion] = completions_of(answer, 1, 16, stop)
+        assert (completion.text, completion.token_ids, completion.finish_reason) == (text, ids, "stop")
 
 
 def body(*texts, **usage):
@@ -266,8 +345,8 @@ def test_a_server_that_accepts_no_connection_is_reported(monkeypatch):
 def test_tools_are_sent_and_tool_calls_read():
     functions = [{"name": "look", "arguments": '{"b": 1, "a": 2}'}, {"name": "stop", "arguments": "{}"}]
     calls = [{"id": "c", "type": "function", "function": one} for one in functions]
-    choice = {"index": 0, "message": {"content": "so", "tool_calls": calls}, "finish_reason": "tool_calls"}
-    server = ChatServer([web.json_response({"choices": [choice], "usage": {"prompt_tokens": 5}})])
+    called = {"index": 0, "message": {"content": "so", "tool_calls": calls}, "finish_reason": "tool_calls"}
+    server = ChatServer([web.json_response({"choices": [called], "usage": {"prompt_tokens": 5}})])
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
     asked = ask("the city", 1)
     request = replace(asked, messages=({**asked.messages[0], "tools": json.dumps(tools)},))
@@ -276,4 +355,7 @@ def test_tools_are_sent_and_tool_calls_read():
         "so", [{"name": "look", "arguments": {"b": 1, "a": 2}}, {"name": "stop", "arguments": {}}]
     )  # fmt: skip
     assert one.finish_reason == "stop"
+    functions = [{**one, "arguments": json.loads(one["arguments"])} for one in functions]  # as Ollama sends them
+    value = choice({"content": "so", "tool_calls": [{"function": one} for one in functions]})
+    assert read_calls(read(value)[0].text) == read_calls(one.text)
     assert (server.bodies[0]["tools"], server.bodies[0]["messages"]) == (tools, list(asked.messages))

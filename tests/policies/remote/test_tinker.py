@@ -76,6 +76,13 @@ def test_what_the_server_lacks_is_said(settings, stub):
     assert error.value.exit_code == 1
 
 
+def test_missing_completions_are_an_error(settings, stub, monkeypatch):
+    whole = stub.asample
+    monkeypatch.setattr(stub, "asample", lambda body: whole({**body, "num_samples": 1}))
+    with pytest.raises(PolicyError, match="3 sequence ids for 1 sequences"):
+        asyncio.run(make_policy(settings).complete(ask("the city", 1, 2, 3)))
+
+
 def test_a_digest_names_the_model_and_its_tokenizer(settings, tmp_path):
     other = tiny_policy(tmp_path, seed=1)
     variants = [settings, changed(settings, model="other/model"), changed(settings, tokenizer=str(other))]

@@ -129,6 +129,20 @@ def test_a_key_that_the_server_refuses_is_left_out(run, base, ids_of, key, named
     assert [f"refuses the request key {key}: " in note for note in notes] == [True]
 
 
+def test_a_completion_longer_than_the_model_is_refused(run, base):
+    class Endless(Vllm):
+        async def route(self, request, body):
+            if "messages" in (body or {}) and {"max_tokens", "max_completion_tokens"} & {*body}:
+                return refusal(
+                    "Unsupported parameter: " + ("max_tokens" if "max_tokens" in body else "max_completion_tokens")
+                )
+            return await super().route(request, body)
+
+    server = Endless(tokens=lambda text: ([7] * 10_000, [-1.0] * 10_000))
+    with pytest.raises(TrainingError, match=r"completion of 10000 tokens, but the model has room for \d+"):
+        trained(run, base, server)
+
+
 def test_a_policy_of_this_process_has_no_servers(run):
     with pytest.raises(TrainingError, match="needs a run with policy kind openai, not local"):
         train(RECIPE, run)
