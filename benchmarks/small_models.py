@@ -94,9 +94,8 @@ def table(work: Path, jobs: Sequence[tuple[str, int]]) -> None:
         for system, values, against in figures(work / f"{row}-{seed}" / "run"):
             last = values["hops"][-1]
             numbers = " | ".join(f"{last[name]:.3f}" for name in ("recall", "ap", "all_found"))
-            print(
-                f"| {row}-{seed} | {system} | {numbers} | {against.get('raw-question', '')} | {against.get('base', '')} |"
-            )
+            pairs = " | ".join(against.get(name, "") for name in ("raw-question", "base"))
+            print(f"| {row}-{seed} | {system} | {numbers} | {pairs} |")
     for row, seed in finished:
         print(f"{row}-{seed}: {cost(work / f'{row}-{seed}' / 'run')}")
 

@@ -145,9 +145,7 @@ class Environment:
         """Return `data_notes`, and a note on ``k`` if the program and the recipe set different values."""
         from leret.programs.load import differing_k
 
-        return self.data_notes() + differing_k(
-            self.replay.program, self.source.arguments, self.recipe.retriever.k
-        )
+        return self.data_notes() + differing_k(self.replay.program, self.source.arguments, self.recipe.retriever.k)
 
     def data_notes(self) -> list[str]:
         """Return notes on skipped and doubtful records of the questions last read and of the corpus."""

@@ -188,7 +188,9 @@ def formats_of(environment: Environment) -> list[Format]:
     }
     formats = [Format(name, AdapterSettings.model_validate(keys)) for name, keys in listed.items()]
     if isinstance(recipe.policy, OpenAIPolicySettings) and len(signatures) == 1:
-        formats.append(Format("json, schema", AdapterSettings(kind="json"), {"response_format": _schema(signatures[0])}))
+        formats.append(
+            Format("json, schema", AdapterSettings(kind="json"), {"response_format": _schema(signatures[0])})
+        )
     return formats
 
 
@@ -227,9 +229,7 @@ async def _try_formats(environment: Environment, tasks: Sequence[Task], progress
     async def extend(tried: FormatTrial, questions: Sequence[Task]) -> None:
         key = str(tried.format.extra_body)
         if key not in policies:
-            settings = {
-                name: _with_body(each, tried.format.extra_body) for name, each in recipe.by_predictor.items()
-            }
+            settings = {name: _with_body(each, tried.format.extra_body) for name, each in recipe.by_predictor.items()}
             policies[key] = open_policies(settings, sampled_policy)
         runner = _environment_of(environment, tried.format.adapter).runner(search)
         for temperature in TEMPERATURES:
