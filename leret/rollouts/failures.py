@@ -17,7 +17,7 @@ BOUNDARIES: Mapping[str, type[LeretError]] = {
 
 FAILURES = (PolicyError, RetrievalError, ProgramError)
 
-_MIN_SAMPLES, _MIN_UNPARSED = 50, 5
+_MIN_SAMPLES, MIN_UNPARSED = 50, 5
 """Number of samples from which a failure rate can stop a session, and the lower number that suffices if none parses."""
 
 
@@ -110,7 +110,7 @@ def refuse_failures(stats: SamplingStats, max_error_rate: float, max_unparsed_ra
 
 def refuse_unparsed(failures: Iterable[Failure], n_unparsed: int, n_samples: int, max_unparsed_rate: float) -> None:
     """Raise an error if too many completions do not parse; from 5 to 49, only if none parses; below 5, never."""
-    enough = n_samples >= _MIN_SAMPLES or n_samples == n_unparsed >= _MIN_UNPARSED
+    enough = n_samples >= _MIN_SAMPLES or n_samples == n_unparsed >= MIN_UNPARSED
     if enough and n_unparsed > max_unparsed_rate * n_samples:
         raise PolicyError(
             f"{n_unparsed} of {n_samples} completions do not parse, for example: {next(iter(failures)).message}; "
