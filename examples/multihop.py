@@ -67,4 +67,6 @@ def main(questions, index, directory, model, **settings):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 5:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 """A picker on your own data learns which name to add to a question to find the missing page. It needs no LM.
 
-    leret run sampling/expand-pick.yaml training/expand-pick.yaml eval/expand-pick.yaml --run runs/mine \\
+    leret run expand-pick --run runs/mine \\
         --set data.kind=jsonl --set data.questions=questions.jsonl --set data.corpus=corpus.jsonl \\
         --set policy.features=examples/picker.py:numbers
     python examples/picker.py runs/mine "Where was the director of Ed Wood born?"
@@ -29,5 +29,10 @@ def main(run, question):
 
 
 if __name__ == "__main__":
-    found = main(*sys.argv[1:])
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    try:
+        found = main(*sys.argv[1:])
+    except leret.LeretError as error:  # such as a run that was not evaluated yet
+        sys.exit(f"error: {error}")
     print("\n".join(found.context))

@@ -64,4 +64,6 @@ def main(questions, corpus, directory, model, **settings):
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 5:
+        sys.exit(__doc__)
     main(*sys.argv[1:])

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -90,3 +92,23 @@ def test_the_notebook_runs_from_top_to_bottom():
     shown = ["".join(output["text"]) for cell in cells for output in cell.get("outputs", ())]
     before, after = map(float, shown[-1].split(" -> "))  # of the whole notebook, as it was run last
     assert after >= before + 8
+
+
+@pytest.mark.parametrize("name", ["multihop", "researcher", "picker"])
+def test_example_without_arguments_prints_its_usage(name):
+    ended = run_example(name)
+    assert ended.returncode == 1
+    assert f"python examples/{name}.py " in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_picker_on_a_run_without_a_program_ends_with_one_line(tmp_path):
+    ended = run_example("picker", str(tmp_path), "Where?")
+    assert ended.returncode == 1
+    [line] = ended.stderr.splitlines()
+    assert "is not a saved program" in line
+
+
+def run_example(name, *arguments):
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=EXAMPLES.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import tempfile
@@ -142,14 +143,16 @@ def _write_starter(
     report = inspect(_recipe({**data, "merge_questions": True}).data)
     held_out, most = _held_out(report, data["questions"]), max(report.gold, key=lambda n: (n > 0, report.gold[n]))
     values |= {"data": data, "report": report, "held_out": held_out, "most": most, "hops": most if most <= 4 else 2}
-    values["answers"] = _only_answers(report, values["road"], data["questions"])
+    if not any(report.gold) and values["road"] == "small" and policy not in POLICIES:
+        values["road"] = "local"  # a small model that follows instructions can answer questions too
+    values["answers"] = _only_answers(report, values["road"], policy, data["questions"])
     values["dev"] = held_out == "test" and "dev" in report.splits  # dev selects a picker's best checkpoint
     if values["road"] is None:
         values["road"] = "rerank" if most == 1 else "expand-pick"
         console.say(f"policy: {values['road']} (gold documents of most questions: {most})")
     packages = {"rerank": _ENCODER_PACKAGES, "pretrained": _MINILM_PACKAGE}.get(values["road"], {})
     values["missing"] = [name for module, name in packages.items() if find_spec(module) is None]
-    values |= {"sampling": paths[0], "evaluation": paths[1], "best": None}
+    values |= {"sampling": paths[0], "evaluation": paths[1], "run": _free_run(out), "best": None}
     out.mkdir(parents=True, exist_ok=True)
     for path, folder in zip(paths, ("sampling", "eval"), strict=True):
         with path.open("x", encoding="utf-8") as file:
@@ -175,6 +178,13 @@ def _best_format(recipe: Path) -> FormatTrial | None:
         return None
     show_trial(report)
     return report.best
+
+
+def _free_run(out: Path) -> Path:
+    """Return a run directory that does not exist: ``runs/first``, or one named after the directory of the recipes."""
+    name = out.resolve().name if out != Path() else "first"
+    names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+    return next(path for path in map(Path("runs").joinpath, names) if not path.exists())
 
 
 def _policy_values(
@@ -278,14 +288,17 @@ def _is_small(model: str) -> bool:
     return size <= _SMALL_BYTES and not (path / "adapter_config.json").is_file()
 
 
-def _only_answers(report: DataReport, road: str | None, questions: str) -> bool:
+def _only_answers(report: DataReport, road: str | None, policy: str | None, questions: str) -> bool:
     """Return True if only answers can be scored. Raise ConfigError if the policy cannot answer questions."""
     if any(report.gold):
         return False
     if road not in ("local", "served"):
+        learner = f"--policy {policy} learns" if policy else "the default policy, a picker, learns"
         raise ConfigError(
-            f"{questions}: no question has relevant_doc_ids, so searches cannot be scored; add them, name their column "
-            "with --field, or pass --policy NAME: a language model then answers the questions, scored by f1"
+            f"{questions}: no question has relevant_doc_ids, so searches cannot be scored, and {learner} only from "
+            "scored searches; add them (or name their column: --field relevant_doc_ids=COLUMN), or let a language "
+            "model answer the questions, scored by f1: --policy OWNER/NAME, --policy DIRECTORY, or --policy URL "
+            "--model NAME"
         )
     return True
 

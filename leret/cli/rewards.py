@@ -10,7 +10,7 @@ import typer
 
 from leret.cli import console
 from leret.cli.console import AsJson, RunOption
-from leret.core.errors import ConfigError
+from leret.core.errors import ConfigError, MissingDependency
 from leret.core.progress import shown
 
 if TYPE_CHECKING:
@@ -46,7 +46,10 @@ def check_rewards(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check that a reward is highest for a perfect outcome and lower for a wrong outcome."""
+    """Check that a reward is highest for a perfect outcome and lower for a wrong outcome.
+
+    Without a name, built-in rewards that need a package that is not installed are skipped.
+    """
     from leret.rewards import REWARDS, Scoring, scoring
     from leret.rewards.proof import UNPROVEN, prove
 
@@ -61,7 +64,14 @@ def check_rewards(
             todo |= {" + ".join(whole.parts): whole}
     else:
         todo = {name: scoring(name)}
-    proofs = [prove(each, reward) for each, reward in todo.items()]
+    proofs = []
+    for each, reward in todo.items():
+        try:
+            proofs.append(prove(each, reward))
+        except ConfigError as error:
+            if name is not None or not isinstance(error.__cause__, MissingDependency):
+                raise
+            console.complain(f"{each} is skipped: {error.__cause__}", label="note: ")
     rows = [(p.name, *("none" if v is None else f"{v:.4g}" for v in (p.gold, p.worst))) for p in proofs]
     console.table(("reward", "gold", "worst"), rows, values={"rewards": [p._asdict() for p in proofs]})
     if faults := [f"{proof.name}: {fault}" for proof in proofs for fault in proof.faults]:

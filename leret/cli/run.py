@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,9 @@ from leret.cli.console import AsJson, DryRun, Overrides, RecipeArgument, RunOpti
 from leret.core.bundled import ROOT
 from leret.core.errors import ConfigError
 from leret.core.progress import shown
+
+_STAGE = re.compile(r"^(train|eval):", re.MULTILINE)
+"""Sections of a file that describes a whole run."""
 
 if TYPE_CHECKING:
     from leret.evaluation.stage import EvalReport
@@ -190,12 +194,16 @@ def run(
     dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
-    """Sample, train and evaluate, in one or more rounds."""
+    """Sample, train and evaluate, in one or more rounds.
+
+    A sampling recipe alone is run with the training and evaluation recipes of the same name, if there are any.
+    """
     from leret.config.load import load_all
     from leret.config.sampling import SamplingRecipe
     from leret.core.runs import Run
     from leret.optimize.rounds import run_stage, schedule
 
+    recipes = _with_same_name(recipes)
     loaded = load_all(recipes, (overrides or []) + ["data.skip_invalid=true"] * skip_invalid, console.known_names())
     for recipe in (recipe for recipe in loaded if isinstance(recipe, SamplingRecipe)):
         console.warn_of_scope(recipe.policy.model, recipe.data.kind, recipe.program.path)
@@ -212,3 +220,33 @@ def run(
             show(cast("EvalReport", report))
         elif report is not None:
             console.facts(report)
+    if all(isinstance(recipe, SamplingRecipe) for recipe in loaded):
+        console.complain(_only_sampled(recipes[0], path), label="note: ")
+
+
+def _with_same_name(recipes: list[str]) -> list[str]:
+    """Return a single sampling recipe with the training and evaluation recipes of its name, if one for training exists.
+
+    A file with a section ``train`` or ``eval`` describes its whole run, so it stays alone.
+    """
+    from leret.config.load import find_recipe
+
+    if len(recipes) > 1:
+        return recipes
+    file = find_recipe(recipes[0], "sampling", "training", "eval")
+    training, evaluation = (file.parent.parent / stage / file.name for stage in ("training", "eval"))
+    if file.parent.name != "sampling" or not training.is_file() or _STAGE.search(file.read_text(encoding="utf-8")):
+        return recipes
+    return [recipes[0], str(training), *([str(evaluation)] if evaluation.is_file() else [])]
+
+
+def _only_sampled(recipe: str, path: Path) -> str:
+    """Return a note that names the commands for training and evaluation."""
+    name = Path(recipe).stem
+    trainings = [file.stem for file in (ROOT / "training").glob(f"{name}*.yaml")]
+    training = min(trainings, key=lambda stem: ("sft" not in stem, stem), default="TRAINING_RECIPE")
+    evaluation = name if (ROOT / "eval" / f"{name}.yaml").is_file() else "EVAL_RECIPE"
+    return (
+        f"only sampled, because no training recipe was named and there is none called {name}; next: "
+        f"`leret train {training} --run {path}`, then `leret eval {evaluation} --run {path}`"
+    )

@@ -57,6 +57,25 @@ class PlainJSONAdapter(dspy.JSONAdapter):
     acall = dspy.ChatAdapter.acall
 
 
+@contextmanager
+def one_truncation_warning() -> Iterator[None]:
+    """Let DSPy warn only once about truncated LM responses, which it otherwise does for each of them."""
+    log = logging.getLogger("dspy.clients.lm")
+    warned: list[logging.LogRecord] = []
+
+    def is_first(record: logging.LogRecord) -> bool:
+        if "truncated" not in record.getMessage():
+            return True
+        warned.append(record)
+        return len(warned) == 1
+
+    log.addFilter(is_first)
+    try:
+        yield
+    finally:
+        log.removeFilter(is_first)
+
+
 def rm_rows(ranking: Sequence[Any]) -> list[Any]:
     """Convert passages to the rows that `dspy.Retrieve` expects from ``dspy.settings.rm``."""
     texts = [f"{p.title} | {p.text}" if p.title else p.text for p in ranking]

@@ -232,7 +232,7 @@ def trained_lms(program: dspy.Module, n_samples: int) -> dict[str, dspy.LM]:
             if url is not None:
                 remedy = f"pass leret.LM({name!r}, api_base={url!r}, weights=DIRECTORY_OR_HUB_NAME)"
             raise PolicyError(
-                f"{lm.model} has no weights to train ({error}); {remedy}, or give the predictors that use it a "
+                f"{lm.model} has no local weights to train ({error}); {remedy}, or give the predictors that use it a "
                 "different LM"
             ) from error
     return lms

@@ -35,6 +35,7 @@ from leret.retrieval.base import Retriever
 from leret.retrieval.batching import SearchBatcher
 from leret.rollouts.actors import Role
 from leret.rollouts.environment import Environment
+from leret.rollouts.failures import MIN_UNPARSED
 from leret.sampling.bank.bootstrap import NEVER, THREADS, RunMonitor
 from leret.sampling.store.store import StateSamples
 from leret.training.algorithms import ALGORITHMS, TrainingRecipe
@@ -147,8 +148,13 @@ def score(
     budget: CallBudget,
     progress: Progress,
     num_threads: int | None = None,
+    *,
+    must_parse: bool = False,
 ) -> tuple[float, list[float]]:
     """Return the mean metric of greedy runs on held-out examples (in percent), and the metric of each example.
+
+    With ``must_parse``, raise PolicyError if no run on `MIN_UNPARSED` or more examples reached its end, because a
+    completion did not parse: sampling would only repeat this.
 
     `dspy.Evaluate` counts every failure as a bad score, but this function raises if a service or the metric fails.
     """
@@ -162,7 +168,21 @@ def score(
         result = evaluate(scored, callback_metadata={"optimizer": "LeReT", "stage": stage})
     progress.finish()
     scored.monitor.raise_first(f"valset, stage {stage}")
+    if must_parse:
+        _refuse_unparsed(scored.monitor, len(valset))
     return float(result.score), [float(value) for *_, value in result.results]
+
+
+def _refuse_unparsed(monitor: RunMonitor, n_examples: int) -> None:
+    error = monitor.unparsed
+    if error is None or n_examples < MIN_UNPARSED or monitor.n_unparsed < n_examples:
+        return
+    fields, completion = ", ".join(error.signature.output_fields), str(error.lm_response)[:200]
+    raise PolicyError(
+        f"valset: the completions of all {n_examples} examples failed to parse, for example: {completion!r} is not in "
+        f"the format of {error.adapter_name} (outputs: {fields}); choose the adapter that the LM knows "
+        "(dspy.configure(adapter=leret.CompactAdapter()) for leret's small policies), or raise the LM's max_tokens"
+    )
 
 
 class ScoredProgram(dspy.Module):

@@ -26,7 +26,7 @@ from pydantic_core import to_jsonable_python
 from leret.config.sampling import SamplingSettings
 from leret.config.training import WritingRecipe
 from leret.core.bundled import SCOPES
-from leret.core.dspy_internals import StandInLM, current_adapter
+from leret.core.dspy_internals import StandInLM, current_adapter, one_truncation_warning
 from leret.core.errors import ConfigError, LeretError, PolicyError, ProgramError
 from leret.core.progress import Progress, shown
 from leret.core.runs import installed_version
@@ -188,7 +188,7 @@ class LeReT(stock.FinetuneTeleprompter, Teleprompter):  # tracers patch only dir
         """
         job = CompileJob(self, student, trainset, teacher, valset)
         job.log("run", f"samples and policies are in {job.run.path}")
-        with dated(job.run.manifest.date), shown() as job.progress:
+        with dated(job.run.manifest.date), shown() as job.progress, one_truncation_warning():
             candidates = job.train_all()
         job.restore_lms(candidates)
         ranked = sorted(candidates, key=lambda one: -one["score"]) if valset else candidates[::-1]  # a stable sort
@@ -493,8 +493,9 @@ class CompileJob:
         if self.valset and self.settings.metric:
             before, threads = self.budget.spent, self.settings.num_threads
             mean, subscores = score(
-                stage, program, self.valset, self.settings.metric, self.budget, self.progress, threads
-            )
+                stage, program, self.valset, self.settings.metric, self.budget, self.progress, threads,
+                must_parse=stage == "student",
+            )  # fmt: skip
             text = f"{mean:g} on valset ({len(self.valset)} examples)"
             self.log(stage, text, score=mean, lm_calls=self.budget.spent - before)
         return {"score": mean, "program": program, "stage": stage, "subscores": subscores}

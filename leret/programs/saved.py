@@ -449,8 +449,9 @@ def _read(directory: Path) -> dict[str, Any]:
     try:
         saved = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
+        fault = f"it has no {_FILE}" if isinstance(error, FileNotFoundError) else str(error)
         raise ProgramError(
-            f"{directory} is not a saved program ({error}); `optimized.save(directory)` writes one, and `leret eval` "
+            f"{directory} is not a saved program ({fault}); `optimized.save(directory)` writes one, and `leret eval` "
             "writes R/program"
         ) from error
     if not isinstance(saved, dict) or saved.get("version") != _VERSION:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
+from leret.__main__ import main
 from leret.cli.app import app
 from tests.first_steps import leret
 
@@ -86,6 +87,39 @@ def test_failures_end_in_one_line(error, code, says, monkeypatch):
     monkeypatch.setattr("leret.core.bundled.names", fail)
     got, out = leret("recipes", "list")
     assert (got, out.count("\n"), out.startswith(f"error: {says}")) == (code, 1, True)
+
+
+def wrapped_interrupt():
+    """Return what class creation makes of Ctrl-C on Python 3.11."""
+    error = RuntimeError("Error calling __set_name__ on 'Field' instance")
+    error.__cause__ = KeyboardInterrupt()
+    return error
+
+
+def test_interrupt_that_an_import_wraps_ends_as_an_interrupt(monkeypatch):
+    def fail():
+        raise wrapped_interrupt()
+
+    monkeypatch.setattr("leret.core.bundled.names", fail)
+    code, out = leret("recipes", "list")
+    assert (code, out.count("\n"), out.startswith("error: stopped; ")) == (130, 1, True)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), wrapped_interrupt()], ids=["plain", "wrapped"])
+def test_interrupt_during_the_first_imports_is_one_line(error, monkeypatch, capsys):
+    class Interrupted:
+        @staticmethod
+        def find_spec(name, path=None, target=None):
+            if name == "leret.cli.app":
+                raise error
+
+    monkeypatch.delitem(sys.modules, "leret.cli.app")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted, *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: stopped; ")
 
 
 SHAPES = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")

@@ -117,6 +117,40 @@ def test_init_reranks_where_most_questions_have_one_gold_document(folder, monkey
     assert made("--policy", "expand-pick", "--out", "two", name="two/sample.yaml")["policy"]["kind"] == "features"
 
 
+def test_init_proposes_a_run_directory_that_is_free(folder):
+    def proposed(*flags):
+        words = printed(succeeds("init", *FILES, *flags))
+        return {words[-1] if "--set" not in words else words[words.index("--run") + 1] for words in words}
+
+    assert proposed() == {"runs/first"}
+    assert "--run runs/first" in Path("eval.yaml").read_text(encoding="utf-8")
+    assert proposed("--out", "lm") == {"runs/lm"}
+    for name in ("runs/first", "runs/lm", "runs/lm-2"):
+        Path(name).mkdir(parents=True)
+    Path("sample.yaml").unlink()
+    Path("eval.yaml").unlink()
+    assert proposed() == {"runs/first-2"}
+    shutil.rmtree("lm")
+    assert proposed("--out", "lm") == {"runs/lm-3"}
+
+
+@pytest.mark.parametrize("road", ["", "--policy rerank", "--policy expand-pick", "--policy english", "--policy demo",
+                                  "--policy agent", "--policy minilm"])  # fmt: skip
+def test_policy_that_needs_gold_documents_is_named_with_the_policies_that_do_not(folder, road):
+    write_questions(folder, n_gold=0)
+    message = refused("init", *FILES, *road.split())
+    assert (road or "the default policy") in message
+    for remedy in ("--field relevant_doc_ids=COLUMN", "--policy OWNER/NAME", "--policy DIRECTORY", "--policy URL"):
+        assert remedy in message
+    assert not list(folder.glob("*.yaml"))
+
+
+def test_small_directory_answers_questions_without_gold_documents(folder, policy):
+    shutil.copytree(policy, "small")
+    write_questions(folder, n_gold=0)
+    assert made("--policy", "small")["program"]["path"] == "pipelines/agent.py:Agent"
+
+
 def test_questions_with_answers_alone_get_a_program_that_answers(folder):
     rows = [{"id": f"q{i}", "question": f"Who {i}?", "answer": "x"} for i in range(20)]
     json_lines(folder / "questions.jsonl", rows)

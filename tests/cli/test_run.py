@@ -12,7 +12,7 @@ from leret.policies.serving.launch import free_port
 from leret.sampling.store.store import Store
 from tests.cli.test_app import ANSI, ROOT
 from tests.datasets.writing import array
-from tests.first_steps import copy_recipes, edit, leret, read_lines, refused, succeeds
+from tests.first_steps import copy_recipes, edit, leret, read_lines, refused, succeeds, write_world
 from tests.training.training_runs import sampled_run
 
 
@@ -118,6 +118,26 @@ def test_the_demo_leaves_a_table_a_report_and_a_program(tmp_path, monkeypatch):
     assert sorted(evaluated) == sorted([*(("", row["system"]) for row in rows), *on_dev])  # each once
     assert Path("runs/demo/report.html").is_file()
     assert Path("runs/demo/program/program.json").is_file()
+
+
+def test_sampling_recipe_alone_takes_the_recipes_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_world(tmp_path)
+    files = ["--set", "data.questions=questions.jsonl", "--set", "data.corpus=corpus.jsonl", "--dry-run", "--json"]
+    for name in ("expand-pick", "sampling/expand-pick", "sampling/expand-pick.yaml"):
+        stages = json.loads(succeeds("run", name, *files, "--set", "num_train_epochs=1"))
+        assert [title.split()[2] for title in stages.values()] == ["sample", "train", "eval"]
+    stages = json.loads(succeeds("run", "agentic-rag", "--dry-run", "--json"))
+    assert [title.split()[2] for title in stages.values()] == ["sample", "train", "eval"]
+    stages = json.loads(succeeds("run", "expand-pick", "expand-pick", *files))
+    assert len(stages) == 2
+
+
+def test_recipe_without_a_training_says_what_to_type_next(tmp_path, small):
+    out = " ".join(succeeds("run", "sampling/demo.yaml", "--run", tmp_path / "r", *small).split())
+    assert "note: only sampled" in out
+    assert f"leret train demo-sft --run {tmp_path / 'r'}" in out
+    assert f"leret eval demo --run {tmp_path / 'r'}" in out
 
 
 def test_two_processes_that_shard_the_policy_train_as_one_does(tmp_path, policy, monkeypatch):

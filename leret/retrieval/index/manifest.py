@@ -153,7 +153,11 @@ def read_manifest(directory: Path) -> Manifest:
     except (OSError, ValueError, RecursionError) as error:
         if is_incomplete(directory):
             raise RetrievalError(f"{directory}: the index is incomplete; run the build again") from error
-        raise RetrievalError(f"{directory} is not an index ({error}); build one, or choose another path") from error
+        fault = str(error)
+        if isinstance(error, FileNotFoundError):
+            fault = f"it has no {MANIFEST}" if directory.is_dir() else "there is no such directory"
+        advice = "build one with `leret index build`, or choose another path"
+        raise RetrievalError(f"{directory} is not an index ({fault}); {advice}") from error
     form = values.get("format") if isinstance(values, dict) else None
     if form != _FORMAT:
         raise RetrievalError(f"{path} has index format {form!r} instead of {_FORMAT}; build the index again")

@@ -154,6 +154,8 @@ class RunMonitor(SharedInstance):
     crash: Exception | None = None
     n_runs: int = 0
     n_crashes: int = 0
+    unparsed: AdapterParseError | None = None
+    n_unparsed: int = 0
 
     def run(self, program: dspy.Module, inputs: Mapping[str, Any]) -> tuple[Any, bool]:
         """Run a program; return (prediction, True), or (None, False) if parsing fails or a prompt is too long."""
@@ -164,7 +166,11 @@ class RunMonitor(SharedInstance):
         self.n_runs += 1
         try:
             return internals.run_program(program, **inputs), True
-        except (AdapterParseError, internals.ContextWindowExceededError):
+        except AdapterParseError as error:
+            self.unparsed = error
+            self.n_unparsed += 1
+            return None, False
+        except internals.ContextWindowExceededError:
             return None, False
         except Exception as error:
             outage = outage_of(error)
