@@ -46,6 +46,7 @@ class TrainingExample:
         scores: rewards of the completions (for KTO, minus the baseline); unused if the algorithm uses no rewards.
         is_cut: by completion, whether ``max_tokens`` cut it; empty if all ended.
         token_ids: by completion, the sampled token ids, or None; empty if there are none.
+        learns_end: False excludes the end token from the loss (sft).
     """
 
     task_id: str
@@ -54,6 +55,7 @@ class TrainingExample:
     scores: tuple[float, ...] = ()
     is_cut: tuple[bool, ...] = ()
     token_ids: tuple[Sequence[int] | None, ...] = ()
+    learns_end: bool = True
 
     @classmethod
     def of(cls, state: State, samples: Sequence[Sample], scores: tuple[float, ...] = ()) -> TrainingExample:
@@ -215,6 +217,7 @@ class Encoded:
     prompt: list[int]
     completions: tuple[list[int], ...]
     scores: tuple[float, ...] = ()
+    learns_end: bool = True
 
     @property
     def length(self) -> int:
@@ -267,6 +270,7 @@ class TokenEncoder:
                     for text, cut, sampled in example.targets
                 ),
                 example.scores,
+                example.learns_end,
             )
             for prompt, example in zip(prompts, examples, strict=True)
         ]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PositiveInt
 
 from leret.config.training import ExampleRecipe, TinkerKeys
 from leret.core.errors import TrainingError
+from leret.core.types import Sample
 from leret.sampling.preferences.dataset import state_targets
 from leret.training.algorithms.base import StoredAlgorithm, TrainerInputs, completion_logps, stored_trainer
 from leret.training.data import Encoded, RunSamples, Samples, TrainingExample, plain
+
+if TYPE_CHECKING:
+    from leret.sampling.store.store import StateSamples
 
 IGNORED = -100  # label that torch and transformers exclude from the loss
 
@@ -43,17 +48,23 @@ def examples(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
             return _references(recipe, samples)
         case chosen:
             how = (chosen, recipe.require_spread, recipe.max_targets, recipe.seed)
-    targets = [
-        TrainingExample.of(group.state, (target,))
-        for group in samples.groups()
-        for target in state_targets(group, *how)
-    ]
+    targets = [_target(group, target) for group in samples.groups() for target in state_targets(group, *how)]
     if not targets:
         raise TrainingError(
             "the run has no targets for SFT: no state has samples that differ in reward. Sample more questions, "
             "prompts or samples per state, or set require_spread: false to train on every state"
         )
     return targets
+
+
+def _target(group: StateSamples, target: Sample) -> TrainingExample:
+    """Return a sample as a target. Its end token is not learnt at a state with more than 10 % cut samples.
+
+    There only short completions show how they end, and learning from them would make all answers end early.
+    """
+    n_cut = sum(sample.is_cut for sample in group.samples)
+    learns_end = target.is_cut or n_cut <= len(group.samples) / 10
+    return replace(TrainingExample.of(group.state, (target,)), learns_end=learns_end)
 
 
 def _references(recipe: SFTRecipe, samples: Samples) -> list[TrainingExample]:
@@ -100,6 +111,9 @@ def collate_targets(rows: list[dict[str, Any]], pad: int, *, packed: bool = Fals
     from leret.training.packing import collate
 
     batch = collate([_sequence(row) for row in rows], pad, packed=packed)
+    for mask, row in zip(batch["completion_mask"], rows, strict=True):
+        if row["labels"][-1] == IGNORED:
+            mask[mask.nonzero()[-1]] = 0
     return batch | {"labels": batch["input_ids"].masked_fill(batch.pop("completion_mask") == 0, IGNORED)}
 
 
@@ -110,22 +124,30 @@ def make_trainer(recipe: SFTRecipe, inputs: TrainerInputs) -> Any:
 
 
 def sft_rows(encoded: Sequence[Encoded]) -> dict[str, list[list[int]]]:
-    """Return columns ``input_ids`` and ``labels``; prompt labels are `IGNORED`."""
-    return {
-        "input_ids": [example.prompt + example.completions[0] for example in encoded],
-        "labels": [[IGNORED] * len(example.prompt) + example.completions[0] for example in encoded],
-    }
+    """Return columns ``input_ids`` and ``labels``; labels of prompts and of end tokens not learnt are `IGNORED`."""
+    rows: dict[str, list[list[int]]] = {"input_ids": [], "labels": []}
+    for example in encoded:
+        labels = [IGNORED] * len(example.prompt) + example.completions[0]
+        if not example.learns_end:
+            labels[-1] = IGNORED
+        rows["input_ids"].append(example.prompt + example.completions[0])
+        rows["labels"].append(labels)
+    return rows
 
 
 def oracle_loss(recipe: SFTRecipe, model: Any, rows: Sequence[Mapping[str, Any]]) -> float:
     """Return the mean negative log-probability of the targets' tokens."""
     import torch
 
-    return float(-torch.cat([completion_logps(model, *_sequence(row)) for row in rows]).mean())
+    logps = []
+    for row in rows:
+        values = completion_logps(model, *_sequence(row))
+        logps.append(values[:-1] if row["labels"][-1] == IGNORED else values)
+    return float(-torch.cat(logps).mean())
 
 
 def _sequence(row: Mapping[str, Any]) -> tuple[list[int], list[int]]:
-    n = row["labels"].count(IGNORED)
+    n = row["labels"].count(IGNORED) - (row["labels"][-1] == IGNORED)
     return row["input_ids"][:n], row["input_ids"][n:]
 
 

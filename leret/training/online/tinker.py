@@ -283,7 +283,11 @@ class ExampleLoop(RoundLoop):
     def _step(self, places: Sequence[int]) -> dict[str, float]:
         rows = [self.tasks[place] for place in places]
         if self._pair_terms is None:
-            mean = lambda logps: {"loss": -torch.cat(logps).mean()}  # noqa: E731
+
+            def mean(logps: list[Tensor]) -> dict[str, Tensor]:
+                learnt = [logp if row.learns_end else logp[:-1] for logp, row in zip(logps, rows, strict=True)]
+                return {"loss": -torch.cat(learnt).mean()}
+
             return dict(self.learner.step(_sequences(rows), mean, "cross_entropy"))
         references = torch.stack(self._reference_logps(places), dim=1)
         terms = partial(self._pair_terms, self.recipe, references=references, gains=[row.gain for row in rows])
