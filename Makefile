@@ -10,7 +10,7 @@ INSTALL = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-versio
 RUN    ?= runs/demo
 SEED   ?= 0
 
-.PHONY: setup smollm2 demo test test-all check format docs dist clean
+.PHONY: setup smollm2 demo test test-all clients check format docs dist clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -43,6 +43,12 @@ test: setup  ## run the tests
 
 test-all: setup  ## run all tests, including slow ones
 	$(BIN)/python -m pytest -q
+
+clients: setup  ## compare requests and answers with the official clients of Together and TGI, in .venv-clients
+	test -x .venv-clients/bin/python || $(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/pip install --quiet together==3.1.1 requests aiohttp huggingface-hub
+	.venv-clients/bin/pip install --quiet --no-deps text-generation==0.7.0  # requires an old huggingface-hub
+	$(BIN)/python -m pytest -q -m clients tests/policies/remote/test_clients.py
 
 check: setup  ## check format, lint, types and tests: required for every change
 	$(BIN)/ruff format --check .
