@@ -87,7 +87,9 @@ def init(
     model: Annotated[str | None, typer.Option(metavar="NAME", help="Model name on the --policy server.")] = None,
     weights: Annotated[str | None, typer.Option(metavar="DIR", help="Weights of the served model.")] = None,
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory for sample.yaml and eval.yaml.")] = Path(),
-    trial: Annotated[bool, typer.Option(help="Try formats on some questions, and write the best into the recipe.")] = True,
+    trial: Annotated[
+        bool, typer.Option(help="Try formats on some questions, and write the best into the recipe.")
+    ] = True,
 ) -> None:
     """Write recipes for your questions and corpus, and measure recall with the unmodified questions as queries."""
     data = _starter_data(questions, corpus, fields or [])

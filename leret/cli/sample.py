@@ -90,7 +90,16 @@ def trial(
 
 def show_trial(report: TrialReport) -> None:
     """Print a trial: a row per format, best first."""
-    columns = ["format", "parsed", "cut", report.reward, "parsed, T=1", "cut, T=1", f"{report.reward}, T=1", "max_tokens"]
+    columns = [
+        "format",
+        "parsed",
+        "cut",
+        report.reward,
+        "parsed, T=1",
+        "cut, T=1",
+        f"{report.reward}, T=1",
+        "max_tokens",
+    ]
     rows = []
     for tried in report.formats:
         cells = [tried.format.name]

@@ -107,9 +107,7 @@ class Formatter:
         call = PredictorCall(predictor, inputs, True, self.adapter, signature=known.signature, demos=known.demos)
         return NeedsCompletion(call, ())
 
-    def messages(
-        self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, alike: Messages = ()
-    ) -> Messages:
+    def messages(self, need: NeedsCompletion, prompt: Prompt = ZERO_SHOT, alike: Messages = ()) -> Messages:
         """Return the messages for the LM. ``alike``, the same call's messages with another prompt, saves time."""
         if isinstance(need.call, ChoiceCall):
             return need.call.messages

@@ -33,7 +33,9 @@ class Decoding:
     def request(self, need: NeedsCompletion, messages: Messages, *parts: Any) -> Request:
         """Return a request for one completion, with a seed derived from ``seed`` and ``parts``."""
         seeds, max_tokens = (seed_of(self.seed, *parts),), self.limits.get(need.predictor, self.max_tokens)
-        return Request(messages, seeds, self.temperature, max_tokens, self.top_p, need.stop, need.choice, need.predictor)
+        return Request(
+            messages, seeds, self.temperature, max_tokens, self.top_p, need.stop, need.choice, need.predictor
+        )
 
 
 @dataclass(frozen=True)
